@@ -1,0 +1,1 @@
+"""Programs that show how to use aiodlock; the tests run them."""

@@ -1,0 +1,157 @@
+"""Fixtures for every test: a store, a client, and the check that nothing is left running."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+import aiodlock
+
+from .proxy import FaultProxy
+from .servers import ALL, MEMORY, REAL, Servers, Store, installed
+
+# Times vary too much between servers for a deadline per example.
+settings.register_profile("aiodlock", deadline=None, print_blob=True)
+settings.load_profile("aiodlock")
+
+MakeClient = Callable[..., Coroutine[Any, Any, aiodlock.Client]]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--store",
+        default="",
+        help=f"run on these stores only, separated by commas: {', '.join(ALL)}",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if unknown := set(_chosen(config)) - set(ALL):
+        raise pytest.UsageError(f"--store: no such store: {', '.join(sorted(unknown))}")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that uses `store` once per store; markers and fixtures narrow the choice."""
+    if "store" in metafunc.fixturenames:
+        names = [name for name in _wanted(metafunc) if name in _chosen(metafunc.config)]
+        metafunc.parametrize("store", [_param(name) for name in names], indirect=True)
+    if _asks_for(metafunc, "notifications"):
+        metafunc.parametrize(
+            "notifications", [True, False], ids=["notified", "unnotified"], indirect=True
+        )
+
+
+def _asks_for(metafunc: pytest.Metafunc, fixture: str) -> bool:
+    """Tell whether the test itself names the fixture, rather than a fixture of its."""
+    marked = [
+        name for mark in metafunc.definition.iter_markers("usefixtures") for name in mark.args
+    ]
+    return fixture in inspect.signature(metafunc.function).parameters or fixture in marked
+
+
+def _chosen(config: pytest.Config) -> list[str]:
+    chosen: str = config.getoption("--store")
+    return [name.strip() for name in chosen.split(",")] if chosen else list(ALL)
+
+
+def _wanted(metafunc: pytest.Metafunc) -> list[str]:
+    markers = list(metafunc.definition.iter_markers("stores"))
+    names = [name for name in ALL if all(name in marker.args for marker in markers)]
+    only_real = "real_store" in metafunc.fixturenames or any(
+        metafunc.definition.iter_markers("real_store")
+    )
+    return [name for name in names if name in REAL] if only_real else names
+
+
+def _param(name: str) -> Any:
+    missing = pytest.mark.skipif(not installed(name), reason=f"no server for {name} on PATH")
+    return pytest.param(name, marks=[missing], id=name)
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    """Give the servers of the whole run; they start when first asked for."""
+    servers = Servers()
+    yield servers
+    servers.stop()
+
+
+@pytest.fixture(autouse=True)
+async def no_stray_tasks() -> AsyncIterator[None]:
+    """Fail the test when a task is left in its loop after all its fixtures are done."""
+    yield
+    strays = _other_tasks()
+    for _ in range(3):  # a task that was cancelled or has just finished needs a turn to end
+        await asyncio.sleep(0)
+        strays = _other_tasks()
+    assert not strays, f"tasks left running: {[task.get_coro() for task in strays]}"
+
+
+def _other_tasks() -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+@pytest.fixture
+def notifications(request: pytest.FixtureRequest) -> bool:
+    """Tell whether the store sends keyspace notifications.
+
+    A test that names this fixture runs with and without; elsewhere there are none, as on a server
+    nobody has configured.
+    """
+    return getattr(request, "param", False)
+
+
+@pytest.fixture
+async def store(
+    request: pytest.FixtureRequest, servers: Servers, no_stray_tasks: None, notifications: bool
+) -> AsyncIterator[Store]:
+    """Give an empty store; a test that uses it runs once on each kind."""
+    store = servers.store(request.param)
+    if notifications:
+        await store.notifications(True)
+    yield store
+    if store.server is not None:
+        store.server.resume()  # so that everything after us can close its connections
+    await store.aclose()
+
+
+@pytest.fixture
+def real_store(store: Store) -> Store:
+    """Give an empty store on a real server; a test that uses it does not run on memory."""
+    assert store.name != MEMORY
+    return store
+
+
+@pytest.fixture
+async def client(store: Store) -> AsyncIterator[aiodlock.Client]:
+    """Give an entered client on the store, with the default options."""
+    async with aiodlock.Client(store.url) as client:
+        yield client
+
+
+@pytest.fixture
+async def make_client(store: Store) -> AsyncIterator[MakeClient]:
+    """Give a factory of entered clients: await make_client(ttl=1.0), make_client(url=proxy.url).
+
+    All that are still open are closed when the test ends, the last one first.
+    """
+    async with AsyncExitStack() as stack:
+
+        async def make(url: str | None = None, **options: Any) -> aiodlock.Client:
+            client = aiodlock.Client(url if url is not None else store.url, **options)
+            return await stack.enter_async_context(client)
+
+        yield make
+
+
+@pytest.fixture
+async def proxy(real_store: Store) -> AsyncIterator[FaultProxy]:
+    """Give a proxy in front of a real store; a test that uses it does not run on memory."""
+    async with FaultProxy(real_store.url) as proxy:
+        yield proxy
