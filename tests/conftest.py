@@ -38,13 +38,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test that uses `store` once per store; markers and fixtures narrow the choice."""
-    if "store" in metafunc.fixturenames:
-        names = [name for name in _wanted(metafunc) if name in _chosen(metafunc.config)]
-        metafunc.parametrize("store", [_param(name) for name in names], indirect=True)
+    if "store" not in metafunc.fixturenames:
+        return
+    names = [name for name in _wanted(metafunc) if name in _chosen(metafunc.config)]
     if _asks_for(metafunc, "notifications"):
-        metafunc.parametrize(
-            "notifications", [True, False], ids=["notified", "unnotified"], indirect=True
-        )
+        both = [_param(name, on) for name in names for on in (True, False)]
+        # fakeredis sends notifications whatever its configuration says.
+        both = [param for param in both if param.values != (MEMORY, False)]
+        metafunc.parametrize(("store", "notifications"), both, indirect=True)
+    else:
+        metafunc.parametrize("store", [_param(name) for name in names], indirect=True)
 
 
 def _asks_for(metafunc: pytest.Metafunc, fixture: str) -> bool:
@@ -69,9 +72,12 @@ def _wanted(metafunc: pytest.Metafunc) -> list[str]:
     return [name for name in names if name in REAL] if only_real else names
 
 
-def _param(name: str) -> Any:
+def _param(name: str, notified: bool | None = None) -> Any:
     missing = pytest.mark.skipif(not installed(name), reason=f"no server for {name} on PATH")
-    return pytest.param(name, marks=[missing], id=name)
+    if notified is None:
+        return pytest.param(name, marks=[missing], id=name)
+    id = f"{name}-{'notified' if notified else 'unnotified'}"
+    return pytest.param(name, notified, marks=[missing], id=id)
 
 
 @pytest.fixture(scope="session")
@@ -102,7 +108,7 @@ def notifications(request: pytest.FixtureRequest) -> bool:
     """Tell whether the store sends keyspace notifications.
 
     A test that names this fixture runs with and without; elsewhere there are none, as on a server
-    nobody has configured.
+    nobody has configured. (The memory store sends them always.)
     """
     return getattr(request, "param", False)
 

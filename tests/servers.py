@@ -77,7 +77,9 @@ class Store:
         return client
 
     async def notifications(self, on: bool) -> None:
-        """Have the server send keyspace notifications, or not."""
+        """Have the server send keyspace notifications, or not; the memory store always does."""
+        if self.is_memory:
+            return
         client = await self.raw()
         await client.config_set("notify-keyspace-events", NOTIFICATIONS if on else "")
 
