@@ -1,0 +1,33 @@
+"""Fair distributed locks for asyncio, on Redis and Valkey.
+
+A map of the package::
+
+    _client.py     Client: opens a backend, makes locks
+    _session.py    what runs while a client is entered: places, leaving, the only task group
+    _lock.py       Lock: name, mode, options; the one acquire loop; reentrancy
+    _lease.py      Lease: held, released, or lost with a reason; leaving a body
+    _place.py      a request's state, from its first message to its last
+    _extender.py   one task that extends every lease and waiter, in batches
+    _model.py      frozen values        _options.py  what users hand in, checked
+    _errors.py     the tree             _clock.py    the one clock of leases
+    backends/      base: the protocol a backend fulfils; redis/: scripts, wire, wake-ups; memory
+"""
+
+from ._client import Client as Client
+from ._errors import AcquireTimeout as AcquireTimeout
+from ._errors import BackendError as BackendError
+from ._errors import BackendUnavailable as BackendUnavailable
+from ._errors import ClientClosed as ClientClosed
+from ._errors import DeadlockError as DeadlockError
+from ._errors import LockError as LockError
+from ._errors import LockLost as LockLost
+from ._errors import NotHeld as NotHeld
+from ._errors import Unsupported as Unsupported
+from ._errors import WouldBlock as WouldBlock
+from ._lease import Lease as Lease
+from ._lock import Lock as Lock
+from ._lock import ReadWriteLock as ReadWriteLock
+from ._lock import Semaphore as Semaphore
+from ._model import HolderInfo as HolderInfo
+from ._model import LockInfo as LockInfo
+from ._model import WaiterInfo as WaiterInfo

@@ -1,0 +1,300 @@
+"""Client: one process's connection to the place where locks live. Makes locks; owns what runs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+from redis.asyncio import Redis
+
+from ._errors import BackendUnavailable, ClientClosed, Unsupported
+from ._hooks import Hooks
+from ._lock import ANSWER_WITHIN, Lock, ReadWriteLock, Semaphore
+from ._model import Kind, LockInfo, Mode
+from ._options import (
+    SHORTEST_TTL,
+    LockOptions,
+    OnLost,
+    check_flag,
+    check_limit,
+    check_seconds,
+    check_text,
+)
+from ._session import Session
+from .backends.redis import RedisBackend, Source
+
+SourceLike: TypeAlias = "str | Redis | Sequence[str | Redis]"
+
+_PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_TOKEN = re.compile(r"[1-9][0-9]{0,15}")
+_SCHEMES = ("redis", "rediss", "unix", "memory")
+_LATER = ("redis+sentinel", "redis+cluster", "rediss+sentinel", "rediss+cluster")
+
+
+class Client:
+    """Locks on one Redis or Valkey server, or in memory.
+
+    Constructing does no I/O and binds no event loop. Entering (``async with``) connects, within 5 s;
+    leaving ends every wait with ``ClientClosed``, cancels bodies that still hold, releases, and stops.
+    It may be entered again afterwards. All tasks share its two connections.
+
+    :param source: ``redis://``, ``rediss://``, ``unix://``, ``memory://`` (private to this client),
+        ``memory://NAME`` (shared by the clients of one event loop), or a ready
+        ``redis.asyncio.Redis``, whose connection settings are used and which stays yours.
+    :param prefix: what every key and channel begins with: letters, digits and ``_.:-``.
+    :param ttl: seconds a lease lives without being extended, for locks that say nothing else.
+    :param waiter_ttl: seconds a waiter keeps its place without being heard of.
+    :param token_retention: seconds for which the last token of a name is remembered.
+    :param min_replicas: replicas that must have a grant before it counts. Only 0 so far.
+    :param unavailable_after: seconds without any answer after which ``acquire`` gives up.
+    :param close_timeout: seconds that leaving waits for bodies to end.
+    :param configure_notifications: turn the server's keyspace events on (CONFIG SET) if they are off.
+    :raises TypeError, ValueError: for bad input. :raises Unsupported: for what no backend can do yet.
+    """
+
+    def __init__(
+        self,
+        source: SourceLike,
+        *,
+        prefix: str = "aiodlock",
+        ttl: float = 30.0,
+        waiter_ttl: float = 10.0,
+        token_retention: float = 3600.0,
+        min_replicas: int = 0,
+        unavailable_after: float = 30.0,
+        close_timeout: float = 5.0,
+        configure_notifications: bool = False,
+    ) -> None:
+        if not isinstance(prefix, str):
+            raise TypeError(f"prefix must be a str, not {prefix!r}")
+        if not _PREFIX.fullmatch(prefix):
+            raise ValueError(
+                f"prefix must be 1 to 128 letters, digits and '_.:-', not {prefix!r}: braces, "
+                "spaces and glob characters would break key names"
+            )
+        if isinstance(min_replicas, bool) or not isinstance(min_replicas, int):
+            raise TypeError(f"min_replicas must be an int, not {min_replicas!r}")
+        if min_replicas < 0:
+            raise ValueError(f"min_replicas must not be negative, and is {min_replicas}")
+        if min_replicas:
+            raise Unsupported("min_replicas above 0 is not supported by this backend")
+        self._ttl = check_seconds("ttl", ttl, least=SHORTEST_TTL)
+        self._waiter_ttl = check_seconds("waiter_ttl", waiter_ttl, least=SHORTEST_TTL)
+        self._token_retention = check_seconds("token_retention", token_retention, least=1.0)
+        self._unavailable_after = check_seconds("unavailable_after", unavailable_after)
+        self._close_timeout = check_seconds("close_timeout", close_timeout)
+        check_flag("configure_notifications", configure_notifications)
+        self._prefix = prefix
+        self._configure_notifications = configure_notifications
+        self._source, self._described = _read_source(source)
+        self._session: Session | None = None
+        self._entering = False
+        self._hooks: list[Hooks] = []
+
+    def __repr__(self) -> str:
+        state = "open" if self._session is not None and not self._session.closing else "closed"
+        return f"<aiodlock.Client {self._described} {state}>"
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        if self._session is not None or self._entering:
+            raise RuntimeError(f"{self!r} is entered already: make another Client, or share this one")
+        self._entering = True
+        try:
+            session = Session(
+                self._make_backend(), unavailable_after=self._unavailable_after, hooks=self._hooks
+            )
+            await session.start()
+        finally:
+            self._entering = False
+        self._session = session
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        session = self._session
+        if session is None:
+            return
+        try:
+            await session.close(self._close_timeout)
+        finally:
+            if self._session is session:
+                self._session = None
+
+    def _make_backend(self) -> RedisBackend:
+        source = self._source
+        if isinstance(source, str):
+            from .backends.memory import memory_source
+
+            source = memory_source(source)
+        return RedisBackend(
+            source,
+            prefix=self._prefix,
+            token_retention=self._token_retention,
+            unavailable_after=self._unavailable_after,
+            configure_notifications=self._configure_notifications,
+        )
+
+    def _use(self) -> Session:
+        session = self._session
+        if session is None:
+            raise ClientClosed(
+                f"{self!r} is not open: enter it first, with 'async with client:' or a lifespan"
+            )
+        session.check_usable()
+        return session
+
+    # -- locks -----------------------------------------------------------------------------------
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: float | None = None,
+        timeout: float | None = None,
+        auto_extend: bool = True,
+        max_hold: float | None = None,
+        lock_delay: float = 0.0,
+        margin: float = 0.0,
+        on_lost: OnLost = "cancel",
+        confirm_release: bool = True,
+        owner: str | None = None,
+    ) -> Lock:
+        """Describe an exclusive lock. No I/O; needs no running client.
+
+        :param name: any text of 1 to 512 bytes of UTF-8.
+        :param ttl: seconds the lease lives without being extended; at least 0.05. Default: the client's.
+        :param timeout: seconds ``acquire`` and ``async with`` wait; None for ever, 0 tries once.
+        :param auto_extend: extend in the background at a third of the ttl.
+        :param max_hold: seconds after which the lease ends whatever happens.
+        :param lock_delay: seconds for which the name stays closed when the holder was lost.
+        :param margin: seconds before its local deadline at which the lease counts as lost.
+        :param on_lost: ``"cancel"`` the body, or only ``"flag"`` the lease.
+        :param confirm_release: with False, leaving returns when the release is on its way; a release
+            that fails is then known to the log and hooks alone.
+        :param owner: makes one owner of several tasks, clients or processes. Default: the task.
+        """
+        options = self._options(
+            ttl, timeout, auto_extend, max_hold, lock_delay, margin, on_lost, confirm_release, owner
+        )
+        return Lock(self, check_text("name", name), "exclusive", options)
+
+    def rwlock(self, name: str, **options: Any) -> ReadWriteLock:
+        """Describe both modes of a lock; ``.write`` is the same as ``lock(name)``. Options as there."""
+        write = self.lock(name, **options)
+        return ReadWriteLock(self._in_mode(write, "shared"), write)
+
+    def semaphore(self, name: str, limit: int, **options: Any) -> Semaphore:
+        """Describe a lock with ``limit`` holders. Options as of ``lock``, without ``owner``.
+
+        A ``limit`` that differs from the one in use raises ValueError when acquiring.
+        """
+        if options.pop("owner", None) is not None:
+            raise ValueError("a semaphore is not reentrant: owner has no meaning")
+        described = self.lock(name, **options)
+        return Semaphore(self, described.name, "shared", described._options, check_limit(limit))
+
+    def _in_mode(self, lock: Lock, mode: Mode) -> Lock:
+        return Lock(self, lock.name, mode, lock._options)
+
+    def _options(self, ttl: float | None, *others: Any) -> LockOptions:
+        return LockOptions(self._ttl if ttl is None else ttl, *others)
+
+    # -- for people ------------------------------------------------------------------------------
+
+    async def inspect(self, name: str) -> LockInfo:
+        """Return who holds the lock and who waits for it, as of one moment.
+
+        :raises BackendUnavailable: when nothing answers within 2 s.
+        """
+        return await self._inspect("lock", check_text("name", name))
+
+    async def locks(self, match: str = "*") -> AsyncIterator[LockInfo]:
+        """Iterate over every lock held or waited for whose name matches the glob."""
+        if not isinstance(match, str):
+            raise TypeError(f"match must be a str, not {match!r}")
+        session = self._use()
+        async for name in session.backend.names(match):
+            info = await self._inspect("lock", name)
+            if info.holders or info.waiters or info.closed:
+                yield info
+
+    async def break_lock(self, name: str) -> int:
+        """Release all holders by force; return their number. Waiters stay; lock-delay is ignored.
+
+        The holders learn it at once, at worst at their next extension.
+        """
+        session = self._use()
+        check_text("name", name)
+        return await self._answer_soon(session.backend.break_lock(name), name)
+
+    async def check_sequencer(self, sequencer: str) -> bool:
+        """Return whether exactly the grant that this string was made from holds at this moment."""
+        if not isinstance(sequencer, str):
+            raise TypeError(f"sequencer must be a str, not {sequencer!r}")
+        parsed = _read_sequencer(sequencer)
+        if parsed is None:
+            return False
+        kind, name, mode, token = parsed
+        info = await self._inspect(kind, name)
+        return any(held.token == token and held.mode == mode for held in info.holders)
+
+    async def _inspect(self, kind: Kind, name: str) -> LockInfo:
+        session = self._use()
+        return await self._answer_soon(session.backend.inspect(kind, name), name)
+
+    async def _answer_soon(self, call: Any, name: str) -> Any:
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                return await call
+        except TimeoutError:
+            raise BackendUnavailable(
+                f"no answer about {name!r} within 2 s from {self._described}", name=name
+            ) from None
+
+
+def _read_source(source: SourceLike) -> tuple[Source | str, str]:
+    """Return connection settings (or a memory URL, which needs a loop) and a text without secrets."""
+    if isinstance(source, Redis):
+        settings = Source.from_client(source)
+        return settings, settings.described
+    if isinstance(source, list | tuple):
+        raise Unsupported("a quorum (a list of sources) is not supported yet")
+    if not isinstance(source, str):
+        raise TypeError(
+            f"source must be a URL or a redis.asyncio.Redis, not {type(source).__name__}"
+        )
+    scheme = urlsplit(source).scheme
+    if scheme in _LATER:
+        raise Unsupported(f"{scheme}:// is not supported yet")
+    if scheme not in _SCHEMES:
+        known = ", ".join(f"{known}://" for known in _SCHEMES)
+        raise ValueError(f"source must be a URL that begins with one of {known}; got scheme {scheme!r}")
+    if scheme == "memory":
+        return source, source
+    settings = Source.from_url(source)
+    return settings, settings.described
+
+
+def _read_sequencer(text: str) -> tuple[Kind, str, Mode, int] | None:
+    """Take a sequencer apart; None for what no lease can have made."""
+    encoded, _, rest = text.partition(":")
+    mode, _, token = rest.partition(":")
+    if not _TOKEN.fullmatch(token) or mode not in ("exclusive", "shared", "semaphore"):
+        return None
+    try:
+        name = check_text("name", unquote(encoded, errors="strict"))
+    except ValueError:
+        return None
+    if mode == "semaphore":
+        return "semaphore", name, "shared", int(token)
+    return "lock", name, "exclusive" if mode == "exclusive" else "shared", int(token)

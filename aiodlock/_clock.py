@@ -1,0 +1,20 @@
+"""The one clock that leases are judged by on this side.
+
+``CLOCK_BOOTTIME`` goes on while the machine is suspended, ``CLOCK_MONOTONIC`` (that of the event
+loop) does not: a laptop that wakes up must not believe in a lease that ended in its sleep.
+"""
+
+from __future__ import annotations
+
+import time
+
+if hasattr(time, "CLOCK_BOOTTIME"):
+    _BOOTTIME = time.CLOCK_BOOTTIME
+    _gettime = time.clock_gettime
+
+    def now() -> float:
+        """Return seconds since boot, the time asleep included."""
+        return _gettime(_BOOTTIME)
+
+else:  # pragma: no cover - not Linux
+    now = time.monotonic

@@ -1,0 +1,86 @@
+"""Everything that aiodlock raises.
+
+LockError
+├── AcquireTimeout      (TimeoutError)
+├── WouldBlock
+├── LockLost            .reason
+├── NotHeld             (RuntimeError)
+├── DeadlockError       (RuntimeError)
+├── ClientClosed        (RuntimeError)
+├── Unsupported         (ValueError)   this backend cannot do that
+└── BackendError        the driver's error is its cause
+    └── BackendUnavailable  (ConnectionError)
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+LossReason = Literal["expired", "broken", "taken_over", "gone", "max_hold", "closed"]
+
+
+class LockError(Exception):
+    """The base of every error of this library. ``name`` is the lock's name where one is concerned."""
+
+    def __init__(self, message: str, *, name: str | None = None) -> None:
+        super().__init__(message)
+        self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__.copy())
+
+
+def _rebuild(kind: type[LockError], args: tuple[Any, ...], state: dict[str, Any]) -> LockError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class AcquireTimeout(LockError, TimeoutError):
+    """The lock was not granted in time. The request has left the queue, or is leaving it."""
+
+
+class WouldBlock(LockError):
+    """``acquire_nowait`` found the lock held or waited for."""
+
+
+class LockLost(LockError):
+    """The lease is over although nobody released it: stop writing.
+
+    ``reason`` is one of ``expired`` (the local deadline passed, or the server had dropped it as
+    overdue), ``broken`` (by an operator), ``taken_over`` (another holds), ``gone`` (the server knows
+    nothing of it), ``max_hold`` and ``closed`` (the client was left).
+    """
+
+    def __init__(self, message: str, *, name: str | None = None, reason: LossReason) -> None:
+        super().__init__(message, name=name)
+        self.reason: LossReason = reason
+
+    def copy(self) -> Self:
+        """Make a fresh exception: raising one object in several tasks would mix their tracebacks."""
+        return type(self)(str(self), name=self.name, reason=self.reason)
+
+
+class NotHeld(LockError, RuntimeError):
+    """There is nothing to release: never acquired by this task, or released before."""
+
+
+class DeadlockError(LockError, RuntimeError):
+    """The owner holds the name in shared mode and asks for it exclusively: it would wait for itself."""
+
+
+class ClientClosed(LockError, RuntimeError):
+    """The client was left, or was not entered yet."""
+
+
+class Unsupported(LockError, ValueError):
+    """This backend cannot do what was asked for."""
+
+
+class BackendError(LockError):
+    """The store answered with an error, or not as this library expects. The cause is the driver's error."""
+
+
+class BackendUnavailable(BackendError, ConnectionError):
+    """The store does not answer."""

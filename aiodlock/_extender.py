@@ -1,0 +1,280 @@
+"""One task that extends every lease and every waiter of a client, in batches.
+
+Each place stands in one heap, at the moment when something is due: the next extension (a third of the
+length), the look of a head at its blocker's end, or the end of the lease. An extension has three
+outcomes: done, gone, unknown. Unknown is tried again until the local deadline, and is lost then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from ._clock import now
+from ._errors import BackendError, BackendUnavailable
+from ._model import Gone, Granted, Waiting
+from ._place import Place, State
+
+if TYPE_CHECKING:
+    from ._session import Session
+
+_logger = logging.getLogger("aiodlock")
+
+_FIRST_RETRY = 0.05
+_LONGEST_RETRY = 1.0
+#: Time for the server's clock to pass the blocker's end for certain (its milliseconds are floored).
+_LOOK_SLACK = 0.003
+_NEVER = float("inf")
+
+
+class Extender:
+    """The heap of what is due, and the timer of the earliest.
+
+    Mutable state: ``_heap`` of [moment, serial, place or None], ``_dead`` (entries without a place),
+    ``_wake_at`` and ``_timer`` (when the task is woken), ``_due`` (set when it is).
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._loop = asyncio.get_running_loop()
+        self._heap: list[list[Any]] = []
+        self._serials = count()
+        self._dead = 0
+        self._wake_at = _NEVER
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._heap) - self._dead
+
+    # -- what the others call ----------------------------------------------------------------------
+
+    def add(self, place: Place) -> None:
+        """Take care of a place that was acknowledged just now."""
+        self._plan_beat(place)
+        self._schedule(place)
+
+    def look_at(self, place: Place, moment: float) -> None:
+        """The place is the head of its queue, and what blocks it may end at ``moment``."""
+        place.look_at = moment + _LOOK_SLACK
+        self._watch(place, True)
+        self._schedule(place)
+
+    def extend_now(self, place: Place) -> None:
+        """Extend at the next turn of the loop."""
+        if place.state in (State.WAITING, State.HELD):
+            place.beat = 0.0
+            place.asked = False
+            self._schedule(place)
+
+    def forget(self, place: Place) -> None:
+        """Stop caring."""
+        entry = place.entry
+        if entry is not None:
+            entry[2] = place.entry = None
+            self._dead += 1
+            if self._dead > 64 and self._dead * 2 > len(self._heap):
+                self._heap = [entry for entry in self._heap if entry[2] is not None]
+                heapify(self._heap)
+                self._dead = 0
+        if place.watching:
+            self._watch(place, False)
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        try:
+            while True:
+                batch = self._collect(now())
+                if batch:
+                    self._session.start_soon(self._extend, batch)
+                self._set_timer()
+                await self._due.wait()
+                self._due.clear()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    # -- what is due -------------------------------------------------------------------------------
+
+    def _schedule(self, place: Place) -> None:
+        entry = place.entry
+        if entry is not None:
+            entry[2] = None
+            self._dead += 1
+        when = self._next_moment(place)
+        place.entry = entry = [when, next(self._serials), place]
+        heappush(self._heap, entry)
+        if when < self._wake_at:
+            self._set_timer()
+
+    def _next_moment(self, place: Place) -> float:
+        # While an extension is on its way only the end of the lease is due.
+        moment = _NEVER if place.asked else place.beat
+        if place.state is State.HELD:
+            return min(moment, place.ends_at)
+        if place.look_at is not None and not place.asked:
+            moment = min(moment, place.look_at)
+        # A reply may never come: a waiter asks again when its lease is over.
+        return min(moment, max(place.deadline, now() + _LONGEST_RETRY)) if place.asked else moment
+
+    def _set_timer(self) -> None:
+        while self._heap and self._heap[0][2] is None:
+            heappop(self._heap)
+            self._dead -= 1
+        wake_at = self._heap[0][0] if self._heap else _NEVER
+        if wake_at == self._wake_at and self._timer is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._wake_at = wake_at
+        if wake_at != _NEVER:
+            self._timer = self._loop.call_later(max(0.0, wake_at - now()), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._wake_at = _NEVER
+        self._due.set()
+
+    def _collect(self, moment: float) -> list[Place]:
+        """Mark what has ended as lost; return what must be extended now."""
+        batch: list[Place] = []
+        while self._heap and (self._heap[0][2] is None or self._heap[0][0] <= moment):
+            place: Place | None = heappop(self._heap)[2]
+            if place is None:
+                self._dead -= 1
+                continue
+            place.entry = None
+            if place.state is State.HELD and moment >= place.ends_at:
+                place.lose_if_overdue()
+                if place.state is State.LOST:
+                    self._session.on_lost(place)
+                    continue
+            if place.state in (State.WAITING, State.HELD):
+                batch.append(place)
+        for place in batch:
+            place.asked = True
+            self._schedule(place)
+        return batch
+
+    # -- extending ---------------------------------------------------------------------------------
+
+    async def _extend(self, batch: Sequence[Place]) -> None:
+        backend = self._session.backend
+        outcomes: Sequence[Awaitable[Granted | Waiting | Gone]]
+        asked = [(place.request, place.length) for place in batch]
+        outcomes = backend.extend(asked)
+        for place, (request, length), outcome in zip(batch, asked, outcomes, strict=True):
+            try:
+                result = await outcome
+            except BackendError as error:
+                if place.request is request:
+                    self._on_unknown(place, error)
+            else:
+                if place.request is request:
+                    self.on_answer(place, result, length)
+
+    def on_answer(self, place: Place, result: Granted | Waiting | Gone, length: float) -> None:
+        if place.state is State.HELD and isinstance(result, Waiting):
+            # A notice has overtaken this answer, and the extension to the full ttl is due.
+            place.deadline = max(place.deadline, result.deadline)
+            return
+        place.asked = False
+        place.failures, place.silent_since = 0, None
+        if place.state not in (State.WAITING, State.HELD):
+            return
+        if isinstance(result, Gone):
+            self.forget(place)
+            if place.state is State.HELD:
+                place.lose_if_overdue()
+                place.lose(result.reason)
+                self._session.on_lost(place)
+            else:
+                place.state = State.ASKING
+                place.wake()
+            return
+        place.deadline = max(place.deadline, result.deadline)
+        if isinstance(result, Waiting):
+            place.look_at = None
+            if place.state is State.WAITING and result.look_at is not None:
+                self._plan_beat(place)
+                self.look_at(place, result.look_at)
+                return
+        elif place.state is State.WAITING:
+            self.granted(place, result.token, result.deadline, full=False)
+            return
+        elif length < place.length:
+            # Asked for as a waiter, or before the ttl was changed.
+            self.extend_now(place)
+            return
+        self._plan_beat(place)
+        self._schedule(place)
+
+    def granted(self, place: Place, token: int, deadline: float, *, full: bool) -> None:
+        """A place came to hold; ``full``: its lease has its whole ttl already."""
+        place.look_at = None
+        if place.watching:
+            self._watch(place, False)
+        place.grant(token, deadline)
+        self._plan_beat(place)
+        if not full:
+            # It has what was left of its lease as a waiter.
+            place.beat = 0.0
+            place.asked = False
+        self._schedule(place)
+
+    def _on_unknown(self, place: Place, error: BackendError) -> None:
+        place.asked = False
+        if place.state not in (State.WAITING, State.HELD):
+            return
+        moment = now()
+        session = self._session
+        session.extension_failed(place, error)
+        if place.silent_since is None:
+            place.silent_since = moment
+        silent = moment - place.silent_since
+        if place.state is State.WAITING and silent >= session.unavailable_after:
+            self.forget(place)
+            unavailable = BackendUnavailable(
+                f"no answer about {place.request.name!r} for {silent:.1f} s: {error}",
+                name=place.request.name,
+            )
+            unavailable.__cause__ = error
+            place.wake(unavailable)
+            return
+        pause = min(_FIRST_RETRY * 2**place.failures, _LONGEST_RETRY, place.length / 6)
+        place.failures = min(place.failures + 1, 10)
+        place.beat = moment + pause * random.uniform(0.5, 1.0)
+        place.look_at = None
+        self._schedule(place)
+
+    def retry_failed(self) -> None:
+        """The connection is back: whoever had no answer asks again at once."""
+        for place in self._session.places.values():
+            if place.failures:
+                self.extend_now(place)
+
+    def _plan_beat(self, place: Place) -> None:
+        if place.state is State.HELD:
+            if not place.options.auto_extend or self._at_maximum(place):
+                place.beat = _NEVER
+                return
+            length = max(place.ttl - place.options.margin, place.ttl / 10)
+        else:
+            length = place.request.waiter_ttl
+        place.beat = now() + length / 3
+
+    @staticmethod
+    def _at_maximum(place: Place) -> bool:
+        maximum = place.options.max_hold
+        return maximum is not None and place.deadline >= place.granted_at + maximum
+
+    def _watch(self, place: Place, watching: bool) -> None:
+        if place.watching != watching:
+            place.watching = watching
+            self._session.backend.watch(place.request, watching)

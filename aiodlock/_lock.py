@@ -1,0 +1,393 @@
+"""Lock: a name, a mode and options. The one loop that waits for a turn, and reentrancy."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from ._clock import now
+from ._errors import (
+    AcquireTimeout,
+    BackendUnavailable,
+    DeadlockError,
+    NotHeld,
+    WouldBlock,
+)
+from ._lease import Lease
+from ._model import Gone, Granted, Kind, Mode, Refused, Request, Waiting
+from ._options import LockOptions, check_timeout
+from ._place import Place, State
+
+if TYPE_CHECKING:
+    from ._client import Client
+    from ._session import Session
+
+#: What does not wait (``acquire_nowait``, ``timeout=0``) answers or raises within 2 s.
+ANSWER_WITHIN = 1.8
+_FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 1.0
+#: A first answer that takes longer than this at a time-out means that the store is away.
+_SLOW_ANSWER = 0.1
+_UNSET: Any = object()
+
+
+class Acquirable:
+    """What locks and semaphores share: the waiting loop, and ``async with``. Holds nothing itself.
+
+    Mutable state: ``_entered`` (the leases of the ``async with`` blocks that are open, any task's).
+    """
+
+    _kind: Kind = "lock"
+
+    def __init__(
+        self, client: Client, name: str, mode: Mode, options: LockOptions, limit: int = 0
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._mode: Mode = mode
+        self._options = options
+        self._limit = limit
+        self._entered: list[tuple[asyncio.Task[Any] | None, Lease]] = []
+
+    @property
+    def name(self) -> str:
+        """The name, as given."""
+        return self._name
+
+    # -- for users ---------------------------------------------------------------------------------
+
+    async def acquire(self, *, timeout: float | None = _UNSET) -> Lease:
+        """Wait for the turn and return the lease.
+
+        :param timeout: seconds; None waits for ever, 0 tries once. Default: the lock's own.
+            (Better than ``asyncio.wait_for``, which on Python 3.11 acquires in another task.)
+        :raises AcquireTimeout: when the timeout ran out; nothing is left in the queue.
+        :raises DeadlockError: when the owner holds the name in shared mode and asks exclusively.
+        :raises LockLost: when this task's own hold, entered again, was lost.
+        :raises BackendUnavailable: when nothing answered for ``unavailable_after``, or at the timeout.
+        :raises ClientClosed: when the client is left meanwhile.
+        """
+        timeout = self._options.timeout if timeout is _UNSET else check_timeout(timeout)
+        return await self._acquire(timeout)
+
+    async def acquire_nowait(self) -> Lease:
+        """Return the lease if the lock is free and nobody waits for it.
+
+        :raises WouldBlock: when it is held or waited for.
+        :raises BackendUnavailable: when nothing answers within 2 s.
+        """
+        try:
+            return await self._acquire(0.0)
+        except AcquireTimeout as busy:
+            raise WouldBlock(f"{self._name!r} is held or waited for", name=self._name) from busy
+
+    async def release(self) -> None:
+        """Release this task's latest hold of that name and mode.
+
+        :raises NotHeld: when this task holds nothing of the kind.
+        :raises LockLost: when the lease was lost before, or nothing answered until its deadline.
+        """
+        session = self._client._use()
+        place = self._own_hold(session)
+        if place is None:
+            raise NotHeld(
+                f"this task does not hold {self._name!r} in {self._mode} mode; to release from "
+                "another task, keep the lease and call its release()",
+                name=self._name,
+            )
+        lease = Lease(session, place)
+        place.handles.pop()  # the new handle stands in for the latest one
+        place.handles[-1] = lease._serial
+        await lease.release()
+
+    async def locked(self) -> bool:
+        """Return whether anybody holds the name at this moment, in any mode."""
+        info = await self._client._inspect(self._kind, self._name)
+        return bool(info.holders) or info.closed > 0
+
+    async def __aenter__(self) -> Lease:
+        lease = await self._acquire(self._options.timeout)
+        lease._arm()
+        self._entered.append((asyncio.current_task(), lease))
+        return lease
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._pop_entered().__aexit__(exc_type, exc, traceback)
+
+    def _pop_entered(self) -> Lease:
+        """Find whose block ends: this task's latest, else one whose task is gone, else the latest."""
+        entered, current = self._entered, asyncio.current_task()
+        last = len(entered) - 1
+        index = next((i for i in range(last, -1, -1) if entered[i][0] is current), -1)
+        if index < 0:
+            gone = (i for i in range(last, -1, -1) if (t := entered[i][0]) is None or t.done())
+            index = next(gone, last)
+        return entered.pop(index)[1]
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    async def _acquire(self, timeout: float | None) -> Lease:
+        session = self._client._use()
+        task = asyncio.current_task()
+        request_id = session.new_id()
+        owner = self._owner(request_id)
+        if self._options.owner is None and self._kind == "lock":
+            for held in reversed(session.holds("lock", self._name, task)):
+                if held.options.owner is not None:
+                    continue
+                if held.request.mode == self._mode:
+                    return self._again(session, held)
+                owner = held.request.owner
+                if self._mode == "exclusive":
+                    raise self._deadlock()
+        place = self._new_place(session, request_id, owner, task)
+        started = now()
+        try:
+            if timeout is None:
+                place = await self._wait_for_turn(session, place)
+            elif timeout == 0:
+                async with asyncio.timeout(ANSWER_WITHIN):
+                    await self._try_once(session, place)
+            else:
+                async with asyncio.timeout(timeout):
+                    place = await self._wait_for_turn(session, place)
+        except TimeoutError as elapsed:
+            if isinstance(elapsed, AcquireTimeout):
+                raise
+            place = self._current(session, place)
+            away = self._is_away(place, started)
+            await session.withdraw(place)
+            raise self._timed_out(session, timeout, away) from None
+        except BaseException:
+            await session.withdraw(self._current(session, place))
+            raise
+        session.add_hold(place)
+        session.acquired(place, started)
+        return Lease(session, place)
+
+    async def _wait_for_turn(self, session: Session, place: Place) -> Place:
+        """Ask, wait until woken, and ask anew when the place in the queue was lost."""
+        while True:
+            session.places[place.request.id] = place
+            answer = await self._ask(session, place, wait=True)
+            if isinstance(answer, Waiting):
+                place.state = State.WAITING
+                place.deadline = answer.deadline
+                await self._wait_until_woken(session, place, answer)
+            if place.state is State.HELD and now() < place.ends_at:
+                return place
+            # No time left, or the server has forgotten the request: begin again at the end.
+            session.check_usable()
+            place = self._begin_again(session, place)
+
+    async def _wait_until_woken(self, session: Session, place: Place, answer: Waiting) -> None:
+        place.woken = session.loop.create_future()
+        extender = session.extender
+        extender.add(place)
+        if answer.look_at is not None:
+            extender.look_at(place, answer.look_at)
+        if place.noticed is not None:
+            session.on_granted(place.request.id, place.noticed, "")
+        try:
+            await place.woken
+        finally:
+            place.woken = None
+
+    async def _try_once(self, session: Session, place: Place) -> None:
+        session.places[place.request.id] = place
+        await self._ask(session, place, wait=False)
+
+    async def _ask(
+        self, session: Session, place: Place, *, wait: bool
+    ) -> Granted | Waiting | Gone:
+        """Send the request until it is answered. The same id makes a repetition harmless."""
+        started, pause = now(), _FIRST_PAUSE
+        while True:
+            try:
+                answer = await session.backend.acquire(place.request, wait=wait)
+                break
+            except BackendUnavailable as error:
+                session.check_usable()
+                place.silent_since = place.silent_since or started
+                if now() - started >= session.unavailable_after:
+                    raise BackendUnavailable(
+                        f"no answer about {self._name!r} for {now() - started:.1f} s: {error}",
+                        name=self._name,
+                    ) from error
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        place.silent_since = None
+        if session.closing:
+            raise session.closed_error()
+        match answer:
+            case Granted(token, deadline):
+                place.grant(token, deadline)
+                session.extender.add(place)
+            case Refused():
+                session.places.pop(place.request.id, None)
+                place.state = State.OVER
+                raise self._refused(answer)
+        return answer
+
+    def _begin_again(self, session: Session, place: Place) -> Place:
+        task = place.task() if place.task is not None else None
+        session.leave_soon(place)
+        request_id = session.new_id()
+        owner = place.request.owner
+        if owner == self._owner(place.request.id):
+            owner = self._owner(request_id)
+        fresh = self._new_place(session, request_id, owner, task)
+        place.successor = fresh
+        return fresh
+
+    @staticmethod
+    def _current(session: Session, place: Place) -> Place:
+        while place.successor is not None:
+            place = place.successor
+        return place
+
+    # -- reentrancy --------------------------------------------------------------------------------
+
+    def _owner(self, request_id: str) -> str:
+        named = self._options.owner
+        # The first letter keeps a task's id from ever being equal to a user's string.
+        return f"t{request_id}" if named is None else f"u{quote(named, safe='')}"
+
+    def _again(self, session: Session, held: Place) -> Lease:
+        if held.state is State.HELD:
+            held.lose_if_overdue()
+            if held.lost is not None:
+                session.on_lost(held)
+        if held.lost is not None:
+            raise held.error()
+        return Lease(session, held)
+
+    def _own_hold(self, session: Session) -> Place | None:
+        for place in reversed(session.holds(self._kind, self._name, asyncio.current_task())):
+            if place.request.mode == self._mode and place.options.owner == self._options.owner:
+                return place
+        return None
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _new_place(
+        self, session: Session, request_id: str, owner: str, task: asyncio.Task[Any] | None
+    ) -> Place:
+        options = self._options
+        request = Request(
+            id=request_id,
+            kind=self._kind,
+            name=self._name,
+            mode=self._mode,
+            limit=self._limit,
+            owner=owner,
+            ttl=options.ttl,
+            waiter_ttl=min(self._client._waiter_ttl, options.ttl),
+            lock_delay=options.lock_delay,
+        )
+        if options.max_hold is not None:
+            request.ttl = min(request.ttl, options.max_hold)
+        return Place(request, options, task)
+
+    @staticmethod
+    def _is_away(place: Place, started: float) -> bool:
+        if place.silent_since is not None:
+            return True
+        return place.state is State.ASKING and now() - started > _SLOW_ANSWER
+
+    def _timed_out(
+        self, session: Session, timeout: float | None, away: bool
+    ) -> AcquireTimeout | BackendUnavailable:
+        if away:
+            cause = session.backend.failure
+            return BackendUnavailable(
+                f"the store did not answer about {self._name!r}: {cause or 'no reply'}",
+                name=self._name,
+            )
+        return AcquireTimeout(
+            f"{self._name!r} was not granted within {timeout:g} s", name=self._name
+        )
+
+    def _refused(self, answer: Refused) -> Exception:
+        if answer.why == "deadlock":
+            return self._deadlock()
+        if answer.why == "limit":
+            return ValueError(
+                f"semaphore {self._name!r} is in use with limit {answer.used}, not {self._limit}: "
+                "all users of a name must agree on its limit"
+            )
+        return AcquireTimeout(f"{self._name!r} is held or waited for", name=self._name)
+
+    def _deadlock(self) -> DeadlockError:
+        return DeadlockError(
+            f"{self._name!r} is held in shared mode by this owner, who would wait for itself: "
+            "release the shared hold first, or take the lock exclusively from the start",
+            name=self._name,
+        )
+
+
+class Lock(Acquirable):
+    """A fair distributed lock. Made by ``Client.lock``; may be used by many tasks at once.
+
+    ``async with lock as lease:`` waits its turn. When the lease is lost in the body, the body is
+    cancelled once and ``LockLost`` raised (with ``on_lost="flag"`` only at the end).
+    """
+
+    @property
+    def mode(self) -> Mode:
+        """``"exclusive"`` or ``"shared"``."""
+        return self._mode
+
+    def __repr__(self) -> str:
+        return f"<Lock {self._name!r} {self._mode} on {self._client!r}>"
+
+
+class ReadWriteLock:
+    """The two modes of one name. ``read`` may be held by many at a time, ``write`` by one alone."""
+
+    def __init__(self, read: Lock, write: Lock) -> None:
+        self._read = read
+        self._write = write
+
+    @property
+    def name(self) -> str:
+        """The name, as given; the same lock as ``Client.lock(name)``."""
+        return self._write.name
+
+    @property
+    def read(self) -> Lock:
+        """The lock in shared mode."""
+        return self._read
+
+    @property
+    def write(self) -> Lock:
+        """The lock in exclusive mode."""
+        return self._write
+
+    def __repr__(self) -> str:
+        return f"<ReadWriteLock {self.name!r} on {self._write._client!r}>"
+
+
+class Semaphore(Acquirable):
+    """A lock with ``limit`` holders, in the same fair queue. Not reentrant; made by ``Client.semaphore``.
+
+    Its keys are its own: a lock of the same name is another thing.
+    """
+
+    _kind: Kind = "semaphore"
+
+    @property
+    def limit(self) -> int:
+        """How many may hold at a time."""
+        return self._limit
+
+    def __repr__(self) -> str:
+        return f"<Semaphore {self._name!r} limit={self._limit} on {self._client!r}>"

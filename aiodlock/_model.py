@@ -1,0 +1,127 @@
+"""Frozen values that the layers hand to each other. Times are seconds, moments are of ``_clock``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ._errors import LossReason
+
+Mode = Literal["exclusive", "shared"]
+Kind = Literal["lock", "semaphore"]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What one attempt to get a lock tells the backend; the same from its first message to its last.
+
+    Nothing in it changes but the last two, which are the backend's own notes.
+    """
+
+    id: str
+    kind: Kind
+    name: str
+    mode: Mode
+    #: With ``kind == "semaphore"``: how many may hold. 0 for locks.
+    limit: int
+    #: Identity for reentrancy, already made unambiguous: ``t…`` for a task's, ``u…`` for a user's.
+    owner: str
+    ttl: float
+    #: Length of the lease while waiting: min(client's waiter_ttl, ttl).
+    waiter_ttl: float
+    lock_delay: float
+    #: The connection that an acquire went out on and has not answered.
+    sent_on: object | None = None
+    #: An acquire went unanswered: a duplicate of it may still be carried out.
+    ambiguous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The request holds, certainly until ``deadline``."""
+
+    token: int
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The request is queued, certainly until ``deadline``.
+
+    ``look_at`` is set for the head of the queue: the earliest moment at which a blocker may end.
+    """
+
+    deadline: float
+    look_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The store has no such request (any more)."""
+
+    reason: LossReason
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Not queued: held or waited for (``busy``), the owner would wait for itself (``deadlock``), or
+    the semaphore is in use with another limit (``limit``, with ``used``)."""
+
+    why: Literal["busy", "deadlock", "limit"]
+    used: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a leave found. ``gone``: neither a holder nor a waiter any more."""
+
+    what: Literal["released", "withdrawn", "gone"]
+    reason: LossReason = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can do, for code and tests to ask instead of its type."""
+
+    #: "exact": in order of arrival at the store.
+    fair: Literal["exact", "by ticket"] = "exact"
+    shared: bool = True
+    semaphores: bool = True
+    lock_delay: bool = True
+    #: Whether the store's clock can be read and keys looked at from outside, as Redis allows.
+    break_lock: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class HolderInfo:
+    """One holder: ``remaining`` seconds of its lease; ``count`` acquisitions that the store counts."""
+
+    owner: str
+    mode: Mode
+    token: int
+    count: int
+    remaining: float
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaiterInfo:
+    """One waiter: ``position`` 0 is next; ``waiting`` seconds since it was queued."""
+
+    owner: str
+    mode: Mode
+    position: int
+    waiting: float
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
+class LockInfo:
+    """Who holds a name and who waits, as of one moment. ``token`` is the last one given, 0 if unknown."""
+
+    name: str
+    holders: tuple[HolderInfo, ...]
+    waiters: tuple[WaiterInfo, ...]
+    token: int
+    #: Seconds for which the lock-delay of a lost holder keeps the name closed.
+    closed: float = 0.0

@@ -1,0 +1,196 @@
+"""A request's place: in the queue, then among the holders, until it has left.
+
+Decide first, do the I/O after: everything here is synchronous. What the server said goes in, what
+the waiting task, the extender and the body must know comes out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from enum import Enum
+from typing import Any
+
+from ._clock import now
+from ._errors import BackendError, LockLost, LossReason
+from ._model import Request
+from ._options import LockOptions
+
+
+class State(Enum):
+    ASKING = "asking"  # not acknowledged yet
+    WAITING = "waiting"
+    HELD = "held"
+    LOST = "lost"  # the body may not have ended yet
+    LEAVING = "leaving"
+    OVER = "over"
+
+
+class Place:
+    """Mutable state of one request on this side. One owner: the session.
+
+    ``state``, ``deadline`` (until when the server certainly honours it; 0 before the first reply),
+    ``token``, ``noticed`` (a grant was announced before the first reply), ``woken`` (the future of
+    the waiting task), ``lost``, ``failure`` (what bodies get instead of ``lost``), ``armed`` (the
+    cancel scope of each task that runs a body), ``handles`` (serials of the leases not released),
+    and the extender's: ``beat``, ``look_at``, ``failures``, ``silent_since``, ``entry``, ``asked``.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "armed",
+        "asked",
+        "beat",
+        "deadline",
+        "entry",
+        "failure",
+        "failures",
+        "granted_at",
+        "handles",
+        "look_at",
+        "lost",
+        "noticed",
+        "options",
+        "request",
+        "serial",
+        "silent_since",
+        "state",
+        "successor",
+        "task",
+        "task_id",
+        "token",
+        "ttl",
+        "watchers",
+        "watching",
+        "woken",
+    )
+
+    def __init__(self, request: Request, options: LockOptions, task: asyncio.Task[Any] | None) -> None:
+        self.request = request
+        self.options = options
+        self.ttl = request.ttl
+        self.state = State.ASKING
+        self.deadline = 0.0
+        self.token = 0
+        self.granted_at = 0.0
+        self.noticed: int | None = None
+        self.woken: asyncio.Future[None] | None = None
+        self.lost: LockLost | None = None
+        self.failure: BackendError | None = None
+        self.armed: dict[asyncio.Task[Any], asyncio.Timeout] | None = None
+        self.watchers: list[asyncio.Future[None]] | None = None
+        self.handles: list[int] = []
+        self.serial = 0
+        # id(task) is reused after a task is gone: the reference tells.
+        self.task = weakref.ref(task) if task is not None else None
+        self.task_id = id(task)
+        self.beat = 0.0
+        self.look_at: float | None = None
+        self.watching = False
+        self.failures = 0
+        self.silent_since: float | None = None
+        self.entry: list[Any] | None = None
+        self.asked = False
+        # The place that the same acquire took when this one was lost.
+        self.successor: Place | None = None
+
+    def __repr__(self) -> str:
+        return f"<Place {self.request.name!r} {self.request.mode} {self.state.value} id={self.request.id}>"
+
+    # -- times -----------------------------------------------------------------------------------
+
+    @property
+    def ends_at(self) -> float:
+        """When the lease counts as lost unless it is extended."""
+        end = self.deadline - self.options.margin
+        if self.options.max_hold is not None:
+            end = min(end, self.granted_at + self.options.max_hold)
+        return end
+
+    @property
+    def length(self) -> float:
+        """How long the next extension shall be, from now on."""
+        if self.state is not State.HELD:
+            return self.request.waiter_ttl
+        if self.options.max_hold is None:
+            return self.ttl
+        left = self.granted_at + self.options.max_hold - now()
+        return max(0.001, min(self.ttl, left))
+
+    # -- what the server said --------------------------------------------------------------------
+
+    def grant(self, token: int, deadline: float) -> None:
+        """Become a holder."""
+        self.state = State.HELD
+        self.token = token
+        self.deadline = max(self.deadline, deadline)
+        self.granted_at = now()
+        self.wake()
+
+    def wake(self, error: BaseException | None = None) -> None:
+        """Let the waiting task go on; it looks at the state, or gets the error."""
+        if self.woken is not None and not self.woken.done():
+            if error is None:
+                self.woken.set_result(None)
+            else:
+                self.woken.set_exception(error)
+
+    def lose(self, reason: LossReason, failure: BackendError | None = None) -> None:
+        """Tell everybody who believes in this lease that it is over. Once."""
+        if self.state is not State.HELD:
+            return
+        self.state = State.LOST
+        self.failure = failure
+        self.lost = LockLost(self._loss_message(reason), name=self.request.name, reason=reason)
+        for watcher in self.watchers or ():
+            if not watcher.done():
+                watcher.set_result(None)
+        if self.options.on_lost == "cancel" and self.armed:
+            current = asyncio.current_task()
+            for task, scope in self.armed.items():
+                if task is not current:  # the one who closes the client from inside a body
+                    scope.reschedule(task.get_loop().time())
+
+    def lose_if_overdue(self) -> None:
+        """The clock decides when no message came."""
+        if self.state is State.HELD:
+            moment = now()
+            if moment >= self.ends_at:
+                maximum = self.options.max_hold
+                over = maximum is not None and moment >= self.granted_at + maximum
+                self.lose("max_hold" if over else "expired")
+
+    def _loss_message(self, reason: LossReason) -> str:
+        name, token = repr(self.request.name), self.token
+        match reason:
+            case "expired":
+                ago = max(0.0, now() - self.ends_at)
+                what = f"expired {ago:.1f} s ago"
+            case "broken":
+                what = "was broken by an operator"
+            case "taken_over":
+                what = "was taken over by another holder"
+            case "gone":
+                what = "is unknown to the server (flushed, evicted, or lost in a failover)"
+            case "max_hold":
+                what = f"reached max_hold ({self.options.max_hold:g} s)"
+            case "closed":
+                what = "ended because its client was closed"
+        return f"lease on {name} {what} (token {token}): stop writing"
+
+    def error(self) -> LockLost | BackendError:
+        """Return a fresh exception for whoever must hear of the loss."""
+        if self.failure is not None:
+            error = type(self.failure)(str(self.failure), name=self.request.name)
+            error.__cause__ = self.failure.__cause__
+            return error
+        assert self.lost is not None
+        return self.lost.copy()
+
+    # -- handles ---------------------------------------------------------------------------------
+
+    def new_handle(self) -> int:
+        """Count one more acquisition; return its serial."""
+        self.serial += 1
+        self.handles.append(self.serial)
+        return self.serial

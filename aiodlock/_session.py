@@ -1,0 +1,416 @@
+"""One entering of a client: the backend, the extender, every place, and the only task group.
+
+What must still be said to the server when its caller is gone is handed over to here (``leave_soon``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import warnings
+from collections.abc import Callable, Coroutine
+from itertools import count
+from typing import Any
+
+import anyio
+
+from ._clock import now
+from ._errors import BackendError, BackendUnavailable, ClientClosed, LockLost
+from ._extender import Extender
+from ._hooks import Hooks
+from ._model import Kind, Left
+from ._place import Place, State
+from .backends.base import Backend
+
+_logger = logging.getLogger("aiodlock")
+
+CONNECT_WITHIN = 4.8
+_FIRST_RETRY = 0.02
+_LONGEST_RETRY = 1.0
+
+
+class Session:
+    """The running half of a client; gone when the client is left.
+
+    Mutable state: ``places`` (by request id, from before the first message until the leave is
+    confirmed), ``_holds`` (what each task holds), ``_tasks``, ``closing``, ``_death``.
+    """
+
+    def __init__(self, backend: Backend, *, unavailable_after: float, hooks: list[Hooks]) -> None:
+        self.backend = backend
+        self.unavailable_after = unavailable_after
+        self.hooks = hooks
+        self.loop = asyncio.get_running_loop()
+        self.pid = os.getpid()
+        self.places: dict[str, Place] = {}
+        self.closing = False
+        self.extender = Extender(self)
+        self._numbers = count(1)
+        self._holds: dict[tuple[Kind, str, int], list[Place]] = {}
+        self._ready: asyncio.Future[None] = self.loop.create_future()
+        self._left = asyncio.Event()
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._death: BaseException | None = None
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connect, or raise BackendUnavailable (or the BackendError that stands in the way)."""
+        self._main = asyncio.create_task(self._run(), name="aiodlock")
+        try:
+            async with asyncio.timeout(CONNECT_WITHIN):
+                await asyncio.shield(self._ready)
+        except TimeoutError:
+            cause = self.backend.failure
+            await self.stop()
+            raise BackendUnavailable(
+                f"cannot reach {self.backend!r} within 5 s: {cause or 'no answer'}; "
+                "is the server running and the URL right?"
+            ) from cause
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _run(self) -> None:
+        # In a task of its own: entering and leaving a client may happen in different tasks, which a
+        # task group may not.
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                self._tasks.start_soon(self.extender.run)
+                self._tasks.start_soon(self._serve_backend)
+        except Exception as error:
+            self._die(error)
+        finally:
+            if not self._ready.done():
+                self._ready.set_exception(
+                    self._death_error() if self._death else ClientClosed("the client was left")
+                )
+                self._ready.exception()
+
+    async def _serve_backend(self) -> None:
+        await self.backend.run(self, self._on_ready)
+        await asyncio.Event().wait()
+
+    def _on_ready(self) -> None:
+        if not self._ready.done():
+            self._ready.set_result(None)
+
+    def _die(self, error: Exception) -> None:
+        """A background task died: nothing is extended any more, so nobody may go on believing."""
+        cause: BaseException = error
+        while isinstance(cause, BaseExceptionGroup) and len(cause.exceptions) == 1:
+            cause = cause.exceptions[0]
+        self._death = cause
+        _logger.error("a background task died", exc_info=cause)
+        for place in list(self.places.values()):
+            place.wake(self._death_error())
+            if place.state is State.HELD:
+                place.lose("closed", failure=self._death_error())
+
+    def _death_error(self) -> BackendError:
+        assert self._death is not None
+        if isinstance(self._death, BackendError):
+            error: BackendError = type(self._death)(str(self._death))
+        else:
+            error = BackendError(f"a background task of the client died: {self._death!r}")
+        error.__cause__ = self._death
+        return error
+
+    async def close(self, within: float) -> None:
+        """End waits and bodies, release everything, stop."""
+        self.closing = True
+        give_up_at = now() + within
+        for place in list(self.places.values()):
+            if place.state is State.HELD:
+                place.lose("closed")
+                self.on_lost(place)
+                if not place.armed:
+                    self.leave_soon(place)
+            elif place.state in (State.ASKING, State.WAITING):
+                place.wake(self.closed_error())
+        current = asyncio.current_task()
+        for place in self.places.values():
+            if place.armed and set(place.armed) <= {current}:
+                self.leave_soon(place)
+        try:
+            while self.places and now() < give_up_at and self._death is None:
+                self._left.clear()
+                try:
+                    async with asyncio.timeout(give_up_at - now()):
+                        await self._left.wait()
+                except TimeoutError:
+                    break
+            overdue = [place for place in self.places.values() if place.state is State.LOST]
+            for place in overdue:
+                _logger.warning("%r: its body goes on after close_timeout", place)
+                self.leave_soon(place)
+            if overdue and self._death is None:
+                with anyio.move_on_after(1.0):
+                    while any(place.state is State.LEAVING for place in overdue):
+                        self._left.clear()
+                        await self._left.wait()
+        finally:
+            await self.stop()
+
+    async def stop(self) -> None:
+        """Cancel the background and wait for it; a cancellation meanwhile does not leave it behind."""
+        self.closing = True
+        main = self._main
+        if main is None:
+            return
+        if self._tasks is not None:
+            self._tasks.cancel_scope.cancel()
+        if not main.done():
+            main.cancel()
+        cancelled: asyncio.CancelledError | None = None
+        while not main.done():
+            try:
+                await asyncio.wait({main})
+            except asyncio.CancelledError as outer:
+                cancelled = outer
+        if cancelled is not None:
+            raise cancelled
+
+    def check_usable(self) -> None:
+        """Raise unless calls can be made here and now."""
+        if os.getpid() != self.pid:
+            raise RuntimeError("this Client was entered before a fork: make a new one in the child")
+        if asyncio.get_running_loop() is not self.loop:
+            raise RuntimeError("this Client belongs to another event loop: make one per loop")
+        if self._death is not None:
+            raise self._death_error()
+        if self.closing:
+            raise self.closed_error()
+
+    @staticmethod
+    def closed_error() -> ClientClosed:
+        return ClientClosed("the client was left: nothing can be acquired with it any more")
+
+    def start_soon(self, call: Callable[..., Coroutine[Any, Any, Any]], *args: object) -> None:
+        """Run something in the client's task group."""
+        if self._tasks is not None and self._main is not None and not self._main.done():
+            self._tasks.start_soon(call, *args)
+
+    # -- places ----------------------------------------------------------------------------------
+
+    def new_id(self) -> str:
+        """Return a request id that is unique in time and space."""
+        return f"{self.backend.label}-{next(self._numbers)}"
+
+    def holds(self, kind: Kind, name: str, task: asyncio.Task[Any] | None) -> list[Place]:
+        """Return what a task holds of a name, in order of acquisition."""
+        found = self._holds.get((kind, name, id(task)))
+        if not found:
+            return []
+        # A task of the same id that is gone is somebody else.
+        return [place for place in found if place.task is not None and place.task() is task]
+
+    def add_hold(self, place: Place) -> None:
+        request = place.request
+        self._holds.setdefault((request.kind, request.name, place.task_id), []).append(place)
+
+    def _drop_hold(self, place: Place) -> None:
+        key = (place.request.kind, place.request.name, place.task_id)
+        found = self._holds.get(key)
+        if found is not None and place in found:
+            found.remove(place)
+            if not found:
+                del self._holds[key]
+
+    def _remove(self, place: Place) -> None:
+        place.state = State.OVER
+        self.places.pop(place.request.id, None)
+        self._left.set()
+
+    # -- leaving ---------------------------------------------------------------------------------
+
+    async def leave(self, place: Place) -> Left | None:
+        """Tell the server once, in the caller's task; None if that stays to be done.
+
+        Returns within about a second. Cancelled or unanswered, the client's own task goes on with it.
+        """
+        self._end(place)
+        try:
+            async with asyncio.timeout(1.0):
+                left = await self.backend.leave(place.request)
+        except asyncio.CancelledError:
+            await self._leave_and_wait(place)
+            raise
+        except (TimeoutError, BackendError) as error:
+            _logger.info("leaving %r goes on in the background: %r", place.request.name, error)
+            self.start_soon(self._leave_until_done, place)
+            return None
+        except BaseException:
+            self.start_soon(self._leave_until_done, place)
+            raise
+        self._remove(place)
+        return left
+
+    def leave_soon(self, place: Place) -> None:
+        """Leave in the background."""
+        if place.state not in (State.LEAVING, State.OVER):
+            self._end(place)
+            self.start_soon(self._leave_until_done, place)
+
+    async def withdraw(self, place: Place) -> None:
+        """Leave in the background and wait for it, a second at most. A cancellation ends the wait."""
+        if place.state in (State.LEAVING, State.OVER):
+            return
+        self._end(place)
+        await self._leave_and_wait(place)
+
+    async def _leave_and_wait(self, place: Place) -> None:
+        done = asyncio.Event()
+
+        async def leave() -> None:
+            await self._leave_until_done(place)
+            done.set()
+
+        self.start_soon(leave)
+        with anyio.move_on_after(1.0):
+            await done.wait()
+
+    async def _leave_until_done(self, place: Place) -> None:
+        """Repeat the leave until it is answered, or until the server has surely dropped the request."""
+        request = place.request
+        give_up_at = max(place.deadline, now() + max(request.waiter_ttl, request.ttl))
+        pause = _FIRST_RETRY
+        while True:
+            try:
+                await self.backend.leave(request)
+                break
+            except BackendError as error:
+                if now() >= give_up_at or self._death is not None:
+                    self.release_failed(place, error)
+                    break
+            await asyncio.sleep(min(pause, max(0.0, give_up_at - now())))
+            pause = min(2 * pause, _LONGEST_RETRY)
+        self._remove(place)
+
+    async def release(self, place: Place) -> Left:
+        """Repeat the leave in the caller's task until the local deadline; then raise LockLost."""
+        self._end(place)
+        request, pause, repeated = place.request, _FIRST_RETRY, False
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(max(0.001, place.deadline - now())):
+                        left = await self.backend.leave(request)
+                    break
+                except (TimeoutError, BackendError) as error:
+                    repeated = True
+                    if now() >= place.deadline:
+                        self.start_soon(self._leave_until_done, place)
+                        raise LockLost(
+                            f"releasing {request.name!r} had no answer until its lease ended "
+                            f"(token {place.token}): {error or 'no answer'}",
+                            name=request.name,
+                            reason="expired",
+                        ) from error
+                await asyncio.sleep(min(pause, max(0.0, place.deadline - now())))
+                pause = min(2 * pause, _LONGEST_RETRY)
+        except asyncio.CancelledError:
+            await self._leave_and_wait(place)
+            raise
+        self._remove(place)
+        if repeated and left.what == "gone" and left.reason != "broken":
+            return Left("released")  # by the first attempt, whose answer was lost
+        return left
+
+    def _end(self, place: Place) -> None:
+        self.extender.forget(place)
+        self._drop_hold(place)
+        place.state = State.LEAVING
+        for watcher in place.watchers or ():
+            if not watcher.done():
+                watcher.set_result(None)
+
+    # -- what the backend hears --------------------------------------------------------------------
+
+    def on_granted(self, request_id: str, token: int, where: str) -> None:
+        place = self.places.get(request_id)
+        if place is None:
+            self.start_soon(self._leave_unknown, request_id, where)
+        elif place.state is State.ASKING:
+            place.noticed = token
+        elif place.state is State.WAITING:
+            # A notice starts a body, so it counts only while the last answer's deadline lasts.
+            if now() < place.deadline - place.options.margin:
+                self.extender.granted(place, token, place.deadline, full=False)
+            else:
+                self.extender.extend_now(place)
+
+    def on_look(self, request_id: str | None) -> None:
+        if request_id is not None:
+            place = self.places.get(request_id)
+            if place is not None and place.state is State.WAITING:
+                self.extender.extend_now(place)
+            return
+        for place in self.places.values():
+            if place.state is State.WAITING or place.failures:
+                self.extender.extend_now(place)
+
+    def on_broken(self, request_id: str) -> None:
+        place = self.places.get(request_id)
+        if place is not None and place.state is State.HELD:
+            place.lose("broken")
+            self.on_lost(place)
+
+    async def _leave_unknown(self, request_id: str, where: str) -> None:
+        try:
+            await self.backend.leave_unknown(request_id, where)
+        except BackendError as error:
+            _logger.warning("giving back an unknown grant failed, it ends by itself: %r", error)
+
+    # -- what others listen for --------------------------------------------------------------------
+
+    def on_lost(self, place: Place) -> None:
+        """A lease was marked as lost: stop extending, tell."""
+        self.extender.forget(place)
+        self.report_loss(place)
+
+    def report_loss(self, place: Place) -> None:
+        lost = place.lost
+        assert lost is not None
+        _logger.warning("%s", lost, extra={"lock": place.request.name, "reason": lost.reason})
+        for hook in self.hooks:
+            hook.lost(place.request, lost.reason)
+
+    def acquired(self, place: Place, started: float) -> None:
+        for hook in self.hooks:
+            hook.acquired(place.request, now() - started)
+
+    def released(self, place: Place, granted_at: float) -> None:
+        for hook in self.hooks:
+            hook.released(place.request, now() - granted_at)
+
+    def forgotten(self, place: Place, serial: int) -> None:
+        """A lease was collected, or its task has ended, while it was held. Called on any thread."""
+        if serial not in place.handles:
+            return
+        place.handles.remove(serial)
+        warnings.warn(
+            f"lease on {place.request.name!r} (token {place.token}) was forgotten while held: "
+            "release it, or use it in an async with",
+            ResourceWarning,
+            stacklevel=2,
+        )
+        if not place.handles and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.leave_soon, place)
+
+    def extension_failed(self, place: Place, error: Exception) -> None:
+        _logger.debug("extending %r failed: %r", place.request.name, error)
+        for hook in self.hooks:
+            hook.extension_failed(place.request, error)
+
+    def release_failed(self, place: Place, error: Exception) -> None:
+        _logger.warning(
+            "%r could not be left; the server frees it when its lease ends: %r",
+            place.request.name,
+            error,
+        )
+        for hook in self.hooks:
+            hook.release_failed(place.request, error)
+

@@ -1,0 +1,1 @@
+"""The places where locks live. ``base`` is the protocol they fulfil."""

@@ -1,0 +1,81 @@
+"""What a backend is: ordered places in a queue, leases, and a way to watch. Nothing more.
+
+The waiting loop, the leases and the extender know only this. A backend translates the driver's
+errors: what may or may not have happened is ``Unanswered``, what certainly did not happen is
+``BackendUnavailable``, what the store refused is ``BackendError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Protocol
+
+from .._errors import BackendUnavailable
+from .._model import Capabilities, Gone, Granted, Left, LockInfo, Refused, Request, Waiting
+
+
+class Unanswered(BackendUnavailable):
+    """The message was sent and no reply came: it may have been carried out, now or later."""
+
+
+class Listener(Protocol):
+    """Whom a backend tells what it hears. Called in the event loop, returns at once, never raises."""
+
+    def on_granted(self, request_id: str, token: int, where: str) -> None:
+        """A notice: the waiter became the holder. ``where`` is for ``Backend.leave_unknown``."""
+
+    def on_look(self, request_id: str | None) -> None:
+        """A hint: ask about this waiter; with None, about all (notices may have been missed)."""
+
+    def on_broken(self, request_id: str) -> None:
+        """An operator broke the lease."""
+
+
+class Backend(Protocol):
+    """One place where locks live. Every call may be cancelled at any await."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def label(self) -> str:
+        """What this client is called in ``inspect``."""
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why there is no connection, if there is none."""
+
+    async def run(self, listener: Listener, ready: Callable[[], None]) -> None:
+        """Keep the connections up until cancelled; call ``ready`` when the first calls can be made
+        and notices arrive."""
+
+    async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+        """Grant, queue or (``wait=False``) refuse the request. Repeating it is harmless."""
+
+    def extend(
+        self, batch: Sequence[tuple[Request, float]]
+    ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
+        """Push the deadline of each request to at least now + the length beside it; never nearer.
+
+        All are sent before this returns; each awaitable gives one outcome or raises. For the head of
+        a queue this is also the look: whoever can be granted is granted.
+        """
+
+    async def leave(self, request: Request) -> Left:
+        """Release or withdraw, and hand off. When an acquire of this request went unanswered, a late
+        duplicate of it is refused from then on."""
+
+    async def leave_unknown(self, request_id: str, where: str) -> None:
+        """Give back a grant that was announced for a request this client does not have."""
+
+    def watch(self, request: Request, watching: bool) -> None:
+        """Start or stop to listen for the end of what blocks this head, where the store can tell."""
+
+    async def inspect(self, kind: str, name: str) -> LockInfo:
+        """Return who holds and who waits."""
+
+    def names(self, match: str) -> AsyncIterator[str]:
+        """Iterate over every lock name held or waited for that matches the glob."""
+
+    async def break_lock(self, name: str) -> int:
+        """Release all holders of a name by force; return their number."""

@@ -1,0 +1,131 @@
+"""A wire that is kept up: connect, serve, and after a loss connect again with growing, jittered pauses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+from redis.exceptions import AuthenticationError, RedisError
+
+from ..._errors import BackendError, BackendUnavailable
+from .source import Source
+from .wire import DriverWire, Wire, open_wire
+
+_logger = logging.getLogger("aiodlock")
+
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 2.0
+#: Silence with a command in flight after which a connection counts as dead. Doubled when the next one
+#: is silent too: a slow server must not be answered with ever more connections.
+_REPLY_TIMEOUT = 1.0
+_LONGEST_REPLY_TIMEOUT = 8.0
+_CONNECT_TIMEOUT = 2.0
+#: How long one call waits for the connection; its caller decides whether to try again.
+_WAIT_UP = 0.5
+
+
+class Link:
+    """One kept-up connection. ``prepare`` runs on each new wire before anybody else may use it."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        prepare: Callable[[Wire], Awaitable[None]] | None = None,
+        on_message: Callable[[Any], None] | None = None,
+    ) -> None:
+        self._source = source
+        self._prepare = prepare
+        self._on_message = on_message
+        self._up = asyncio.Event()
+        self._over = False
+        self.wire: Wire | None = None
+        self.failure: Exception | None = None
+
+    async def wait_up(self) -> Wire:
+        """Wait a moment for the connection, then raise BackendUnavailable."""
+        try:
+            async with asyncio.timeout(_WAIT_UP):
+                return await self.first_up()
+        except TimeoutError:
+            raise BackendUnavailable(
+                f"no connection to {self._source.described}: {self.failure or 'still connecting'}"
+            ) from self.failure
+
+    async def first_up(self) -> Wire:
+        """Wait until connected; for as long as it takes."""
+        while self.wire is None:
+            if self._over:
+                raise BackendUnavailable(f"{self._source.described}: the client was closed")
+            await self._up.wait()
+        return self.wire
+
+    async def run(self) -> None:
+        """Keep the connection up until cancelled."""
+        try:
+            await self._keep_up()
+        finally:
+            self._over = True
+            self._up.set()
+
+    async def _keep_up(self) -> None:
+        failures = 0
+        reply_timeout = _REPLY_TIMEOUT
+        while True:
+            try:
+                wire = await self._connect(reply_timeout)
+                try:
+                    reason = await self._serve(wire)
+                finally:
+                    self.wire = None
+                    self._up.clear()
+                    await wire.closed()
+                if wire.answered:
+                    failures, reply_timeout = 0, _REPLY_TIMEOUT
+            except (RedisError, OSError, TimeoutError) as failed:
+                reason = failed
+            self.failure = reason
+            if isinstance(reason, AuthenticationError | BackendError) and not isinstance(
+                reason, BackendUnavailable
+            ):
+                raise BackendError(f"{self._source.described} refuses this client: {reason}") from reason
+            _logger.warning("no connection to %s: %s", self._source.described, reason)
+            if failures:
+                reply_timeout = min(2 * reply_timeout, _LONGEST_REPLY_TIMEOUT)
+                pause = min(_FIRST_PAUSE * 2**failures, _LONGEST_PAUSE)
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            failures += 1
+
+    async def _serve(self, wire: Wire) -> Exception:
+        """Use the wire until it breaks; return why it did."""
+        async with anyio.create_task_group() as tasks:
+            if isinstance(wire, DriverWire):
+                tasks.start_soon(wire.read)
+            reason = await self._prepare_and_use(wire)
+            tasks.cancel_scope.cancel()
+        return reason
+
+    async def _prepare_and_use(self, wire: Wire) -> Exception:
+        try:
+            if self._prepare is not None:
+                with anyio.fail_after(_CONNECT_TIMEOUT):
+                    await self._prepare(wire)
+        except (BackendError, RedisError, OSError) as failed:
+            return failed
+        self.wire, self.failure = wire, None
+        self._up.set()
+        return await asyncio.shield(wire.lost)
+
+    async def _connect(self, reply_timeout: float) -> Wire:
+        connection = self._source.make_connection()
+        try:
+            with anyio.fail_after(_CONNECT_TIMEOUT):
+                await connection.connect()
+            return open_wire(connection, reply_timeout, self._on_message)
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise

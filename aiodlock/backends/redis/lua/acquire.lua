@@ -1,0 +1,111 @@
+-- acquire: grant, queue or refuse one request. Decides and writes in one step; repeating it is harmless.
+--
+-- KEYS  1 state  2 queue  3 waiters  4 token  5 marker
+-- ARGV  1 id  2 mode  3 owner  4 ttl (ms)  5 waiter ttl (ms)  6 lock-delay (ms)  7 client
+--       8 channel prefix  9 token retention (ms)  10 publish command  11 "wait" or "nowait"
+-- Result  {'granted', token, ms left}
+--         {'waiting', ms left, ms until the earliest blocker ends if at the head, else -1}
+--         {'busy'}  {'deadlock'}  {'gone'}: a marker refuses this id  {'limit', the mode in use}
+local state, queue, waiters, token_key, marker = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local id, mode, owner, client = ARGV[1], ARGV[2], ARGV[3], ARGV[7]
+local ttl, waiter_ttl, delay = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local options = {channel = ARGV[8], retention = tonumber(ARGV[9]), publish = ARGV[10]}
+local keys = {state = state, queue = queue, waiters = waiters, token = token_key}
+
+local holders, dead = load_state(state)
+local granted = {}
+local head, changed
+
+local function finish(result)
+  if next(granted) or #dead > 0 then
+    keep_state(state, holders)
+    bury(state, dead)
+  end
+  if head and changed and head.id ~= id then
+    hint(keys, options, head, holders)
+  end
+  return result
+end
+
+local function become_holder(token)
+  local record = {
+    id = id, mode = mode, deadline = now + ttl, length = ttl, delay = delay,
+    owner = owner, client = client, live = true, closed_until = now + ttl + delay,
+  }
+  -- An out-of-memory server refuses the first of these writes, so none of them.
+  record.token = token or next_token(token_key, options.retention)
+  write_record(state, record)
+  holders[#holders + 1] = record
+  keep_state(state, holders)
+  bury(state, dead)
+  return {'granted', record.token, int(ttl)}
+end
+
+local function waiting(deadline)
+  local look = -1
+  if head and head.id == id then
+    look = math.max(0, (earliest_end(holders) or now) - now)
+  end
+  return finish({'waiting', int(deadline - now), int(look)})
+end
+
+-- Nobody waits and no marker: the common case, told by one command.
+local quiet = redis.call('EXISTS', queue, waiters, marker) == 0
+if not quiet then
+  if redis.call('EXISTS', marker) == 1 then
+    return {'gone'}
+  end
+  head, changed = grant_waiting(keys, options, holders, granted)
+end
+
+for _, record in ipairs(holders) do
+  if record.id == id then
+    if record.live then
+      return finish({'granted', record.token, int(record.deadline - now)})
+    end
+    return finish({'gone'})
+  end
+end
+local known = not quiet and redis.call('HGET', waiters, id)
+if known then
+  local waiter = decode_waiter(known)
+  if now < waiter.deadline then
+    return waiting(waiter.deadline)
+  end
+  redis.call('XDEL', queue, waiter.stream_id)
+  redis.call('HDEL', waiters, id)
+end
+
+-- Every request for a semaphore carries its limit in the mode; two limits for one name are a mistake.
+if #mode > 1 then
+  local used = (holders[1] or head or {mode = mode}).mode
+  if used ~= mode then
+    return finish({'limit', used})
+  end
+end
+
+local held_token, held_exclusive = hold_of(owner, holders)
+if held_token then
+  if mode == 'x' and not held_exclusive then
+    return finish({'deadlock'})
+  end
+  local earliest = earliest_end(holders)
+  local result = become_holder(held_token)
+  if head and now + ttl + delay < earliest then
+    hint(keys, options, head, holders)
+  end
+  return result
+end
+if not head and compatible(mode, holders) then
+  return become_holder()
+end
+if ARGV[11] == 'nowait' then
+  return finish({'busy'})
+end
+
+local stream_id = redis.call('XADD', queue, '*', 'id', id,
+  'r', table.concat({mode, int(delay), owner, client}, ' '))
+redis.call('HSET', waiters, id, table.concat({stream_id, int(now + waiter_ttl), int(waiter_ttl)}, ' '))
+keep_queue_until(queue, waiters, now + waiter_ttl)
+head = head or {id = id}
+return waiting(now + waiter_ttl)

@@ -1,0 +1,97 @@
+-- extend: push the deadline of a waiter or a holder into the future, never nearer, and look.
+--
+-- KEYS  1 state  2 queue  3 waiters  4 token  5 broken
+-- ARGV  1 id  2 length (ms)  3 owner  4 channel prefix  5 token retention (ms)  6 publish command
+-- Result  {'held', token, ms left}
+--         {'waiting', ms left, ms until the earliest blocker ends if at the head, else -1}
+--         {'gone', 'broken' | 'expired' | 'taken_over' | 'gone'}
+local state, queue, waiters, token_key, broken = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local id, length, owner = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local options = {channel = ARGV[4], retention = tonumber(ARGV[5]), publish = ARGV[6]}
+local keys = {state = state, queue = queue, waiters = waiters, token = token_key}
+
+local function push(record)
+  record.deadline = math.max(record.deadline, now + length)
+  -- Not shorter than what was promised before: the clamp must not bring the deadline nearer.
+  record.length = math.max(length, record.deadline - now)
+end
+
+local why = 'gone'
+local text = redis.call('HGET', state, id)
+if text then
+  local record = decode_record(id, text)
+  if record.live then
+    push(record)
+    write_record(state, record)
+    keep_until(state, record.deadline + record.delay)
+    return {'held', record.token, int(record.deadline - now)}
+  end
+  why = 'expired'
+end
+
+local waiter
+text = redis.call('HGET', waiters, id)
+if text then
+  waiter = decode_waiter(text)
+  local entry = redis.call('XRANGE', queue, waiter.stream_id, waiter.stream_id)[1]
+  local own = entry and entry[2][2] == id
+  if own and now < waiter.deadline then
+    push(waiter)
+    redis.call('HSET', waiters, id, table.concat({waiter.stream_id, int(waiter.deadline), int(waiter.length)}, ' '))
+    keep_queue_until(queue, waiters, waiter.deadline)
+  else
+    if own then
+      redis.call('XDEL', queue, waiter.stream_id)
+    end
+    redis.call('HDEL', waiters, id)
+    waiter = nil
+  end
+end
+
+local holders, dead = load_state(state)
+local granted = {}
+local head, changed = grant_waiting(keys, options, holders, granted)
+
+-- A waiter whose named owner came to hold meanwhile gets in, wherever it stands.
+if waiter and not granted[id] and string.sub(owner, 1, 1) == 'u' then
+  local token, exclusive = hold_of(owner, holders)
+  local entry = redis.call('XRANGE', queue, waiter.stream_id, waiter.stream_id)[1]
+  local mode, delay, _, client = string.match(entry[2][4], '^(%S+) (%S+) (%S+) (%S+)$')
+  if token and (mode ~= 'x' or exclusive) then
+    local record = {
+      id = id, mode = mode, token = token, deadline = waiter.deadline, length = waiter.length,
+      delay = tonumber(delay), owner = owner, client = client, live = true,
+      closed_until = waiter.deadline + tonumber(delay),
+    }
+    write_record(state, record)
+    holders[#holders + 1] = record
+    granted[id] = record
+    redis.call('XDEL', queue, waiter.stream_id)
+    redis.call('HDEL', waiters, id)
+    head, changed = grant_waiting(keys, options, holders, granted)
+  end
+end
+
+if next(granted) or #dead > 0 then
+  keep_state(state, holders)
+  bury(state, dead)
+end
+if head and changed and head.id ~= id then
+  hint(keys, options, head, holders)
+end
+if granted[id] then
+  return {'held', granted[id].token, int(granted[id].deadline - now)}
+end
+if waiter then
+  local look = -1
+  if head and head.id == id then
+    look = math.max(0, (earliest_end(holders) or now) - now)
+  end
+  return {'waiting', int(waiter.deadline - now), int(look)}
+end
+if redis.call('HEXISTS', broken, id) == 1 then
+  why = 'broken'
+elseif why == 'gone' and #holders > 0 then
+  why = 'taken_over'
+end
+return {'gone', why}

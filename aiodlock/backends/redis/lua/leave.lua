@@ -1,0 +1,70 @@
+-- leave: release a holder or withdraw a waiter, whichever the request is by now, and hand off.
+--
+-- KEYS  1 state  2 queue  3 waiters  4 token  5 marker  6 broken
+-- ARGV  1 id  2 channel prefix  3 token retention (ms)  4 publish command
+--       5 marker ttl (ms): refuse a late duplicate of the acquire for that long; 0 writes none
+-- Result  {'released'}  {'withdrawn'}  {'gone', 'broken' | 'expired' | 'gone'}
+local state, queue, waiters, token_key, marker, broken = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local id = ARGV[1]
+local options = {channel = ARGV[2], retention = tonumber(ARGV[3]), publish = ARGV[4]}
+local keys = {state = state, queue = queue, waiters = waiters, token = token_key}
+
+if ARGV[5] ~= '0' then
+  redis.call('SET', marker, '1', 'PX', ARGV[5])
+end
+if redis.call('EXISTS', queue, waiters) == 0 then
+  -- Nobody waits: no need to know the other holders.
+  local text = redis.call('HGET', state, id)
+  if text and decode_record(id, text).live then
+    redis.call('HDEL', state, id)
+    return {'released'}
+  end
+  if redis.call('HEXISTS', broken, id) == 1 then
+    return {'gone', 'broken'}
+  end
+  return {'gone', text and 'expired' or 'gone'}
+end
+
+local result = {'gone', 'gone'}
+local known = redis.call('HGET', waiters, id)
+local was_head = false
+if known then
+  local waiter = decode_waiter(known)
+  local head = redis.call('XRANGE', queue, '-', '+', 'COUNT', 1)[1]
+  was_head = head and head[1] == waiter.stream_id
+  local entry = redis.call('XRANGE', queue, waiter.stream_id, waiter.stream_id)[1]
+  if entry and entry[2][2] == id then
+    redis.call('XDEL', queue, waiter.stream_id)
+  end
+  redis.call('HDEL', waiters, id)
+  result = {'withdrawn'}
+end
+
+local holders, dead = load_state(state)
+local others = {}
+for _, record in ipairs(holders) do
+  if record.id ~= id then
+    others[#others + 1] = record
+  elseif record.live then
+    dead[#dead + 1] = id
+    result = {'released'}
+  else
+    -- Overdue and within its lock-delay: it is lost, and leaving late does not open the name early.
+    others[#others + 1] = record
+    result = {'gone', 'expired'}
+  end
+end
+
+local granted = {}
+local head, changed = grant_waiting(keys, options, others, granted)
+if next(granted) then
+  keep_state(state, others)
+end
+bury(state, dead)
+if head and (changed or was_head) then
+  hint(keys, options, head, others)
+end
+if result[1] == 'gone' and redis.call('HEXISTS', broken, id) == 1 then
+  return {'gone', 'broken'}
+end
+return result

@@ -1,0 +1,224 @@
+-- prelude: what the scripts share; it is put in front of each of them.
+--
+-- A state record      "mode token deadline length delay owner client"
+-- A queue entry       id <request id>, r "mode delay owner client"
+-- A waiters record    "stream-id deadline length"
+-- Times are milliseconds of the server's clock, read once. Tokens are strings.
+
+local clock = redis.call('TIME')
+local now_us = clock[1] * 1000000 + clock[2]
+local now = math.floor(now_us / 1000)
+
+local function int(number)
+  return string.format('%.0f', number)
+end
+
+-- A deadline further away than the record's length means that the clock was set back.
+local function clamp(deadline, length)
+  return math.min(tonumber(deadline), now + tonumber(length))
+end
+
+local function decode_record(id, text)
+  local mode, token, deadline, length, delay, owner, client =
+    string.match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
+  local record = {
+    id = id, mode = mode, token = token, deadline = clamp(deadline, length), length = tonumber(length),
+    delay = tonumber(delay), owner = owner, client = client,
+  }
+  record.live = now < record.deadline
+  record.closed_until = record.deadline + record.delay
+  return record
+end
+
+local function write_record(state, record)
+  redis.call('HSET', state, record.id, table.concat({
+    record.mode, record.token, int(record.deadline), int(record.length), int(record.delay),
+    record.owner, record.client,
+  }, ' '))
+end
+
+-- Holders that block, and the ids of those that are overdue and past their lock-delay. The dead are
+-- removed last (`bury`): a removal before the successor is written would make the key vanish.
+local function load_state(state)
+  local holders, dead = {}, {}
+  local fields = redis.call('HGETALL', state)
+  for i = 1, #fields, 2 do
+    local record = decode_record(fields[i], fields[i + 1])
+    if now < record.closed_until then
+      holders[#holders + 1] = record
+    else
+      dead[#dead + 1] = record.id
+    end
+  end
+  return holders, dead
+end
+
+local function bury(state, dead)
+  for first = 1, #dead, 1000 do
+    redis.call('HDEL', state, unpack(dead, first, math.min(first + 999, #dead)))
+  end
+end
+
+-- The key outlives every record in it; it is never brought nearer.
+local function keep_until(key, moment)
+  local left = moment - now
+  if redis.call('PTTL', key) < left then
+    redis.call('PEXPIRE', key, int(left + 2))
+  end
+end
+
+-- Waiters are extended all the time: round up to whole seconds, so that few of the beats touch a TTL.
+local function keep_queue_until(queue, waiters, moment)
+  local left = moment - now
+  if redis.call('PTTL', waiters) < left then
+    local rounded = int((math.ceil(left / 1000) + 1) * 1000)
+    redis.call('PEXPIRE', waiters, rounded)
+    redis.call('PEXPIRE', queue, rounded)
+  end
+end
+
+local function keep_state(state, holders)
+  if #holders == 1 then
+    redis.call('PEXPIRE', state, int(holders[1].closed_until - now + 2))
+    return
+  end
+  local latest = 0
+  for _, record in ipairs(holders) do
+    latest = math.max(latest, record.closed_until)
+  end
+  if latest > 0 then
+    keep_until(state, latest)
+  end
+end
+
+-- Larger than every token before it and, when the key is gone, larger still: it follows the clock.
+local function next_token(key, retention)
+  local last = redis.call('GET', key)
+  local token = now_us
+  local left = -2
+  if last then
+    token = math.max(tonumber(last) + 1, now_us)
+    left = redis.call('PTTL', key)
+  end
+  local keep = math.max(left, retention + math.max(0, math.ceil(token / 1000) - now))
+  token = int(token)
+  redis.call('SET', key, token, 'PX', int(keep))
+  return token
+end
+
+-- Does `owner` hold already? Its token and the strongest mode, from live records only.
+local function hold_of(owner, holders)
+  local token, exclusive
+  for _, record in ipairs(holders) do
+    if record.live and record.owner == owner then
+      token = token or record.token
+      exclusive = exclusive or record.mode == 'x'
+    end
+  end
+  return token, exclusive
+end
+
+-- `x` excludes all, `s` excludes `x`, `s3` is one of at most three.
+local function compatible(mode, holders)
+  if mode == 'x' then
+    return #holders == 0
+  end
+  local limit = tonumber(string.sub(mode, 2)) or math.huge
+  if #holders >= limit then
+    return false
+  end
+  for _, record in ipairs(holders) do
+    if record.mode == 'x' then
+      return false
+    end
+  end
+  return true
+end
+
+local function earliest_end(holders)
+  local earliest
+  for _, record in ipairs(holders) do
+    if not earliest or record.closed_until < earliest then
+      earliest = record.closed_until
+    end
+  end
+  return earliest
+end
+
+local function say(publish, channel, word, state, id, token)
+  redis.call(publish, channel, table.concat({word, state, id, token}, ' '))
+end
+
+local function decode_waiter(text)
+  local stream_id, deadline, length = string.match(text, '^(%S+) (%S+) (%S+)$')
+  return {stream_id = stream_id, deadline = clamp(deadline, length), length = tonumber(length)}
+end
+
+-- The first live entry of the queue; overdue ones before it are dropped on the way.
+local function find_head(queue, waiters)
+  local dropped = 0
+  while true do
+    local entry = redis.call('XRANGE', queue, '-', '+', 'COUNT', 1)[1]
+    if not entry then
+      redis.call('DEL', queue, waiters)
+      return nil, dropped
+    end
+    local id = entry[2][2]
+    local text = redis.call('HGET', waiters, id)
+    local waiter = text and decode_waiter(text)
+    local own = waiter and waiter.stream_id == entry[1]
+    if own and now < waiter.deadline then
+      waiter.id = id
+      waiter.mode, waiter.delay, waiter.owner, waiter.client =
+        string.match(entry[2][4], '^(%S+) (%S+) (%S+) (%S+)$')
+      return waiter, dropped
+    end
+    redis.call('XDEL', queue, entry[1])
+    if own then
+      redis.call('HDEL', waiters, id)
+    end
+    dropped = dropped + 1
+  end
+end
+
+-- Grants from the head on, as far as the holders allow, each with a notice to the one who waits.
+-- `granted` maps request ids to records. Returns the head that stays, and whether it is a new one.
+local function grant_waiting(keys, options, holders, granted)
+  local changed = false
+  while true do
+    local head, dropped = find_head(keys.queue, keys.waiters)
+    changed = changed or dropped > 0
+    if not head then
+      return nil, changed
+    end
+    local token, exclusive = hold_of(head.owner, holders)
+    local again = token and (head.mode ~= 'x' or exclusive)
+    if not again and not compatible(head.mode, holders) then
+      return head, changed
+    end
+    -- A granted waiter keeps the deadline it had: a ghost that is granted costs no more than one that waits.
+    local record = {
+      id = head.id, mode = head.mode, deadline = head.deadline, length = head.length,
+      delay = tonumber(head.delay), owner = head.owner, client = head.client, live = true,
+      closed_until = head.deadline + tonumber(head.delay),
+    }
+    -- An out-of-memory server refuses the first of these writes, so none of them.
+    record.token = again and token or next_token(keys.token, options.retention)
+    write_record(keys.state, record)
+    holders[#holders + 1] = record
+    granted[head.id] = record
+    redis.call('XDEL', keys.queue, head.stream_id)
+    redis.call('HDEL', keys.waiters, head.id)
+    say(options.publish, options.channel .. head.client, 'granted', keys.state, head.id, record.token)
+    changed = true
+  end
+end
+
+-- A head that did not know when to look is told to, unless it will ask soon enough by itself.
+local function hint(keys, options, head, holders)
+  local look = earliest_end(holders)
+  local next_extension = head.deadline - head.length * 2 / 3
+  if look and look < next_extension then
+    say(options.publish, options.channel .. head.client, 'look', keys.state, head.id, '0')
+  end
+end

@@ -1,0 +1,32 @@
+"""The Lua scripts, each the shared prelude and a file of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib.resources import files
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One script; the head of its file says what KEYS, ARGV and result are."""
+
+    name: str
+    source: bytes
+    sha: bytes
+    number_of_keys: bytes
+
+
+def _load(name: str, number_of_keys: int) -> Script:
+    folder = files(__package__) / "lua"
+    source = (folder / "prelude.lua").read_bytes() + b"\n" + (folder / f"{name}.lua").read_bytes()
+    sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
+    return Script(name, source, sha, str(number_of_keys).encode())
+
+
+ACQUIRE = _load("acquire", 5)
+EXTEND = _load("extend", 5)
+LEAVE = _load("leave", 6)
+BREAK = _load("break", 5)
+INSPECT = _load("inspect", 4)
+ALL = (ACQUIRE, EXTEND, LEAVE, BREAK, INSPECT)

@@ -1,0 +1,213 @@
+"""One open connection that all tasks of a client share: commands out, replies back in order.
+
+A redis-py connection does the connecting. Once it is up, its transport is handed to ``TransportWire``
+(an ``asyncio.Protocol`` around hiredis's reader), which has no task and no stream between the socket
+and the waiting futures. A connection without a transport (fakeredis) is read by ``DriverWire``.
+
+Commands of one turn of the event loop are written together. A caller that is cancelled only
+abandons its future: the reply is read and dropped, the order of the others is not disturbed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import hiredis
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from ..base import Unanswered
+
+_NOTHING: Final = object()
+
+
+class ReplyError(Exception):
+    """An error reply of the server; the first word is its code."""
+
+    @property
+    def code(self) -> str:
+        return str(self).partition(" ")[0]
+
+
+class Wire:
+    """What both kinds of wire share: who waits for which reply, and what happens when it breaks.
+
+    Mutable state: ``_out`` (packed commands of this turn), ``_waiting`` (a future per command sent),
+    ``_answers`` (counts replies, so that silence can be told), ``lost`` (done when it is over).
+    """
+
+    def __init__(self, reply_timeout: float, on_message: Callable[[Any], None] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._out: list[bytes] = []
+        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._on_message = on_message
+        self._reply_timeout = reply_timeout
+        self._answers = 0
+        self._watchdog: asyncio.TimerHandle | None = None
+        self.lost: asyncio.Future[Exception] = self._loop.create_future()
+
+    def send(self, *command: bytes | str | int) -> asyncio.Future[Any]:
+        """Send one command; the future gives its reply, or raises ReplyError or Unanswered."""
+        reply: asyncio.Future[Any] = self._loop.create_future()
+        if self.lost.done():
+            reply.set_exception(Unanswered("the connection is closed"))
+            return reply
+        self._waiting.append(reply)
+        self.post(*command)
+        if self._watchdog is None:
+            self._watchdog = self._loop.call_later(self._reply_timeout, self._watch, self._answers)
+        return reply
+
+    def post(self, *command: bytes | str | int) -> None:
+        """Send one command whose reply arrives as a message."""
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(hiredis.pack_command(command))
+
+    @property
+    def answered(self) -> bool:
+        """Whether anything ever came back on it."""
+        return self._answers > 0
+
+    def close(self, reason: Exception | None = None) -> None:
+        """Break the connection. What is in flight fails as unanswered."""
+        if self.lost.done():
+            return
+        reason = reason or Unanswered("the connection was closed")
+        self.lost.set_result(reason)
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        waiting, self._waiting = self._waiting, deque()
+        for reply in waiting:
+            if not reply.done():
+                error = Unanswered("the connection was lost before the reply came")
+                error.__cause__ = reason
+                reply.set_exception(error)
+                reply.exception()  # whoever was to read it may be gone: that is no news for the log
+
+    async def closed(self) -> None:
+        """Close, and wait until nothing of it is left."""
+        self.close()
+
+    def _flush(self) -> None:
+        data, self._out = b"".join(self._out), []
+        if not self.lost.done():
+            self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    def _receive(self, reply: Any) -> None:
+        self._answers += 1
+        if self._on_message is not None:
+            self._on_message(reply)
+            return
+        if not self._waiting:
+            self.close(Unanswered(f"a reply that nobody asked for: {reply!r:.80}"))
+            return
+        waiter = self._waiting.popleft()
+        if waiter.done():
+            return
+        if isinstance(reply, Exception):
+            waiter.set_exception(ReplyError(str(reply)))
+        else:
+            waiter.set_result(reply)
+
+    def _watch(self, answers_before: int) -> None:
+        self._watchdog = None
+        if not self._waiting:
+            return
+        if self._answers == answers_before:
+            self.close(Unanswered(f"no reply within {self._reply_timeout} s"))
+            return
+        self._watchdog = self._loop.call_later(self._reply_timeout, self._watch, self._answers)
+
+
+class TransportWire(Wire, asyncio.Protocol):
+    """On the transport of a connected redis-py connection, which is left empty."""
+
+    def __init__(
+        self,
+        connection: AbstractConnection,
+        reply_timeout: float,
+        on_message: Callable[[Any], None] | None = None,
+    ) -> None:
+        super().__init__(reply_timeout, on_message)
+        self._reader = hiredis.Reader(
+            notEnoughData=_NOTHING, protocolError=ReplyError, replyError=ReplyError
+        )
+        writer: asyncio.StreamWriter = connection._writer  # type: ignore[assignment]
+        # Kept because a StreamWriter closes its transport when it is collected.
+        self._writer = writer
+        self._transport: asyncio.Transport = writer.transport  # type: ignore[assignment]
+        self._transport.set_protocol(self)
+        # It would warn of an open connection, and close ours, when it is collected.
+        connection._writer = connection._reader = None
+        self._transport.resume_reading()
+
+    def _write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def data_received(self, data: bytes) -> None:
+        reader = self._reader
+        reader.feed(data)
+        try:
+            while (reply := reader.gets()) is not _NOTHING:
+                self._receive(reply)
+        except ReplyError as broken:
+            self.close(broken)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.close(exc or Unanswered("the server closed the connection"))
+
+    def close(self, reason: Exception | None = None) -> None:
+        super().close(reason)
+        self._transport.abort()
+
+
+class DriverWire(Wire):
+    """On redis-py's own reading and writing, for connections that have no transport."""
+
+    def __init__(
+        self,
+        connection: AbstractConnection,
+        reply_timeout: float,
+        on_message: Callable[[Any], None] | None = None,
+    ) -> None:
+        super().__init__(reply_timeout, on_message)
+        self._connection = connection
+
+    def _write(self, data: bytes) -> None:
+        self._connection._writer.writelines([data])  # type: ignore[union-attr]
+
+    async def read(self) -> None:
+        """Read replies until the connection is over."""
+        try:
+            while not self.lost.done():
+                try:
+                    reply: Any = await self._connection.read_response(disconnect_on_error=False)
+                except NoScriptError as refused:  # redis-py has cut the code off
+                    reply = ReplyError(f"NOSCRIPT {refused}")
+                except ResponseError as refused:
+                    reply = refused
+                self._receive(reply)
+        except (RedisError, OSError) as broken:
+            self.close(broken)
+
+    async def closed(self) -> None:
+        self.close()
+        await self._connection.disconnect(nowait=True)
+
+
+def open_wire(
+    connection: AbstractConnection,
+    reply_timeout: float,
+    on_message: Callable[[Any], None] | None = None,
+) -> Wire:
+    """Take over a connected redis-py connection."""
+    if isinstance(connection._writer, asyncio.StreamWriter):
+        return TransportWire(connection, reply_timeout, on_message)
+    return DriverWire(connection, reply_timeout, on_message)
