@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import Redis
@@ -28,6 +28,8 @@ from ._session import Session
 from .backends.redis import RedisBackend, Source
 
 SourceLike: TypeAlias = "str | Redis | Sequence[str | Redis]"
+
+_T = TypeVar("_T")
 
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _TOKEN = re.compile(r"[1-9][0-9]{0,15}")
@@ -103,7 +105,9 @@ class Client:
 
     async def __aenter__(self) -> Self:
         if self._session is not None or self._entering:
-            raise RuntimeError(f"{self!r} is entered already: make another Client, or share this one")
+            raise RuntimeError(
+                f"{self!r} is entered already: make another Client, or share this one"
+            )
         self._entering = True
         try:
             session = Session(
@@ -252,7 +256,7 @@ class Client:
         session = self._use()
         return await self._answer_soon(session.backend.inspect(kind, name), name)
 
-    async def _answer_soon(self, call: Any, name: str) -> Any:
+    async def _answer_soon(self, call: Awaitable[_T], name: str) -> _T:
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
                 return await call
@@ -278,7 +282,9 @@ def _read_source(source: SourceLike) -> tuple[Source | str, str]:
         raise Unsupported(f"{scheme}:// is not supported yet")
     if scheme not in _SCHEMES:
         known = ", ".join(f"{known}://" for known in _SCHEMES)
-        raise ValueError(f"source must be a URL that begins with one of {known}; got scheme {scheme!r}")
+        raise ValueError(
+            f"source must be a URL that begins with one of {known}; got scheme {scheme!r}"
+        )
     if scheme == "memory":
         return source, source
     settings = Source.from_url(source)

@@ -152,7 +152,7 @@ class Extender:
             place.entry = None
             if place.state is State.HELD and moment >= place.ends_at:
                 place.lose_if_overdue()
-                if place.state is State.LOST:
+                if place.lost is not None:
                     self._session.on_lost(place)
                     continue
             if place.state in (State.WAITING, State.HELD):

@@ -89,9 +89,7 @@ class Lease:
     def held(self) -> bool:
         """True only while the server certainly honours the lease (less ``margin``)."""
         place = self._place
-        return (
-            place.state is State.HELD and self._serial in place.handles and now() < place.ends_at
-        )
+        return place.state is State.HELD and self._serial in place.handles and now() < place.ends_at
 
     @property
     def lost(self) -> LockLost | None:
@@ -296,7 +294,7 @@ class Lease:
 
 def _result_is_discarded(frame: Any) -> bool:
     """Was the object dropped by a bare ``await lock.acquire()`` rather than by ``del`` or a return?"""
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "POP_TOP"
+    return bool(dis.opname[frame.f_code.co_code[frame.f_lasti]] == "POP_TOP")
 
 
 def _enter(scope: asyncio.Timeout) -> None:

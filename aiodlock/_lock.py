@@ -205,9 +205,7 @@ class Acquirable:
         session.places[place.request.id] = place
         await self._ask(session, place, wait=False)
 
-    async def _ask(
-        self, session: Session, place: Place, *, wait: bool
-    ) -> Granted | Waiting | Gone:
+    async def _ask(self, session: Session, place: Place, *, wait: bool) -> Granted | Waiting | Gone:
         """Send the request until it is answered. The same id makes a repetition harmless."""
         started, pause = now(), _FIRST_PAUSE
         while True:

@@ -53,7 +53,9 @@ def check_seconds(what: str, value: object, *, least: float = 0.0) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{what} must be a number of seconds, not {value!r}")
     if not math.isfinite(value) or not least <= value <= LONGEST_SECONDS:
-        raise ValueError(f"{what} must be from {least:g} to {LONGEST_SECONDS:g} seconds, not {value!r}")
+        raise ValueError(
+            f"{what} must be from {least:g} to {LONGEST_SECONDS:g} seconds, not {value!r}"
+        )
     return float(value)
 
 

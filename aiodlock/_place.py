@@ -65,7 +65,9 @@ class Place:
         "woken",
     )
 
-    def __init__(self, request: Request, options: LockOptions, task: asyncio.Task[Any] | None) -> None:
+    def __init__(
+        self, request: Request, options: LockOptions, task: asyncio.Task[Any] | None
+    ) -> None:
         self.request = request
         self.options = options
         self.ttl = request.ttl

@@ -305,7 +305,7 @@ class Session:
                         self.start_soon(self._leave_until_done, place)
                         raise LockLost(
                             f"releasing {request.name!r} had no answer until its lease ended "
-                            f"(token {place.token}): {error or 'no answer'}",
+                            f"(token {place.token}): {error!r}",
                             name=request.name,
                             reason="expired",
                         ) from error
@@ -413,4 +413,3 @@ class Session:
         )
         for hook in self.hooks:
             hook.release_failed(place.request, error)
-

@@ -21,9 +21,7 @@ def shared_server(url: str) -> FakeServer:
     try:
         import fakeredis
     except ImportError as missing:
-        raise ImportError(
-            "memory:// needs fakeredis: pip install 'aiodlock[memory]'"
-        ) from missing
+        raise ImportError("memory:// needs fakeredis: pip install 'aiodlock[memory]'") from missing
     name = urlsplit(url).netloc or urlsplit(url).path
     if not name:
         return fakeredis.FakeServer()

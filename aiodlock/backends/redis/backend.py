@@ -41,7 +41,16 @@ _logger = logging.getLogger("aiodlock")
 
 #: Refusals of a server that will pass: nothing was carried out.
 _PASSING = frozenset(
-    ("LOADING", "BUSY", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "NOREPLICAS")
+    (
+        "LOADING",
+        "BUSY",
+        "READONLY",
+        "MASTERDOWN",
+        "CLUSTERDOWN",
+        "TRYAGAIN",
+        "MISCONF",
+        "NOREPLICAS",
+    )
 )
 #: For how long a marker refuses late duplicates, at the least (seconds).
 _SHORTEST_MARKER = 60.0
@@ -224,14 +233,21 @@ class RedisBackend:
         reply = await self._run(
             wire,
             LEAVE,
-            (keys.state, keys.queue, keys.waiters, keys.token, keys.marker + request_id, keys.broken),
+            (
+                keys.state,
+                keys.queue,
+                keys.waiters,
+                keys.token,
+                keys.marker + request_id,
+                keys.broken,
+            ),
             request_id,
             *self._options,
             self._marker_ttl if late else 0,
         )
         match reply:
             case [b"released" | b"withdrawn" as what]:
-                return Left(what.decode())
+                return Left(what.decode())  # type: ignore[arg-type]
             case [b"gone", bytes(reason)]:
                 return Left("gone", reason.decode())  # type: ignore[arg-type]
         raise _wrong_shape("leave", reply)

@@ -92,7 +92,9 @@ class Link:
             if isinstance(reason, AuthenticationError | BackendError) and not isinstance(
                 reason, BackendUnavailable
             ):
-                raise BackendError(f"{self._source.described} refuses this client: {reason}") from reason
+                raise BackendError(
+                    f"{self._source.described} refuses this client: {reason}"
+                ) from reason
             _logger.warning("no connection to %s: %s", self._source.described, reason)
             if failures:
                 reply_timeout = min(2 * reply_timeout, _LONGEST_REPLY_TIMEOUT)
@@ -124,7 +126,7 @@ class Link:
         connection = self._source.make_connection()
         try:
             with anyio.fail_after(_CONNECT_TIMEOUT):
-                await connection.connect()
+                await connection.connect()  # type: ignore[no-untyped-call]
             return open_wire(connection, reply_timeout, self._on_message)
         except BaseException:
             await connection.disconnect(nowait=True)

@@ -42,7 +42,7 @@ class Source:
 
     @classmethod
     def from_url(cls, url: str) -> Source:
-        """Read a ``redis://``, ``rediss://`` or ``unix://`` URL. Raises ValueError when it is not one."""
+        """Read a ``redis://``, ``rediss://`` or ``unix://`` URL, or raise ValueError."""
         return cls(ConnectionPool.from_url(url), _without_secrets(url))
 
     @classmethod

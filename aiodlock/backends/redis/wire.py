@@ -39,7 +39,9 @@ class Wire:
     ``_answers`` (counts replies, so that silence can be told), ``lost`` (done when it is over).
     """
 
-    def __init__(self, reply_timeout: float, on_message: Callable[[Any], None] | None = None) -> None:
+    def __init__(
+        self, reply_timeout: float, on_message: Callable[[Any], None] | None = None
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._out: list[bytes] = []
         self._waiting: deque[asyncio.Future[Any]] = deque()
@@ -65,7 +67,7 @@ class Wire:
         """Send one command whose reply arrives as a message."""
         if not self._out:
             self._loop.call_soon(self._flush)
-        self._out.append(hiredis.pack_command(command))
+        self._out.append(hiredis.pack_command(command)  # type: ignore[arg-type])
 
     @property
     def answered(self) -> bool:
