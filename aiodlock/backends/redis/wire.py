@@ -67,7 +67,7 @@ class Wire:
         """Send one command whose reply arrives as a message."""
         if not self._out:
             self._loop.call_soon(self._flush)
-        self._out.append(hiredis.pack_command(command)  # type: ignore[arg-type])
+        self._out.append(hiredis.pack_command(command))  # type: ignore[arg-type]
 
     @property
     def answered(self) -> bool:
