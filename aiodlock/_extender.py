@@ -206,7 +206,7 @@ class Extender:
                 self.look_at(place, result.look_at)
                 return
         elif place.state is State.WAITING:
-            self.granted(place, result.token, result.deadline, full=False)
+            self.granted(place, result.token, result.deadline)
             return
         elif length < place.length:
             # Asked for as a waiter, or before the ttl was changed.
@@ -215,18 +215,18 @@ class Extender:
         self._plan_beat(place)
         self._schedule(place)
 
-    def granted(self, place: Place, token: int, deadline: float, *, full: bool) -> None:
-        """A place came to hold; ``full``: its lease has its whole ttl already."""
+    def granted(self, place: Place, token: int, deadline: float) -> None:
+        """A waiter came to hold, with what was left of its lease as a waiter: extend it at once.
+
+        When nothing is left (or only the margin), the body waits until that extension is answered.
+        """
         place.look_at = None
+        place.granted = True
         if place.watching:
             self._watch(place, False)
-        place.grant(token, deadline)
-        self._plan_beat(place)
-        if not full:
-            # It has what was left of its lease as a waiter.
-            place.beat = 0.0
-            place.asked = False
-        self._schedule(place)
+        if now() < deadline - place.options.margin:
+            place.grant(token, deadline)
+        self.extend_now(place)
 
     def _on_unknown(self, place: Place, error: BackendError) -> None:
         place.asked = False

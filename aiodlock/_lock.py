@@ -164,7 +164,10 @@ class Acquirable:
                 raise
             place = self._current(session, place)
             away = self._is_away(place, started)
-            await session.withdraw(place)
+            if away:
+                session.leave_soon(place)
+            else:
+                await session.withdraw(place)
             raise self._timed_out(session, timeout, away) from None
         except BaseException:
             await session.withdraw(self._current(session, place))
@@ -270,7 +273,8 @@ class Acquirable:
 
     def _own_hold(self, session: Session) -> Place | None:
         for place in reversed(session.holds(self._kind, self._name, asyncio.current_task())):
-            if place.request.mode == self._mode and place.options.owner == self._options.owner:
+            mine = place.request.mode == self._mode and place.options.owner == self._options.owner
+            if mine and place.handles:
                 return place
         return None
 

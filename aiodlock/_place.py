@@ -30,10 +30,11 @@ class Place:
     """Mutable state of one request on this side. One owner: the session.
 
     ``state``, ``deadline`` (until when the server certainly honours it; 0 before the first reply),
-    ``token``, ``noticed`` (a grant was announced before the first reply), ``woken`` (the future of
-    the waiting task), ``lost``, ``failure`` (what bodies get instead of ``lost``), ``armed`` (the
-    cancel scope of each task that runs a body), ``handles`` (serials of the leases not released),
-    and the extender's: ``beat``, ``look_at``, ``failures``, ``silent_since``, ``entry``, ``asked``.
+    ``token``, ``granted`` (the server said so; it may be too late for a body), ``noticed`` (a grant
+    was announced before the first reply), ``woken`` (the future of the waiting task), ``lost``,
+    ``failure`` (what bodies get instead of ``lost``), ``armed`` (the scope that cancels the body, per
+    task), ``handles`` (serials of the leases not released), ``successor``, and the extender's:
+    ``beat``, ``look_at``, ``watching``, ``failures``, ``silent_since``, ``entry``, ``asked``.
     """
 
     __slots__ = (
@@ -45,6 +46,7 @@ class Place:
         "entry",
         "failure",
         "failures",
+        "granted",
         "granted_at",
         "handles",
         "look_at",
@@ -74,6 +76,7 @@ class Place:
         self.state = State.ASKING
         self.deadline = 0.0
         self.token = 0
+        self.granted = False
         self.granted_at = 0.0
         self.noticed: int | None = None
         self.woken: asyncio.Future[None] | None = None
@@ -112,10 +115,12 @@ class Place:
     @property
     def length(self) -> float:
         """How long the next extension shall be, from now on."""
-        if self.state is not State.HELD:
+        if not self.granted:
             return self.request.waiter_ttl
         if self.options.max_hold is None:
             return self.ttl
+        if self.state is not State.HELD:
+            return min(self.ttl, self.options.max_hold)
         left = self.granted_at + self.options.max_hold - now()
         return max(0.001, min(self.ttl, left))
 
@@ -124,6 +129,7 @@ class Place:
     def grant(self, token: int, deadline: float) -> None:
         """Become a holder."""
         self.state = State.HELD
+        self.granted = True
         self.token = token
         self.deadline = max(self.deadline, deadline)
         self.granted_at = now()

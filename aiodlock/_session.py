@@ -99,10 +99,7 @@ class Session:
 
     def _die(self, error: Exception) -> None:
         """A background task died: nothing is extended any more, so nobody may go on believing."""
-        cause: BaseException = error
-        while isinstance(cause, BaseExceptionGroup) and len(cause.exceptions) == 1:
-            cause = cause.exceptions[0]
-        self._death = cause
+        self._death = cause = _root_cause(error)
         _logger.error("a background task died", exc_info=cause)
         for place in list(self.places.values()):
             place.wake(self._death_error())
@@ -175,8 +172,7 @@ class Session:
 
     def check_usable(self) -> None:
         """Raise unless calls can be made here and now."""
-        if os.getpid() != self.pid:
-            raise RuntimeError("this Client was entered before a fork: make a new one in the child")
+        self._check_process()
         if asyncio.get_running_loop() is not self.loop:
             raise RuntimeError("this Client belongs to another event loop: make one per loop")
         if self._death is not None:
@@ -184,14 +180,20 @@ class Session:
         if self.closing:
             raise self.closed_error()
 
+    def _check_process(self) -> None:
+        if os.getpid() != self.pid:
+            raise RuntimeError("this Client was entered before a fork: make a new one in the child")
+
     @staticmethod
     def closed_error() -> ClientClosed:
         return ClientClosed("the client was left: nothing can be acquired with it any more")
 
-    def start_soon(self, call: Callable[..., Coroutine[Any, Any, Any]], *args: object) -> None:
-        """Run something in the client's task group."""
-        if self._tasks is not None and self._main is not None and not self._main.done():
-            self._tasks.start_soon(call, *args)
+    def start_soon(self, call: Callable[..., Coroutine[Any, Any, Any]], *args: object) -> bool:
+        """Run something in the client's task group; False when that is over."""
+        if self._tasks is None or self._main is None or self._main.done():
+            return False
+        self._tasks.start_soon(call, *args)
+        return True
 
     # -- places ----------------------------------------------------------------------------------
 
@@ -231,6 +233,7 @@ class Session:
 
         Returns within about a second. Cancelled or unanswered, the client's own task goes on with it.
         """
+        self._check_process()
         self._end(place)
         try:
             async with asyncio.timeout(1.0):
@@ -268,9 +271,9 @@ class Session:
             await self._leave_until_done(place)
             done.set()
 
-        self.start_soon(leave)
-        with anyio.move_on_after(1.0):
-            await done.wait()
+        if self.start_soon(leave):
+            with anyio.move_on_after(1.0):
+                await done.wait()
 
     async def _leave_until_done(self, place: Place) -> None:
         """Repeat the leave until it is answered, or until the server has surely dropped the request."""
@@ -337,10 +340,7 @@ class Session:
             place.noticed = token
         elif place.state is State.WAITING:
             # A notice starts a body, so it counts only while the last answer's deadline lasts.
-            if now() < place.deadline - place.options.margin:
-                self.extender.granted(place, token, place.deadline, full=False)
-            else:
-                self.extender.extend_now(place)
+            self.extender.granted(place, token, place.deadline)
 
     def on_look(self, request_id: str | None) -> None:
         if request_id is not None:
@@ -397,8 +397,12 @@ class Session:
             ResourceWarning,
             stacklevel=2,
         )
-        if not place.handles and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self.leave_soon, place)
+        if not place.handles and not self.loop.is_closed() and os.getpid() == self.pid:
+            self.loop.call_soon_threadsafe(self._leave_forgotten, place)
+
+    def _leave_forgotten(self, place: Place) -> None:
+        if not place.handles:  # its task may have entered it again meanwhile
+            self.leave_soon(place)
 
     def extension_failed(self, place: Place, error: Exception) -> None:
         _logger.debug("extending %r failed: %r", place.request.name, error)
@@ -413,3 +417,11 @@ class Session:
         )
         for hook in self.hooks:
             hook.release_failed(place.request, error)
+
+
+def _root_cause(error: BaseException) -> BaseException:
+    """Return what stands in a group for the rest: a refusal of the server before a mere absence."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    causes = [_root_cause(inner) for inner in error.exceptions]
+    return next((cause for cause in causes if not isinstance(cause, BackendUnavailable)), causes[0])

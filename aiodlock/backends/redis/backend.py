@@ -190,7 +190,7 @@ class RedisBackend:
             request.ambiguous = True
             raise
         request.sent_on = None
-        return _parse(reply, sent)  # type: ignore[return-value]
+        return _parse(reply, sent)
 
     def extend(
         self, batch: Sequence[tuple[Request, float]]
@@ -247,7 +247,7 @@ class RedisBackend:
         )
         match reply:
             case [b"released" | b"withdrawn" as what]:
-                return Left(what.decode())  # type: ignore[arg-type]
+                return Left(what.decode())
             case [b"gone", bytes(reason)]:
                 return Left("gone", reason.decode())  # type: ignore[arg-type]
         raise _wrong_shape("leave", reply)
