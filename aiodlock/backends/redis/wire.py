@@ -57,8 +57,12 @@ class Wire:
         if self.lost.done():
             reply.set_exception(Unanswered("the connection is closed"))
             return reply
+        if self._waiting:
+            self.post(*command)
+        else:
+            # Nobody to be written together with: a lone command need not wait for the next turn.
+            self._write(hiredis.pack_command(command))  # type: ignore[arg-type]
         self._waiting.append(reply)
-        self.post(*command)
         if self._watchdog is None:
             self._watchdog = self._loop.call_later(self._reply_timeout, self._watch, self._answers)
         return reply
