@@ -18,7 +18,7 @@ _LOOK = """
 import importlib.metadata, importlib.resources, json
 import aiodlock
 package = importlib.resources.files("aiodlock")
-scripts = package / "backends" / "redis"
+scripts = package / "backends" / "redis" / "lua"
 lua = {f.name: f.read_text("utf-8") for f in scripts.iterdir() if f.name.endswith(".lua")}
 print(json.dumps({
     "file": aiodlock.__file__,
