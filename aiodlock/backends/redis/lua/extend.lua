@@ -30,6 +30,7 @@ if text then
 end
 
 local waiter
+local was_head = false
 text = redis.call('HGET', waiters, id)
 if text then
   waiter = decode_waiter(text)
@@ -41,6 +42,8 @@ if text then
     keep_queue_until(queue, waiters, waiter.deadline)
   else
     if own then
+      -- Too late, and at the head: the next one has to be told, nobody else will.
+      was_head = redis.call('XRANGE', queue, '-', '+', 'COUNT', 1)[1][1] == waiter.stream_id
       redis.call('XDEL', queue, waiter.stream_id)
     end
     redis.call('HDEL', waiters, id)
@@ -76,7 +79,7 @@ if next(granted) or #dead > 0 then
   keep_state(state, holders)
   bury(state, dead)
 end
-if head and changed and head.id ~= id then
+if head and (changed or was_head) and head.id ~= id then
   hint(keys, options, head, holders)
 end
 if granted[id] then
