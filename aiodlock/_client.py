@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from redis.asyncio import Redis
 
@@ -300,6 +300,8 @@ def _read_sequencer(text: str) -> tuple[Kind, str, Mode, int] | None:
     try:
         name = check_text("name", unquote(encoded, errors="strict"))
     except ValueError:
+        return None
+    if quote(name, safe="") != encoded:
         return None
     if mode == "semaphore":
         return "semaphore", name, "shared", int(token)

@@ -159,6 +159,7 @@ class Lease:
         :raises LockLost: when it was lost before, or nothing answered until the local deadline.
         """
         place, session = self._place, self._session
+        session.check_here()
         self._notice_overdue()
         if self._serial not in place.handles:
             raise self._not_held()
@@ -167,7 +168,6 @@ class Lease:
             if not place.handles:
                 session.leave_soon(place)
             raise place.error()
-        session.check_usable()
         if place.handles:
             return
         held_at = place.granted_at

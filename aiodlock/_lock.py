@@ -227,7 +227,7 @@ class Acquirable:
             pause = min(2 * pause, _LONGEST_PAUSE)
         place.silent_since = None
         if session.closing:
-            raise session.closed_error()
+            raise session.closed_error(self._name)
         match answer:
             case Granted(token, deadline):
                 place.grant(token, deadline)
@@ -315,7 +315,9 @@ class Acquirable:
                 name=self._name,
             )
         return AcquireTimeout(
-            f"{self._name!r} was not granted within {timeout:g} s", name=self._name
+            f"{self._name!r} was not granted within {timeout:g} s: wait longer (timeout=), or try "
+            "again later",
+            name=self._name,
         )
 
     def _refused(self, answer: Refused) -> Exception:

@@ -126,7 +126,7 @@ class Session:
                 if not place.armed:
                     self.leave_soon(place)
             elif place.state in (State.ASKING, State.WAITING):
-                place.wake(self.closed_error())
+                place.wake(self.closed_error(place.request.name))
         current = asyncio.current_task()
         for place in self.places.values():
             if place.armed and set(place.armed) <= {current}:
@@ -172,21 +172,26 @@ class Session:
 
     def check_usable(self) -> None:
         """Raise unless calls can be made here and now."""
-        self._check_process()
-        if asyncio.get_running_loop() is not self.loop:
-            raise RuntimeError("this Client belongs to another event loop: make one per loop")
+        self.check_here()
         if self._death is not None:
             raise self._death_error()
         if self.closing:
             raise self.closed_error()
+
+    def check_here(self) -> None:
+        """Raise in another loop or process than the client was entered in."""
+        self._check_process()
+        if asyncio.get_running_loop() is not self.loop:
+            raise RuntimeError("this Client belongs to another event loop: make one per loop")
 
     def _check_process(self) -> None:
         if os.getpid() != self.pid:
             raise RuntimeError("this Client was entered before a fork: make a new one in the child")
 
     @staticmethod
-    def closed_error() -> ClientClosed:
-        return ClientClosed("the client was left: nothing can be acquired with it any more")
+    def closed_error(name: str | None = None) -> ClientClosed:
+        about = "nothing can be acquired with it" if name is None else f"{name!r} was not acquired"
+        return ClientClosed(f"the client was left: {about}", name=name)
 
     def start_soon(self, call: Callable[..., Coroutine[Any, Any, Any]], *args: object) -> bool:
         """Run something in the client's task group; False when that is over."""
@@ -272,7 +277,8 @@ class Session:
             done.set()
 
         if self.start_soon(leave):
-            with anyio.move_on_after(1.0):
+            # The shield keeps anyio's scopes from ending the wait at once; asyncio's cancel() does.
+            with anyio.move_on_after(1.0, shield=True):
                 await done.wait()
 
     async def _leave_until_done(self, place: Place) -> None:
