@@ -201,6 +201,7 @@ class Extender:
         place.deadline = max(place.deadline, result.deadline)
         if isinstance(result, Waiting):
             place.look_at = None
+            place.floor = result.floor
             if place.state is State.WAITING and result.look_at is not None:
                 self._plan_beat(place)
                 self.look_at(place, result.look_at)

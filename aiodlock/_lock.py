@@ -184,6 +184,7 @@ class Acquirable:
             if isinstance(answer, Waiting):
                 place.state = State.WAITING
                 place.deadline = answer.deadline
+                place.floor = answer.floor
                 await self._wait_until_woken(session, place, answer)
             if place.state is State.HELD and now() < place.ends_at:
                 return place

@@ -53,6 +53,8 @@ class Waiting:
 
     deadline: float
     look_at: float | None
+    #: Every grant after this answer has a larger token: a notice with another is stale.
+    floor: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ class Place:
 
     ``state``, ``deadline`` (until when the server certainly honours it; 0 before the first reply),
     ``token``, ``granted`` (the server said so; it may be too late for a body), ``noticed`` (a grant
-    was announced before the first reply), ``woken`` (the future of the waiting task), ``lost``,
+    was announced before the first reply), ``floor`` (no grant since the last answer has a token that
+    is not larger), ``woken`` (the future of the waiting task), ``lost``,
     ``failure`` (what bodies get instead of ``lost``), ``armed`` (the scope that cancels the body, per
     task), ``handles`` (serials of the leases not released), ``successor``, and the extender's:
     ``beat``, ``look_at``, ``watching``, ``failures``, ``silent_since``, ``entry``, ``asked``.
@@ -46,6 +47,7 @@ class Place:
         "entry",
         "failure",
         "failures",
+        "floor",
         "granted",
         "granted_at",
         "handles",
@@ -76,6 +78,7 @@ class Place:
         self.state = State.ASKING
         self.deadline = 0.0
         self.token = 0
+        self.floor = 0
         self.granted = False
         self.granted_at = 0.0
         self.noticed: int | None = None

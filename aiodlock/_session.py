@@ -346,7 +346,12 @@ class Session:
             place.noticed = token
         elif place.state is State.WAITING:
             # A notice starts a body, so it counts only while the last answer's deadline lasts.
-            self.extender.granted(place, token, place.deadline)
+            # And only if it is news: an id whose reply was lost for long may have been queued, granted,
+            # dropped and queued again, and the notice may be of the first time.
+            if token > place.floor:
+                self.extender.granted(place, token, place.deadline)
+            else:
+                self.extender.extend_now(place)
 
     def on_look(self, request_id: str | None) -> None:
         if request_id is not None:

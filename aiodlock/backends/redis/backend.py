@@ -392,10 +392,10 @@ def _parse(reply: Any, sent: float) -> Granted | Waiting | Refused | Gone:
         match reply:
             case [b"granted" | b"held", token, left]:
                 return Granted(int(token), local_deadline(sent, int(left)))
-            case [b"waiting", left, look]:
+            case [b"waiting", left, look, floor]:
                 look_ms = int(look)
                 look_at = now() + look_ms / 1000 if look_ms >= 0 else None
-                return Waiting(local_deadline(sent, int(left)), look_at)
+                return Waiting(local_deadline(sent, int(left)), look_at, int(floor))
             case [b"busy"]:
                 return Refused("busy")
             case [b"deadlock"]:

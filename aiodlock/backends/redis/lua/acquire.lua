@@ -4,7 +4,7 @@
 -- ARGV  1 id  2 mode  3 owner  4 ttl (ms)  5 waiter ttl (ms)  6 lock-delay (ms)  7 client
 --       8 channel prefix  9 token retention (ms)  10 publish command  11 "wait" or "nowait"
 -- Result  {'granted', token, ms left}
---         {'waiting', ms left, ms until the earliest blocker ends if at the head, else -1}
+--         {'waiting', ms left, ms until the earliest blocker ends if at the head, else -1, token floor}
 --         {'busy'}  {'deadlock'}  {'gone'}: a marker refuses this id  {'limit', the mode in use}
 local state, queue, waiters, token_key, marker = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local id, mode, owner, client = ARGV[1], ARGV[2], ARGV[3], ARGV[7]
@@ -46,7 +46,7 @@ local function waiting(deadline)
   if head and head.id == id then
     look = math.max(0, (earliest_end(holders) or now) - now)
   end
-  return finish({'waiting', int(deadline - now), int(look)})
+  return finish({'waiting', int(deadline - now), int(look), token_floor(token_key)})
 end
 
 -- Nobody waits and no marker: the common case, told by one command.

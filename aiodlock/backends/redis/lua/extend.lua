@@ -3,7 +3,7 @@
 -- KEYS  1 state  2 queue  3 waiters  4 token  5 broken
 -- ARGV  1 id  2 length (ms)  3 owner  4 channel prefix  5 token retention (ms)  6 publish command
 -- Result  {'held', token, ms left}
---         {'waiting', ms left, ms until the earliest blocker ends if at the head, else -1}
+--         {'waiting', ms left, ms until the earliest blocker ends if at the head, else -1, token floor}
 --         {'gone', 'broken' | 'expired' | 'taken_over' | 'gone'}
 local state, queue, waiters, token_key, broken = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local id, length, owner = ARGV[1], tonumber(ARGV[2]), ARGV[3]
@@ -90,7 +90,7 @@ if waiter then
   if head and head.id == id then
     look = math.max(0, (earliest_end(holders) or now) - now)
   end
-  return {'waiting', int(waiter.deadline - now), int(look)}
+  return {'waiting', int(waiter.deadline - now), int(look), token_floor(token_key)}
 end
 if redis.call('HEXISTS', broken, id) == 1 then
   why = 'broken'

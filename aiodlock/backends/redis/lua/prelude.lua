@@ -106,6 +106,12 @@ local function next_token(key, retention)
   return token
 end
 
+-- Every later grant has a larger token than this, so a notice with one that is not larger is stale.
+local function token_floor(key)
+  local last = redis.call('GET', key)
+  return int(last and math.max(tonumber(last), now_us) or now_us)
+end
+
 -- Does `owner` hold already? Its token and the strongest mode, from live records only.
 local function hold_of(owner, holders)
   local token, exclusive
