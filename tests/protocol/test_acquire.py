@@ -32,7 +32,7 @@ async def test_known_waiter_keeps_its_one_place(direct: Direct) -> None:
     await direct.acquire("c")
     await direct.age("b", by=2_000)
     before = await direct.contents()
-    word, left, _ = await direct.acquire("b", waiter_ttl=5_000)
+    word, left, *_ = await direct.acquire("b", waiter_ttl=5_000)
     assert word == "waiting"
     assert 3_000 - SLACK <= int(left) <= 3_000
     assert await direct.contents() == before
@@ -112,7 +112,7 @@ async def test_overdue_holder_is_gone_for_itself_and_blocks_during_its_lock_dela
     await direct.acquire("a", ttl=1_000, delay=5_000)
     await direct.age("a", by=2_000)
     assert await direct.acquire("a", ttl=1_000, delay=5_000) == ["gone"]
-    word, _, look = await direct.acquire("b")
+    word, _, look, _floor = await direct.acquire("b")
     assert word == "waiting"
     assert 4_000 - SLACK <= int(look) <= 4_000, "the blocker ends with its lock-delay"
     await direct.age("a", by=4_000)
@@ -213,7 +213,9 @@ async def test_owner_that_holds_gets_in_again_with_its_token_whoever_waits(direc
     assert set(await direct.holders()) == {"b"}
 
 
-async def test_exclusive_owner_may_share_and_then_give_up_the_exclusive_hold(direct: Direct) -> None:
+async def test_exclusive_owner_may_share_and_then_give_up_the_exclusive_hold(
+    direct: Direct,
+) -> None:
     _, token, _ = await direct.acquire("x", owner="uowner")
     assert (await direct.acquire("s", "s", owner="uowner"))[:2] == ["granted", token]
     await direct.acquire("r", "s")

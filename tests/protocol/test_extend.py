@@ -17,7 +17,7 @@ async def test_extension_pushes_a_waiter_into_the_future(direct: Direct) -> None
     await direct.acquire("a")
     await direct.acquire("b", waiter_ttl=5_000)
     await direct.age("b", by=3_000)
-    word, left, _ = await direct.extend("b", 5_000)
+    word, left, *_ = await direct.extend("b", 5_000)
     assert (word, left) == ("waiting", "5000")
 
 
@@ -34,7 +34,7 @@ async def test_extension_never_brings_a_waiter_nearer(direct: Direct) -> None:
     await direct.acquire("a")
     await direct.acquire("b", waiter_ttl=5_000)
     before = (await direct.waiters())["b"].deadline
-    word, left, _ = await direct.extend("b", 500)
+    word, left, *_ = await direct.extend("b", 500)
     assert word == "waiting"
     assert 5_000 - SLACK <= int(left) <= 5_000
     assert (await direct.waiters())["b"].deadline == before
@@ -45,7 +45,7 @@ async def test_promise_survives_a_shorter_ttl_whoever_looks_later(direct: Direct
     await direct.acquire("a", ttl=10_000)
     for _ in range(3):
         await direct.extend("a", 1_000)
-    _, _, until_blocker_ends = await direct.acquire("b")
+    _, _, until_blocker_ends, _floor = await direct.acquire("b")
     assert int(until_blocker_ends) >= 10_000 - 2 * SLACK
     assert int((await direct.extend("a", 1_000))[2]) >= 10_000 - 2 * SLACK
 
@@ -133,7 +133,21 @@ async def test_waiters_evicted_but_not_the_stream_ask_again_in_their_new_order(
     assert set(await direct.holders()) == {"c"}
 
 
-async def test_state_evicted_grants_the_head_and_tells_the_holder_it_is_gone(direct: Direct) -> None:
+async def test_waiter_that_lost_its_record_and_asks_again_stands_at_the_end(direct: Direct) -> None:
+    for id in "abcd":
+        await direct.acquire(id)
+    await direct.redis.hdel(direct.keys.waiters, "c")  # type: ignore[misc]
+    assert (await direct.acquire("c"))[0] == "waiting"
+    seen = []
+    while holders := await direct.holders():
+        seen += holders
+        await direct.leave(seen[-1])
+    assert seen == ["a", "b", "d", "c"]
+
+
+async def test_state_evicted_grants_the_head_and_tells_the_holder_it_is_gone(
+    direct: Direct,
+) -> None:
     await direct.acquire("a")
     await direct.acquire("b")
     await direct.redis.delete(direct.keys.state)
@@ -215,7 +229,7 @@ async def test_dead_holders_are_swept_in_any_number(direct: Direct) -> None:
 async def test_clock_set_back_does_not_stretch_a_dead_holder(direct: Direct) -> None:
     await direct.acquire("a", ttl=2_000)
     await direct.set_clock_back("a", by=3_600_000)
-    _, _, look = await direct.acquire("b")
+    _, _, look, _floor = await direct.acquire("b")
     assert int(look) <= 2_000
 
 
@@ -241,5 +255,5 @@ async def test_clock_set_back_after_an_extension_of_another_length(
     await direct.acquire("a", ttl=10_000)
     await direct.extend("a", length)
     await direct.set_clock_back("a", by=3_600_000)
-    _, _, look = await direct.acquire("b")
+    _, _, look, _floor = await direct.acquire("b")
     assert int(look) <= max(length, 10_000)
