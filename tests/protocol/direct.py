@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import redis.asyncio
-
 from aiodlock.backends.redis import scripts
 from aiodlock.backends.redis.keys import Keys, channel_prefix, keys_of
 from aiodlock.backends.redis.scripts import Script
@@ -50,7 +48,8 @@ class Direct:
 
     def __init__(
         self,
-        redis: redis.asyncio.Redis,
+        # Its stubs say `bytes | str` of every reply; here all are text.
+        redis: Any,
         name: str = "name",
         *,
         kind: str = "lock",
@@ -79,8 +78,19 @@ class Direct:
         return await self._run(  # type: ignore[no-any-return]
             scripts.ACQUIRE,
             [keys.state, keys.queue, keys.waiters, keys.token, keys.marker + id],
-            [id, mode, owner or f"t{id}", ttl, waiter_ttl, delay, client]
-            + [channel_prefix(PREFIX), retention, "PUBLISH", "wait" if wait else "nowait"],
+            [
+                id,
+                mode,
+                owner or f"t{id}",
+                ttl,
+                waiter_ttl,
+                delay,
+                client,
+                channel_prefix(PREFIX),
+                retention,
+                "PUBLISH",
+                "wait" if wait else "nowait",
+            ],
         )
 
     async def extend(self, id: str, length: int = 10_000, *, owner: str | None = None) -> list[Any]:
@@ -116,7 +126,7 @@ class Direct:
     async def _run(self, script: Script, keys: list[str], arguments: list[str | int]) -> Any:
         source = self._sources.get(script.name, script.source.decode())
         assert len(keys) == int(script.number_of_keys)
-        return await self.redis.eval(source, len(keys), *keys, *arguments)  # type: ignore[misc]
+        return await self.redis.eval(source, len(keys), *keys, *arguments)
 
     # -- what the store has --------------------------------------------------------------------------
 
@@ -181,6 +191,12 @@ class Direct:
             await self.redis.hset(self.keys.waiters, id, " ".join(words))
 
 
+def waiting(reply: list[Any]) -> tuple[int, int]:
+    """Return the milliseconds left and until the look, of a reply that says `waiting`."""
+    assert reply[0] == "waiting", reply
+    return int(reply[1]), int(reply[2])
+
+
 def _holder(text: str) -> Holder:
     mode, token, deadline, length, delay, owner, client = text.split(" ")
     return Holder(mode, int(token), int(deadline), int(length), int(delay), owner, client)
@@ -194,12 +210,12 @@ def _waiter(text: str) -> Waiter:
 class Heard:
     """Messages on channels, in order. A message of our own marks the end of what is there by now."""
 
-    def __init__(self, redis: redis.asyncio.Redis, pubsub: redis.asyncio.client.PubSub) -> None:
+    def __init__(self, redis: Any, pubsub: Any) -> None:
         self._redis = redis
         self._pubsub = pubsub
 
     @classmethod
-    async def on(cls, redis: redis.asyncio.Redis, *channels: str) -> Heard:
+    async def on(cls, redis: Any, *channels: str) -> Heard:
         pubsub = redis.pubsub()
         await pubsub.psubscribe("end of what is there", *channels)
         for _ in range(len(channels) + 1):
@@ -219,11 +235,13 @@ class Heard:
 
     async def notices(self) -> list[tuple[str, str, str]]:
         """Return client, word and request id of each notice and hint since the last call."""
-        words = [(channel.rpartition(":")[2], *data.split(" ")) for channel, data in await self.so_far()]
+        words = [
+            (channel.rpartition(":")[2], *data.split(" ")) for channel, data in await self.so_far()
+        ]
         return [(client, word, id) for client, word, _, id, _ in words]
 
     async def aclose(self) -> None:
-        await self._pubsub.aclose()  # type: ignore[no-untyped-call]
+        await self._pubsub.aclose()
 
 
 CLIENTS = channel_prefix(PREFIX) + "*"

@@ -100,7 +100,7 @@ async def test_waiter_of_an_evicted_stream_is_not_the_newcomer_in_its_successor(
     # Ids may repeat within a millisecond once the stream was deleted.
     await direct.redis.xadd(direct.keys.queue, {"id": "c", "r": "x 0 tc client"}, id=stream_id)
     record = f"{stream_id} {await direct.now() + 5_000} 5000"
-    await direct.redis.hset(direct.keys.waiters, "c", record)  # type: ignore[misc]
+    await direct.redis.hset(direct.keys.waiters, "c", record)
     assert (await direct.extend("b"))[0] == "gone"
     assert await direct.queue() == ["c"]
     assert (await direct.extend("c"))[0] == "waiting"
@@ -112,7 +112,7 @@ async def test_waiter_whose_record_was_evicted_is_gone_and_no_ghost_in_the_strea
     await direct.acquire("a")
     await direct.acquire("b")
     await direct.acquire("c")
-    await direct.redis.hdel(direct.keys.waiters, "b")  # type: ignore[misc]
+    await direct.redis.hdel(direct.keys.waiters, "b")
     assert (await direct.extend("b"))[0] == "gone"
     assert await direct.queue() == ["c"]
     await direct.leave("a")
@@ -136,9 +136,9 @@ async def test_waiters_evicted_but_not_the_stream_ask_again_in_their_new_order(
 async def test_waiter_that_lost_its_record_and_asks_again_stands_at_the_end(direct: Direct) -> None:
     for id in "abcd":
         await direct.acquire(id)
-    await direct.redis.hdel(direct.keys.waiters, "c")  # type: ignore[misc]
+    await direct.redis.hdel(direct.keys.waiters, "c")
     assert (await direct.acquire("c"))[0] == "waiting"
-    seen = []
+    seen: list[str] = []
     while holders := await direct.holders():
         seen += holders
         await direct.leave(seen[-1])
@@ -218,7 +218,7 @@ async def test_dead_holders_are_swept_in_any_number(direct: Direct) -> None:
     ids = [f"r{number}" for number in range(2_500)]
     deadline = await direct.now() - 1_000
     records = {id: f"s 1 {deadline} 1000 0 t{id} client" for id in ids}
-    await direct.redis.hset(direct.keys.state, mapping=records)  # type: ignore[misc]
+    await direct.redis.hset(direct.keys.state, mapping=records)
     assert (await direct.acquire("a"))[0] == "granted"
     assert set(await direct.holders()) == {"a"}
 

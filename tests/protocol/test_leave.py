@@ -187,9 +187,9 @@ async def test_ghosts_in_the_middle_are_skipped(direct: Direct) -> None:
     for id in "abcde":
         await direct.acquire(id, waiter_ttl=1_000)
     await direct.age("c", "d", by=1_000)
-    seen = []
+    seen: list[str] = []
     for _ in range(3):
-        (id,) = await direct.holders()
+        id = next(iter(await direct.holders()), "nobody")
         seen.append(id)
         await direct.leave(id)
     assert seen == ["a", "b", "e"]

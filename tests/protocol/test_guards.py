@@ -1,0 +1,349 @@
+"""Each guard of the protocol, taken out: a test of its behaviour must notice.
+
+A mutation is one exact piece of a script and what stands there without the guard. The tests named
+beside it are run against the mutated scripts, and one of them has to fail. They pass on the
+scripts as they are: that is what the other modules of this folder show.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import redis
+
+from aiodlock.backends.redis import scripts
+
+from ..servers import Store
+from . import test_acquire, test_extend, test_keys, test_leave
+from .direct import CLIENTS, Direct, Heard
+
+Check = Callable[..., Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """`old`, which stands in the scripts that are named (all, when none are), becomes `new`."""
+
+    guard: str
+    old: str
+    new: str
+    noticed_by: Check
+    only: tuple[str, ...] = ()
+
+    def sources(self) -> dict[str, str]:
+        mutated = {}
+        for script in scripts.ALL:
+            source = script.source.decode()
+            if self.old in source and (not self.only or script.name in self.only):
+                mutated[script.name] = source.replace(self.old, self.new)
+        assert mutated, f"this is not in the scripts any more: {self.old}"
+        return mutated
+
+
+MUTATIONS = [
+    Mutation(
+        "an extension never brings the deadline nearer",
+        "record.deadline = math.max(record.deadline, now + length)",
+        "record.deadline = now + length",
+        test_extend.test_extension_never_brings_a_holder_nearer,
+    ),
+    Mutation(
+        "nor that of a waiter",
+        "record.deadline = math.max(record.deadline, now + length)",
+        "record.deadline = now + length",
+        test_extend.test_extension_never_brings_a_waiter_nearer,
+    ),
+    Mutation(
+        "a shorter ttl does not let the clamp cut what was promised",
+        "record.length = math.max(length, record.deadline - now)",
+        "record.length = length",
+        test_extend.test_promise_survives_a_shorter_ttl_whoever_looks_later,
+    ),
+    Mutation(
+        "an overdue holder is not revived",
+        "if record.live then\n    push(record)",
+        "if true then\n    push(record)",
+        test_extend.test_overdue_holder_is_never_revived_within_its_lock_delay,
+    ),
+    Mutation(
+        "an overdue waiter is not revived",
+        "if own and now < waiter.deadline then\n    push(waiter)",
+        "if own then\n    push(waiter)",
+        test_extend.test_overdue_waiter_is_never_revived,
+    ),
+    Mutation(
+        "a waiter needs its own entry in the stream",
+        "local own = entry and entry[2][2] == id\n  if own and",
+        "local own = true\n  if own and",
+        test_extend.test_waiter_whose_stream_was_evicted_is_gone,
+    ),
+    Mutation(
+        "somebody else's entry is not its own",
+        "local own = entry and entry[2][2] == id",
+        "local own = entry",
+        test_extend.test_waiter_of_an_evicted_stream_is_not_the_newcomer_in_its_successor,
+    ),
+    Mutation(
+        "an entry whose waiter stands elsewhere by now is a ghost",
+        "local own = waiter and waiter.stream_id == entry[1]",
+        "local own = waiter",
+        test_extend.test_waiter_that_lost_its_record_and_asks_again_stands_at_the_end,
+    ),
+    Mutation(
+        "a stream that is gone takes its waiters with it",
+        "redis.call('DEL', queue, waiters)",
+        "redis.call('DEL', queue)",
+        test_leave.test_stream_evicted_but_not_the_waiters_grants_nobody_twice,
+    ),
+    Mutation(
+        "the name is not wedged by waiters whose stream is gone",
+        "if own and now < waiter.deadline then\n    push(waiter)",
+        "if now < waiter.deadline then\n    push(waiter)",
+        test_leave.test_stream_evicted_but_not_the_waiters_does_not_wedge_the_name,
+    ),
+    Mutation(
+        "a marker refuses a late duplicate after a release",
+        "if redis.call('EXISTS', marker) == 1 then",
+        "if false then",
+        test_leave.test_late_duplicate_after_an_ordinary_release_is_refused,
+    ),
+    Mutation(
+        "a marker refuses a late duplicate after a withdrawal",
+        "if redis.call('EXISTS', marker) == 1 then",
+        "if false then",
+        test_leave.test_late_duplicate_after_a_withdrawal_is_refused,
+    ),
+    Mutation(
+        "the marker is written also when nothing was found",
+        "redis.call('SET', marker, '1', 'PX', ARGV[5])",
+        "local _ = nil",
+        test_leave.test_request_that_arrives_after_its_own_leave_is_refused,
+    ),
+    Mutation(
+        "the marker is seen on a name that nobody waits for",
+        "redis.call('EXISTS', queue, waiters, marker) == 0",
+        "redis.call('EXISTS', queue, waiters) == 0",
+        test_leave.test_late_duplicate_after_an_ordinary_release_is_refused,
+    ),
+    Mutation(
+        "leaving late does not open a name early",
+        "others[#others + 1] = record\n    result = {'gone', 'expired'}",
+        "dead[#dead + 1] = id\n    result = {'gone', 'expired'}",
+        test_leave.test_leaving_late_does_not_open_a_name_before_its_lock_delay_is_over,
+    ),
+    Mutation(
+        "an overdue record blocks during its lock-delay",
+        "if now < record.closed_until then",
+        "if now < record.deadline then",
+        test_acquire.test_overdue_holder_is_gone_for_itself_and_blocks_during_its_lock_delay,
+    ),
+    Mutation(
+        "an overdue record gives its owner nothing",
+        "if record.live and record.owner == owner then",
+        "if record.owner == owner then",
+        test_acquire.test_lock_delay_keeps_out_its_own_owner_too,
+    ),
+    Mutation(
+        "a known overdue id is gone",
+        "if record.live then\n      return finish({'granted'",
+        "if true then\n      return finish({'granted'",
+        test_acquire.test_overdue_holder_is_gone_for_itself_and_blocks_during_its_lock_delay,
+    ),
+    Mutation(
+        "a repeated message is told the time that is left",
+        "return finish({'granted', record.token, int(record.deadline - now)})",
+        "return finish({'granted', record.token, int(ttl)})",
+        test_acquire.test_known_holder_gets_its_present_state,
+    ),
+    Mutation(
+        "a known waiter is not queued again",
+        "local known = not quiet and redis.call('HGET', waiters, id)",
+        "local known = false",
+        test_acquire.test_known_waiter_keeps_its_one_place,
+    ),
+    Mutation(
+        "nobody gets in past a waiter",
+        "if not head and compatible(mode, holders) then",
+        "if compatible(mode, holders) then",
+        test_acquire.test_reader_does_not_pass_a_waiting_writer,
+    ),
+    Mutation(
+        "ghosts are skipped",
+        "if own and now < waiter.deadline then\n      waiter.id = id",
+        "if own then\n      waiter.id = id",
+        test_leave.test_ghosts_at_the_head_are_skipped,
+    ),
+    Mutation(
+        "ghosts are skipped in the middle",
+        "if own and now < waiter.deadline then\n      waiter.id = id",
+        "if own then\n      waiter.id = id",
+        test_leave.test_ghosts_in_the_middle_are_skipped,
+    ),
+    Mutation(
+        "a granted waiter keeps the deadline it had",
+        "id = head.id, mode = head.mode, deadline = head.deadline,",
+        "id = head.id, mode = head.mode, deadline = now + head.length,",
+        test_extend.test_granted_waiter_keeps_its_deadline_until_it_extends,
+    ),
+    Mutation(
+        "the old record is removed after the new one is written",
+        "local granted = {}\nlocal head, changed = grant_waiting(keys, options, others, granted)",
+        "bury(state, dead)\nlocal granted = {}\n"
+        "local head, changed = grant_waiting(keys, options, others, granted)",
+        test_leave.test_state_key_never_vanishes_in_a_hand_off,
+    ),
+    Mutation(
+        "the next head is told when the head withdraws",
+        "if head and (changed or was_head) then\n  hint(keys, options, head, others)",
+        "if head and changed then\n  hint(keys, options, head, others)",
+        test_leave.test_head_that_withdraws_gives_the_next_one_hint,
+    ),
+    Mutation(
+        "the next head is told when the head is found dead",
+        "changed = changed or dropped > 0",
+        "local _ = dropped",
+        test_leave.test_head_that_dies_gives_the_next_one_hint_from_whoever_looks,
+    ),
+    Mutation(
+        "the next head is told when an overdue head finds itself out",
+        "if head and (changed or was_head) and head.id ~= id then",
+        "if head and changed and head.id ~= id then",
+        test_leave.test_overdue_head_that_extends_gives_the_next_one_hint,
+    ),
+    Mutation(
+        "no hint for a head that asks soon enough",
+        "if look and look < next_extension then",
+        "if look then",
+        test_leave.test_no_hint_when_the_new_head_will_ask_soon_enough,
+    ),
+    Mutation(
+        "a nearer time to look is hinted",
+        "if head and now + ttl + delay < earliest then",
+        "if false then",
+        test_leave.test_nearer_time_to_look_is_hinted,
+    ),
+    Mutation(
+        "a deadline is clamped to the record's length",
+        "return math.min(tonumber(deadline), now + tonumber(length))",
+        "return tonumber(deadline)",
+        test_extend.test_clock_set_back_does_not_stretch_a_dead_holder,
+    ),
+    Mutation(
+        "also that of a waiter",
+        "return math.min(tonumber(deadline), now + tonumber(length))",
+        "return tonumber(deadline)",
+        test_extend.test_clock_set_back_does_not_stretch_a_dead_waiter,
+    ),
+    Mutation(
+        "a token follows the last one",
+        "token = math.max(tonumber(last) + 1, now_us)",
+        "token = now_us",
+        test_keys.test_token_grows_when_the_clock_was_set_back,
+    ),
+    Mutation(
+        "a token follows the clock",
+        "local token = now_us",
+        "local token = 1",
+        test_keys.test_token_grows_across_the_expiry_of_its_key,
+    ),
+    Mutation(
+        "a token is remembered for its own time",
+        "retention + math.max(0, math.ceil(token / 1000) - now)",
+        "retention",
+        test_keys.test_token_is_remembered_until_its_own_time_is_over,
+    ),
+    Mutation(
+        "a token is never forgotten earlier than promised",
+        "left = redis.call('PTTL', key)",
+        "left = -2",
+        test_keys.test_token_is_never_forgotten_earlier_than_promised_before,
+    ),
+    Mutation(
+        "a token is printed in full",
+        "return string.format('%.0f', number)",
+        "return tostring(number)",
+        test_keys.test_token_is_a_plain_decimal_also_beyond_fourteen_digits,
+    ),
+    Mutation(
+        "the state outlives its records",
+        "keep_until(state, record.deadline + record.delay)",
+        "local _ = nil",
+        test_keys.test_every_key_has_a_ttl_that_covers_its_records,
+    ),
+    Mutation(
+        "the queue outlives its waiters",
+        "keep_queue_until(queue, waiters, waiter.deadline)",
+        "local _ = nil",
+        test_keys.test_every_key_has_a_ttl_that_covers_its_records,
+    ),
+    Mutation(
+        "the first write is one that an out-of-memory server refuses",
+        "  record.token = token or next_token(token_key, options.retention)\n"
+        "  write_record(state, record)",
+        "  bury(state, dead)\n"
+        "  record.token = token or next_token(token_key, options.retention)\n"
+        "  write_record(state, record)",
+        test_keys.test_script_refused_for_want_of_memory_has_done_nothing,
+    ),
+    Mutation(
+        "thousands of dead holders are removed in pieces",
+        "for first = 1, #dead, 1000 do",
+        "for first = 1, #dead, 1000000 do",
+        test_extend.test_dead_holders_are_swept_in_any_number,
+    ),
+    Mutation(
+        "an owner that shares is refused exclusively",
+        "if mode == 'x' and not held_exclusive then",
+        "if false then",
+        test_acquire.test_sharing_owner_that_asks_exclusively_is_refused,
+    ),
+]
+
+
+@pytest.mark.stores("valkey9")
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.guard)
+async def test_guard_taken_out_is_noticed(mutation: Mutation, store: Store, heard: Heard) -> None:
+    direct = Direct(await store.raw(), sources=mutation.sources())
+    noticed = False
+    for arguments in _arguments(mutation.noticed_by, direct, store, heard):
+        try:
+            await mutation.noticed_by(**arguments)
+        except (AssertionError, redis.ResponseError):
+            noticed = True
+        await direct.redis.flushall()
+    assert noticed, f"{mutation.noticed_by.__name__} is content without it"
+
+
+@pytest.mark.stores("valkey9")
+@pytest.mark.parametrize(
+    "check", {mutation.noticed_by for mutation in MUTATIONS}, ids=lambda check: check.__name__
+)
+async def test_whoever_notices_is_content_with_the_scripts_as_they_are(
+    check: Check, store: Store
+) -> None:
+    """Called in this way, and not only by pytest."""
+    raw = await store.raw()
+    for arguments in _arguments(check, Direct(raw), store, None):
+        if "heard" in arguments:
+            arguments["heard"] = await Heard.on(await store.raw(), CLIENTS)
+        await check(**arguments)
+        if "heard" in arguments:
+            await arguments["heard"].aclose()
+        await raw.flushall()
+
+
+def _arguments(
+    check: Check, direct: Direct, store: Store, heard: Heard | None
+) -> list[dict[str, Any]]:
+    """Return what to call a test with: once, or once per value that it is parametrised with."""
+    fixtures = {"direct": direct, "store": store, "real_store": store, "heard": heard}
+    names = inspect.signature(check).parameters
+    given = {name: value for name, value in fixtures.items() if name in names}
+    for mark in getattr(check, "pytestmark", []):
+        if mark.name == "parametrize":
+            return [{**given, mark.args[0]: value} for value in mark.args[1]]
+    return [given]
