@@ -1,0 +1,400 @@
+"""`aiodlock.fastapi` under a real uvicorn, over sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any
+from uuid import UUID
+
+import httpx
+import pytest
+from fastapi import APIRouter, BackgroundTasks, Body, FastAPI, Request
+from fastapi.responses import StreamingResponse
+
+import aiodlock
+from aiodlock import Client, Lease
+from aiodlock.fastapi import LockClient, Locked, lifespan
+
+from ..servers import Store
+from .conftest import Serve
+
+ORDER_LOCK = Locked("orders:{order_id}")
+
+pytestmark = pytest.mark.stores("memory", "valkey9")
+
+
+async def until(holds: Callable[[], Any], what: str) -> None:
+    async with asyncio.timeout(5):
+        while True:
+            result = holds()
+            if asyncio.iscoroutine(result):
+                result = await result
+            if result:
+                return
+            await asyncio.sleep(0.005)
+    raise AssertionError(what)
+
+
+@pytest.fixture
+def app(store: Store) -> FastAPI:
+    return FastAPI(lifespan=lifespan(store.url, ttl=2))
+
+
+async def waiters(app: FastAPI, name: str) -> int:
+    return len((await app.state.aiodlock.inspect(name)).waiters)
+
+
+async def test_handler_runs_with_the_lock_and_it_is_free_when_the_answer_arrives(
+    app: FastAPI, serve: Serve
+) -> None:
+    @app.get("/orders/{order_id}")
+    async def show(
+        order_id: int, lease: Annotated[Lease, Locked("orders:{order_id}", timeout=2)]
+    ) -> dict[str, Any]:
+        info = await app.state.aiodlock.inspect("orders:7")
+        return {"name": lease.name, "token": lease.token, "holders": len(info.holders)}
+
+    async with serve(app) as http:
+        for _ in range(5):
+            answer = await http.get("/orders/7")
+            assert answer.json()["name"] == "orders:7"
+            assert answer.json()["holders"] == 1
+            assert not (await app.state.aiodlock.inspect("orders:7")).holders
+
+
+async def test_busy_lock_gives_423_with_retry_after_and_problem(app: FastAPI, serve: Serve) -> None:
+    @app.get("/orders/{order_id}")
+    async def show(lease: Annotated[Lease, Locked("orders:{order_id}", timeout=0.05)]) -> None:
+        raise AssertionError("must not run")
+
+    async with serve(app) as http:
+        async with app.state.aiodlock.lock("orders:7"):
+            answer = await http.get("/orders/7")
+        assert answer.status_code == 423
+        assert int(answer.headers["retry-after"]) >= 1
+        detail = answer.json()["detail"]
+        assert detail["status"] == 423
+        assert detail["lock"] == "orders:7"
+        assert {"type", "title", "detail"} <= set(detail)
+
+
+async def test_lost_lease_cancels_the_handler_and_gives_409(app: FastAPI, serve: Serve) -> None:
+    cancelled = asyncio.Event()
+
+    @app.get("/slow")
+    async def slow(lease: Annotated[Lease, Locked("slow")]) -> None:
+        try:
+            await asyncio.sleep(30)
+        finally:
+            cancelled.set()
+
+    async with serve(app) as http:
+        answer = asyncio.create_task(http.get("/slow"))
+        client: Client = app.state.aiodlock
+        await until(lambda: client.lock("slow").locked(), "locked")
+        assert await client.break_lock("slow") == 1
+        assert (await answer).status_code == 409
+        assert answer.result().json()["detail"]["status"] == 409
+        assert cancelled.is_set()
+
+
+async def test_handler_that_checks_its_lease_gives_409(app: FastAPI, serve: Serve) -> None:
+    @app.get("/check")
+    async def check(lease: Annotated[Lease, Locked("check", on_lost="flag")]) -> None:
+        await app.state.aiodlock.break_lock("check")
+        await lease.wait_lost()
+        lease.ensure_held()
+
+    async with serve(app) as http:
+        assert (await http.get("/check")).status_code == 409
+
+
+async def test_shared_locks_are_held_together(app: FastAPI, serve: Serve) -> None:
+    both = asyncio.Barrier(2)
+
+    @app.get("/read")
+    async def read(lease: Annotated[Lease, Locked("doc", shared=True, timeout=1)]) -> str:
+        async with asyncio.timeout(2):
+            await both.wait()
+        return lease.mode
+
+    async with serve(app) as http:
+        answers = await asyncio.gather(http.get("/read"), http.get("/read"))
+        assert [answer.json() for answer in answers] == ["shared", "shared"]
+
+
+async def test_fields_come_from_path_query_and_headers(app: FastAPI, serve: Serve) -> None:
+    @app.get("/a/{order_id}")
+    async def bare(
+        lease: Annotated[Lease, Locked("{x_tenant}:{region}:{order_id}")],
+    ) -> str:
+        return lease.name
+
+    @app.get("/b/{order_id}")
+    async def told(
+        lease: Annotated[Lease, Locked("{header.x_tenant}:{query.region}:{path.order_id}")],
+    ) -> str:
+        return lease.name
+
+    async with serve(app) as http:
+        for path in ("/a/7", "/b/7"):
+            answer = await http.get(path, params={"region": "eu"}, headers={"X-Tenant": "acme"})
+            assert answer.json() == "acme:eu:7"
+            for params, headers in (
+                ({}, {"X-Tenant": "acme"}),
+                ({"region": "eu"}, {}),
+                ({"region": ""}, {"X-Tenant": "acme"}),
+                ({"region": "eu"}, {"X-Tenant": ""}),
+            ):
+                answer = await http.get(path, params=params, headers=headers)
+                assert answer.status_code == 422, (path, params, headers)
+        # A query cannot stand in for a header that is there, nor be given twice.
+        twice: list[tuple[str, str | int | float | bool | None]]
+        twice = [("region", "eu"), ("region", "us")]
+        for query in (twice, [twice[0], ("x_tenant", "other")]):
+            answer = await http.get("/a/7", params=query, headers={"X-Tenant": "acme"})
+            assert answer.status_code == 422
+
+
+@pytest.mark.parametrize("value", ["a:b", "a/b", "a b", "{x}", "*", "a%3Ab", "a\nb", "\x00", "a?"])
+async def test_value_cannot_break_out_into_another_name(
+    app: FastAPI, serve: Serve, value: str
+) -> None:
+    @app.get("/x")
+    async def x(lease: Annotated[Lease, Locked("orders:{id}")]) -> None:
+        raise AssertionError("must not run")
+
+    async with serve(app) as http:
+        answer = await http.get("/x", params={"id": value})
+        assert answer.status_code == 422
+        assert (await http.get("/x", params={"id": "y" * 600})).status_code == 422
+
+
+async def test_separator_of_two_fields_is_refused_in_both(app: FastAPI, serve: Serve) -> None:
+    @app.get("/x")
+    async def x(lease: Annotated[Lease, Locked("{a}-{b}")]) -> str:
+        return lease.name
+
+    async with serve(app) as http:
+        assert (await http.get("/x", params={"a": "1", "b": "2"})).json() == "1-2"
+        assert (await http.get("/x", params={"a": "1-2", "b": "3"})).status_code == 422
+
+
+async def test_name_gets_the_value_as_the_handler_sees_it(app: FastAPI, serve: Serve) -> None:
+    @app.get("/n/{number}/{uid}")
+    async def n(number: int, uid: UUID, lease: Annotated[Lease, Locked("{number}:{uid}")]) -> str:
+        return lease.name
+
+    uid = UUID(int=5)
+    async with serve(app) as http:
+        answer = await http.get(f"/n/007/{uid.hex.upper()}")
+        assert answer.json() == f"7:{uid}"
+        assert (await http.get(f"/n/seven/{uid}")).status_code == 422
+
+
+async def test_disconnected_client_leaves_the_queue_and_its_handler_does_not_run(
+    app: FastAPI, serve: Serve
+) -> None:
+    ran: list[bytes] = []
+
+    @app.post("/orders/{order_id}")
+    async def pay(
+        request: Request, lease: Annotated[Lease, Locked("orders:{order_id}", timeout=None)]
+    ) -> None:
+        ran.append(await request.body())
+
+    async with serve(app) as http:
+        client: Client = app.state.aiodlock
+        async with client.lock("orders:7"):
+            request = asyncio.create_task(http.post("/orders/7", content=b"x"))
+            await until(lambda: waiting(client), "queued")
+            request.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await request
+
+            async def left() -> bool:
+                return not await waiting(client)
+
+            await until(left, "left the queue")
+        assert not ran
+        assert (await http.post("/orders/7", content=b"second")).status_code == 200
+        assert ran == [b"second"]
+
+
+async def waiting(client: Client) -> int:
+    return len((await client.inspect("orders:7")).waiters)
+
+
+async def test_body_is_not_stolen_while_waiting(app: FastAPI, serve: Serve) -> None:
+    """Neither one that FastAPI reads nor one the handler streams, small or large, early or late."""
+
+    @app.post("/raw")
+    async def raw(request: Request, lease: Annotated[Lease, Locked("orders:7")]) -> int:
+        return sum([len(chunk) async for chunk in request.stream()])
+
+    @app.post("/json")
+    async def parsed(
+        value: Annotated[dict[str, str], Body()], lease: Annotated[Lease, Locked("orders:7")]
+    ) -> int:
+        return len(value["x"])
+
+    size, go_on = 300_000, asyncio.Event()
+
+    async def slow_body() -> AsyncIterator[bytes]:
+        yield b"y" * 10
+        await go_on.wait()
+        for _ in range(10):
+            yield b"z" * (size // 10)
+
+    async with serve(app) as http:
+        client: Client = app.state.aiodlock
+        async with client.lock("orders:7"):
+            requests = [
+                asyncio.create_task(http.post("/raw", content=b"x" * size)),
+                asyncio.create_task(http.post("/raw", content=slow_body())),
+                asyncio.create_task(http.post("/json", json={"x": "x" * size})),
+            ]
+
+            async def all_wait() -> bool:
+                return await waiting(client) == 3
+
+            await until(all_wait, "queued")
+        go_on.set()
+        answers = [await request for request in requests]
+        assert [answer.json() for answer in answers] == [size, size + 10, size]
+
+
+async def test_lock_is_free_while_a_body_streams_and_background_tasks_run(
+    app: FastAPI, serve: Serve
+) -> None:
+    seen: list[bool] = []
+
+    async def look() -> None:
+        seen.append(await app.state.aiodlock.lock("s").locked())
+
+    @app.get("/stream")
+    async def stream(
+        tasks: BackgroundTasks, lease: Annotated[Lease, Locked("s")]
+    ) -> StreamingResponse:
+        async def body() -> AsyncIterator[bytes]:
+            await look()
+            yield b"x"
+
+        tasks.add_task(look)
+        return StreamingResponse(body(), background=tasks)
+
+    async with serve(app) as http:
+        assert (await http.get("/stream")).text == "x"
+        await until(lambda: len(seen) == 2, "background task")
+        assert seen == [False, False]
+
+
+async def test_sync_handlers_hold_the_lock_too(app: FastAPI, serve: Serve) -> None:
+    @app.get("/sync")
+    def sync(lease: Annotated[Lease, Locked("s")]) -> bool:
+        return lease.held
+
+    async with serve(app) as http:
+        assert (await http.get("/sync")).json() is True
+
+
+async def test_lock_client_gives_the_client_and_maps_errors(app: FastAPI, serve: Serve) -> None:
+    @app.get("/nowait")
+    async def nowait(client: Annotated[Client, LockClient]) -> None:
+        async with client.lock("n", timeout=0):
+            pass
+
+    @app.get("/called")
+    async def called(client: Annotated[Client, LockClient]) -> bool:
+        return client is app.state.aiodlock
+
+    async with serve(app) as http:
+        assert (await http.get("/called")).json() is True
+        assert (await http.get("/nowait")).status_code == 200
+        async with app.state.aiodlock.lock("n"):
+            assert (await http.get("/nowait")).status_code == 423
+
+
+async def test_another_locks_error_in_the_handler_is_not_ours(app: FastAPI, serve: Serve) -> None:
+    @app.get("/x")
+    async def x(lease: Annotated[Lease, Locked("mine")]) -> str:
+        try:
+            await app.state.aiodlock.lock("other").acquire(timeout=0)
+        except aiodlock.AcquireTimeout:
+            return "caught"
+        return "free"
+
+    async with serve(app) as http:
+        async with app.state.aiodlock.lock("other"):
+            assert (await http.get("/x")).json() == "caught"
+
+
+@pytest.mark.stores("valkey9")
+async def test_store_away_gives_503(store: Store, serve: Serve) -> None:
+    app = FastAPI(lifespan=lifespan(store.url, unavailable_after=0.3, close_timeout=0.5))
+
+    @app.get("/x")
+    async def x(lease: Annotated[Lease, Locked("x", timeout=0.5)]) -> None:
+        raise AssertionError("must not run")
+
+    async with serve(app) as http:
+        assert store.server is not None
+        store.server.pause()
+        try:
+            answer = await http.get("/x")
+        finally:
+            store.server.resume()
+        assert answer.status_code == 503
+        assert "retry-after" in answer.headers
+        assert answer.json()["detail"]["status"] == 503
+
+
+async def test_problems_are_in_the_schema(app: FastAPI, serve: Serve) -> None:
+    router = APIRouter(prefix="/in")
+
+    @router.get("/{a}")
+    @app.get("/direct/{a}")
+    async def x(lease: Annotated[Lease, Locked("{header.x_tenant}:{a}")]) -> None: ...
+
+    @app.get("/free")
+    async def free() -> None: ...
+
+    app.include_router(router)
+    async with serve(app) as http:
+        paths = (await http.get("/openapi.json")).json()["paths"]
+    for path in ("/direct/{a}", "/in/{a}"):
+        operation = paths[path]["get"]
+        assert {"423", "409", "503"} <= set(operation["responses"]), path
+        assert [p["name"] for p in operation["parameters"] if p["in"] == "header"] == ["x-tenant"]
+    assert "423" not in paths["/free"]["get"]["responses"]
+
+
+async def test_dependencies_can_be_overridden(store: Store, client: Client) -> None:
+    app = FastAPI()
+
+    @app.get("/orders/{order_id}")
+    async def show(lease: Annotated[Any, ORDER_LOCK]) -> str:
+        return str(getattr(lease, "name", lease))
+
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        app.dependency_overrides[LockClient] = lambda: client
+        assert (await http.get("/orders/7")).json() == "orders:7"
+        app.dependency_overrides[ORDER_LOCK] = lambda: "instead"
+        assert (await http.get("/orders/7")).json() == "instead"
+
+
+@pytest.mark.parametrize(
+    "template", ["", "{}", "{a}{b}", "{a}x{b}", "{a.b}", "{a:>3}", "{a!r}", "{a[0]}", "{"]
+)
+def test_wrong_templates_are_refused_at_once(template: str) -> None:
+    with pytest.raises(ValueError):
+        Locked(template)
+
+
+def test_wrong_options_are_refused_at_once() -> None:
+    with pytest.raises(ValueError):
+        Locked("x", timeout=-1)
+    with pytest.raises(TypeError):
+        Locked("x", no_such_option=1)
