@@ -6,6 +6,7 @@ A map of the package::
     _session.py    what runs while a client is entered: places, leaving, the only task group
     _lock.py       Lock: name, mode, options; the one acquire loop; reentrancy
     _lease.py      Lease: held, released, or lost with a reason; leaving a body
+    _election.py  Election: a lock whose holder leads, and says who it is
     _place.py      a request's state, from its first message to its last
     _extender.py   one task that extends every lease and waiter, in batches
     _model.py      frozen values        _options.py  what users hand in, checked
@@ -14,6 +15,7 @@ A map of the package::
 """
 
 from ._client import Client as Client
+from ._election import Election as Election
 from ._errors import AcquireTimeout as AcquireTimeout
 from ._errors import BackendError as BackendError
 from ._errors import BackendUnavailable as BackendUnavailable

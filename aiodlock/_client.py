@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from redis.asyncio import Redis
 
+from ._election import Election
 from ._errors import BackendUnavailable, ClientClosed, Unsupported
 from ._hooks import Hooks
 from ._lock import ANSWER_WITHIN, Lock, ReadWriteLock, Semaphore
@@ -206,6 +207,10 @@ class Client:
             raise ValueError("a semaphore is not reentrant: owner has no meaning")
         described = self.lock(name, **options)
         return Semaphore(self, described.name, "shared", described._options, check_limit(limit))
+
+    def election(self, name: str, **options: Any) -> Election:
+        """Describe an election: one leader at a time. Options as of ``lock``, without ``owner``."""
+        return Election(self, name, options)
 
     def _in_mode(self, lock: Lock, mode: Mode) -> Lock:
         return Lock(self, lock.name, mode, lock._options)

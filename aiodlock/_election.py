@@ -1,0 +1,137 @@
+"""Election: one leader at a time, on top of the lock. Whoever holds the name leads.
+
+The leader's value travels in the owner of its request, behind an id that makes each candidacy an
+owner of its own. So it appears with the grant, in the same script, and is gone with the lease: there is
+no second key that could outlive a leader, or come late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ._clock import now
+from ._errors import BackendUnavailable
+from ._lease import Lease
+from ._options import check_seconds
+
+if TYPE_CHECKING:
+    from ._client import Client
+
+_MARK = "leader:"
+_LONGEST_VALUE = 400
+
+
+class Election:
+    """Made by ``Client.election``; may be used by many tasks. It is the lock of the same name.
+
+    So ``Client.inspect`` shows the leader and the candidates in their order, and ``Client.break_lock``
+    deposes.
+    """
+
+    def __init__(self, client: Client, name: str, options: dict[str, Any]) -> None:
+        if options.pop("owner", None) is not None:
+            raise ValueError("an election makes an owner of each candidacy: owner has no meaning")
+        self._client = client
+        self._options = options
+        self._name = client.lock(name, **options).name
+
+    @property
+    def name(self) -> str:
+        """The name, as given; the same as that of ``Client.lock(name)``."""
+        return self._name
+
+    def __repr__(self) -> str:
+        return f"<Election {self._name!r} on {self._client!r}>"
+
+    def lead(self, value: str = "") -> Candidacy:
+        """Wait to be elected: ``async with election.lead("host-1") as lease``; leaving resigns.
+
+        Candidates are elected in order of arrival. When the lease is lost, the body is cancelled and
+        ``LockLost`` raised, as with a lock. A leader that stands again in its own body waits for itself.
+
+        :param value: what ``observe`` shows, such as an address; up to 400 bytes of UTF-8.
+        :raises AcquireTimeout: (on entering) with the option ``timeout``, when it ran out.
+        """
+        if not isinstance(value, str):
+            raise TypeError(f"value must be a str, not {value!r}")
+        try:
+            length = len(value.encode())
+        except UnicodeEncodeError as surrogates:
+            raise ValueError(f"value {value!r} has lone surrogates") from surrogates
+        if length > _LONGEST_VALUE:
+            raise ValueError(f"value must be up to {_LONGEST_VALUE} bytes long, not {length}")
+        return Candidacy(self, value)
+
+    async def observe(self, *, interval: float = 0.25) -> AsyncGenerator[str, None]:
+        """Iterate over the leaders' values: the present one's first, then that of each next one.
+
+        Yields nothing while nobody leads. Looks every ``interval`` seconds, one small message each
+        time, so it may miss a leader that led for less. Two leaders in a row with equal values are told
+        twice. For information: what only the leader may do is protected by its lease and token.
+
+        :raises BackendUnavailable: when nothing answered for the client's ``unavailable_after``.
+        :raises ClientClosed: when the client is left.
+        """
+        interval = check_seconds("interval", interval, least=0.01)
+        seen, answered = 0, now()
+        while True:
+            try:
+                info = await self._client.inspect(self._name)
+            except BackendUnavailable:
+                if now() - answered >= self._client._unavailable_after:
+                    raise
+            else:
+                answered = now()
+                for holder in info.holders:
+                    value = _read_owner(holder.owner)
+                    if value is not None and holder.token != seen:
+                        seen = holder.token
+                        yield value
+            await asyncio.sleep(interval)
+
+
+class Candidacy:
+    """``async with`` it to stand, lead and resign. May be entered again, and by several tasks.
+
+    Mutable state: ``_leases`` (of the blocks that are open, with the task that entered each).
+    """
+
+    def __init__(self, election: Election, value: str) -> None:
+        self._election = election
+        self._value = value
+        self._leases: list[tuple[asyncio.Task[Any] | None, Lease]] = []
+
+    async def __aenter__(self) -> Lease:
+        election = self._election
+        # A fresh owner each time: equal owners would lead together.
+        owner = f"{_MARK}{secrets.token_hex(8)}:{self._value}"
+        lock = election._client.lock(election._name, **election._options, owner=owner)
+        lease = await lock.__aenter__()
+        self._leases.append((asyncio.current_task(), lease))
+        return lease
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        current = asyncio.current_task()
+        last = len(self._leases) - 1
+        mine = (i for i in range(last, -1, -1) if self._leases[i][0] is current)
+        lease = self._leases.pop(next(mine, last))[1]
+        await lease.__aexit__(exc_type, exc, traceback)
+
+    def __repr__(self) -> str:
+        return f"<Candidacy {self._value!r} in {self._election!r}>"
+
+
+def _read_owner(owner: str) -> str | None:
+    """Return the value in a leader's owner; None for who holds the name as a plain lock."""
+    if not owner.startswith(_MARK):
+        return None
+    return owner[len(_MARK) :].partition(":")[2]
