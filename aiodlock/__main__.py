@@ -1,0 +1,5 @@
+"""``python -m aiodlock``: the command."""
+
+from .cli import main
+
+main()

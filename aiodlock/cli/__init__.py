@@ -1,0 +1,27 @@
+"""The command ``aiodlock``: run under a lock, look at locks, break them, examine a server.
+
+_app.py       the commands and their options      _show.py     what they print
+_run.py       ``run``: the parent, which holds the lease
+_guardian.py  ``run``: the process between, which ends the child in time by itself
+_doctor.py    ``doctor``: what is found on a server, what it means, how to mend it
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        import rich as rich
+        import typer as typer
+    except ImportError as missing:
+        print(
+            f"aiodlock: the command needs {missing.name}: pip install 'aiodlock[cli]'",
+            file=sys.stderr,
+        )
+        raise SystemExit(70) from None
+    from ._app import app
+
+    app()

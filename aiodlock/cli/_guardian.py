@@ -1,0 +1,161 @@
+"""The process between ``aiodlock run`` and its child. Started as a script; imports nothing of ours.
+
+It starts the child in a process group of its own and ends that group in time, by the clock alone: also
+when ``aiodlock run`` is stopped, killed or starved, for then no later deadline arrives. Being the
+parent of the child, it knows when the child has ended, so it never signals a stranger with its pid.
+
+Over a socket it is told, a line each::
+
+    until TERM KILL   the lease is good until TERM; nothing of the child may run after KILL
+    lost KILL         the lease is over: SIGTERM now, SIGKILL at KILL or earlier
+    signal NUMBER     pass this on to the child's group
+
+and tells: ``pid N``, then ``exit CODE``, or ``failed CODE WHY`` when the command cannot be started. The
+end of the socket says that ``aiodlock run`` is gone: SIGTERM now, SIGKILL when it was due anyway.
+Moments are of the clock that ``aiodlock._clock`` uses, which all processes of a machine share.
+"""
+
+import os
+import select
+import signal
+import sys
+import time
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_NEVER = float("inf")
+#: A suspended machine does not count select's time-out down: look at the clock now and then.
+_LONGEST_NAP = 0.5
+#: How long members of a killed group may linger (a zombie nobody reaps) before they are given up.
+_LINGER = 1.0
+_IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGPIPE")
+
+
+def _now() -> float:
+    return time.clock_gettime(_CLOCK)
+
+
+class Guardian:
+    """Mutable state: when to end the child, what was done for it already, and how it ended."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.pid = 0
+        self.term_at = self.kill_at = _NEVER
+        self.over = False  # the lease: nothing makes it good again
+        self.code: int | None = None
+        self.unread = b""
+        self.early: list[int] = []  # signals that came before the child was there
+
+    def tell(self, line: str) -> None:
+        try:
+            os.write(self.fd, line.encode() + b"\n")
+        except OSError:
+            pass  # nobody is left to hear it
+
+    def start(self, command: list[str]) -> None:
+        ignored = [getattr(signal, name) for name in _IGNORED]
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+        try:
+            self.pid = os.posix_spawnp(
+                command[0], command, os.environ, setpgroup=0, setsigdef=ignored
+            )
+        except OSError as error:
+            code = 127 if isinstance(error, FileNotFoundError) else 126
+            self.tell(f"failed {code} {command[0]}: {error.strerror}")
+            raise SystemExit(0) from None
+        self.tell(f"pid {self.pid}")
+        for number in self.early:
+            self.signal_group(number)
+
+    def signal_group(self, number: int) -> bool:
+        """Return whether anything is left of the group."""
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return True
+
+    def reap(self) -> None:
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                code = os.waitstatus_to_exitcode(status)
+                self.code = code if code >= 0 else 128 - code
+
+    def act(self) -> bool:
+        """Do what is due; return whether all is done."""
+        self.reap()
+        # After an orderly end, what the child left behind runs on, as after any command.
+        if self.code is not None and (not self.over or not self.signal_group(0)):
+            return True
+        moment = _now()
+        if moment >= self.term_at and not self.over:
+            self.over = True
+            self.signal_group(signal.SIGTERM)
+            self.signal_group(signal.SIGCONT)
+        if moment >= self.kill_at:
+            self.signal_group(signal.SIGKILL)
+            return self.code is not None and moment >= self.kill_at + _LINGER
+        return False
+
+    def nap(self) -> float:
+        if self.over and (self.code is not None or _now() >= self.kill_at):
+            return 0.01
+        next_at = self.kill_at if self.over else min(self.term_at, self.kill_at)
+        return min(max(0.0, next_at - _now()), _LONGEST_NAP)
+
+    def hear(self) -> bool:
+        """Take what was said; return False when nobody speaks any more."""
+        data = os.read(self.fd, 65536)
+        if not data:
+            self.term_at = 0.0
+            return False
+        *lines, self.unread = (self.unread + data).split(b"\n")
+        for line in lines:
+            word, *numbers = line.decode().split()
+            if word == "until" and not self.over:
+                self.term_at, self.kill_at = (float(number) for number in numbers)
+            elif word == "lost":
+                self.term_at, self.kill_at = 0.0, min(self.kill_at, float(numbers[0]))
+            elif word == "signal" and self.pid:
+                self.signal_group(int(numbers[0]))
+            elif word == "signal":
+                self.early.append(int(numbers[0]))
+        return True
+
+    def watch(self) -> None:
+        ended, wake = os.pipe()
+        os.set_blocking(ended, False)
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        sources = [self.fd, ended]
+        while not self.act():
+            ready, _, _ = select.select(sources, [], [], self.nap())
+            if ended in ready:
+                os.read(ended, 512)
+            if self.fd in ready and not self.hear():
+                sources.remove(self.fd)
+        self.tell(f"exit {self.code}")
+
+
+def main() -> None:
+    fd = int(sys.argv[1])
+    os.set_inheritable(fd, False)
+    guardian = Guardian(fd)
+    # The first line says until when: the child must not start without a limit.
+    while guardian.kill_at == _NEVER:
+        if not guardian.hear():
+            return
+    if _now() >= guardian.term_at:
+        guardian.tell("failed 76 the lease was over before the command could start")
+        return
+    guardian.start(sys.argv[2:])
+    guardian.watch()
+
+
+if __name__ == "__main__":
+    main()

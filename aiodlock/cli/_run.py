@@ -1,0 +1,301 @@
+"""``aiodlock run``: hold a lock while a command runs, and end the command before the lock is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import (
+    AcquireTimeout,
+    BackendError,
+    Client,
+    ClientClosed,
+    Lease,
+    LockError,
+    LockLost,
+    NotHeld,
+)
+from .._clock import now
+
+UNAVAILABLE, SOFTWARE, NOT_ACQUIRED, LOST = 69, 70, 75, 76
+
+_GUARDIAN = str(Path(__file__).with_name("_guardian.py"))
+_FORWARDED = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
+)
+_ENDING = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT))
+#: The guardian kills that much before the server's deadline, or at a quarter of a shorter margin.
+_SPARE = 0.25
+SHORTEST_MARGIN = 0.1
+
+
+@dataclass
+class Run:
+    """What the user asked for; ``signals`` are those that came and were not passed on yet."""
+
+    url: str
+    name: str
+    command: list[str]
+    shared: bool = False
+    ttl: float = 30.0
+    margin: float = 5.0
+    timeout: float | None = None
+    as_json: bool = False
+    client_options: dict[str, Any] = field(default_factory=dict)
+
+    def say(self, event: str, text: str, **facts: object) -> None:
+        if self.as_json:
+            text = json.dumps({"event": event, "name": self.name, "message": text, **facts})
+        else:
+            text = f"aiodlock: {text}"
+        print(text, file=sys.stderr, flush=True)
+
+
+async def run(wanted: Run) -> int:
+    """Return the exit code."""
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    with _caught(signals):
+        acquiring = asyncio.create_task(_acquire(wanted))
+        ended = asyncio.create_task(_first_ending(signals))
+        try:
+            await asyncio.wait({acquiring, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if not acquiring.done():
+                acquiring.cancel()
+                await asyncio.wait({acquiring})
+                if acquiring.cancelled():
+                    return 128 + ended.result()
+            if ended.done():
+                signals.put_nowait(signal.Signals(ended.result()))  # the child shall have it
+        finally:
+            ended.cancel()
+        acquired = acquiring.result()
+        if isinstance(acquired, int):
+            return acquired
+        client, lease = acquired
+        try:
+            return await _guarded(wanted, lease, signals)
+        finally:
+            await client.__aexit__(None, None, None)
+
+
+async def _first_ending(signals: asyncio.Queue[signal.Signals]) -> int:
+    while True:
+        number = await signals.get()
+        if number in _ENDING:
+            return number
+
+
+@contextlib.contextmanager
+def _caught(signals: asyncio.Queue[signal.Signals]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in _FORWARDED:
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    try:
+        yield
+    finally:
+        for number in _FORWARDED:
+            loop.remove_signal_handler(number)
+
+
+async def _acquire(wanted: Run) -> tuple[Client, Lease] | int:
+    client = Client(wanted.url, **wanted.client_options)
+    entered = False
+    try:
+        await client.__aenter__()
+        entered = True
+        options: dict[str, Any] = {
+            "ttl": wanted.ttl,
+            "timeout": wanted.timeout,
+            "margin": wanted.margin,
+            "on_lost": "flag",
+        }
+        lock = client.rwlock(wanted.name, **options)
+        return client, await (lock.read if wanted.shared else lock.write).acquire()
+    except (AcquireTimeout, LockLost) as busy:
+        wanted.say("not_acquired", str(busy))
+        code = NOT_ACQUIRED
+    except (BackendError, ClientClosed) as away:
+        wanted.say("unavailable", str(away))
+        code = UNAVAILABLE
+    except BaseException:
+        if entered:
+            await client.__aexit__(None, None, None)
+        raise
+    if entered:
+        await client.__aexit__(None, None, None)
+    return code
+
+
+async def _guarded(wanted: Run, lease: Lease, signals: asyncio.Queue[signal.Signals]) -> int:
+    """Run the command under the lease, through the guardian."""
+    ours, theirs = socket.socketpair()
+    environment = {
+        **os.environ,
+        "AIODLOCK_NAME": lease.name.replace("\0", "%00"),
+        "AIODLOCK_TOKEN": str(lease.token),
+        "AIODLOCK_SEQUENCER": lease.sequencer,
+    }
+    try:
+        guardian = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-I", "-S", _GUARDIAN, str(theirs.fileno()), *wanted.command),
+            env=environment,
+            pass_fds=[theirs.fileno()],
+            # What a terminal sends to its processes must not reach the guardian and the child twice.
+            start_new_session=True,
+        )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    reader, writer = await asyncio.open_connection(sock=ours)
+    parts = _Supervision(wanted, lease, reader, writer, signals)
+    try:
+        return await parts.run()
+    finally:
+        writer.close()
+        with contextlib.suppress(ProcessLookupError):
+            if parts.guardian_failed:
+                guardian.kill()
+        await guardian.wait()
+
+
+class _Supervision:
+    """Tells the guardian the deadlines, passes signals on, waits for the end.
+
+    Mutable state: ``_kill_at`` (what the guardian knows), ``_pid`` of the child, ``_lost``.
+    """
+
+    def __init__(
+        self,
+        wanted: Run,
+        lease: Lease,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        signals: asyncio.Queue[signal.Signals],
+    ) -> None:
+        self._wanted, self._lease = wanted, lease
+        self._reader, self._writer, self._signals = reader, writer, signals
+        self._kill_at = 0.0
+        self._pid = 0
+        self._lost: LockLost | None = None
+        self.guardian_failed = False
+
+    def _tell(self, line: str) -> None:
+        self._writer.write(line.encode() + b"\n")
+
+    async def run(self) -> int:
+        self._tell_deadline()
+        helpers = [
+            asyncio.create_task(work())
+            for work in (self._pass_signals, self._pass_deadlines, self._pass_loss)
+        ]
+        try:
+            code = await self._until_ended()
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.wait(helpers)
+        return await self._conclude(code)
+
+    async def _until_ended(self) -> int:
+        """Return the child's code when nothing of it is left."""
+        while True:
+            line = asyncio.ensure_future(self._reader.readline())
+            while not line.done():
+                # A guardian that is stopped does nothing: then this process ends the child.
+                pause = max(0.05, self._kill_at + _SPARE - now())
+                await asyncio.wait({line}, timeout=min(pause, 1.0))
+                if not line.done() and now() > self._kill_at + _SPARE:
+                    self._kill()
+                    if now() > self._kill_at + 2.0:
+                        line.cancel()
+                        self.guardian_failed = True
+                        return SOFTWARE
+            match line.result().decode().split(maxsplit=2):
+                case ["pid", pid]:
+                    self._pid = int(pid)
+                case ["exit", code]:
+                    return int(code)
+                case ["failed", code, why]:
+                    self._wanted.say("failed", why)
+                    return int(code)
+                case _:
+                    self.guardian_failed = True
+                    self._wanted.say("failed", "the guardian process died: the child was killed")
+                    await self._kill_and_wait()
+                    return SOFTWARE
+
+    async def _kill_and_wait(self) -> None:
+        self._kill()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            for _ in range(100):  # until nothing is left of the group, a second at most
+                if self._pid:
+                    os.killpg(self._pid, 0)
+                await asyncio.sleep(0.01)
+
+    def _kill(self) -> None:
+        if self._pid:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._pid, signal.SIGKILL)
+
+    async def _conclude(self, code: int) -> int:
+        lease = self._lease
+        lost = self._lost or lease.lost
+        if lost is not None:
+            self._wanted.say("lost", str(lost), reason=lost.reason)
+            with contextlib.suppress(LockError):
+                await lease.release()
+            return LOST
+        try:
+            await lease.release()
+        except (LockLost, NotHeld, BackendError) as error:
+            # The command had ended while the lease was held.
+            self._wanted.say("release_failed", str(error))
+        return code
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    def _tell_deadline(self) -> None:
+        margin = self._wanted.margin
+        remaining = self._lease.remaining()
+        if remaining <= 0.0:
+            return
+        term_at = now() + remaining
+        kill_at = term_at + margin - min(_SPARE, margin / 4)
+        if kill_at > self._kill_at + 0.001:
+            self._kill_at = kill_at
+            self._tell(f"until {term_at:.4f} {kill_at:.4f}")
+
+    async def _pass_deadlines(self) -> None:
+        pause = max(0.01, (self._wanted.ttl - self._wanted.margin) / 20)
+        while True:
+            self._tell_deadline()
+            await asyncio.sleep(min(pause, 1.0))
+
+    async def _pass_loss(self) -> None:
+        try:
+            self._lost = await self._lease.wait_lost()
+        except NotHeld:
+            return
+        margin = self._wanted.margin
+        # After a break others may be in already: no reason to wait for the deadline.
+        kill_at = now() + margin - min(_SPARE, margin / 4)
+        self._kill_at = min(self._kill_at, kill_at)
+        self._tell(f"lost {self._kill_at:.4f}")
+        self._wanted.say("losing", f"{self._lost}; ending the command", reason=self._lost.reason)
+
+    async def _pass_signals(self) -> None:
+        while True:
+            self._tell(f"signal {int(await self._signals.get())}")
