@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 from urllib.parse import quote, unquote, urlsplit
@@ -244,7 +244,7 @@ class Client:
         """
         session = self._use()
         check_text("name", name)
-        return await self._answer_soon(session.backend.break_lock(name), name)
+        return await self._answer_soon(lambda: session.backend.break_lock(name), name)
 
     async def check_sequencer(self, sequencer: str) -> bool:
         """Return whether exactly the grant that this string was made from holds at this moment."""
@@ -259,12 +259,15 @@ class Client:
 
     async def _inspect(self, kind: Kind, name: str) -> LockInfo:
         session = self._use()
-        return await self._answer_soon(session.backend.inspect(kind, name), name)
+        return await self._answer_soon(lambda: session.backend.inspect(kind, name), name)
 
-    async def _answer_soon(self, call: Awaitable[_T], name: str) -> _T:
+    async def _answer_soon(self, call: Callable[[], Awaitable[_T]], name: str) -> _T:
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
-                return await call
+                try:
+                    return await call()
+                except BackendUnavailable:
+                    return await call()  # the connection may just have been lost: reconnect once
         except TimeoutError:
             raise BackendUnavailable(
                 f"no answer about {name!r} within 2 s from {self._described}", name=name

@@ -125,6 +125,8 @@ class Session:
                 self.on_lost(place)
                 if not place.armed:
                     self.leave_soon(place)
+            elif place.state is State.LOST and not place.armed:
+                self.leave_soon(place)  # a bare lease: no body to wait for
             elif place.state in (State.ASKING, State.WAITING):
                 place.wake(self.closed_error(place.request.name))
         current = asyncio.current_task()

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import anyio
+from redis.exceptions import RedisError
 
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
@@ -58,6 +59,7 @@ _SHORTEST_MARKER = 60.0
 _DRIFT_SHARE, _DRIFT = 0.01, 0.002
 #: Classes of keyspace events that are used: channel per key, generic, expired, evicted.
 _EVENT_CLASSES = "Kgxe"
+_PROBE_AGAIN = 0.5
 
 
 def local_deadline(sent: float, left_ms: int) -> float:
@@ -144,6 +146,21 @@ class RedisBackend:
 
     async def _probe_notifications(self, wakeups: Wakeups) -> None:
         """See whether keyspace events arrive; a subscription alone succeeds also when they do not."""
+        while self.notifications is None:
+            try:
+                self.notifications = await self._hears_of_an_expiry(wakeups)
+            except (TimeoutError, ReplyError) as why:
+                self._do_without_notifications(why)
+            except (BackendUnavailable, RedisError, OSError):
+                await asyncio.sleep(_PROBE_AGAIN)  # a connection was lost meanwhile
+            except BackendError as why:
+                self._do_without_notifications(why)
+
+    def _do_without_notifications(self, why: Exception) -> None:
+        self.notifications = False
+        _logger.info("no keyspace events (%r): heads look when their blocker's lease ends", why)
+
+    async def _hears_of_an_expiry(self, wakeups: Wakeups) -> bool:
         key = probe_key(self._prefix, self.label)
         try:
             heard = await wakeups.expect(key)
@@ -155,10 +172,7 @@ class RedisBackend:
                     await wire.send("EXISTS", key)  # touching it makes an expired key fire
                     if not await wire.send("EXISTS", key):
                         await heard.wait()
-            self.notifications = True
-        except (TimeoutError, ReplyError, BackendError) as why:
-            self.notifications = False
-            _logger.info("no keyspace events (%r): heads look when their blocker's lease ends", why)
+            return True
         finally:
             wakeups.stop_expecting(key)
 

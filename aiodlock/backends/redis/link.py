@@ -120,7 +120,13 @@ class Link:
             return failed
         self.wire, self.failure = wire, None
         self._up.set()
+        # Before those whose replies are lost run: a repetition must not go to the dead wire.
+        wire.lost.add_done_callback(self._on_down)
         return await asyncio.shield(wire.lost)
+
+    def _on_down(self, _: asyncio.Future[Exception]) -> None:
+        self.wire = None
+        self._up.clear()
 
     async def _connect(self, reply_timeout: float) -> Wire:
         connection = self._source.make_connection()

@@ -1,0 +1,336 @@
+"""Notices that come late, early, for nobody, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import aiodlock
+from aiodlock import _session
+from aiodlock._clock import now
+from aiodlock._place import Place
+from aiodlock.backends.redis import backend as backend_module
+from aiodlock.backends.redis.keys import keys_of
+from aiodlock.backends.redis.scripts import ACQUIRE, EXTEND, LEAVE
+
+from ..conftest import MakeClient
+from ..protocol.direct import Direct
+from ..proxy import FaultProxy, containing
+from ..servers import Store
+from . import test_lost_replies
+from .scenes import (
+    SOON,
+    calling,
+    connections,
+    free_at_once,
+    load_scripts,
+    no_places,
+    takes,
+    until,
+    waiting_for_notice,
+)
+
+
+def _session_of(client: aiodlock.Client) -> _session.Session:
+    assert client._session is not None
+    return client._session
+
+
+async def test_grant_of_a_request_that_nobody_has_is_given_back(
+    store: Store, make_client: MakeClient, client: aiodlock.Client
+) -> None:
+    direct = Direct(await store.raw())
+    other = await make_client()
+    held = await client.lock("name").acquire()
+    # A request of that client, which it has never heard of: its process was restarted, say.
+    label = _session_of(other).backend.label
+    await direct.acquire("unknown", waiter_ttl=60_000, client=label)
+    await held.release()
+    await free_at_once(store, client)
+    assert await direct.all_keys() == {"token"}
+
+
+async def test_notice_that_overtakes_the_reply_starts_the_body_at_once(
+    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+) -> None:
+    await load_scripts(store)
+    late = await make_client(proxy.url)
+    held = await client.lock("name").acquire()
+    kept = proxy.hold_reply(calling(ACQUIRE))
+    task = asyncio.create_task(late.lock("name").acquire())
+    await kept.happened.wait()
+    (place,) = _session_of(late).places.values()
+    await held.release()
+    await until(lambda: place.noticed is not None)
+    assert not task.done(), "before the reply there is no deadline to believe in"
+    kept.release()
+    async with takes(at_most=SOON):
+        lease = await task
+    (holder,) = (await client.inspect("name")).holders
+    assert lease.token == holder.token
+    await lease.release()
+
+
+async def stale_notice_after_the_local_deadline(
+    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+) -> None:
+    """A grant is announced, and arrives when the server has dropped it and let another in."""
+    await load_scripts(store)
+    late = await make_client(proxy.url, waiter_ttl=0.4, ttl=0.4)
+    held = await client.lock("name").acquire()
+    task = asyncio.create_task(late.lock("name").acquire())
+    await waiting_for_notice(late)
+    (place,) = _session_of(late).places.values()
+    proxy.stall()
+    await held.release()
+    next_one = await client.lock("name").acquire()  # when the grant that is under way has ended
+    assert now() > place.deadline
+    await proxy.heal()
+
+    async def has_learned() -> bool:
+        return task.done() or len((await client.inspect("name")).waiters) == 1
+
+    await until(has_learned)
+    assert not task.done(), "two holders"
+    assert next_one.held
+    await next_one.release()
+    await (await task).release()
+    await free_at_once(store, client)
+
+
+async def test_stale_notice_after_the_local_deadline_starts_no_body(
+    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+) -> None:
+    await stale_notice_after_the_local_deadline(proxy, make_client, store, client)
+
+
+async def test_notice_never_moves_the_local_deadline(
+    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+) -> None:
+    await load_scripts(store)
+    waiting = await make_client(proxy.url, waiter_ttl=5.0)
+    held = await client.lock("name").acquire()
+    task = asyncio.create_task(waiting.lock("name").acquire())
+    await waiting_for_notice(waiting)
+    (place,) = _session_of(waiting).places.values()
+    acknowledged = place.deadline
+    extension = proxy.hold_command(calling(EXTEND))
+    await held.release()
+    lease = await task
+    assert place.deadline == acknowledged
+    assert lease.held
+    extension.release()
+    await until(lambda: place.deadline > acknowledged + 20)  # the full ttl, at once
+    await lease.release()
+
+
+async def test_listener_hears_of_nonsense_and_lives_on(
+    store: Store, client: aiodlock.Client
+) -> None:
+    raw = await store.raw()
+    channel = f"aiodlock:1:client:{_session_of(client).backend.label}"
+    state = keys_of("aiodlock", "lock", "name").state
+    for message in (
+        "",
+        "granted",
+        f"granted {state} someone notanumber",
+        f"granted {state} unknown 5",
+        f"granted {state} unknown 5 6",
+        f"look {state} unknown 0",
+        f"broken {state} unknown 0",
+        "granted no-key-of-ours unknown 5",
+        "\udcff".encode("utf-8", "surrogateescape"),
+    ):
+        await raw.publish(channel, message)
+    async with client.lock("name") as lease:
+        assert lease.held
+    await free_at_once(store, client)
+
+
+async def test_notice_lost_with_the_subscription_is_made_up_for_after_it(
+    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+) -> None:
+    """The waiter's next message is due in 20 s, and its blocker would end in 60."""
+    await load_scripts(store)
+    deaf = await make_client(proxy.url, waiter_ttl=60.0, ttl=60.0)
+    held = await client.lock("name", ttl=60.0).acquire()
+    tasks = [asyncio.create_task(deaf.lock("name").acquire())]
+    await waiting_for_notice(deaf)
+    _, wakeups = connections(proxy)
+    await proxy.refuse()
+    wakeups.cut()
+    await held.release()
+    (token,) = [holder.token for holder in (await client.inspect("name")).holders]
+    assert not tasks[0].done()
+    async with takes(at_most=SOON):
+        await proxy.accept()
+        lease = await tasks[0]
+    assert lease.token == token
+    await lease.release()
+
+
+async def test_every_waiter_is_looked_at_again_after_a_resubscription(
+    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+) -> None:
+    await load_scripts(store)
+    deaf = await make_client(proxy.url, waiter_ttl=60.0, ttl=60.0)
+    held = [await client.lock(f"name {n}", ttl=60.0).acquire() for n in range(5)]
+    tasks = [asyncio.create_task(deaf.lock(f"name {n}").acquire()) for n in range(5)]
+    await waiting_for_notice(deaf, 5)
+    _, wakeups = connections(proxy)
+    await proxy.refuse()
+    wakeups.cut()
+    for lease in held:
+        await lease.release()
+    async with takes(at_most=SOON):
+        await proxy.accept()
+        leases = await asyncio.gather(*tasks)
+    for lease in leases:
+        await lease.release()
+    no_places(deaf)
+
+
+async def test_subscription_is_confirmed_before_the_first_acquire(
+    proxy: FaultProxy, store: Store, client: aiodlock.Client
+) -> None:
+    kept = proxy.hold_reply(containing(b"SUBSCRIBE"))
+    deaf = aiodlock.Client(proxy.url)
+    entering = asyncio.create_task(deaf.__aenter__())
+    await kept.happened.wait()
+    assert not entering.done()
+    assert proxy.commands["EVALSHA"] == 0
+    kept.release()
+    await entering
+    await deaf.__aexit__(None, None, None)
+
+
+# -- the guards taken out ------------------------------------------------------------------------------
+
+# A check that fails half-way leaves its leases to the garbage collector.
+forgets = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+
+@forgets
+@pytest.mark.stores("valkey9")
+async def test_stale_notice_is_noticed_to_start_a_body_without_the_guard(
+    proxy: FaultProxy,
+    make_client: MakeClient,
+    store: Store,
+    client: aiodlock.Client,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def believe(self: _session.Session, request_id: str, token: int, where: str) -> None:
+        place = self.places[request_id]
+        place.grant(token, now() + place.request.ttl)
+        self.extender.extend_now(place)
+
+    monkeypatch.setattr(_session.Session, "on_granted", believe)
+    with pytest.raises(AssertionError, match="two holders"):
+        await stale_notice_after_the_local_deadline(proxy, make_client, store, client)
+
+
+@forgets
+@pytest.mark.stores("valkey9")
+async def test_reply_counted_from_its_arrival_is_noticed(
+    proxy: FaultProxy,
+    make_client: MakeClient,
+    store: Store,
+    client: aiodlock.Client,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backend_module, "local_deadline", lambda sent, left: now() + left / 1000)
+    name = "test_local_deadline_of_a_repeated_message_counts_from_its_own_sending"
+    with pytest.raises(AssertionError, match="too long"):
+        await getattr(test_lost_replies, name)(proxy, make_client, store, client)
+
+
+@forgets
+@pytest.mark.stores("valkey9")
+async def test_reply_counted_from_the_first_sending_is_noticed(
+    proxy: FaultProxy,
+    make_client: MakeClient,
+    store: Store,
+    client: aiodlock.Client,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first: list[float] = []
+
+    def from_the_first(sent: float, left: int) -> float:
+        return first[0] + left / 1000
+
+    original = backend_module.RedisBackend.acquire
+
+    async def note(self: backend_module.RedisBackend, *args: object, **options: object) -> object:
+        first.append(now())
+        return await original(self, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(backend_module.RedisBackend, "acquire", note)
+    monkeypatch.setattr(backend_module, "local_deadline", from_the_first)
+    name = "test_local_deadline_of_a_repeated_message_counts_from_its_own_sending"
+    with pytest.raises(AssertionError):
+        await getattr(test_lost_replies, name)(proxy, make_client, store, client)
+
+
+@forgets
+@pytest.mark.stores("valkey9")
+@pytest.mark.parametrize(
+    "check",
+    [
+        test_lost_replies.test_late_duplicate_after_an_ordinary_release_creates_no_ghost,
+        test_lost_replies.test_late_duplicate_of_a_waiter_after_its_release_creates_no_ghost,
+    ],
+)
+async def test_late_duplicate_is_noticed_to_create_a_ghost_without_the_marker(
+    proxy: FaultProxy,
+    make_client: MakeClient,
+    store: Store,
+    client: aiodlock.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    check: object,
+) -> None:
+    original = backend_module.RedisBackend._leave
+
+    async def without(self: object, wire: object, keys: object, id: str, late: bool) -> object:
+        return await original(self, wire, keys, id, False)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(backend_module.RedisBackend, "_leave", without)
+    with pytest.raises(AssertionError):
+        await check(proxy, make_client, store, client)  # type: ignore[operator]
+
+
+@forgets
+@pytest.mark.stores("valkey9")
+async def test_lost_reply_to_a_leave_is_noticed_when_it_is_not_repeated(
+    proxy: FaultProxy,
+    make_client: MakeClient,
+    store: Store,
+    client: aiodlock.Client,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The leave itself is lost here, so that only a repetition frees the name."""
+    await load_scripts(store)
+
+    async def forget(self: _session.Session, place: Place) -> None:
+        self._remove(place)
+
+    monkeypatch.setattr(_session.Session, "_leave_until_done", forget)
+    unlucky = await make_client(proxy.url)
+    proxy.drop_command(calling(LEAVE))
+    async with unlucky.lock("name"):
+        pass
+    with pytest.raises(AssertionError):
+        await free_at_once(store, client)
+
+
+async def test_lost_leave_is_repeated(
+    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+) -> None:
+    await load_scripts(store)
+    unlucky = await make_client(proxy.url)
+    proxy.drop_command(calling(LEAVE))
+    async with unlucky.lock("name"):
+        pass
+    await free_at_once(store, client)

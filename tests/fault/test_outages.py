@@ -1,0 +1,396 @@
+"""The server, or the way to it, goes away: who is told, when, and how it goes on afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
+
+import pytest
+
+import aiodlock
+from aiodlock._clock import now
+from aiodlock._embedded import EmbeddedServer
+
+from ..conftest import MakeClient
+from ..proxy import FaultProxy
+from ..servers import Store, embedded
+from .scenes import (
+    SOON,
+    free_at_once,
+    load_scripts,
+    no_places,
+    nothing_left,
+    queued,
+    takes,
+    until,
+    waiting_for_notice,
+)
+
+
+@pytest.fixture
+def server(real_store: Store) -> Iterator[EmbeddedServer]:
+    """Give a server of the store's kind that the test may kill."""
+    with embedded(real_store.name) as server:
+        yield server
+
+
+Away = Callable[[FaultProxy], Awaitable[None]]
+Test = TypeVar("Test", bound=Callable[..., object])
+
+
+async def _cut_and_refuse(proxy: FaultProxy) -> None:
+    await proxy.refuse()
+    proxy.cut()
+
+
+async def _half_open(proxy: FaultProxy) -> None:
+    proxy.half_open()
+
+
+def ways(test: Test) -> Test:
+    """Run with each way of going away: a matter of the network, so on one kind of server."""
+    both: Callable[[Test], Test]
+    both = pytest.mark.parametrize("go_away", [_cut_and_refuse, _half_open])
+    only: Callable[[Test], Test] = pytest.mark.stores("valkey9")
+    return only(both(test))
+
+
+# -- a server that forgets its scripts -----------------------------------------------------------------
+
+
+async def test_scripts_that_were_flushed_are_sent_again(
+    store: Store, client: aiodlock.Client
+) -> None:
+    raw = await store.raw()
+    lock = client.lock("name", ttl=5.0)
+    for _ in range(2):
+        await raw.script_flush()
+        lease = await lock.acquire()
+        await raw.script_flush()
+        await lease.extend()
+        waiting = asyncio.create_task(client.lock("name").acquire())
+        await queued(client, 1)
+        await raw.script_flush()
+        assert (await client.inspect("name")).token == lease.token
+        await raw.script_flush()
+        await lease.release()
+        await raw.script_flush()
+        await (await waiting).release()
+        await raw.script_flush()
+        assert await client.break_lock("name") == 0
+    await nothing_left(store)
+    no_places(client)
+
+
+# -- a server that dies ----------------------------------------------------------------------------------
+
+
+async def test_holder_is_told_in_time_when_the_server_is_killed(server: EmbeddedServer) -> None:
+    async with aiodlock.Client(server.url) as client:
+        with pytest.raises(aiodlock.LockLost) as lost:  # noqa: PT012
+            async with client.lock("name", ttl=0.6) as lease:
+                server.kill()
+                killed_at = now()
+                await asyncio.sleep(30)
+        assert lost.value.reason == "expired"
+        assert now() - killed_at <= 0.6 + 0.1
+        assert not lease.held
+
+
+async def test_waiters_stand_in_line_again_after_the_server_came_back_empty(
+    server: EmbeddedServer,
+) -> None:
+    async with aiodlock.Client(server.url, ttl=5.0, waiter_ttl=1.0) as client:
+        held = await client.lock("name").acquire()
+        tasks = [asyncio.create_task(client.lock("name").acquire()) for _ in range(3)]
+        await queued(client, 3)
+        server.kill()
+        server.start()
+        async with takes(at_most=4.0):
+            for _ in tasks:
+                (done, _) = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                (lease,) = [task.result() for task in done]
+                tasks = [task for task in tasks if task not in done]
+                await lease.release()
+        # The server that came back knows nothing of the first holder: it was told, or will be.
+        assert (await held.wait_lost()).reason in ("gone", "taken_over")
+        with pytest.raises(aiodlock.LockLost):
+            await held.release()
+
+
+async def test_token_grows_over_a_restart_that_lost_everything(server: EmbeddedServer) -> None:
+    async with aiodlock.Client(server.url) as client:
+        async with client.lock("name") as lease:
+            before = lease.token
+        server.kill()
+        server.start()
+        async with client.lock("name") as lease:
+            assert lease.token > before
+
+
+# -- a connection that dies ------------------------------------------------------------------------------
+
+
+async def test_connection_lost_right_after_entering_is_survived(
+    proxy: FaultProxy, make_client: MakeClient, store: Store
+) -> None:
+    """While the client still looks whether keyspace events arrive."""
+    await store.notifications(True)
+    for fault in (proxy.drop_command, proxy.drop_reply):
+        for what in (b"SUBSCRIBE", b"SET"):
+            # Not the subscription of its own channel: without that it has not entered.
+            predicate = lambda command, what=what: (  # noqa: E731
+                command.args[0] == what and b":probe:" in command.raw
+            )
+            cut = fault(predicate)
+            client = await make_client(proxy.url)
+            await cut.happened.wait()
+            async with client.lock("name") as lease:
+                assert lease.held
+            backend = client._session.backend  # type: ignore[union-attr]
+            await until(lambda backend=backend: backend.notifications is True)
+
+
+@ways
+async def test_holder_is_told_at_its_local_deadline(
+    proxy: FaultProxy, make_client: MakeClient, go_away: Away
+) -> None:
+    client = await make_client(proxy.url)
+    with pytest.raises(aiodlock.LockLost):  # noqa: PT012
+        async with client.lock("name", ttl=0.6) as lease:
+            await go_away(proxy)
+            deadline = lease._place.deadline
+            await asyncio.sleep(30)
+    assert deadline - 0.01 <= now() <= deadline + 0.15
+    await proxy.heal()
+
+
+@ways
+async def test_holder_that_reaches_the_server_again_in_time_keeps_its_lease(
+    proxy: FaultProxy, make_client: MakeClient, go_away: Away
+) -> None:
+    client = await make_client(proxy.url, ttl=4.0)
+    async with client.lock("name") as lease:
+        await go_away(proxy)
+        await asyncio.sleep(0.3)
+        await proxy.heal()
+        await lease.extend()
+        assert lease.remaining() > 3.5
+
+
+@ways
+async def test_waiter_that_is_back_within_its_lease_keeps_its_place(
+    proxy: FaultProxy, make_client: MakeClient, client: aiodlock.Client, go_away: Away
+) -> None:
+    away = await make_client(proxy.url, waiter_ttl=6.0)
+    held = await client.lock("name").acquire()
+    first = asyncio.create_task(away.lock("name").acquire())
+    await queued(client, 1)
+    second = asyncio.create_task(client.lock("name").acquire())
+    await queued(client, 2)
+    await go_away(proxy)
+    await asyncio.sleep(0.3)
+    await proxy.heal()
+    await held.release()
+    lease = await first
+    assert not second.done()
+    await lease.release()
+    await (await second).release()
+
+
+async def test_waiter_that_is_back_too_late_stands_at_the_end(
+    proxy: FaultProxy, make_client: MakeClient, client: aiodlock.Client
+) -> None:
+    away = await make_client(proxy.url, waiter_ttl=0.4)
+    held = await client.lock("name").acquire()
+    first = asyncio.create_task(away.lock("name").acquire())
+    await queued(client, 1)
+    second = asyncio.create_task(client.lock("name").acquire())
+    await queued(client, 2)
+    await _cut_and_refuse(proxy)
+    await queued(client, 1)  # it has run out
+    await proxy.heal()
+    await queued(client, 2)
+    await held.release()
+    lease = await second
+    assert not first.done()
+    await lease.release()
+    await (await first).release()
+
+
+@ways
+async def test_waiting_gives_up_when_nothing_answers_for_long(
+    proxy: FaultProxy, make_client: MakeClient, client: aiodlock.Client, go_away: Away
+) -> None:
+    away = await make_client(proxy.url, unavailable_after=1.0, waiter_ttl=0.6)
+    async with client.lock("name"):
+        task = asyncio.create_task(away.lock("name").acquire())
+        await waiting_for_notice(away)
+        await go_away(proxy)
+        # Silence of a connection that stays open is told after some seconds.
+        async with takes(at_least=0.9, at_most=5.0):
+            with pytest.raises(aiodlock.BackendUnavailable, match="name"):
+                await task
+        await proxy.heal()
+
+
+@ways
+async def test_acquire_that_was_never_answered_gives_up(
+    proxy: FaultProxy, make_client: MakeClient, go_away: Away
+) -> None:
+    away = await make_client(proxy.url, unavailable_after=0.5)
+    await go_away(proxy)
+    async with takes(at_least=0.4, at_most=3.5):
+        with pytest.raises(aiodlock.BackendUnavailable, match="name"):
+            await away.lock("name").acquire()
+    await proxy.heal()
+
+
+@ways
+async def test_acquire_tells_at_its_timeout_that_the_store_is_away(
+    proxy: FaultProxy, make_client: MakeClient, client: aiodlock.Client, go_away: Away
+) -> None:
+    away = await make_client(proxy.url)
+    await go_away(proxy)
+    async with takes(at_least=0.3, at_most=0.4 + 1.5):
+        with pytest.raises(aiodlock.BackendUnavailable, match="name"):
+            await away.lock("name").acquire(timeout=0.4)
+    await proxy.heal()
+    await free_at_once_of(client)
+    await until(lambda: not away._session.places)  # type: ignore[union-attr]
+
+
+async def free_at_once_of(client: aiodlock.Client) -> None:
+    await (await client.lock("name").acquire(timeout=SOON)).release()
+
+
+@ways
+async def test_what_does_not_wait_raises_within_two_seconds(
+    proxy: FaultProxy, make_client: MakeClient, go_away: Away
+) -> None:
+    away = await make_client(proxy.url)
+    await go_away(proxy)
+
+    async def raises(call: Awaitable[object]) -> None:
+        async with takes(at_most=2.1):
+            with pytest.raises(aiodlock.BackendUnavailable):
+                await call
+
+    lock = away.lock("name")
+    async with asyncio.TaskGroup() as tasks:
+        for call in (
+            lock.acquire_nowait(),
+            lock.acquire(timeout=0),
+            lock.locked(),
+            away.inspect("name"),
+            away.break_lock("name"),
+        ):
+            tasks.create_task(raises(call))
+    await proxy.heal()
+
+
+async def test_what_does_not_wait_reconnects_once(
+    proxy: FaultProxy, make_client: MakeClient, store: Store
+) -> None:
+    client = await make_client(proxy.url)
+    proxy.cut()
+    async with takes(at_most=1.0):
+        await (await client.lock("name").acquire_nowait()).release()
+    proxy.cut()
+    async with takes(at_most=1.0):
+        assert (await client.inspect("name")).holders == ()
+
+
+@ways
+async def test_release_by_hand_raises_at_the_local_deadline(
+    proxy: FaultProxy, make_client: MakeClient, client: aiodlock.Client, go_away: Away
+) -> None:
+    away = await make_client(proxy.url)
+    lease = await away.lock("name", ttl=0.8).acquire()
+    await go_away(proxy)
+    deadline = lease._place.deadline
+    with pytest.raises(aiodlock.LockLost, match="name"):
+        await lease.release()
+    assert deadline - 0.01 <= now() <= deadline + 0.15
+    assert not lease.held
+    with pytest.raises(aiodlock.NotHeld):
+        await lease.release()
+    await proxy.heal()
+    await free_at_once_of(client)
+
+
+@ways
+async def test_release_by_hand_succeeds_when_the_server_is_back_in_time(
+    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client, go_away: Away
+) -> None:
+    away = await make_client(proxy.url)
+    lease = await away.lock("name", ttl=8.0).acquire()
+    await go_away(proxy)
+    releasing = asyncio.create_task(lease.release())
+    await asyncio.sleep(0.2)
+    await proxy.heal()
+    await releasing
+    await free_at_once(store, client)
+
+
+@ways
+async def test_leaving_a_body_returns_within_a_second_and_goes_on_in_the_background(
+    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client, go_away: Away
+) -> None:
+    away = await make_client(proxy.url, ttl=20.0)
+    async with away.lock("name") as lease:
+        await go_away(proxy)
+        left_at = now()
+    assert now() - left_at <= 1.2
+    assert not lease.held
+    await proxy.heal()
+
+    async def is_free() -> bool:
+        return not (await client.inspect("name")).holders
+
+    await until(is_free)
+    await free_at_once(store, client)
+    await until(lambda: not away._session.places)  # type: ignore[union-attr]
+    await nothing_left(store, markers=True)
+
+
+@ways
+async def test_client_that_is_left_while_the_server_is_away_ends(
+    proxy: FaultProxy, go_away: Away
+) -> None:
+    client = aiodlock.Client(proxy.url, close_timeout=0.5)
+    async with client:
+        lease = await client.lock("name", ttl=2.0).acquire()
+        task = asyncio.create_task(client.lock("name").acquire())
+        await waiting_for_notice(client)
+        await go_away(proxy)
+        began = now()
+    assert now() - began <= 2.5
+    with pytest.raises(aiodlock.ClientClosed):
+        await task
+    assert lease.lost is not None
+    assert lease.lost.reason == "closed"
+
+
+async def test_closing_does_not_wait_for_a_bare_lease_that_was_lost_before(store: Store) -> None:
+    async with aiodlock.Client(store.url) as client:
+        lease = await client.lock("name", ttl=0.1, auto_extend=False).acquire()
+        await lease.wait_lost()
+        began = now()
+    assert now() - began <= 1.0
+
+
+async def test_paused_server_is_not_answered_with_ever_more_connections(
+    proxy: FaultProxy, make_client: MakeClient, real_store: Store
+) -> None:
+    await load_scripts(real_store)
+    client = await make_client(proxy.url)
+    before = proxy.accepted
+    proxy.stall()
+    tasks = [asyncio.create_task(client.lock(f"name {n}").acquire()) for n in range(50)]
+    await asyncio.sleep(1.6)
+    assert proxy.accepted - before <= 4
+    await proxy.heal()
+    for lease in await asyncio.gather(*tasks):
+        await lease.release()
