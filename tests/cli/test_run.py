@@ -1,0 +1,285 @@
+"""`aiodlock run` as a process, against a real server: nothing runs on without the lock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+import aiodlock
+
+from ..conftest import MakeClient
+from ..servers import Store
+
+pytestmark = pytest.mark.stores("valkey9")
+
+Start = Callable[..., Awaitable[asyncio.subprocess.Process]]
+
+#: Says its pid, and does not end by SIGTERM; its own child neither.
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if len(sys.argv) == 1:
+    child = subprocess.Popen([sys.executable, __file__, "inner"])
+    open(os.environ["PIDS"] + ".new", "w").write(f"{os.getpid()} {child.pid}")
+    os.rename(os.environ["PIDS"] + ".new", os.environ["PIDS"])
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+async def start(store: Store, tmp_path: Path) -> AsyncIterator[Start]:
+    """Give a way to start ``aiodlock run`` with options; all are ended when the test ends."""
+    started: list[asyncio.subprocess.Process] = []
+    environment = {**os.environ, "AIODLOCK_URL": store.url, "PIDS": str(tmp_path / "pids")}
+
+    async def start(*arguments: str) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "aiodlock", "run", *arguments),
+            env=environment,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+        await process.communicate()
+    with contextlib.suppress(FileNotFoundError):
+        for pid in map(int, (tmp_path / "pids").read_text().split()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def stubborn(tmp_path: Path) -> tuple[str, str]:
+    path = tmp_path / "stubborn.py"
+    path.write_text(STUBBORN)
+    return sys.executable, str(path)
+
+
+async def pids_of(process: asyncio.subprocess.Process, tmp_path: Path) -> list[int]:
+    """Wait until the stubborn child and its own child run."""
+    path = tmp_path / "pids"
+    async with asyncio.timeout(10):
+        while not path.exists():
+            assert process.returncode is None, await process.communicate()
+            await asyncio.sleep(0.01)
+    return [int(pid) for pid in path.read_text().split()]
+
+
+def alive(pids: list[int]) -> list[int]:
+    """Return those that run; a zombie does not."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                found.append(pid)
+    return found
+
+
+async def until_dead(pids: list[int], within: float) -> None:
+    async with asyncio.timeout(within):
+        while alive(pids):
+            await asyncio.sleep(0.01)
+
+
+async def guardian_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+async def test_command_has_the_lock_and_its_exit_code_comes_out(start: Start) -> None:
+    script = 'echo "$AIODLOCK_NAME $AIODLOCK_TOKEN $AIODLOCK_SEQUENCER"; exit 7'
+    process = await start("my job", "--", "sh", "-c", script)
+    out, err = await process.communicate()
+    name, token, sequencer = out.decode().rsplit(maxsplit=2)
+    assert (process.returncode, err) == (7, b"")
+    assert name == "my job"
+    assert sequencer == f"my%20job:exclusive:{token}"
+
+
+async def test_command_that_dies_by_a_signal_gives_128_more(start: Start) -> None:
+    process = await start("job", "--", "sh", "-c", "kill -9 $$")
+    await process.communicate()
+    assert process.returncode == 128 + 9
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [("no-such-command", 127), ("/etc/passwd", 126)], ids=["none", "no-exec"]
+)
+async def test_command_that_cannot_start(start: Start, command: str, code: int) -> None:
+    process = await start("job", "--", command)
+    _, err = await process.communicate()
+    assert process.returncode == code
+    assert command in err.decode()
+
+
+async def test_held_lock_gives_75(start: Start, client: aiodlock.Client) -> None:
+    async with client.lock("job"):
+        for options in (["--nonblock"], ["--timeout", "0.1"]):
+            process = await start("job", *options, "--json", "--", "echo", "never")
+            out, err = await process.communicate()
+            assert (process.returncode, out) == (75, b"")
+            assert json.loads(err)["event"] == "not_acquired"
+            assert not (await client.inspect("job")).waiters
+
+
+async def test_shared_runs_beside_readers_only(start: Start, client: aiodlock.Client) -> None:
+    async with client.rwlock("job").read:
+        process = await start("job", "--shared", "--nonblock", "--", "true")
+        assert await process.wait() == 0
+        process = await start("job", "--nonblock", "--", "true")
+        assert await process.wait() == 75
+
+
+async def test_waiter_that_is_interrupted_leaves_the_queue(
+    start: Start, client: aiodlock.Client
+) -> None:
+    async with client.lock("job"):
+        process = await start("job", "--", "echo", "never")
+        await until_waiting(client)
+        process.send_signal(signal.SIGTERM)
+        out, _ = await process.communicate()
+        assert (process.returncode, out) == (128 + signal.SIGTERM, b"")
+        assert not (await client.inspect("job")).waiters
+
+
+async def until_waiting(client: aiodlock.Client) -> None:
+    async with asyncio.timeout(10):
+        while not (await client.inspect("job")).waiters:
+            await asyncio.sleep(0.01)
+
+
+async def test_signals_reach_the_command_and_it_keeps_the_lock_to_its_end(
+    start: Start, client: aiodlock.Client
+) -> None:
+    script = "trap 'sleep 0.2; echo bye; exit 5' TERM; echo ready; while :; do sleep 0.02; done"
+    process = await start("job", "--", "sh", "-c", script)
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGTERM)
+    async with client.lock("job", timeout=10):
+        rest = await asyncio.wait_for(process.stdout.read(), 5)
+        assert rest == b"bye\n"
+    assert await process.wait() == 5
+
+
+async def test_broken_lock_ends_a_stubborn_command_within_the_grace(
+    start: Start, client: aiodlock.Client, stubborn: tuple[str, str], tmp_path: Path
+) -> None:
+    process = await start("job", "--ttl", "3", "--margin", "0.4", "--", *stubborn)
+    pids = await pids_of(process, tmp_path)
+    assert await client.break_lock("job") == 1
+    await until_dead(pids, within=1.4)
+    assert await process.wait() == 76
+
+
+async def test_data_loss_ends_a_command(
+    start: Start, store: Store, stubborn: tuple[str, str], tmp_path: Path
+) -> None:
+    process = await start("job", "--ttl", "1.2", "--margin", "0.3", "--", *stubborn)
+    pids = await pids_of(process, tmp_path)
+    await (await store.raw()).flushall()
+    await until_dead(pids, within=0.3 + 0.3 + 1)
+    assert await process.wait() == 76
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])
+async def test_no_overlap_when_the_parent_is_gone(
+    start: Start,
+    make_client: MakeClient,
+    stubborn: tuple[str, str],
+    tmp_path: Path,
+    number: signal.Signals,
+) -> None:
+    client = await make_client()
+    process = await start("job", "--ttl", "1.2", "--margin", "0.4", "--", *stubborn)
+    pids = await pids_of(process, tmp_path)
+    assert alive(pids) == pids
+    waiting = asyncio.create_task(client.lock("job", timeout=10).acquire())
+    await until_waiting(client)
+    process.send_signal(number)
+    lease = await waiting
+    assert not alive(pids)
+    await lease.release()
+    if number == signal.SIGSTOP:
+        process.send_signal(signal.SIGCONT)
+        assert await process.wait() == 76
+
+
+async def test_stopped_server_ends_a_command_before_its_deadline(
+    start: Start, store: Store, make_client: MakeClient, stubborn: tuple[str, str], tmp_path: Path
+) -> None:
+    client = await make_client()
+    process = await start("job", "--ttl", "1.2", "--margin", "0.4", "--", *stubborn)
+    pids = await pids_of(process, tmp_path)
+    remaining = (await client.inspect("job")).holders[0].remaining
+    assert store.server is not None
+    store.server.pause()
+    try:
+        await until_dead(pids, within=remaining)
+        assert await asyncio.wait_for(process.wait(), 10) == 76
+    finally:
+        store.server.resume()
+
+
+async def test_dead_guardian_takes_the_command_along(
+    start: Start, stubborn: tuple[str, str], tmp_path: Path
+) -> None:
+    process = await start("job", "--", *stubborn)
+    pids = await pids_of(process, tmp_path)
+    os.kill(await guardian_of(pids[0]), signal.SIGKILL)
+    await until_dead(pids, within=2)
+    assert await process.wait() == 70
+
+
+async def test_stopped_guardian_cannot_keep_the_command_alive(
+    start: Start,
+    client: aiodlock.Client,
+    stubborn: tuple[str, str],
+    tmp_path: Path,
+) -> None:
+    process = await start("job", "--ttl", "2", "--margin", "0.3", "--", *stubborn)
+    pids = await pids_of(process, tmp_path)
+    guardian = await guardian_of(pids[0])
+    os.kill(guardian, signal.SIGSTOP)
+    try:
+        assert await client.break_lock("job") == 1
+        await until_dead(pids, within=1.3)
+    finally:
+        os.kill(guardian, signal.SIGCONT)
+    assert await process.wait() == 76
+
+
+async def test_full_queue_runs_one_at_a_time_in_order(
+    start: Start, client: aiodlock.Client, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    script = f'echo "+ $0" >> {log}; sleep 0.02; echo "- $0" >> {log}'
+    processes = []
+    async with client.lock("job"):
+        for number in range(4):
+            processes.append(await start("job", "--", "sh", "-c", script, str(number)))
+            async with asyncio.timeout(10):
+                while len((await client.inspect("job")).waiters) <= number:
+                    await asyncio.sleep(0.01)
+    for process in processes:
+        assert await process.wait() == 0
+    assert log.read_text().split("\n")[:-1] == [f"{s} {n}" for n in range(4) for s in "+-"]
+
+
+async def test_margin_must_leave_time(start: Start) -> None:
+    for options in (["--margin", "0.01"], ["--ttl", "1", "--margin", "1"]):
+        process = await start("job", *options, "--", "true")
+        assert await process.wait() == 2
