@@ -7,6 +7,7 @@ A map of the package::
     _lock.py       Lock: name, mode, options; the one acquire loop; reentrancy
     _lease.py      Lease: held, released, or lost with a reason; leaving a body
     _election.py  Election: a lock whose holder leads, and says who it is
+    _multilock.py  several locks as one
     _place.py      a request's state, from its first message to its last
     _extender.py   one task that extends every lease and waiter, in batches
     _model.py      frozen values        _options.py  what users hand in, checked
@@ -33,3 +34,5 @@ from ._lock import Semaphore as Semaphore
 from ._model import HolderInfo as HolderInfo
 from ._model import LockInfo as LockInfo
 from ._model import WaiterInfo as WaiterInfo
+from ._multilock import MultiLease as MultiLease
+from ._multilock import MultiLock as MultiLock

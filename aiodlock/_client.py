@@ -16,6 +16,7 @@ from ._errors import BackendUnavailable, ClientClosed, Unsupported
 from ._hooks import Hooks
 from ._lock import ANSWER_WITHIN, Lock, ReadWriteLock, Semaphore
 from ._model import Kind, LockInfo, Mode
+from ._multilock import MultiLock
 from ._options import (
     SHORTEST_TTL,
     LockOptions,
@@ -24,6 +25,7 @@ from ._options import (
     check_limit,
     check_seconds,
     check_text,
+    check_timeout,
 )
 from ._session import Session
 from .backends.redis import RedisBackend, Source
@@ -211,6 +213,46 @@ class Client:
     def election(self, name: str, **options: Any) -> Election:
         """Describe an election: one leader at a time. Options as of ``lock``, without ``owner``."""
         return Election(self, name, options)
+
+    def multilock(
+        self, *names_or_locks: str | Lock, timeout: float | None = None, **options: Any
+    ) -> MultiLock:
+        """Describe several locks as one, all or none; see ``MultiLock``.
+
+        :param names_or_locks: names, which are taken exclusively with ``options``, and locks, which keep
+            their mode and options. A name that is repeated is taken once, exclusively if any of them is.
+        :param timeout: seconds for all together; None for ever, 0 tries each once.
+        :raises ValueError: without names, for locks of another client, and when one name is given with
+            different owners.
+        """
+        timeout = check_timeout(timeout)
+        if not names_or_locks:
+            raise ValueError("multilock needs at least one name")
+        self.lock("options", **options)  # wrong ones are an error also when all come as locks
+        described: dict[str, list[Lock]] = {}
+        plain: dict[str, Lock] = {}
+        for one in names_or_locks:
+            if isinstance(one, Lock):
+                if one._client is not self:
+                    raise ValueError(f"{one!r} belongs to another client than {self!r}")
+                described.setdefault(one.name, []).append(one)
+            elif isinstance(one, str):
+                plain[one] = self.lock(one, **options)
+            else:
+                raise TypeError(
+                    f"multilock takes names and Lock objects (such as rwlock(name).read), not {one!r}"
+                )
+        merged = plain | {name: self._merge(same) for name, same in described.items()}
+        for name in plain.keys() & described.keys():
+            merged[name] = self._in_mode(merged[name], "exclusive")
+        return MultiLock(self, list(merged.values()), timeout)
+
+    @staticmethod
+    def _merge(same: list[Lock]) -> Lock:
+        """Choose one of several descriptions of a name: the first that is exclusive, else the first."""
+        if len({lock._options.owner for lock in same}) > 1:
+            raise ValueError(f"{same[0].name!r} is given with different owners, and is taken once")
+        return next((lock for lock in same if lock.mode == "exclusive"), same[0])
 
     def _in_mode(self, lock: Lock, mode: Mode) -> Lock:
         return Lock(self, lock.name, mode, lock._options)

@@ -216,41 +216,37 @@ class Lease:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        place, session = self._place, self._session
         cancelled_by_loss = self._disarm(exc_type, exc)
+        # A coroutine that is being closed cannot await.
+        loss = await self._leave(wait=exc_type is not GeneratorExit)
+        if loss is not None:
+            raise_loss(exc, loss, cancelled_by_loss)
+
+    async def _leave(self, *, wait: bool) -> LockLost | BackendError | None:
+        """End this acquisition as its body ends; return the loss, if it was lost."""
+        place, session = self._place, self._session
         self._notice_overdue()
-        if self._serial not in place.handles:  # released inside the body
-            if place.lost is not None:
-                self._raise_loss(exc, place.error(), cancelled_by_loss)
-            return
+        if self._is_over():  # released inside the body
+            return place.error() if place.lost is not None else None
         place.handles.remove(self._serial)
         if place.lost is not None:
             if not place.handles:
                 session.leave_soon(place)
-            self._raise_loss(exc, place.error(), cancelled_by_loss)
-            return
+            return place.error()
         if place.handles:
-            return
-        if not place.options.confirm_release or exc_type is GeneratorExit:
-            # A coroutine that is being closed cannot await.
+            return None
+        if not place.options.confirm_release or not wait:
             session.leave_soon(place)
             session.released(place, place.granted_at)
-            return
+            return None
         left = await session.leave(place)
         if left is not None and left.what == "gone":
-            self._raise_loss(exc, self._lost_on_leaving(left.reason), False)
-            return
+            return self._lost_on_leaving(left.reason)
         session.released(place, place.granted_at)
+        return None
 
-    @staticmethod
-    def _raise_loss(
-        exc: BaseException | None, loss: LockLost | BackendError, cancelled_by_loss: bool
-    ) -> None:
-        """An outer cancellation first; then the body's own exception; then the loss."""
-        if exc is None or cancelled_by_loss:
-            raise loss from exc.__cause__ if exc is not None else loss.__cause__
-        if not isinstance(exc, asyncio.CancelledError | LockLost):
-            exc.add_note(str(loss))
+    def _is_over(self) -> bool:
+        return self._serial not in self._place.handles
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -290,6 +286,16 @@ class Lease:
                 task.add_done_callback(lambda _: session.forgotten(place, serial))
                 return
         self._session.forgotten(place, self._serial)
+
+
+def raise_loss(
+    exc: BaseException | None, loss: LockLost | BackendError, cancelled_by_loss: bool
+) -> None:
+    """An outer cancellation first; then the body's own exception; then the loss."""
+    if exc is None or cancelled_by_loss:
+        raise loss from exc.__cause__ if exc is not None else loss.__cause__
+    if not isinstance(exc, asyncio.CancelledError | LockLost):
+        exc.add_note(str(loss))
 
 
 def _result_is_discarded(frame: Any) -> bool:

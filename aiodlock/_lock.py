@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from ._clock import now
@@ -32,6 +32,19 @@ _LONGEST_PAUSE = 1.0
 #: A first answer that takes longer than this at a time-out means that the store is away.
 _SLOW_ANSWER = 0.1
 _UNSET: Any = object()
+
+_L = TypeVar("_L")
+
+
+def pop_entered(entered: list[tuple[asyncio.Task[Any] | None, _L]]) -> _L:
+    """Find whose block ends: this task's latest, else one whose task is gone, else the latest."""
+    current = asyncio.current_task()
+    last = len(entered) - 1
+    index = next((i for i in range(last, -1, -1) if entered[i][0] is current), -1)
+    if index < 0:
+        gone = (i for i in range(last, -1, -1) if (t := entered[i][0]) is None or t.done())
+        index = next(gone, last)
+    return entered.pop(index)[1]
 
 
 class Acquirable:
@@ -120,17 +133,7 @@ class Acquirable:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._pop_entered().__aexit__(exc_type, exc, traceback)
-
-    def _pop_entered(self) -> Lease:
-        """Find whose block ends: this task's latest, else one whose task is gone, else the latest."""
-        entered, current = self._entered, asyncio.current_task()
-        last = len(entered) - 1
-        index = next((i for i in range(last, -1, -1) if entered[i][0] is current), -1)
-        if index < 0:
-            gone = (i for i in range(last, -1, -1) if (t := entered[i][0]) is None or t.done())
-            index = next(gone, last)
-        return entered.pop(index)[1]
+        await pop_entered(self._entered).__aexit__(exc_type, exc, traceback)
 
     # -- the loop ----------------------------------------------------------------------------------
 

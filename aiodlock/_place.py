@@ -159,7 +159,9 @@ class Place:
         if self.options.on_lost == "cancel" and self.armed:
             current = asyncio.current_task()
             for task, scope in self.armed.items():
-                if task is not current:  # the one who closes the client from inside a body
+                # Not the one who closes the client from inside a body, and a scope that several
+                # places share (a multilock's) only once.
+                if task is not current and scope.when() is None:
                     scope.reschedule(task.get_loop().time())
 
     def lose_if_overdue(self) -> None:

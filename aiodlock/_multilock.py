@@ -1,0 +1,387 @@
+"""MultiLock: several names at once, all or none.
+
+Everybody takes the names in one order, that of their UTF-8 bytes, one after the other. So two of them
+never wait for each other: whoever holds the last name that both want has all it needs before it.
+What a task held *before* is outside of that order: with it, a deadlock is possible again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ._clock import now
+from ._errors import AcquireTimeout, BackendError, LockLost, NotHeld
+from ._lease import Lease, _enter, _exit, raise_loss
+from ._lock import _UNSET, Lock, pop_entered
+from ._options import check_timeout
+from ._place import Place
+from ._session import Session
+
+if TYPE_CHECKING:
+    from ._client import Client
+
+#: For how long leaving waits for answers, all names together.
+_LEAVE_WITHIN = 1.0
+
+
+class MultiLock:
+    """Several locks as one. Made by ``Client.multilock``; holds nothing, may be used by many tasks.
+
+    ``async with multilock as leases:`` waits for all names and enters the body when all are held.
+    When one is lost, all count as lost: the body is cancelled once and ``LockLost`` raised. What is
+    held while the rest is waited for is extended. If something is lost during that wait, all is left and
+    the acquisition begins again, within the same timeout; but ``LockLost`` is raised where that would
+    come again: for ``max_hold``, for ``auto_extend=False``, and for a hold of this task from before.
+
+    No deadlock between multilocks, in whatever order their names are given. A task that holds locks
+    *already* when it acquires a multilock gives up that freedom, as with any locks taken in turns.
+    """
+
+    def __init__(self, client: Client, locks: list[Lock], timeout: float | None) -> None:
+        self._client = client
+        self._locks = tuple(sorted(locks, key=lambda lock: lock.name.encode()))
+        self._timeout = timeout
+        self._entered: list[tuple[asyncio.Task[Any] | None, MultiLease]] = []
+
+    def __repr__(self) -> str:
+        names = ", ".join(repr(name) for name in self.names)
+        return f"<MultiLock {names} on {self._client!r}>"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, each once, in the order in which they are taken."""
+        return tuple(lock.name for lock in self._locks)
+
+    async def acquire(self, *, timeout: float | None = _UNSET) -> MultiLease:
+        """Wait for all names and return their leases; with an error, nothing is held.
+
+        :param timeout: seconds for all of it; None waits for ever, 0 tries each name once. Default: the
+            multilock's own. A ``Lock`` that has a timeout of its own is not waited for longer than that.
+        :raises AcquireTimeout: when the timeout ran out; ``name`` is the one that was waited for.
+        :raises DeadlockError, BackendUnavailable, ClientClosed: as ``Lock.acquire``.
+        :raises LockLost: see the class.
+        """
+        return await self._acquire(self._timeout if timeout is _UNSET else check_timeout(timeout))
+
+    async def __aenter__(self) -> MultiLease:
+        leases = await self._acquire(self._timeout)
+        leases._arm()
+        self._entered.append((asyncio.current_task(), leases))
+        return leases
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await pop_entered(self._entered).__aexit__(exc_type, exc, traceback)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    async def _acquire(self, timeout: float | None) -> MultiLease:
+        session = self._client._use()
+        started = now()
+
+        def time_left() -> float | None:
+            if not timeout:
+                return timeout
+            # 0 would mean to try once: what was granted in time is taken, the rest is not waited for.
+            return max(0.001, started + timeout - now())
+
+        while True:
+            leases = MultiLease(session)
+            try:
+                await self._take_all(leases, time_left)
+            except AcquireTimeout as busy:
+                await leases._leave_all(wait=True)
+                raise self._timed_out(busy, timeout) from busy
+            except BaseException:
+                await leases._leave_all(wait=True)
+                raise
+            lost = leases.lost
+            if lost is None:
+                return leases
+            error = leases._error()
+            await leases._leave_all(wait=True)
+            session.check_usable()
+            if not leases._worth_another_try():
+                raise error
+            if timeout is not None and now() - started >= timeout:
+                raise AcquireTimeout(
+                    f"{lost.name!r} was lost while the other names were waited for, and the timeout of "
+                    f"{timeout:g} s is over: {lost}",
+                    name=lost.name,
+                ) from error
+
+    async def _take_all(self, leases: MultiLease, time_left: Callable[[], float | None]) -> None:
+        """Acquire in order; return early when a lease is lost that was taken already."""
+        scope = asyncio.timeout(None)
+
+        def on_change(_: object) -> None:
+            if leases.lost is not None and scope.when() is None:
+                scope.reschedule(leases._session.loop.time())
+
+        changed = leases._new_watcher()
+        changed.add_done_callback(on_change)
+        try:
+            async with scope:
+                for lock in self._locks:
+                    lease = await lock._acquire(_shorter(time_left(), lock._options.timeout))
+                    leases._leases[lock.name] = lease
+                    leases._watch(lease, changed)
+        except TimeoutError as ended:
+            if isinstance(ended, AcquireTimeout) or not scope.expired():
+                raise
+        finally:
+            changed.remove_done_callback(on_change)
+            changed.cancel()
+
+    @staticmethod
+    def _timed_out(busy: AcquireTimeout, timeout: float | None) -> AcquireTimeout:
+        if timeout is None:
+            return AcquireTimeout(str(busy), name=busy.name)
+        return AcquireTimeout(
+            f"{busy.name!r} was not granted within the {timeout:g} s for all names: wait longer "
+            "(timeout=), or try again later",
+            name=busy.name,
+        )
+
+
+def _shorter(one: float | None, other: float | None) -> float | None:
+    return min((time for time in (one, other) if time is not None), default=None)
+
+
+class MultiLease(Mapping[str, Lease]):
+    """The leases of a multilock: a mapping from each name to its ``Lease``, in the order taken.
+
+    As an async context manager it arms ``on_lost`` in the entering task, for all together, and releases
+    in reverse on the way out. Without, nobody is cancelled. Losing one loses all: ``held`` is false from
+    then on; the other names stay closed until this is released, so that nobody enters a half-done job.
+
+    Mutable state: ``_leases`` (grows while acquiring), ``_over`` (released), ``_scope`` with ``_armed``
+    (the one scope that cancels the body, and the places that refer to it), ``_watchers``.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_armed",
+        "_leases",
+        "_over",
+        "_scope",
+        "_scope_task",
+        "_session",
+        "_watchers",
+    )
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._leases: dict[str, Lease] = {}
+        self._over = False
+        self._scope: asyncio.Timeout | None = None
+        self._scope_task: asyncio.Task[Any] | None = None
+        self._armed: list[Place] = []
+        self._watchers: list[asyncio.Future[None]] = []
+
+    def __repr__(self) -> str:
+        state = "held" if self.held else "lost" if self.lost else "released"
+        return f"<MultiLease {', '.join(map(repr, self._leases))} {state}>"
+
+    # -- a mapping; two are equal only when they are the same object -------------------------------
+
+    def __getitem__(self, name: str) -> Lease:
+        return self._leases[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._leases)
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    # -- what it is --------------------------------------------------------------------------------
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """The fencing token of each name. They are comparable per name only."""
+        return {name: lease.token for name, lease in self._leases.items()}
+
+    @property
+    def held(self) -> bool:
+        """True only while the server certainly honours every one of the leases."""
+        return not self._over and all(lease.held for lease in self._leases.values())
+
+    @property
+    def lost(self) -> LockLost | None:
+        """Why the first of them was lost; None while all are held and after a release."""
+        return next((lost for lease in self._leases.values() if (lost := lease.lost)), None)
+
+    def remaining(self) -> float:
+        """Return the seconds until the first of them is lost if not extended; 0.0 once over."""
+        return min(lease.remaining() for lease in self._leases.values()) if self.held else 0.0
+
+    def ensure_held(self) -> None:
+        """Return if all are held, else raise LockLost (or NotHeld after a release)."""
+        if not self.held:
+            raise self._not_held() if self.lost is None else self._error()
+
+    async def wait_lost(self) -> LockLost:
+        """Wait until one is lost and return why. Raises NotHeld when all are released instead."""
+        while (lost := self.lost) is None:
+            if self._over or not any(lease.held for lease in self._leases.values()):
+                raise self._not_held()
+            watcher = self._new_watcher()
+            for lease in self._leases.values():
+                self._watch(lease, watcher)
+            try:
+                await watcher
+            finally:
+                watcher.cancel()
+        return lost
+
+    async def release(self) -> None:
+        """Release all, in reverse; each is attempted whatever happens to the others. From any task.
+
+        :raises NotHeld: when this was released before.
+        :raises LockLost: when one was lost before, or not answered until its local deadline.
+        """
+        self._session.check_here()
+        if self._over:
+            raise self._not_held()
+        lost = self._error() if self.lost is not None else None
+        self._end()
+        errors: list[BaseException] = []
+        for lease in reversed(self._leases.values()):
+            if lease._is_over():
+                continue
+            try:
+                if any(isinstance(error, asyncio.CancelledError) for error in errors):
+                    await lease._leave(wait=False)
+                else:
+                    await lease.release()
+            except BaseException as error:
+                errors.append(error)
+        # A cancellation comes out before everything else.
+        errors.sort(key=lambda error: isinstance(error, Exception))
+        if errors and not isinstance(errors[0], LockLost):
+            raise errors[0]
+        if lost is not None:
+            raise lost
+        if errors:
+            raise errors[0]
+
+    async def __aenter__(self) -> Self:
+        self.ensure_held()
+        self._arm()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        cancelled_by_loss = self._disarm(exc_type, exc)
+        # A coroutine that is being closed cannot await.
+        loss = await self._leave_all(wait=exc_type is not GeneratorExit)
+        if loss is not None:
+            raise_loss(exc, loss, cancelled_by_loss)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        """Make a loss cancel the current task's body, once, whichever and however many are lost."""
+        task = asyncio.current_task()
+        assert task is not None
+        scope = asyncio.Timeout(None)
+        for lease in self._leases.values():
+            place = lease._place
+            if place.options.on_lost != "cancel":
+                continue
+            if place.armed is None:
+                place.armed = {}
+            if (
+                task not in place.armed
+            ):  # else an outer body of this task is cancelled, with ours in it
+                place.armed[task] = scope
+                self._armed.append(place)
+        if self._armed:
+            _enter(scope)
+            self._scope, self._scope_task = scope, task
+
+    def _disarm(self, exc_type: type[BaseException] | None, exc: BaseException | None) -> bool:
+        """Return whether ``exc`` is the cancellation that the loss caused."""
+        scope, task = self._scope, self._scope_task
+        if scope is None or task is None:
+            return False
+        self._scope = self._scope_task = None
+        for place in self._armed:
+            if place.armed is not None:
+                place.armed.pop(task, None)
+        self._armed.clear()
+        try:
+            _exit(scope, exc_type, exc)
+        except TimeoutError:
+            return True
+        return False
+
+    async def _leave_all(self, *, wait: bool) -> LockLost | BackendError | None:
+        """Leave in reverse; return the loss, if any. What fails or is cancelled ends only the waiting."""
+        loss = self._error() if self.lost is not None else None
+        self._end()
+        give_up_at = now() + _LEAVE_WITHIN
+        failure: BaseException | None = None
+        for lease in reversed(self._leases.values()):
+            try:
+                found = await lease._leave(wait=wait)
+            except BaseException as error:
+                failure, wait = failure or error, False
+            else:
+                loss = loss or found
+            wait = wait and now() < give_up_at
+        if failure is not None:
+            raise failure
+        return loss
+
+    def _end(self) -> None:
+        self._over = True
+        for watcher in self._watchers:
+            if not watcher.done():
+                watcher.set_result(None)
+        self._watchers.clear()
+
+    def _new_watcher(self) -> asyncio.Future[None]:
+        watcher: asyncio.Future[None] = self._session.loop.create_future()
+        self._watchers = [known for known in self._watchers if not known.done()]
+        self._watchers.append(watcher)
+        return watcher
+
+    @staticmethod
+    def _watch(lease: Lease, watcher: asyncio.Future[None]) -> None:
+        place = lease._place
+        place.watchers = [known for known in place.watchers or () if not known.done()]
+        place.watchers.append(watcher)
+
+    def _error(self) -> LockLost | BackendError:
+        return next(lease._place.error() for lease in self._leases.values() if lease.lost)
+
+    def _worth_another_try(self) -> bool:
+        """Whether what was lost need not be lost again, and was not held before."""
+        places = [lease._place for lease in self._leases.values()]
+        return all(
+            place.options.auto_extend and place.lost.reason != "max_hold" and not place.handles
+            for place in places
+            if place.lost is not None
+        )
+
+    def _not_held(self) -> NotHeld:
+        names = ", ".join(map(repr, self._leases))
+        return NotHeld(f"the leases on {names} were released before: a lease is released once")

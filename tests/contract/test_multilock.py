@@ -1,0 +1,489 @@
+"""multilock: several names, all or none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+import aiodlock
+from aiodlock import (
+    AcquireTimeout,
+    Client,
+    ClientClosed,
+    DeadlockError,
+    LockLost,
+    MultiLock,
+    NotHeld,
+)
+
+from ..conftest import MakeClient
+from ..proxy import FaultProxy
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Wait for a state of the store, five seconds at most."""
+    async with asyncio.timeout(5.0):
+        while not await condition():
+            await asyncio.sleep(0.005)
+    assert await condition(), what
+
+
+def waits(client: Client, name: str, number: int = 1) -> Callable[[], Awaitable[bool]]:
+    async def condition() -> bool:
+        return len((await client.inspect(name)).waiters) >= number
+
+    return condition
+
+
+def free(client: Client, *names: str) -> Callable[[], Awaitable[bool]]:
+    async def condition() -> bool:
+        infos = [await client.inspect(name) for name in names]
+        return not any(info.holders or info.waiters for info in infos)
+
+    return condition
+
+
+# -- what is taken ---------------------------------------------------------------------------------
+
+
+async def test_all_names_are_held_in_the_body_and_free_after_it(client: Client) -> None:
+    async with client.multilock("b", "a") as leases:
+        assert leases.held
+        assert leases.lost is None
+        assert set(leases) == {"a", "b"}
+        assert leases.tokens == {name: leases[name].token for name in ("a", "b")}
+        for name in "ab":
+            assert [h.token for h in (await client.inspect(name)).holders] == [leases[name].token]
+    assert not leases.held
+    assert await free(client, "a", "b")()
+
+
+async def test_names_are_taken_in_the_order_of_their_bytes(client: Client) -> None:
+    names = ["é", "z", "a", "B", "\U0001f600", "\uffee"]
+    multilock = client.multilock(*names)
+    assert multilock.names == tuple(sorted(names, key=str.encode))
+    async with multilock as leases:
+        assert list(leases) == list(multilock.names)
+        assert list(leases.tokens.values()) == sorted(leases.tokens.values())
+
+
+async def test_none_is_held_when_one_is_not_granted_in_time(client: Client) -> None:
+    async with client.lock("b"):
+
+        async def other() -> None:
+            with pytest.raises(AcquireTimeout, match="'b'") as caught:
+                await client.multilock("a", "b", "c", timeout=0.1).acquire()
+            assert caught.value.name == "b"
+            assert await free(client, "a", "c")()
+
+        await asyncio.create_task(other())
+
+
+async def test_timeout_is_one_for_all_names(client: Client) -> None:
+    release_a = asyncio.Event()
+
+    async def hold(name: str, end: asyncio.Event) -> None:
+        async with client.lock(name):
+            await end.wait()
+
+    holders = [
+        asyncio.create_task(hold("a", release_a)),
+        asyncio.create_task(hold("b", asyncio.Event())),
+    ]
+    await until_locked(client, "a", "b")
+    asyncio.get_running_loop().call_later(0.2, release_a.set)
+    started = asyncio.get_running_loop().time()
+    with pytest.raises(AcquireTimeout):
+        await client.multilock("a", "b", timeout=0.3).acquire()
+    assert 0.29 <= asyncio.get_running_loop().time() - started < 0.45
+    for holder in holders:
+        holder.cancel()
+    await asyncio.wait(holders)
+
+
+async def until_locked(client: Client, *names: str) -> None:
+    for name in names:
+        await until(client.lock(name).locked, f"{name} is held")
+
+
+async def test_timeout_zero_tries_once(client: Client) -> None:
+    leases = await client.multilock("a", "b").acquire(timeout=0)
+    with pytest.raises(AcquireTimeout):
+        await asyncio.create_task(client.multilock("b", "c").acquire(timeout=0))
+    assert await free(client, "c")()
+    await leases.release()
+
+
+async def test_repeated_names_are_taken_once_and_exclusive_wins(client: Client) -> None:
+    shared = client.rwlock("a", ttl=7).read
+    async with client.multilock(shared, "a", "a", shared) as leases:
+        assert leases["a"].mode == "exclusive"
+        assert leases["a"].ttl == 7, "a lock keeps its options"
+        (holder,) = (await client.inspect("a")).holders
+        assert holder.count == 1
+
+
+async def test_modes_are_mixed_through_lock_objects(client: Client) -> None:
+    async with client.multilock(client.rwlock("rates").read, "account") as leases:
+        assert {name: lease.mode for name, lease in leases.items()} == {
+            "account": "exclusive",
+            "rates": "shared",
+        }
+        reader = await asyncio.create_task(client.rwlock("rates").read.acquire(timeout=1.0))
+        await reader.release()
+
+
+async def test_options_are_those_of_names_and_not_of_locks(client: Client) -> None:
+    async with client.multilock("a", client.lock("b", ttl=3), ttl=5) as leases:
+        assert (leases["a"].ttl, leases["b"].ttl) == (5, 3)
+
+
+async def test_opposite_orders_do_not_deadlock(client: Client) -> None:
+    inside = 0
+
+    async def transfer(first: str, second: str) -> None:
+        nonlocal inside
+        for _ in range(10):
+            async with client.multilock(first, second):
+                inside += 1
+                assert inside == 1
+                await asyncio.sleep(0)
+                inside -= 1
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        for number in range(6):
+            tasks.create_task(transfer("a", "b") if number % 2 else transfer("b", "a"))
+
+
+async def test_one_object_serves_many_tasks(client: Client) -> None:
+    multilock = client.multilock("a", "b")
+    order: list[int] = []
+
+    async def work(number: int) -> None:
+        async with multilock as leases:
+            assert leases.held
+            order.append(number)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(work(number) for number in range(8)))
+    assert sorted(order) == list(range(8))
+    assert await free(client, "a", "b")()
+
+
+async def test_a_task_that_holds_a_name_gets_in_again(client: Client) -> None:
+    async with client.lock("a") as outer:
+        async with client.multilock("b", "a", timeout=1.0) as leases:
+            assert leases["a"].token == outer.token
+        assert outer.held
+        assert not await client.lock("b").locked()
+
+
+async def test_shared_then_exclusive_is_a_deadlock_and_leaves_nothing(client: Client) -> None:
+    async with client.rwlock("b").read:
+        with pytest.raises(DeadlockError):
+            await client.multilock("a", "b").acquire()
+        assert await free(client, "a")()
+
+
+# -- waiting ---------------------------------------------------------------------------------------
+
+
+async def test_what_is_taken_is_extended_while_the_rest_is_waited_for(client: Client) -> None:
+    blocker = await client.lock("b").acquire()
+    waiting = asyncio.create_task(client.multilock("a", "b", ttl=0.4).acquire())
+    await until(waits(client, "b"), "the multilock waits for b")
+    (before,) = (await client.inspect("a")).holders
+    await asyncio.sleep(0.9)
+    (after,) = (await client.inspect("a")).holders
+    assert after.token == before.token
+    await blocker.release()
+    leases = await waiting
+    assert leases.held
+    await leases.release()
+
+
+async def test_loss_during_the_wait_starts_over(client: Client) -> None:
+    blocker = await client.lock("b").acquire()
+    waiting = asyncio.create_task(client.multilock("a", "b", timeout=5.0).acquire())
+    await until(waits(client, "b"), "the multilock waits for b")
+    first = (await client.inspect("a")).token
+    await client.break_lock("a")
+
+    async def taken_again() -> bool:
+        info = await client.inspect("a")
+        return info.token > first and bool(info.holders)
+
+    await until(taken_again, "a is taken again")
+    await blocker.release()
+    leases = await waiting
+    assert leases.held
+    assert leases.tokens["a"] > first
+    await leases.release()
+
+
+async def test_max_hold_over_during_the_wait_is_raised(client: Client) -> None:
+    async with client.lock("b"):
+        with pytest.raises(LockLost) as caught:
+            await asyncio.create_task(client.multilock("a", "b", max_hold=0.2).acquire())
+        assert caught.value.reason == "max_hold"
+        assert len((await client.inspect("b")).waiters) == 0
+
+
+async def test_loss_of_an_earlier_hold_during_the_wait_is_raised(client: Client) -> None:
+    async def entered_again() -> None:
+        lease = await client.lock("a").acquire()
+        with pytest.raises(LockLost):
+            await client.multilock("a", "b").acquire()
+        assert lease.lost is not None
+
+    blocker = await client.lock("b").acquire()
+    waiting = asyncio.create_task(entered_again())
+    await until(waits(client, "b"), "the multilock waits for b")
+    await client.break_lock("a")
+    async with asyncio.timeout(2.0):
+        await waiting
+    await blocker.release()
+
+
+async def test_cancelled_acquire_leaves_nothing(client: Client) -> None:
+    blocker = await client.lock("b").acquire()
+    waiting = asyncio.create_task(client.multilock("a", "b").acquire())
+    await until(waits(client, "b"), "the multilock waits for b")
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await free(client, "a")()
+    assert not (await client.inspect("b")).waiters
+    await blocker.release()
+
+
+async def test_closing_the_client_ends_the_wait(make_client: MakeClient) -> None:
+    holder, client = await make_client(), await make_client()
+    async with holder.lock("b"):
+        waiting = asyncio.create_task(client.multilock("a", "b").acquire())
+        await until(waits(holder, "b"), "the multilock waits for b")
+        await client.__aexit__(None, None, None)
+        with pytest.raises(ClientClosed):
+            await waiting
+        assert await free(holder, "a")()
+
+
+# -- losing ----------------------------------------------------------------------------------------
+
+
+async def test_losing_one_cancels_the_body_once_and_frees_all(client: Client) -> None:
+    cleaned_up = False
+    with pytest.raises(LockLost) as caught:
+        async with client.multilock("a", "b", "c") as leases:
+            try:
+                await client.break_lock("b")
+                await asyncio.sleep(10)
+            finally:
+                assert not leases.held
+                await client.break_lock("a")  # a second loss does not disturb the cleaning up
+                await asyncio.sleep(0.05)
+                cleaned_up = True
+    assert cleaned_up
+    assert (caught.value.name, caught.value.reason) in {("a", "broken"), ("b", "broken")}
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await until(free(client, "a", "b", "c"), "all are free")
+
+
+async def test_names_that_are_not_lost_stay_closed_until_the_body_has_ended(client: Client) -> None:
+    with pytest.raises(LockLost):
+        async with client.multilock("a", "b"):
+            try:
+                await client.break_lock("b")
+                await asyncio.sleep(10)
+            finally:
+                assert await client.lock("a").locked()
+    await until(free(client, "a"), "a is free")
+
+
+async def test_flag_only_flags(client: Client) -> None:
+    with pytest.raises(LockLost):
+        async with client.multilock("a", "b", on_lost="flag") as leases:
+            await client.break_lock("a")
+            lost = await asyncio.wait_for(leases.wait_lost(), 2.0)
+            assert lost.name == "a"
+            await asyncio.sleep(0.02)
+            assert not leases.held
+            with pytest.raises(LockLost):
+                leases.ensure_held()
+
+
+async def test_own_exception_of_the_body_comes_out_with_the_loss_as_a_note(client: Client) -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        async with client.multilock("a", "b"):
+            try:
+                await client.break_lock("a")
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                raise ZeroDivisionError from None
+    assert any("'a'" in note for note in caught.value.__notes__)
+
+
+async def test_outer_cancellation_comes_before_the_loss(client: Client) -> None:
+    async def body() -> None:
+        async with client.multilock("a", "b", on_lost="flag") as leases:
+            await client.break_lock("a")
+            await leases.wait_lost()
+            await asyncio.sleep(10)
+
+    task = asyncio.create_task(body())
+
+    async def lost() -> bool:
+        return not (await client.inspect("a")).holders and await client.lock("b").locked()
+
+    await until(lost, "a is lost and b is held")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(free(client, "a", "b"), "all are free")
+
+
+async def test_exception_of_the_body_passes(client: Client) -> None:
+    with pytest.raises(KeyError):
+        async with client.multilock("a", "b"):
+            raise KeyError
+    assert await free(client, "a", "b")()
+
+
+async def test_closing_the_client_cancels_the_body(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    started = asyncio.Event()
+
+    async def body() -> None:
+        async with client.multilock("a", "b"):
+            started.set()
+            await asyncio.sleep(10)
+
+    task = asyncio.create_task(body())
+    await started.wait()
+    await client.__aexit__(None, None, None)
+    with pytest.raises(LockLost) as caught:
+        await task
+    assert caught.value.reason == "closed"
+    assert await free(other, "a", "b")()
+
+
+# -- releasing -------------------------------------------------------------------------------------
+
+
+async def test_release_frees_all_once(client: Client) -> None:
+    leases = await client.multilock("a", "b").acquire()
+    await leases.release()
+    assert await free(client, "a", "b")()
+    assert leases.lost is None
+    with pytest.raises(NotHeld):
+        await leases.release()
+    with pytest.raises(NotHeld):
+        leases.ensure_held()
+    with pytest.raises(NotHeld):
+        await leases.wait_lost()
+
+
+async def test_release_in_reverse_attempts_all_even_when_one_was_lost(client: Client) -> None:
+    leases = await client.multilock("a", "b", "c").acquire()
+    await client.break_lock("b")
+    await leases.wait_lost()
+    with pytest.raises(LockLost, match="'b'"):
+        await leases.release()
+    await until(free(client, "a", "b", "c"), "all are free")
+
+
+async def test_cancelled_release_still_frees_all(client: Client) -> None:
+    leases = await client.multilock("a", "b", "c").acquire()
+    releasing = asyncio.create_task(leases.release())
+    await asyncio.sleep(0)
+    releasing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await releasing
+    await until(free(client, "a", "b", "c"), "all are free")
+
+
+async def test_cancellation_while_leaving_the_body_still_frees_all(client: Client) -> None:
+    leaving = asyncio.Event()
+
+    async def body() -> None:
+        async with client.multilock("a", "b", "c"):
+            asyncio.get_running_loop().call_soon(leaving.set)
+
+    task = asyncio.create_task(body())
+    await leaving.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(free(client, "a", "b", "c"), "all are free")
+
+
+async def test_release_wakes_who_waits_for_a_loss(client: Client) -> None:
+    leases = await client.multilock("a", "b").acquire()
+    waiting = asyncio.create_task(leases.wait_lost())
+    await asyncio.sleep(0)
+    await leases.release()
+    with pytest.raises(NotHeld):
+        await asyncio.wait_for(waiting, 1.0)
+
+
+async def test_bare_leases_are_armed_by_async_with(client: Client) -> None:
+    leases = await client.multilock("a", "b").acquire()
+    with pytest.raises(LockLost):
+        async with leases:
+            await client.break_lock("a")
+            await asyncio.sleep(10)
+    await until(free(client, "b"), "b is free")
+
+
+async def test_lease_released_in_the_body_is_no_error(client: Client) -> None:
+    async with client.multilock("a", "b") as leases:
+        await leases["a"].release()
+        assert not await client.lock("a").locked()
+        assert await client.lock("b").locked()
+    assert await free(client, "a", "b")()
+
+
+async def test_unanswered_release_holds_the_body_up_for_a_second_at_most(
+    proxy: FaultProxy, make_client: MakeClient
+) -> None:
+    client = await make_client(url=proxy.url)
+    multilock = client.multilock(*"abcdef", ttl=30)
+    await multilock.__aenter__()
+    proxy.stall()
+    started = asyncio.get_running_loop().time()
+    await multilock.__aexit__(None, None, None)
+    assert asyncio.get_running_loop().time() - started < 1.3
+    await proxy.heal()
+    await until(free(await make_client(), *"abcdef"), "all are free")
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+
+async def test_bad_input_is_an_error_before_anything_is_sent() -> None:
+    client, other = Client("memory://"), Client("memory://")  # neither is entered
+    with pytest.raises(ValueError):
+        client.multilock()
+    with pytest.raises(ValueError):
+        client.multilock("a", "")
+    with pytest.raises(ValueError):
+        client.multilock("a", other.lock("b"))
+    with pytest.raises(ValueError):
+        client.multilock("a", timeout=-1)
+    with pytest.raises(ValueError):
+        client.multilock(client.lock("a"), ttl=0)
+    with pytest.raises(ValueError):
+        client.multilock(client.lock("a", owner="x"), client.lock("a", owner="y"))
+    for wrong in (1, ["a", "b"], None, b"a", client.semaphore("a", 2), client.rwlock("a")):
+        with pytest.raises(TypeError):
+            client.multilock("a", wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        client.multilock("a", colour="red")
+    with pytest.raises(TypeError):
+        client.multilock("a", timeout="1")  # type: ignore[arg-type]
+    assert isinstance(client.multilock("a"), MultiLock)
+    assert aiodlock.MultiLease is not None
