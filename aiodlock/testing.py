@@ -1,0 +1,184 @@
+"""For the tests of code that uses aiodlock: a store in memory, and what goes wrong, at will.
+
+Plain functions; they need no plugin of pytest::
+
+    async def test_report_stops_when_the_lock_is_lost():
+        async with memory_client() as client:
+            report = asyncio.create_task(write_report(client))
+            ...
+            lose(lease, "taken_over")
+
+With ``pytest_plugins = ["aiodlock.testing"]`` in a ``conftest.py`` there are the fixtures
+``aiodlock_client`` (one to enter: ``async with aiodlock_client as client``) and ``aiodlock_store`` (the
+URL of a store for several clients); they work with every plugin, as they run no coroutine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, get_args
+
+from ._client import Client
+from ._errors import BackendError, BackendUnavailable, LossReason
+from ._lease import Lease
+from ._lock import Acquirable
+from ._session import Session
+
+__all__ = [
+    "drop_next_notice",
+    "expire",
+    "fail_next_call",
+    "hold",
+    "lose",
+    "memory_client",
+    "memory_url",
+]
+
+
+def memory_url() -> str:
+    """Return the URL of a fresh store, for several clients on one event loop. Needs aiodlock[memory]."""
+    return f"memory://test-{secrets.token_hex(8)}"
+
+
+def memory_client(url: str | None = None, **options: Any) -> Client:
+    """Return a client on a store of its own, or on ``url``, to be entered: ``async with``.
+
+    :param options: as of ``Client``. A short ``ttl`` makes a test of expiry short.
+    """
+    return Client(url if url is not None else "memory://", **options)
+
+
+def hold(client: Client, name: str, **options: Any) -> Acquirable:
+    """Return a lock that somebody else holds while the test is in it: ``async with hold(client, "x")``.
+
+    Every use is an owner of its own, so code in the same task does not get in by reentrancy.
+    """
+    return client.lock(name, owner=f"test-{secrets.token_hex(8)}", **options)
+
+
+def lose(lease: Lease, reason: LossReason) -> asyncio.Future[None]:
+    """Let a lease be lost for a reason of ``LockLost``, now.
+
+    It is lost when this returns: its body is cancelled and watchers are woken, as for any loss. The store
+    gives the lock to the next waiter in the background; await the result where that matters.
+
+    :raises ValueError: for an unknown reason, or when the lease is not held.
+    """
+    if reason not in get_args(LossReason):
+        raise ValueError(f"reason must be one of {get_args(LossReason)}, not {reason!r}")
+    if not lease.held:
+        raise ValueError(f"{lease!r} is not held: there is nothing to lose")
+    place, session = lease._place, lease._session
+    place.lose(reason)
+    session.on_lost(place)
+    current = asyncio.current_task()
+    if current is not None and place.options.on_lost == "cancel":
+        scope = (place.armed or {}).get(current)
+        if scope is not None:
+            # A body that loses its own lease is cancelled too, at its next await.
+            scope.reschedule(session.loop.time())
+    gone: asyncio.Future[None] = session.loop.create_future()
+
+    async def leave() -> None:
+        try:
+            await session.backend.leave(place.request)
+        except BackendError:
+            pass  # the store frees it when the lease ends
+        finally:
+            if not gone.done():
+                gone.set_result(None)
+
+    session.start_soon(leave)
+    return gone
+
+
+def expire(lease: Lease) -> asyncio.Future[None]:
+    """Let a lease expire now, as if nothing had extended it. See ``lose``."""
+    return lose(lease, "expired")
+
+
+class _Injection(AbstractContextManager["_Injection"]):
+    """Something that will go wrong once. As a context manager it is taken back at the end.
+
+    Mutable state: ``happened``.
+    """
+
+    def __init__(self, session: Session, method: str) -> None:
+        self._session = session
+        self._method = method
+        self.happened = False
+
+    def replace(self, stand_in: Any) -> None:
+        # On the object, in front of the class's own method.
+        self._session.__dict__[self._method] = stand_in
+
+    def take_back(self) -> None:
+        """Let it not happen any more."""
+        self._session.__dict__.pop(self._method, None)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.take_back()
+
+
+def drop_next_notice(client: Client) -> _Injection:
+    """Let the next notice of a grant to this client be lost on its way.
+
+    Its waiter learns of the grant when it extends, a third of its lease later at the most.
+    """
+    session = client._use()
+    injection = _Injection(session, "on_granted")
+
+    def drop(request_id: str, token: int, where: str) -> None:
+        injection.take_back()
+        injection.happened = True
+
+    injection.replace(drop)
+    return injection
+
+
+def fail_next_call(client: Client, error: Exception | None = None) -> _Injection:
+    """Let the next call that needs this client raise ``error``, and nothing be sent.
+
+    A call is ``acquire``, entering a lock, ``release`` and ``extend``, ``inspect`` and its like; leaving a
+    block is not one, for it never fails that way.
+
+    :param error: default: ``BackendUnavailable``.
+    """
+    if error is None:
+        error = BackendUnavailable("the store does not answer (a test made it so)")
+    session = client._use()
+    injection = _Injection(session, "check_usable")
+    raised = error
+
+    def fail() -> None:
+        injection.take_back()
+        injection.happened = True
+        raise raised
+
+    injection.replace(fail)
+    return injection
+
+
+try:
+    import pytest
+except ImportError:  # the functions above need nothing
+    pass
+else:
+
+    @pytest.fixture
+    def aiodlock_store() -> str:
+        """The URL of a fresh store in memory."""
+        return memory_url()
+
+    @pytest.fixture
+    def aiodlock_client(aiodlock_store: str) -> Client:
+        """A client on ``aiodlock_store``, to be entered by the test: ``async with aiodlock_client``."""
+        return memory_client(aiodlock_store)
