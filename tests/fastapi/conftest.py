@@ -17,7 +17,7 @@ Serve = Callable[[FastAPI], AbstractAsyncContextManager[httpx.AsyncClient]]
 
 
 @asynccontextmanager
-async def _serve(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+async def serve_app(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     config = uvicorn.Config(
         app, log_level="warning", timeout_graceful_shutdown=1, ws="none", lifespan="on"
     )
@@ -41,4 +41,4 @@ async def _serve(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 def serve() -> Serve:
     """Give ``async with serve(app) as http``."""
-    return _serve
+    return serve_app
