@@ -26,6 +26,8 @@ from .backends.base import Backend
 _logger = logging.getLogger("aiodlock")
 
 CONNECT_WITHIN = 4.8
+#: Leaving a body returns within a second, answered or not.
+_LEAVE_WITHIN = 0.95
 _FIRST_RETRY = 0.02
 _LONGEST_RETRY = 1.0
 
@@ -243,12 +245,11 @@ class Session:
         self._check_process()
         self._end(place)
         try:
-            async with asyncio.timeout(1.0):
-                left = await self.backend.leave(place.request)
+            left = await self.backend.leave(place.request, within=_LEAVE_WITHIN)
         except asyncio.CancelledError:
             await self._leave_and_wait(place)
             raise
-        except (TimeoutError, BackendError) as error:
+        except BackendError as error:
             _logger.info("leaving %r goes on in the background: %r", place.request.name, error)
             self.start_soon(self._leave_until_done, place)
             return None
@@ -259,9 +260,18 @@ class Session:
         return left
 
     def leave_soon(self, place: Place) -> None:
-        """Leave in the background."""
-        if place.state not in (State.LEAVING, State.OVER):
-            self._end(place)
+        """Leave in the background; without a task, unless it has to be repeated."""
+        if place.state in (State.LEAVING, State.OVER):
+            return
+        self._end(place)
+
+        def done(result: Left | BackendError) -> None:
+            if isinstance(result, Left):
+                self._remove(place)
+            else:
+                self.start_soon(self._leave_until_done, place)
+
+        if not self.backend.leave_later(place.request, done):
             self.start_soon(self._leave_until_done, place)
 
     async def withdraw(self, place: Place) -> None:

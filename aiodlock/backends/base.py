@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol
 
-from .._errors import BackendUnavailable
+from .._errors import BackendError, BackendUnavailable
 from .._model import Capabilities, Gone, Granted, Left, LockInfo, Refused, Request, Waiting
 
 
@@ -61,9 +61,16 @@ class Backend(Protocol):
         a queue this is also the look: whoever can be granted is granted.
         """
 
-    async def leave(self, request: Request) -> Left:
+    async def leave(self, request: Request, *, within: float | None = None) -> Left:
         """Release or withdraw, and hand off. When an acquire of this request went unanswered, a late
-        duplicate of it is refused from then on."""
+        duplicate of it is refused from then on. Unanswered after ``within`` seconds."""
+
+    def leave_later(self, request: Request, done: Callable[[Left | BackendError], object]) -> bool:
+        """Send a leave that nobody waits for, at the latest at the end of this turn of the loop.
+
+        False: nothing can be sent now, and ``done`` is not called. Else ``done`` hears how it went,
+        later, and never from within this call.
+        """
 
     async def leave_unknown(self, request_id: str, where: str) -> None:
         """Give back a grant that was announced for a request this client does not have."""

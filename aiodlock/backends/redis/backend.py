@@ -59,6 +59,7 @@ _SHORTEST_MARKER = 60.0
 _DRIFT_SHARE, _DRIFT = 0.01, 0.002
 #: Classes of keyspace events that are used: channel per key, generic, expired, evicted.
 _EVENT_CLASSES = "Kgxe"
+_RELEASED = Left("released")
 _PROBE_AGAIN = 0.5
 
 
@@ -182,23 +183,27 @@ class RedisBackend:
         link = self._link
         wire = link.wire or await link.wait_up()
         keys = self._keys(request)
+        names = (keys.state, keys.queue, keys.waiters, keys.token, keys.marker + request.id)
+        arguments = (
+            request.id,
+            _wire_mode(request),
+            request.owner,
+            _ms(request.ttl),
+            _ms(request.waiter_ttl),
+            _ms(request.lock_delay),
+            self.label,
+            *self._options,
+            "wait" if wait else "nowait",
+        )
         request.sent_on = wire
         sent = now()
         try:
-            reply = await self._run(
-                wire,
-                ACQUIRE,
-                (keys.state, keys.queue, keys.waiters, keys.token, keys.marker + request.id),
-                request.id,
-                _wire_mode(request),
-                request.owner,
-                _ms(request.ttl),
-                _ms(request.waiter_ttl),
-                _ms(request.lock_delay),
-                self.label,
-                *self._options,
-                "wait" if wait else "nowait",
-            )
+            try:
+                reply = await wire.send(
+                    "EVALSHA", ACQUIRE.sha, ACQUIRE.number_of_keys, *names, *arguments
+                )
+            except ReplyError as refused:
+                reply = await self._after_refusal(wire, refused, ACQUIRE, names, arguments)
         except Unanswered:
             # It may be carried out at any time from now on; leaving will have to refuse that.
             request.ambiguous = True
@@ -229,42 +234,63 @@ class RedisBackend:
 
         return _Outcome(outcome)
 
-    async def leave(self, request: Request) -> Left:
+    async def leave(self, request: Request, *, within: float | None = None) -> Left:
         link = self._link
-        wire = link.wire or await link.wait_up()
-        # What is in flight on this very wire is carried out before this leave.
-        late = request.ambiguous or (request.sent_on is not None and request.sent_on is not wire)
-        return await self._leave(wire, self._keys(request), request.id, late)
+        wire = link.wire
+        if wire is None:
+            started = now()
+            wire = await link.wait_up()
+            if within is not None:
+                within = max(0.001, within - (now() - started))
+        names, arguments = self._leaving(request, wire)
+        try:
+            reply = await wire.send(
+                "EVALSHA", LEAVE.sha, LEAVE.number_of_keys, *names, *arguments, within=within
+            )
+        except ReplyError as refused:
+            reply = await self._after_refusal(wire, refused, LEAVE, names, arguments, within)
+        return _left(reply)
+
+    def leave_later(self, request: Request, done: Callable[[Left | BackendError], object]) -> bool:
+        wire = self._commands.wire if self._commands is not None else None
+        if wire is None:
+            return False
+        names, arguments = self._leaving(request, wire)
+
+        def on_reply(reply: asyncio.Future[Any]) -> None:
+            try:
+                result: Left | BackendError = _left(reply.result())
+            except ReplyError as refused:  # NOSCRIPT too: whoever repeats it loads the script
+                result = self._translate(wire, refused)
+            except BackendError as error:
+                result = error
+            done(result)
+
+        wire.send(
+            "EVALSHA", LEAVE.sha, LEAVE.number_of_keys, *names, *arguments, later=True
+        ).add_done_callback(on_reply)
+        return True
 
     async def leave_unknown(self, request_id: str, where: str) -> None:
         kind, name = name_of(where)
         link = self._link
         wire = link.wire or await link.wait_up()
         # Its own leave has written a marker where one was needed.
-        await self._leave(wire, keys_of(self._prefix, kind, name), request_id, False)
+        names = self._leave_names(keys_of(self._prefix, kind, name), request_id)
+        _left(await self._run(wire, LEAVE, names, request_id, *self._options, 0))
 
-    async def _leave(self, wire: Wire, keys: Keys, request_id: str, late: bool) -> Left:
-        reply = await self._run(
-            wire,
-            LEAVE,
-            (
-                keys.state,
-                keys.queue,
-                keys.waiters,
-                keys.token,
-                keys.marker + request_id,
-                keys.broken,
-            ),
-            request_id,
-            *self._options,
-            self._marker_ttl if late else 0,
-        )
-        match reply:
-            case [b"released" | b"withdrawn" as what]:
-                return Left(what.decode())
-            case [b"gone", bytes(reason)]:
-                return Left("gone", reason.decode())  # type: ignore[arg-type]
-        raise _wrong_shape("leave", reply)
+    def _leaving(
+        self, request: Request, wire: Wire
+    ) -> tuple[tuple[str, ...], tuple[str | int, ...]]:
+        # What is in flight on this very wire is carried out before this leave.
+        late = request.ambiguous or (request.sent_on is not None and request.sent_on is not wire)
+        arguments = (request.id, *self._options, self._marker_ttl if late else 0)
+        return self._leave_names(self._keys(request), request.id), arguments
+
+    @staticmethod
+    def _leave_names(keys: Keys, request_id: str) -> tuple[str, ...]:
+        marker = keys.marker + request_id
+        return keys.state, keys.queue, keys.waiters, keys.token, marker, keys.broken
 
     def watch(self, request: Request, watching: bool) -> None:
         if self._wakeups is None or self.notifications is False:
@@ -350,11 +376,22 @@ class RedisBackend:
         try:
             return await first
         except ReplyError as refused:
-            if refused.code != "NOSCRIPT":
-                raise self._translate(wire, refused) from refused
-        return await self._ask(
-            wire.send("EVAL", script.source, script.number_of_keys, *keys, *arguments), wire
-        )
+            return await self._after_refusal(wire, refused, script, keys, arguments)
+
+    async def _after_refusal(
+        self,
+        wire: Wire,
+        refused: ReplyError,
+        script: Script,
+        keys: tuple[str, ...],
+        arguments: tuple[str | int, ...],
+        within: float | None = None,
+    ) -> Any:
+        """Load a script that the server does not know; raise for any other refusal."""
+        if refused.code != "NOSCRIPT":
+            raise self._translate(wire, refused) from refused
+        command = ("EVAL", script.source, script.number_of_keys, *keys, *arguments)
+        return await self._ask(wire.send(*command, within=within), wire)
 
     async def _ask(self, reply: asyncio.Future[Any], wire: Wire | None = None) -> Any:
         try:
@@ -423,6 +460,17 @@ def _parse(reply: Any, sent: float) -> Granted | Waiting | Refused | Gone:
     except (ValueError, TypeError) as wrong:
         raise _wrong_shape("script", reply) from wrong
     raise _wrong_shape("script", reply)
+
+
+def _left(reply: Any) -> Left:
+    match reply:
+        case [b"released"]:
+            return _RELEASED
+        case [b"withdrawn"]:
+            return Left("withdrawn")
+        case [b"gone", bytes(reason)]:
+            return Left("gone", reason.decode())  # type: ignore[arg-type]
+    raise _wrong_shape("leave", reply)
 
 
 def _wrong_shape(what: str, reply: object) -> BackendError:

@@ -36,7 +36,9 @@ class Wire:
     """What both kinds of wire share: who waits for which reply, and what happens when it breaks.
 
     Mutable state: ``_out`` (packed commands of this turn), ``_waiting`` (a future per command sent),
-    ``_answers`` (counts replies, so that silence can be told), ``lost`` (done when it is over).
+    ``_answers`` (counts replies, so that silence can be told), ``_limited`` (replies that are awaited
+    for so long only, and until when) with one timer ``_limit`` for the oldest of them, which is not
+    moved when that one is answered; ``lost`` (done when it is over).
     """
 
     def __init__(
@@ -49,20 +51,39 @@ class Wire:
         self._reply_timeout = reply_timeout
         self._answers = 0
         self._watchdog: asyncio.TimerHandle | None = None
+        self._limited: deque[tuple[float, asyncio.Future[Any]]] = deque()
+        self._limit: asyncio.TimerHandle | None = None
         self.lost: asyncio.Future[Exception] = self._loop.create_future()
 
-    def send(self, *command: bytes | str | int) -> asyncio.Future[Any]:
-        """Send one command; the future gives its reply, or raises ReplyError or Unanswered."""
+    def send(
+        self, *command: bytes | str | int, later: bool = False, within: float | None = None
+    ) -> asyncio.Future[Any]:
+        """Send one command; the future gives its reply, or raises ReplyError or Unanswered.
+
+        :param later: nobody waits for the reply, so it is written with what this turn still brings.
+        :param within: seconds after which it counts as unanswered. All users of one wire should
+            name about the same, since the oldest is looked at first.
+        """
         reply: asyncio.Future[Any] = self._loop.create_future()
         if self.lost.done():
             reply.set_exception(Unanswered("the connection is closed"))
             return reply
-        if self._waiting:
+        out = self._out
+        if later or len(out) != len(self._waiting):
             self.post(*command)
         else:
-            # Nobody to be written together with: a lone command need not wait for the next turn.
-            self._write(hiredis.pack_command(command))  # type: ignore[arg-type]
+            # Nothing is in flight, so nobody to be written together with but what was held back: a
+            # lone command need not wait for the next turn.
+            data = hiredis.pack_command(command)  # type: ignore[arg-type]
+            if out:
+                data = b"".join((*out, data))
+                self._out = []
+            self._write(data)
         self._waiting.append(reply)
+        if within is not None:
+            self._limited.append((self._loop.time() + within, reply))
+            if self._limit is None:
+                self._limit = self._loop.call_later(within, self._on_limit)
         if self._watchdog is None:
             self._watchdog = self._loop.call_later(self._reply_timeout, self._watch, self._answers)
         return reply
@@ -86,6 +107,9 @@ class Wire:
         self.lost.set_result(reason)
         if self._watchdog is not None:
             self._watchdog.cancel()
+        if self._limit is not None:
+            self._limit.cancel()
+        self._limited.clear()
         waiting, self._waiting = self._waiting, deque()
         for reply in waiting:
             if not reply.done():
@@ -100,7 +124,7 @@ class Wire:
 
     def _flush(self) -> None:
         data, self._out = b"".join(self._out), []
-        if not self.lost.done():
+        if data and not self.lost.done():
             self._write(data)
 
     def _write(self, data: bytes) -> None:
@@ -115,12 +139,23 @@ class Wire:
             self.close(Unanswered(f"a reply that nobody asked for: {reply!r:.80}"))
             return
         waiter = self._waiting.popleft()
+        limited = self._limited
+        if limited and limited[0][1] is waiter:
+            limited.popleft()
         if waiter.done():
             return
         if isinstance(reply, Exception):
             waiter.set_exception(ReplyError(str(reply)))
         else:
             waiter.set_result(reply)
+
+    def _on_limit(self) -> None:
+        limited, moment = self._limited, self._loop.time()
+        while limited and (limited[0][1].done() or limited[0][0] <= moment):
+            _, reply = limited.popleft()
+            if not reply.done():
+                reply.set_exception(Unanswered("no reply in time"))
+        self._limit = self._loop.call_at(limited[0][0], self._on_limit) if limited else None
 
     def _watch(self, answers_before: int) -> None:
         self._watchdog = None
