@@ -213,6 +213,7 @@ class Extender:
             # Asked for as a waiter, or before the ttl was changed.
             self.extend_now(place)
             return
+        place.capped = place.options.max_hold is not None and length < place.ttl
         self._plan_beat(place)
         self._schedule(place)
 

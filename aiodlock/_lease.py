@@ -293,7 +293,7 @@ def raise_loss(
 ) -> None:
     """An outer cancellation first; then the body's own exception; then the loss."""
     if exc is None or cancelled_by_loss:
-        raise loss from exc.__cause__ if exc is not None else loss.__cause__
+        raise loss from loss.__cause__
     if not isinstance(exc, asyncio.CancelledError | LockLost):
         exc.add_note(str(loss))
 

@@ -43,6 +43,7 @@ class Place:
         "armed",
         "asked",
         "beat",
+        "capped",
         "deadline",
         "entry",
         "failure",
@@ -81,6 +82,8 @@ class Place:
         self.floor = 0
         self.granted = False
         self.granted_at = 0.0
+        # Ends when max_hold does: by drift and round trip its deadline falls short of that moment.
+        self.capped = False
         self.noticed: int | None = None
         self.woken: asyncio.Future[None] | None = None
         self.lost: LockLost | None = None
@@ -131,6 +134,9 @@ class Place:
 
     def grant(self, token: int, deadline: float) -> None:
         """Become a holder."""
+        maximum = self.options.max_hold
+        at_once = self.state is State.ASKING
+        self.capped = at_once and maximum is not None and self.request.ttl >= maximum
         self.state = State.HELD
         self.granted = True
         self.token = token
@@ -170,7 +176,7 @@ class Place:
             moment = now()
             if moment >= self.ends_at:
                 maximum = self.options.max_hold
-                over = maximum is not None and moment >= self.granted_at + maximum
+                over = maximum is not None and (self.capped or moment >= self.granted_at + maximum)
                 self.lose("max_hold" if over else "expired")
 
     def _loss_message(self, reason: LossReason) -> str:
