@@ -12,6 +12,15 @@ local ttl, waiter_ttl, delay = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(AR
 local options = {channel = ARGV[8], retention = tonumber(ARGV[9]), publish = ARGV[10]}
 local keys = {state = state, queue = queue, waiters = waiters, token = token_key}
 
+-- Nobody holds, nobody waits and no marker: the common case, told by one command.
+if redis.call('EXISTS', state, queue, waiters, marker) == 0 then
+  local token = next_token(token_key, options.retention)
+  redis.call('HSET', state, id, table.concat(
+    {mode, token, int(now + ttl), ARGV[4], ARGV[6], owner, client}, ' '))
+  redis.call('PEXPIRE', state, int(ttl + delay + 2))
+  return {'granted', token, ARGV[4]}
+end
+
 local holders, dead = load_state(state)
 local granted = {}
 local head, changed

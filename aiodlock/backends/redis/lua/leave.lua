@@ -15,7 +15,7 @@ end
 if redis.call('EXISTS', queue, waiters) == 0 then
   -- Nobody waits: no need to know the other holders.
   local text = redis.call('HGET', state, id)
-  if text and decode_record(id, text).live then
+  if text and is_live(text) then
     redis.call('HDEL', state, id)
     return {'released'}
   end

@@ -30,6 +30,12 @@ local function decode_record(id, text)
   return record
 end
 
+-- The same question without the rest of the record.
+local function is_live(text)
+  local deadline, length = string.match(text, '^%S+ %S+ (%S+) (%S+)')
+  return now < clamp(deadline, length)
+end
+
 local function write_record(state, record)
   redis.call('HSET', state, record.id, table.concat({
     record.mode, record.token, int(record.deadline), int(record.length), int(record.delay),
