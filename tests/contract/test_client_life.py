@@ -1,0 +1,384 @@
+"""A client's life: entering, leaving, again, forks, loops, sources."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+from aiodlock import (
+    BackendUnavailable,
+    Client,
+    ClientClosed,
+    LockError,
+    LockLost,
+    WouldBlock,
+)
+
+from ..conftest import MakeClient
+from ..servers import Store
+from .scenes import until, until_free, until_waiting
+
+
+def in_a_loop_of_its_own(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run the coroutine like another program's main."""
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(coroutine)
+    finally:
+        loop.close()
+
+
+async def _use(client: Client) -> int:
+    async with client.lock("x") as lease:
+        return lease.token
+
+
+# -- entering --------------------------------------------------------------------------------------
+
+
+async def test_client_that_was_not_entered_is_closed(store: Store) -> None:
+    client = Client(store.url)
+    lock = client.lock("x")
+    assert "closed" in repr(client)
+    attempts: list[Coroutine[Any, Any, object]] = [
+        lock.acquire(),
+        lock.acquire_nowait(),
+        lock.release(),
+        lock.locked(),
+        client.inspect("x"),
+        client.break_lock("x"),
+        client.check_sequencer("x:exclusive:1"),
+    ]
+    for attempt in attempts:
+        with pytest.raises(ClientClosed):
+            await attempt
+    with pytest.raises(ClientClosed):
+        assert [info async for info in client.locks()]
+
+
+async def test_locks_made_before_entering_work(store: Store) -> None:
+    client = Client(store.url)
+    lock = client.lock("x")
+    async with client as entered:
+        assert entered is client
+        assert "open" in repr(client)
+        async with lock:
+            pass
+
+
+async def test_client_is_entered_again_after_it_was_left(store: Store) -> None:
+    client = Client(store.url)
+    lock = client.lock("x")
+    tokens = []
+    for _ in range(3):
+        async with client, lock as lease:
+            tokens.append(lease.token)
+        with pytest.raises(ClientClosed):
+            await lock.acquire()
+    assert tokens == sorted(set(tokens))
+
+
+async def test_client_is_not_entered_twice_at_a_time(store: Store) -> None:
+    async with Client(store.url) as client:
+        with pytest.raises(RuntimeError):
+            await client.__aenter__()
+        await _use(client)
+
+
+async def test_client_is_entered_and_left_in_different_tasks(store: Store) -> None:
+    client = Client(store.url)
+    await asyncio.create_task(client.__aenter__())
+    await _use(client)
+    await asyncio.create_task(client.__aexit__(None, None, None))
+    with pytest.raises(ClientClosed):
+        await _use(client)
+
+
+def test_client_is_entered_again_on_another_loop() -> None:
+    client = Client("memory://")
+    lock = client.lock("x")
+
+    async def main() -> None:
+        async with client, lock:
+            pass
+
+    in_a_loop_of_its_own(main())
+    in_a_loop_of_its_own(main())
+
+
+@pytest.mark.real_store
+async def test_real_client_is_entered_again_on_another_loop(store: Store) -> None:
+    client = Client(store.url)
+    async with client:
+        first = await _use(client)
+    second = []
+
+    async def main() -> None:
+        async with client:
+            second.append(await _use(client))
+
+    await asyncio.to_thread(in_a_loop_of_its_own, main())
+    assert second[0] > first
+
+
+async def test_use_from_another_loop_is_a_runtime_error(client: Client) -> None:
+    async def elsewhere() -> None:
+        for attempt in (client.lock("x").acquire, client.lock("x").locked):
+            with pytest.raises(RuntimeError) as error:
+                await attempt()
+            assert not isinstance(error.value, LockError)
+
+    await asyncio.to_thread(in_a_loop_of_its_own, elsewhere())
+    await _use(client)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+async def test_use_after_a_fork_is_a_runtime_error(client: Client) -> None:
+    lock = client.lock("x")
+    async with lock as lease:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                coroutine = lock.acquire()
+                try:
+                    coroutine.send(None)
+                except LockError:
+                    code = 2
+                except RuntimeError:
+                    code = 0
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(pid, 0)  # noqa: ASYNC222
+        assert os.waitstatus_to_exitcode(status) == 0
+        await lease.extend()
+        assert lease.held
+
+
+# -- a store that is away --------------------------------------------------------------------------
+
+
+async def test_entering_without_a_server_fails_within_5_seconds() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    started = time.monotonic()
+    client = Client(f"redis://user:s3cret@127.0.0.1:{port}")
+    with pytest.raises(BackendUnavailable) as error:
+        await client.__aenter__()
+    assert time.monotonic() - started <= 5
+    assert isinstance(error.value, ConnectionError)
+    assert error.value.__cause__ is not None
+    assert "s3cret" not in str(error.value)
+    with pytest.raises(ClientClosed):
+        await _use(client)
+
+
+async def test_entering_a_server_that_never_answers_fails_within_5_seconds() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        started = time.monotonic()
+        with pytest.raises(BackendUnavailable):
+            await Client(f"redis://127.0.0.1:{silent.getsockname()[1]}").__aenter__()
+        assert time.monotonic() - started <= 5
+
+
+async def test_entering_can_be_cancelled() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await Client(f"redis://127.0.0.1:{silent.getsockname()[1]}").__aenter__()
+
+
+# -- leaving ---------------------------------------------------------------------------------------
+
+
+async def test_leaving_ends_waits_and_bodies_and_releases(
+    store: Store, make_client: MakeClient
+) -> None:
+    other = await make_client()
+    client = Client(store.url)
+    await client.__aenter__()
+    entered = asyncio.Event()
+    cleaned = []
+
+    async def body() -> None:
+        async with client.lock("x"):
+            entered.set()
+            try:
+                await asyncio.sleep(10)
+            finally:
+                await asyncio.sleep(0.05)
+                cleaned.append(True)
+
+    holding = asyncio.create_task(body())
+    await entered.wait()
+    waiting = asyncio.create_task(client.lock("x").acquire())
+    await until_waiting(other, "x")
+    await client.__aexit__(None, None, None)
+    assert cleaned == [True]
+    with pytest.raises(ClientClosed) as closed:
+        await waiting
+    assert closed.value.name == "x"
+    with pytest.raises(LockLost) as lost:
+        await holding
+    assert lost.value.reason == "closed"
+    info = await other.inspect("x")
+    assert not info.holders
+    assert not info.waiters
+
+
+async def test_leaving_releases_bare_leases(store: Store, make_client: MakeClient) -> None:
+    other = await make_client()
+    async with Client(store.url) as client:
+        lease = await client.lock("x").acquire()
+    assert not await other.lock("x").locked()
+    assert not lease.held
+    assert lease.lost is not None
+    assert lease.lost.reason == "closed"
+
+
+async def test_leaving_waits_no_longer_than_close_timeout(
+    store: Store, make_client: MakeClient
+) -> None:
+    other = await make_client()
+    client = Client(store.url, close_timeout=0.2)
+    await client.__aenter__()
+    entered, enough = asyncio.Event(), asyncio.Event()
+
+    async def body() -> None:
+        async with client.lock("x"):
+            entered.set()
+            try:
+                await asyncio.sleep(10)
+            finally:
+                await enough.wait()
+
+    stubborn = asyncio.create_task(body())
+    await entered.wait()
+    started = time.monotonic()
+    await client.__aexit__(None, None, None)
+    assert 0.15 < time.monotonic() - started < 1.5
+    await until_free(other, "x")
+    enough.set()
+    with pytest.raises(LockLost):
+        await stubborn
+
+
+async def test_leaving_from_inside_a_body_does_not_hang(store: Store) -> None:
+    client = Client(store.url)
+    await client.__aenter__()
+    started = time.monotonic()
+    with pytest.raises(LockLost) as lost:
+        async with client.lock("x"):
+            await client.__aexit__(None, None, None)
+    assert lost.value.reason == "closed"
+    assert time.monotonic() - started < 2
+
+
+async def test_exception_of_the_clients_body_comes_out(store: Store) -> None:
+    async def body() -> None:
+        async with Client(store.url) as client:
+            await client.lock("x").acquire()
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        await body()
+
+
+async def test_leaving_twice_is_harmless(store: Store) -> None:
+    client = Client(store.url)
+    await client.__aenter__()
+    await client.__aexit__(None, None, None)
+    await client.__aexit__(None, None, None)
+
+
+# -- sources ---------------------------------------------------------------------------------------
+
+
+async def test_memory_without_a_name_is_private() -> None:
+    async with Client("memory://") as one, Client("memory://") as other:
+        async with one.lock("x"):
+            lease = await asyncio.create_task(other.lock("x").acquire_nowait())
+            await lease.release()
+
+
+async def test_memory_of_one_name_is_shared() -> None:
+    async with Client("memory://life") as one, Client("memory://life") as other:
+        async with one.lock("x"):
+            with pytest.raises(WouldBlock):
+                await asyncio.create_task(other.lock("x").acquire_nowait())
+    async with Client("memory://elsewhere") as third:
+        assert not await third.lock("x").locked()
+
+
+@pytest.mark.real_store
+@pytest.mark.parametrize("decode", [True, False])
+async def test_ready_redis_client_stays_the_callers(store: Store, decode: bool) -> None:
+    ready = redis.asyncio.Redis.from_url(store.url, decode_responses=decode)
+    try:
+        await ready.set("mine", "1")
+        async with Client(ready) as client:
+            async with client.lock("x"):
+                waiting = asyncio.create_task(client.lock("x").acquire())
+                await until_waiting(client, "x")
+                assert await ready.get("mine") == ("1" if decode else b"1")
+            await (await waiting).release()
+        assert await ready.get("mine") == ("1" if decode else b"1")
+        async with Client(ready) as client:
+            await _use(client)
+    finally:
+        await ready.aclose()
+
+
+# -- many ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.real_store
+@pytest.mark.stores("valkey9", "redis70")
+async def test_2000_waiters_use_two_connections_few_commands_and_are_served_in_order(
+    store: Store, make_client: MakeClient
+) -> None:
+    raw = await store.raw()
+    before = len(await raw.client_list())
+    client = await make_client()
+    lock = client.lock("x")
+    order: list[int] = []
+
+    async def take(number: int) -> None:
+        async with lock:
+            order.append(number)
+
+    first = await lock.acquire()
+    tasks = [asyncio.create_task(take(number)) for number in range(2000)]
+    await until_waiting(client, "x", 2000)
+    assert len(await raw.client_list()) - before <= 2
+
+    async def scripts_run() -> int:
+        stats = await raw.info("commandstats")
+        return sum(
+            stats[f"cmdstat_{name}"]["calls"]
+            for name in ("evalsha", "eval")
+            if f"cmdstat_{name}" in stats
+        )
+
+    # Time itself is under test: over more than one beat (a third of 10 s) of every waiter.
+    started, ran = time.monotonic(), await scripts_run()
+    await asyncio.sleep(4)
+    rate = (await scripts_run() - ran) / (time.monotonic() - started) / 2000
+    assert rate < 0.5
+    await first.release()
+    await asyncio.gather(*tasks)
+    assert order == list(range(2000))
+    await until(lambda: client._session is not None and not client._session.places)

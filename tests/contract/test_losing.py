@@ -1,0 +1,591 @@
+"""A lease: what it tells, how it is lost, and what comes out of the body."""
+
+# A lease is lost inside a body of several statements, and `raises` stands around it.
+# ruff: noqa: PT012, PT031
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+import warnings
+
+import pytest
+
+from aiodlock import BackendError, Client, Lease, LockLost, NotHeld
+
+from ..conftest import MakeClient
+from ..servers import Store
+from .scenes import cancelled, held_elsewhere, is_held, until, until_free, until_waiting
+
+
+async def lose(client: Client, lease: Lease) -> None:
+    """Have an operator break the lease; return when its holder knows."""
+    assert await client.break_lock(lease.name) == 1
+    async with asyncio.timeout(5):
+        await lease.wait_lost()
+
+
+# -- what it tells ---------------------------------------------------------------------------------
+
+
+async def test_lease_tells_what_it_is(client: Client) -> None:
+    async with client.lock("order:42", ttl=7) as lease:
+        assert lease.name == "order:42"
+        assert lease.mode == "exclusive"
+        assert lease.ttl == 7
+        assert is_held(lease) is True
+        assert lease.lost is None
+        assert 6 < lease.remaining() < 7
+        assert isinstance(lease.owner, str)
+        assert lease.owner
+        lease.ensure_held()
+        assert "'order:42'" in repr(lease)
+        assert str(lease.token) in repr(lease)
+        assert "held" in repr(lease)
+    assert lease.held is False
+    assert lease.lost is None
+    assert lease.remaining() == 0
+    assert "released" in repr(lease)
+    with pytest.raises(NotHeld):
+        lease.ensure_held()
+    with pytest.raises(NotHeld):
+        await lease.wait_lost()
+    with pytest.raises(NotHeld):
+        await lease.extend()
+    with pytest.raises(NotHeld):
+        async with lease:
+            pytest.fail("entered a released lease")
+
+
+async def test_default_ttl_is_the_clients(make_client: MakeClient) -> None:
+    client = await make_client(ttl=4.0)
+    async with client.lock("x") as lease:
+        assert lease.ttl == 4
+    async with client.lock("x", ttl=2) as lease:
+        assert lease.ttl == 2
+
+
+async def test_lease_lives_longer_than_its_ttl(client: Client) -> None:
+    async with client.lock("x", ttl=0.3) as lease:
+        await asyncio.sleep(0.7)
+        assert is_held(lease)
+        assert 0 < lease.remaining() <= 0.3
+        assert (await client.inspect("x")).holders[0].token == lease.token
+
+
+async def test_granted_waiter_lives_longer_than_its_ttl(client: Client) -> None:
+    lock = client.lock("x", ttl=0.3)
+    async with held_elsewhere(lock):
+        waiting = asyncio.create_task(lock.acquire())
+        await until_waiting(client, "x")
+        await asyncio.sleep(0.5)
+    lease = await waiting
+    await asyncio.sleep(0.5)
+    assert is_held(lease)
+    await lease.release()
+
+
+async def test_lease_without_auto_extend_ends_at_its_ttl(client: Client) -> None:
+    started = time.monotonic()
+    with pytest.raises(LockLost) as lost:
+        async with client.lock("x", ttl=0.3, auto_extend=False) as lease:
+            await asyncio.sleep(10)
+    assert 0.25 < time.monotonic() - started < 1
+    assert lost.value.reason == "expired"
+    assert str(lease.token) in str(lost.value)
+    assert not is_held(lease)
+
+
+async def test_extending_by_hand_keeps_a_lease_without_auto_extend(client: Client) -> None:
+    async with client.lock("x", ttl=0.3, auto_extend=False) as lease:
+        for _ in range(4):
+            await asyncio.sleep(0.12)
+            await lease.extend()
+        assert is_held(lease)
+
+
+async def test_new_ttl_holds_from_then_on(client: Client) -> None:
+    async with client.lock("x", ttl=0.3) as lease:
+        await lease.extend(5)
+        assert lease.ttl == 5
+        assert 4 < lease.remaining() < 5
+        await lease.extend()
+        assert 4 < lease.remaining() < 5
+        assert (await client.inspect("x")).holders[0].remaining > 4
+
+
+async def test_extending_never_brings_the_deadline_nearer(client: Client) -> None:
+    async with client.lock("x", ttl=5) as lease:
+        await lease.extend(0.5)
+        assert lease.ttl == 0.5
+        assert lease.remaining() > 4
+
+
+async def test_bad_ttl_of_extend_changes_nothing(client: Client) -> None:
+    async with client.lock("x", ttl=5, margin=1) as lease:
+        for bad in (0, 0.01, -1, float("nan"), float("inf"), 0.9):
+            with pytest.raises(ValueError, match="ttl"):
+                await lease.extend(bad)
+        with pytest.raises(TypeError):
+            await lease.extend("5")  # type: ignore[arg-type]
+        assert lease.ttl == 5
+        assert is_held(lease)
+
+
+async def test_margin_ends_the_lease_that_much_earlier(client: Client) -> None:
+    started = time.monotonic()
+    with pytest.raises(LockLost) as lost:
+        async with client.lock("x", ttl=1, margin=0.7, auto_extend=False) as lease:
+            assert lease.remaining() <= 0.3
+            await asyncio.sleep(10)
+    assert time.monotonic() - started < 0.6
+    assert lost.value.reason == "expired"
+
+
+async def test_margin_leaves_a_living_lease_alone(client: Client) -> None:
+    async with client.lock("x", ttl=0.6, margin=0.3) as lease:
+        await asyncio.sleep(0.8)
+        assert is_held(lease)
+
+
+async def test_max_hold_ends_the_lease_whatever_happens(client: Client) -> None:
+    started = time.monotonic()
+    with pytest.raises(LockLost) as lost:
+        async with client.lock("x", ttl=0.2, max_hold=0.4) as lease:
+            await lease.extend(10)
+            await asyncio.sleep(10)
+    assert 0.35 < time.monotonic() - started < 1
+    assert lost.value.reason == "max_hold"
+    await until_free(client, "x")
+
+
+@pytest.mark.parametrize("auto_extend", [True, False])
+async def test_max_hold_shorter_than_the_ttl_is_the_reason(
+    client: Client, auto_extend: bool
+) -> None:
+    with pytest.raises(LockLost) as lost:
+        async with client.lock("x", max_hold=0.2, auto_extend=auto_extend):
+            await asyncio.sleep(10)
+    assert lost.value.reason == "max_hold"
+
+
+# -- losing ----------------------------------------------------------------------------------------
+
+
+async def test_wait_lost_returns_the_loss(client: Client) -> None:
+    lease = await client.lock("x").acquire()
+    waiting = asyncio.create_task(lease.wait_lost())
+    also = asyncio.create_task(lease.wait_lost())
+    await lose(client, lease)
+    lost = await waiting
+    assert (await also).reason == lost.reason == "broken"
+    assert lease.lost is not None
+    assert lease.lost.reason == "broken"
+    assert lost.name == "x"
+    assert not is_held(lease)
+    assert "broken" in repr(lease)
+    for use in (lease.extend, lease.release):
+        with pytest.raises(LockLost):
+            await use()
+    with pytest.raises(LockLost):
+        lease.ensure_held()
+    with pytest.raises(NotHeld):
+        await lease.release()
+
+
+async def test_wait_lost_ends_when_the_lease_is_released(client: Client) -> None:
+    lease = await client.lock("x").acquire()
+    waiting = asyncio.create_task(lease.wait_lost())
+    await asyncio.sleep(0)
+    await lease.release()
+    async with asyncio.timeout(2):
+        with pytest.raises(NotHeld):
+            await waiting
+
+
+async def test_wait_lost_can_be_cancelled(client: Client) -> None:
+    async with client.lock("x") as lease:
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await lease.wait_lost()
+        assert is_held(lease)
+
+
+async def test_bare_lease_is_never_cancelled(client: Client) -> None:
+    lease = await client.lock("x").acquire()
+    await lose(client, lease)
+    await asyncio.sleep(0.02)
+    with pytest.raises(LockLost):
+        await lease.release()
+
+
+async def test_flag_only_marks_the_lease_and_leaving_raises(client: Client) -> None:
+    reached = False
+    with pytest.raises(LockLost) as lost:
+        async with client.lock("x", on_lost="flag") as lease:
+            await lose(client, lease)
+            await asyncio.sleep(0.02)
+            assert lease.lost is not None
+            reached = True
+    assert reached
+    assert lost.value.reason == "broken"
+
+
+async def test_body_is_cancelled_and_lock_lost_raised(client: Client) -> None:
+    with pytest.raises(LockLost) as lost:
+        async with client.lock("x") as lease:
+            await client.break_lock("x")
+            await asyncio.sleep(10)
+            pytest.fail("went on")
+    assert lost.value.reason == "broken"
+    assert "'x'" in str(lost.value)
+    assert str(lease.token) in str(lost.value)
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await asyncio.sleep(0)  # and is not cancelled again
+
+
+async def test_deleted_state_is_gone(client: Client, store: Store) -> None:
+    raw = await store.raw()
+    with pytest.raises(LockLost) as lost:
+        async with client.lock("x", ttl=0.3):
+            await raw.flushall()
+            await asyncio.sleep(10)
+    assert lost.value.reason == "gone"
+
+
+async def test_deleted_state_is_noticed_on_leaving(client: Client, store: Store) -> None:
+    raw = await store.raw()
+    with pytest.raises(LockLost) as lost:
+        async with client.lock("x"):
+            await raw.flushall()
+    assert lost.value.reason == "gone"
+
+
+async def test_holder_that_was_replaced_is_taken_over(client: Client, store: Store) -> None:
+    raw = await store.raw()
+    lock = client.lock("x", ttl=5, on_lost="flag")
+    lease = await lock.acquire()
+    await raw.flushall()
+    async with held_elsewhere(client.lock("x")):
+        with pytest.raises(LockLost) as lost:
+            await lease.extend()
+        assert lost.value.reason == "taken_over"
+
+
+async def test_cleaning_up_in_the_body_may_await(client: Client) -> None:
+    done = []
+    with pytest.raises(LockLost):
+        async with client.lock("x"):
+            try:
+                await client.break_lock("x")
+                await asyncio.sleep(10)
+            finally:
+                await asyncio.sleep(0.05)
+                done.append("rolled back")
+    assert done == ["rolled back"]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+async def test_nested_body_is_cancelled_exactly_once(client: Client, depth: int) -> None:
+    lock = client.lock("x")
+    times = 0
+
+    async def body(depth: int) -> None:
+        nonlocal times
+        async with lock:
+            if depth > 1:
+                await body(depth - 1)
+            else:
+                try:
+                    await client.break_lock("x")
+                    await asyncio.sleep(10)
+                except asyncio.CancelledError:
+                    times += 1
+                    await asyncio.sleep(0.05)
+                    raise
+
+    with pytest.raises(LockLost):
+        await body(depth)
+    assert times == 1
+    await until_free(client, "x")
+
+
+async def test_inner_exception_handler_sees_lock_lost_of_nested_lock(client: Client) -> None:
+    lock = client.lock("x")
+    with pytest.raises(LockLost):
+        async with lock:
+            with pytest.raises((LockLost, asyncio.CancelledError)):
+                async with lock:
+                    await client.break_lock("x")
+                    await asyncio.sleep(10)
+
+
+async def test_two_locks_of_one_task_lost_at_once(client: Client) -> None:
+    with pytest.raises(LockLost) as lost:
+        async with client.lock("outer"):
+            async with client.lock("inner"):
+                await client.break_lock("outer")
+                await client.break_lock("inner")
+                await asyncio.sleep(10)
+    assert lost.value.name in ("outer", "inner")
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await until_free(client, "outer")
+    await until_free(client, "inner")
+
+
+# -- what comes out --------------------------------------------------------------------------------
+
+
+async def test_exception_of_the_body_comes_out_as_it_is(client: Client) -> None:
+    error = ValueError("mine")
+    with pytest.raises(ValueError, match="mine") as raised:
+        async with client.lock("x"):
+            raise error
+    assert raised.value is error
+    assert not hasattr(error, "__notes__")
+    assert not await client.lock("x").locked()
+
+
+async def test_exception_of_the_body_goes_before_the_loss_which_is_a_note(client: Client) -> None:
+    error = ValueError("mine")
+    with pytest.raises(ValueError, match="mine") as raised:
+        async with client.lock("x", on_lost="flag") as lease:
+            await lose(client, lease)
+            raise error
+    assert raised.value is error
+    assert len(error.__notes__) == 1
+    assert "'x'" in error.__notes__[0]
+    assert "broken" in error.__notes__[0]
+
+
+async def test_exception_raised_while_being_cancelled_has_the_note(client: Client) -> None:
+    with pytest.raises(ValueError, match="mine") as raised:
+        async with client.lock("x"):
+            try:
+                await client.break_lock("x")
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                raise ValueError("mine") from None
+    assert any("'x'" in note for note in raised.value.__notes__)
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_body_that_swallows_the_cancellation_gets_lock_lost(client: Client) -> None:
+    with pytest.raises(LockLost):
+        async with client.lock("x"):
+            try:
+                await client.break_lock("x")
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                pass
+
+
+async def test_outer_cancellation_goes_before_the_loss(client: Client) -> None:
+    cleaning = asyncio.Event()
+
+    async def body() -> None:
+        async with client.lock("x"):
+            try:
+                await client.break_lock("x")
+                await asyncio.sleep(10)
+            finally:
+                cleaning.set()
+                await asyncio.sleep(10)
+
+    task = asyncio.create_task(body())
+    await cleaning.wait()
+    await cancelled(task)
+    await until_free(client, "x")
+
+
+async def test_outer_cancellation_of_a_living_body_releases(client: Client) -> None:
+    entered = asyncio.Event()
+
+    async def body() -> None:
+        async with client.lock("x"):
+            entered.set()
+            await asyncio.sleep(10)
+
+    task = asyncio.create_task(body())
+    await entered.wait()
+    await cancelled(task)
+    assert not await client.lock("x").locked()
+
+
+async def test_timeout_around_a_flagged_loss_stays_a_timeout(client: Client) -> None:
+    with pytest.raises(TimeoutError) as elapsed:
+        async with asyncio.timeout(0.2):
+            async with client.lock("x", on_lost="flag") as lease:
+                await lose(client, lease)
+                await asyncio.sleep(10)
+    assert not isinstance(elapsed.value, LockLost)
+
+
+async def test_loss_in_a_task_group_of_the_body_comes_out_as_lock_lost(client: Client) -> None:
+    with pytest.raises(LockLost):
+        async with client.lock("x"):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(asyncio.sleep(10))
+                await client.break_lock("x")
+                await asyncio.sleep(10)
+
+
+async def test_async_with_lease_arms_and_releases(client: Client) -> None:
+    async with await client.lock("x").acquire() as lease:
+        assert is_held(lease)
+    assert not is_held(lease)
+    assert not await client.lock("x").locked()
+    with pytest.raises(LockLost):
+        async with await client.lock("x").acquire():
+            await client.break_lock("x")
+            await asyncio.sleep(10)
+
+
+async def test_lease_armed_in_another_task_cancels_that_task(client: Client) -> None:
+    lease = await client.lock("x").acquire()
+    entered = asyncio.Event()
+
+    async def body() -> None:
+        async with lease:
+            entered.set()
+            await asyncio.sleep(10)
+
+    task = asyncio.create_task(body())
+    await entered.wait()
+    await client.break_lock("x")
+    with pytest.raises(LockLost):
+        async with asyncio.timeout(3):
+            await task
+
+
+# -- a blocked event loop --------------------------------------------------------------------------
+
+
+@pytest.mark.real_store
+@pytest.mark.parametrize("awaits", [True, False])
+async def test_loop_blocked_longer_than_the_ttl_loses_the_lease(
+    make_client: MakeClient, awaits: bool
+) -> None:
+    client = await make_client()
+    with pytest.raises(LockLost) as lost:
+        async with client.lock("x", ttl=0.2) as lease:
+            time.sleep(0.5)
+            assert not is_held(lease)
+            if awaits:
+                await asyncio.sleep(5)
+                pytest.fail("went on")
+    assert lost.value.reason == "expired"
+    async with client.lock("x") as successor:
+        assert successor.token > lease.token
+
+
+# -- forgotten leases ------------------------------------------------------------------------------
+
+
+async def test_forgotten_bare_lease_is_released_with_a_warning(client: Client) -> None:
+    lease = await client.lock("x").acquire()
+    with pytest.warns(ResourceWarning, match="'x'"):
+        del lease
+        gc.collect()
+    await until_free(client, "x")
+
+
+async def test_lease_forgotten_in_a_cycle_is_released(client: Client) -> None:
+    holder: list[object] = [await client.lock("x").acquire()]
+    holder.append(holder)
+    with pytest.warns(ResourceWarning, match="'x'"):
+        del holder
+        gc.collect()
+    await until_free(client, "x")
+
+
+async def test_discarded_result_is_released_by_the_lock_without_a_warning(client: Client) -> None:
+    lock = client.lock("x")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        await lock.acquire()
+        gc.collect()
+        await asyncio.sleep(0.02)
+        assert await lock.locked()
+        await lock.release()
+        gc.collect()
+    assert not await lock.locked()
+    with pytest.raises(NotHeld):
+        await lock.release()
+
+
+async def test_task_that_ends_without_releasing_is_told_and_the_name_is_freed(
+    client: Client,
+) -> None:
+    async def forget() -> None:
+        await client.lock("x").acquire()
+
+    with pytest.warns(ResourceWarning, match="'x'"):
+        await asyncio.create_task(forget())
+        gc.collect()
+        await until_free(client, "x")
+
+
+async def test_released_and_lost_leases_are_collected_in_silence(client: Client) -> None:
+    lease = await client.lock("x").acquire()
+    await lease.release()
+    lost = await client.lock("x").acquire()
+    await lose(client, lost)
+    with pytest.raises(LockLost):
+        await lost.release()
+    async with client.lock("x"):
+        pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del lease, lost
+        gc.collect()
+
+
+async def test_lease_kept_by_another_task_outlives_its_own(client: Client) -> None:
+    lease = await asyncio.create_task(client.lock("x").acquire())
+    gc.collect()
+    await asyncio.sleep(0.02)
+    assert is_held(lease)
+    await lease.release()
+
+
+# -- leaving while the client dies -----------------------------------------------------------------
+
+
+async def test_death_of_a_background_task_reaches_waits_and_bodies(client: Client) -> None:
+    entered = asyncio.Event()
+
+    async def body() -> None:
+        async with client.lock("x"):
+            entered.set()
+            await asyncio.sleep(10)
+
+    holding = asyncio.create_task(body())
+    await entered.wait()
+    waiting = asyncio.create_task(client.lock("x").acquire())
+    await until_waiting(client, "x")
+
+    async def bug() -> None:
+        raise ZeroDivisionError("a bug of ours")
+
+    session = client._session
+    assert session is not None
+    session.start_soon(bug)
+    for task in (holding, waiting):
+        with pytest.raises(BackendError) as error:
+            async with asyncio.timeout(3):
+                await task
+        assert isinstance(error.value.__cause__, ZeroDivisionError)
+    with pytest.raises(BackendError):
+        await client.lock("y").acquire()
+    with pytest.raises(BackendError):
+        await client.inspect("y")
+    await until(lambda: holding.done() and waiting.done())
