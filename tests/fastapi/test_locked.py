@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any
 from uuid import UUID
 
 import httpx
 import pytest
-from fastapi import APIRouter, BackgroundTasks, Body, FastAPI, Request
+from fastapi import APIRouter, BackgroundTasks, Body, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
 import aiodlock
@@ -39,6 +39,20 @@ async def until(holds: Callable[[], Any], what: str) -> None:
 @pytest.fixture
 def app(store: Store) -> FastAPI:
     return FastAPI(lifespan=lifespan(store.url, ttl=2))
+
+
+@pytest.fixture(params=["bare", "behind a middleware"])
+def served_app(app: FastAPI, request: pytest.FixtureRequest) -> FastAPI:
+    """The app, also behind a middleware that wraps ``receive``."""
+    if request.param != "bare":
+
+        @app.middleware("http")
+        async def pass_on(
+            request: Request, call_next: Callable[[Request], Awaitable[Response]]
+        ) -> Response:
+            return await call_next(request)
+
+    return app
 
 
 async def waiters(app: FastAPI, name: str) -> int:
@@ -194,18 +208,18 @@ async def test_name_gets_the_value_as_the_handler_sees_it(app: FastAPI, serve: S
 
 
 async def test_disconnected_client_leaves_the_queue_and_its_handler_does_not_run(
-    app: FastAPI, serve: Serve
+    served_app: FastAPI, serve: Serve
 ) -> None:
     ran: list[bytes] = []
 
-    @app.post("/orders/{order_id}")
+    @served_app.post("/orders/{order_id}")
     async def pay(
         request: Request, lease: Annotated[Lease, Locked("orders:{order_id}", timeout=None)]
     ) -> None:
         ran.append(await request.body())
 
-    async with serve(app) as http:
-        client: Client = app.state.aiodlock
+    async with serve(served_app) as http:
+        client: Client = served_app.state.aiodlock
         async with client.lock("orders:7"):
             request = asyncio.create_task(http.post("/orders/7", content=b"x"))
             await until(lambda: waiting(client), "queued")
@@ -226,14 +240,14 @@ async def waiting(client: Client) -> int:
     return len((await client.inspect("orders:7")).waiters)
 
 
-async def test_body_is_not_stolen_while_waiting(app: FastAPI, serve: Serve) -> None:
+async def test_body_is_not_stolen_while_waiting(served_app: FastAPI, serve: Serve) -> None:
     """Neither one that FastAPI reads nor one the handler streams, small or large, early or late."""
 
-    @app.post("/raw")
+    @served_app.post("/raw")
     async def raw(request: Request, lease: Annotated[Lease, Locked("orders:7")]) -> int:
         return sum([len(chunk) async for chunk in request.stream()])
 
-    @app.post("/json")
+    @served_app.post("/json")
     async def parsed(
         value: Annotated[dict[str, str], Body()], lease: Annotated[Lease, Locked("orders:7")]
     ) -> int:
@@ -247,8 +261,8 @@ async def test_body_is_not_stolen_while_waiting(app: FastAPI, serve: Serve) -> N
         for _ in range(10):
             yield b"z" * (size // 10)
 
-    async with serve(app) as http:
-        client: Client = app.state.aiodlock
+    async with serve(served_app) as http:
+        client: Client = served_app.state.aiodlock
         async with client.lock("orders:7"):
             requests = [
                 asyncio.create_task(http.post("/raw", content=b"x" * size)),
