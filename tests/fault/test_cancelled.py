@@ -17,10 +17,21 @@ import anyio
 import pytest
 
 import aiodlock
+from aiodlock.backends.redis.scripts import ACQUIRE, LEAVE, Script
 
 from ..conftest import MakeClient
+from ..proxy import FaultProxy
 from ..servers import Store
-from .scenes import SOON, free_at_once, no_places, nothing_left, queued, until
+from .scenes import (
+    SOON,
+    calling,
+    free_at_once,
+    load_scripts,
+    no_places,
+    nothing_left,
+    queued,
+    until,
+)
 
 When = Literal["at once", "meanwhile", "as it arrives"]
 WHENS: tuple[When, ...] = ("at once", "meanwhile", "as it arrives")
@@ -242,6 +253,37 @@ async def test_cancelled_while_its_scripts_are_unknown_it_leaves_nothing_behind(
     async def check() -> None:
         await free_at_once(store, client)
         await no_traces(store, mine)
+
+    await cancel_everywhere(run, check, at_least=3)
+
+
+@pytest.mark.stores("valkey9")
+@pytest.mark.parametrize("script", [ACQUIRE, LEAVE], ids=["acquire", "leave"])
+@pytest.mark.parametrize("lose", ["command", "reply"])
+async def test_cancelled_while_a_message_is_lost_it_leaves_nothing_behind(
+    proxy: FaultProxy,
+    store: Store,
+    make_client: MakeClient,
+    client: aiodlock.Client,
+    script: Script,
+    lose: str,
+) -> None:
+    """A marker is left, since a duplicate may be under way; and nothing else."""
+    await load_scripts(store)
+    mine = await make_client(proxy.url)
+
+    async def run(points: frozenset[int], when: When) -> tuple[Steps, asyncio.Task[object]]:
+        plan = proxy.drop_reply if lose == "reply" else proxy.drop_command
+        fault = plan(calling(script))
+        try:
+            return await drive(_acquire_and_release, mine, points, when)
+        finally:
+            fault.release()
+
+    async def check() -> None:
+        await free_at_once(store, client)
+        await until(lambda: not mine._session.places)  # type: ignore[union-attr]
+        await nothing_left(store, markers=True)
 
     await cancel_everywhere(run, check, at_least=3)
 

@@ -18,7 +18,7 @@ from .scenes import free_at_once, queued, until, waiting_for_notice
 
 Hold = Callable[..., Awaitable[asyncio.subprocess.Process]]
 
-TTL = 0.9
+TTL = 0.6
 #: The promise is 0.1 s; the rest is for a machine with two cores that runs everything else too.
 LATE = 0.1 + 0.05
 
@@ -112,7 +112,7 @@ async def test_all_readers_at_the_head_are_in_when_the_killed_holders_lease_ends
 async def test_fifty_waiters_killed_with_the_holder_cost_one_waiter_ttl_and_a_third(
     hold: Hold, make_client: MakeClient, store: Store, notifications: bool
 ) -> None:
-    waiter_ttl = 0.9
+    waiter_ttl = 0.6
     client = await make_client(waiter_ttl=waiter_ttl)
     process = await hold(waiters=50, waiter_ttl=waiter_ttl)
     task = asyncio.create_task(client.lock("name").acquire())

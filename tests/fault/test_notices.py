@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import hashlib
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -103,6 +106,43 @@ async def test_stale_notice_after_the_local_deadline_starts_no_body(
     proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
 ) -> None:
     await stale_notice_after_the_local_deadline(proxy, make_client, store, client)
+
+
+async def stale_notice_of_an_earlier_grant(client: aiodlock.Client) -> None:
+    """An id whose reply was lost for long was granted, dropped, and queued again: old news."""
+    held = await client.lock("name").acquire()
+    task = asyncio.create_task(client.lock("name").acquire())
+    await waiting_for_notice(client)
+    session = _session_of(client)
+    (place,) = [place for place in session.places.values() if place.woken is not None]
+    session.on_granted(place.request.id, held.token, keys_of("aiodlock", "lock", "name").state)
+    before = place.deadline
+    await until(lambda: place.deadline > before)  # it asks instead of believing
+    try:
+        assert not task.done(), "two holders"
+        assert held.held
+        await held.release()
+    finally:
+        await (await task).release()
+
+
+async def test_stale_notice_of_an_earlier_grant_starts_no_body(client: aiodlock.Client) -> None:
+    await stale_notice_of_an_earlier_grant(client)
+
+
+@pytest.mark.stores("memory")
+async def test_stale_notice_of_an_earlier_grant_is_noticed_without_the_guard(
+    client: aiodlock.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = _session.Session.on_granted
+
+    def believe(self: _session.Session, request_id: str, token: int, where: str) -> None:
+        self.places[request_id].floor = 0
+        original(self, request_id, token, where)
+
+    monkeypatch.setattr(_session.Session, "on_granted", believe)
+    with pytest.raises((AssertionError, aiodlock.LockLost)):
+        await stale_notice_of_an_earlier_grant(client)
 
 
 async def test_notice_never_moves_the_local_deadline(
@@ -289,16 +329,15 @@ async def test_late_duplicate_is_noticed_to_create_a_ghost_without_the_marker(
     store: Store,
     client: aiodlock.Client,
     monkeypatch: pytest.MonkeyPatch,
-    check: object,
+    check: Callable[..., Awaitable[None]],
 ) -> None:
-    original = backend_module.RedisBackend._leave
-
-    async def without(self: object, wire: object, keys: object, id: str, late: bool) -> object:
-        return await original(self, wire, keys, id, False)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(backend_module.RedisBackend, "_leave", without)
+    source = LEAVE.source.replace(b"if ARGV[5] ~= '0' then", b"if false then")
+    assert source != LEAVE.source
+    sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
+    without = dataclasses.replace(LEAVE, source=source, sha=sha)
+    monkeypatch.setattr(backend_module, "LEAVE", without)
     with pytest.raises(AssertionError):
-        await check(proxy, make_client, store, client)  # type: ignore[operator]
+        await check(proxy, make_client, store, client)
 
 
 @forgets

@@ -48,12 +48,17 @@ async def _half_open(proxy: FaultProxy) -> None:
     proxy.half_open()
 
 
+def network(test: Test) -> Test:
+    """Mark a matter of the network and the client: one kind of server is enough."""
+    marked: Callable[[Test], Test] = pytest.mark.stores("valkey9")
+    return marked(test)
+
+
 def ways(test: Test) -> Test:
-    """Run with each way of going away: a matter of the network, so on one kind of server."""
+    """Run with each way of going away."""
     both: Callable[[Test], Test]
     both = pytest.mark.parametrize("go_away", [_cut_and_refuse, _half_open])
-    only: Callable[[Test], Test] = pytest.mark.stores("valkey9")
-    return only(both(test))
+    return both(network(test))
 
 
 # -- a server that forgets its scripts -----------------------------------------------------------------
@@ -132,6 +137,7 @@ async def test_token_grows_over_a_restart_that_lost_everything(server: EmbeddedS
 # -- a connection that dies ------------------------------------------------------------------------------
 
 
+@network
 async def test_connection_lost_right_after_entering_is_survived(
     proxy: FaultProxy, make_client: MakeClient, store: Store
 ) -> None:
@@ -199,6 +205,7 @@ async def test_waiter_that_is_back_within_its_lease_keeps_its_place(
     await (await second).release()
 
 
+@network
 async def test_waiter_that_is_back_too_late_stands_at_the_end(
     proxy: FaultProxy, make_client: MakeClient, client: aiodlock.Client
 ) -> None:
@@ -290,6 +297,7 @@ async def test_what_does_not_wait_raises_within_two_seconds(
     await proxy.heal()
 
 
+@network
 async def test_what_does_not_wait_reconnects_once(
     proxy: FaultProxy, make_client: MakeClient, store: Store
 ) -> None:
@@ -373,6 +381,7 @@ async def test_client_that_is_left_while_the_server_is_away_ends(
     assert lease.lost.reason == "closed"
 
 
+@network
 async def test_closing_does_not_wait_for_a_bare_lease_that_was_lost_before(store: Store) -> None:
     async with aiodlock.Client(store.url) as client:
         lease = await client.lock("name", ttl=0.1, auto_extend=False).acquire()
@@ -381,6 +390,7 @@ async def test_closing_does_not_wait_for_a_bare_lease_that_was_lost_before(store
     assert now() - began <= 1.0
 
 
+@network
 async def test_paused_server_is_not_answered_with_ever_more_connections(
     proxy: FaultProxy, make_client: MakeClient, real_store: Store
 ) -> None:

@@ -139,6 +139,24 @@ async def test_lock_delay_is_over_with_an_ordinary_release(direct: Direct) -> No
     assert (await direct.acquire("b", wait=False))[0] == "granted"
 
 
+async def test_every_grant_after_an_answer_has_a_larger_token_than_it_says(direct: Direct) -> None:
+    """So a notice of a grant from before it can be told, of the same id even."""
+    _, before, _ = await direct.acquire("a")
+    floors = [int((await direct.acquire("b"))[3]), int((await direct.extend("b"))[3])]
+    await direct.leave("a")
+    token = (await direct.holders())["b"].token
+    assert int(before) <= floors[0] <= floors[1] < token
+
+
+async def test_token_floor_holds_when_the_clock_was_set_back(direct: Direct) -> None:
+    ahead = (await direct.now() + 600_000) * 1_000
+    await direct.redis.set(direct.keys.token, ahead, px=600_000)
+    await direct.acquire("a")
+    floor = int((await direct.acquire("b"))[3])
+    await direct.leave("a")
+    assert floor < (await direct.holders())["b"].token
+
+
 # -- shared ------------------------------------------------------------------------------------------
 
 
