@@ -1,0 +1,165 @@
+"""One name, as design says it behaves, in plain Python: what the scripts are held against.
+
+It knows no keys, records or sweeps: what is overdue is not there. Times are milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Answer = tuple[object, ...]
+
+
+@dataclass
+class Entry:
+    """A request, waiting or holding."""
+
+    id: str
+    mode: str
+    owner: str
+    delay: int
+    deadline: int
+    token: int = 0
+
+
+@dataclass
+class Reference:
+    """Holders, and waiters in order of arrival."""
+
+    now: int
+    holding: list[Entry] = field(default_factory=list)
+    waiting: list[Entry] = field(default_factory=list)
+    token: int = 0
+    broken: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
+    grants: list[str] = field(default_factory=list)
+
+    # -- what is there at this moment --------------------------------------------------------------
+
+    def holders(self) -> list[Entry]:
+        return [entry for entry in self.holding if self.now < entry.deadline]
+
+    def waiters(self) -> list[Entry]:
+        return [entry for entry in self.waiting if self.now < entry.deadline]
+
+    def blockers(self) -> list[Entry]:
+        """Return the holders and those who were lost a lock-delay ago or less."""
+        return [entry for entry in self.holding if self.now < entry.deadline + entry.delay]
+
+    def find(self, id: str) -> Entry | None:
+        return next((e for e in self.holders() + self.waiters() if e.id == id), None)
+
+    # -- the rules ---------------------------------------------------------------------------------
+
+    def acquire(
+        self, id: str, mode: str, owner: str, ttl: int, waiter_ttl: int, delay: int, wait: bool
+    ) -> Answer:
+        if id in self.refused:
+            return ("gone",)
+        self._grant()
+        known = self.find(id)
+        if known is not None:
+            return self._holds(known) if known in self.holding else self._waits(known)
+        if any(entry.id == id for entry in self.blockers()):
+            return ("gone",)
+        if mode == "x" and self._token_of(owner) and not self._holds_exclusively(owner):
+            return ("deadlock",)
+        entry = Entry(id, mode, owner, delay, self.now + ttl)
+        if self._token_of(owner) or (not self.waiters() and self._fits(mode)):
+            self._admit(entry)
+            return self._holds(entry)
+        if not wait:
+            return ("busy",)
+        entry.deadline = self.now + waiter_ttl
+        self.waiting.append(entry)
+        return self._waits(entry)
+
+    def extend(self, id: str, length: int) -> Answer:
+        entry = self.find(id)
+        if entry is not None:
+            entry.deadline = max(entry.deadline, self.now + length)
+            if entry in self.holding:
+                return ("held", entry.token, entry.deadline - self.now)
+        self._grant()
+        named = entry is not None and entry in self.waiting and entry.owner.startswith("u")
+        if entry is not None and named and self._gets_in_again(entry):
+            # Its owner came to hold by another request: that one is not waited for.
+            self.waiting.remove(entry)
+            self._admit(entry)
+            self._grant()
+        if entry is None:
+            return ("gone", "broken" if id in self.broken else "not broken")
+        if entry in self.holding:
+            return ("held", entry.token, entry.deadline - self.now)
+        return self._waits(entry)
+
+    def leave(self, id: str, *, ambiguous: bool) -> Answer:
+        if ambiguous:
+            self.refused.add(id)
+        entry = self.find(id)
+        answer: Answer
+        if entry is None:
+            answer = ("gone", "broken" if id in self.broken else "not broken")
+        elif entry in self.holding:
+            self.holding.remove(entry)
+            answer = ("released",)
+        else:
+            self.waiting.remove(entry)
+            answer = ("withdrawn",)
+        self._grant()
+        return answer
+
+    def break_lock(self) -> int:
+        live = self.holders()
+        self.broken.update(entry.id for entry in live)
+        self.holding.clear()
+        self._grant()
+        return len(live)
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _grant(self) -> None:
+        """From the head on, as far as the holders allow. Nobody passes the one that stays."""
+        self.holding = self.blockers()
+        self.waiting = self.waiters()
+        while self.waiting:
+            head = self.waiting[0]
+            if not self._gets_in_again(head) and not self._fits(head.mode):
+                return
+            self._admit(self.waiting.pop(0))
+
+    def _admit(self, entry: Entry) -> None:
+        entry.token = self._token_of(entry.owner)
+        if not entry.token:
+            entry.token = self.token = max(self.token + 1, self.now * 1000)
+        self.holding = [*self.blockers(), entry]
+        self.grants.append(entry.id)
+
+    def _fits(self, mode: str) -> bool:
+        blockers = self.blockers()
+        if mode == "x":
+            return not blockers
+        limit = int(mode[1:] or 1_000_000)
+        return len(blockers) < limit and all(entry.mode != "x" for entry in blockers)
+
+    def _gets_in_again(self, entry: Entry) -> bool:
+        return bool(self._token_of(entry.owner)) and (
+            entry.mode != "x" or self._holds_exclusively(entry.owner)
+        )
+
+    def _token_of(self, owner: str) -> int:
+        return next((entry.token for entry in self.holders() if entry.owner == owner), 0)
+
+    def _holds_exclusively(self, owner: str) -> bool:
+        return any(entry.owner == owner and entry.mode == "x" for entry in self.holders())
+
+    def _holds(self, entry: Entry) -> Answer:
+        return ("granted", entry.token, entry.deadline - self.now)
+
+    def _waits(self, entry: Entry) -> Answer:
+        look = -1
+        if self.waiters()[0] is entry:
+            ends = [blocker.deadline + blocker.delay for blocker in self.blockers()]
+            look = max(0, min(ends) - self.now)
+        floor = max(self.token, self.now * 1000)
+        return ("waiting", entry.deadline - self.now, look, floor)
