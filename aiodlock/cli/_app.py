@@ -197,7 +197,8 @@ async def _top(
         async with Client(url, prefix=prefix) as client:
             while True:
                 infos = await _collect(client, match)
-                grants = sum(1 for info in infos if info.token > tokens.get(info.name, info.token))
+                # The first look knows no earlier tokens: it counts nothing.
+                grants = sum(1 for i in infos if looks and i.token > tokens.get(i.name, 0))
                 tokens.update({info.name: info.token for info in infos})
                 waits = [waiter.waiting for info in infos for waiter in info.waiters]
                 facts = {
