@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format test demo clean
+.PHONY: setup check format test demo bench clean
 
 setup: $(STAMP)
 
@@ -30,6 +30,11 @@ test: setup
 
 demo: setup
 	$(BIN)/python -m examples.demo
+
+# A table on standard output: make bench ARGS="--quick --url redis://localhost"
+bench: setup
+	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache \
