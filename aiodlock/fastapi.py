@@ -240,13 +240,19 @@ def _is_locked(dependant: Any) -> bool:
     )
 
 
+def _parameter(name: str, annotation: object) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
+
+
 class _Dependency(params.Depends):
     """A marker for ``Annotated`` that is its own dependency, and so the key of an override."""
 
-    def __init__(self, scope: str | None) -> None:
-        # The base is a frozen dataclass.
-        inferred: Any = scope
-        super().__init__(dependency=self, scope=inferred)
+    def __init__(self, scope: Any, *parameters: inspect.Parameter) -> None:
+        super().__init__(dependency=self, scope=scope)
+        # Annotations that are strings are not resolved on an object (seen with FastAPI 0.121). Written
+        # past __setattr__, as the base is a frozen dataclass.
+        connection = _parameter("connection", HTTPConnection)
+        self.__dict__["__signature__"] = inspect.Signature([connection, *parameters])
 
     __hash__ = object.__hash__
 
@@ -319,26 +325,19 @@ class Locked(_Dependency):
             _timeout=timeout,
             _options=lock_options,
         )
-        super().__init__("function")
-        self.__dict__["__signature__"] = self._signature()
+        super().__init__("function", *self._parameters())
 
     def __repr__(self) -> str:
         return f"Locked({self.__dict__['_template'].text!r})"
 
-    def _signature(self) -> inspect.Signature:
-        """What FastAPI asks for: the connection, the client and the fields whose place is told."""
+    def _parameters(self) -> Iterator[inspect.Parameter]:
+        """What FastAPI is asked for: the client, and the fields whose place is told."""
+        yield _parameter("client", Annotated[Client, LockClient])
         template: _Template = self.__dict__["_template"]
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        found = [
-            inspect.Parameter("connection", keyword, annotation=HTTPConnection),
-            inspect.Parameter("client", keyword, annotation=Annotated[Client, LockClient]),
-        ]
         for number, field in enumerate(template.fields):
             marker = field.marker()
             if marker is not None:
-                annotation = Annotated[str, marker]
-                found.append(inspect.Parameter(f"field{number}", keyword, annotation=annotation))
-        return inspect.Signature(found)
+                yield _parameter(f"field{number}", Annotated[str, marker])
 
     async def __call__(
         self, connection: HTTPConnection, client: Client, **fields: str
