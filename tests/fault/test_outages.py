@@ -56,9 +56,9 @@ def network(test: Test) -> Test:
 
 def ways(test: Test) -> Test:
     """Run with each way of going away."""
-    both: Callable[[Test], Test]
     both = pytest.mark.parametrize("go_away", [_cut_and_refuse, _half_open])
-    return both(network(test))
+    marked: Test = both(network(test))
+    return marked
 
 
 # -- a server that forgets its scripts -----------------------------------------------------------------
