@@ -83,7 +83,7 @@ def read(reply: list[Any]) -> Answer:
 class Locks(RuleBasedStateMachine):
     """Requests, re-entries, extensions, withdrawals, releases, expiries and breaks, in both modes."""
 
-    modes = ("x", "s")
+    modes: tuple[str, ...] = ("x", "s")
     kind = "lock"
     steps = 0
 
@@ -168,7 +168,10 @@ class Locks(RuleBasedStateMachine):
         self.scripts.time = reference.now
         connection, keys = self.scripts.connection, self.scripts.keys
         pipe = connection.pipeline(transaction=False)
-        pipe.hgetall(keys.state).hgetall(keys.waiters).xrange(keys.queue).get(keys.token)
+        pipe.hgetall(keys.state)
+        pipe.hgetall(keys.waiters)
+        pipe.xrange(keys.queue)
+        pipe.get(keys.token)
         state, waiters, queue, token = pipe.execute()
         holding = set()
         for id, text in state.items():
@@ -239,8 +242,8 @@ def test_scripts_answer_and_grant_as_the_reference(store: Store, machine: type[L
     machine.steps = 0
     examples = 120 if machine is Locks else 40
     with connection:
-        run_state_machine_as_test(  # type: ignore[no-untyped-call]
-            lambda: machine(connection),
+        run_state_machine_as_test(
+            lambda: machine(connection),  # type: ignore[arg-type]
             settings=settings(
                 max_examples=examples,
                 stateful_step_count=50,
