@@ -264,6 +264,12 @@ class Session:
         if place.state in (State.LEAVING, State.OVER):
             return
         self._end(place)
+        lost = place.lost
+        if lost is not None and lost.reason in ("expired", "max_hold") and place.request.lock_delay:
+            # The local deadline is earlier than the server's: a leave would count as a release, open
+            # the name at once, and so undo the lock-delay. The server drops the record by itself.
+            self._remove(place)
+            return
 
         def done(result: Left | BackendError) -> None:
             if isinstance(result, Left):

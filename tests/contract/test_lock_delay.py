@@ -1,0 +1,113 @@
+"""lock-delay: a name whose holder was lost stays closed; a release opens it at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from aiodlock import AcquireTimeout, Client, Lock, LockLost, WouldBlock
+
+from ..conftest import MakeClient
+from .scenes import until
+
+
+def clock() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def test_release_opens_at_once(client: Client) -> None:
+    async with client.lock("a", lock_delay=30):
+        pass
+    lease = await client.lock("a").acquire_nowait()
+    await lease.release()
+
+
+async def test_name_stays_closed_after_a_loss(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    async with _lost(client.lock("a", ttl=0.3, auto_extend=False, lock_delay=0.5)):
+        await asyncio.sleep(10)
+    lost_at = clock()
+    # Its body has ended before the server's deadline, and that does not make a release of it.
+    await until(lambda: _closed(other), "closed")
+    info = await other.inspect("a")
+    assert info.holders == ()
+    assert 0 < info.closed <= 0.5
+    assert await other.lock("a").locked()
+    with pytest.raises(WouldBlock):
+        await other.lock("a").acquire_nowait()
+    with pytest.raises(WouldBlock):
+        await client.lock("a").acquire_nowait()
+    with pytest.raises(AcquireTimeout):
+        await other.rwlock("a").read.acquire(timeout=0.05)
+    async with other.lock("a", timeout=3.0):
+        assert 0.45 <= clock() - lost_at < 1.0
+
+
+@asynccontextmanager
+async def _lost(lock: Lock) -> AsyncIterator[None]:
+    with pytest.raises(LockLost):
+        async with lock:
+            yield
+
+
+async def test_margin_does_not_make_a_release_of_a_loss(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    lock = client.lock("a", ttl=0.6, margin=0.4, auto_extend=False, lock_delay=30)
+    async with _lost(lock):
+        await asyncio.sleep(10)
+    for _ in range(10):
+        assert await other.lock("a").locked()
+        await asyncio.sleep(0.01)
+
+
+async def _closed(client: Client) -> bool:
+    return (await client.inspect("a")).closed > 0
+
+
+async def test_waiter_is_let_in_when_the_delay_is_over(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    started = clock()
+    lease = await client.lock("a", ttl=0.3, auto_extend=False, lock_delay=0.3).acquire()
+    async with other.lock("a", timeout=5.0):
+        assert 0.55 <= clock() - started < 1.0
+        assert lease.lost is not None
+    with pytest.raises(LockLost):
+        await lease.release()
+
+
+async def test_late_leave_does_not_open_early(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    lease = await client.lock("a", ttl=0.2, auto_extend=False, lock_delay=30).acquire()
+    await lease.wait_lost()
+    await until(lambda: _closed(other), "closed")
+    with pytest.raises(LockLost):
+        await lease.release()
+    for _ in range(5):
+        assert await other.lock("a").locked()
+        await asyncio.sleep(0.01)
+
+
+async def test_readers_pass_where_a_reader_was_lost(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    lease = await client.rwlock("a", ttl=0.2, auto_extend=False, lock_delay=30).read.acquire()
+    await lease.wait_lost()
+    await until(lambda: _closed(other), "closed")
+    async with other.rwlock("a", timeout=1.0).read:
+        pass
+    with pytest.raises(WouldBlock):
+        await other.lock("a").acquire_nowait()
+    with pytest.raises(LockLost):
+        await lease.release()
+
+
+async def test_breaking_ignores_the_delay(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    lease = await client.lock("a", lock_delay=30).acquire()
+    assert await other.break_lock("a") == 1
+    async with other.lock("a", timeout=1.0):
+        pass
+    with pytest.raises(LockLost):
+        await lease.release()
