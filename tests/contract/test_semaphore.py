@@ -1,0 +1,78 @@
+"""Semaphores: the same queue with several holders, under keys of their own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aiodlock import AcquireTimeout, Client, WouldBlock
+
+from .scenes import until_free
+
+
+async def test_at_most_limit_hold_at_a_time(client: Client) -> None:
+    semaphore = client.semaphore("a", 3)
+    inside = most = 0
+
+    async def work() -> None:
+        nonlocal inside, most
+        async with semaphore:
+            inside += 1
+            most = max(most, inside)
+            await asyncio.sleep(0.01)
+            inside -= 1
+
+    await asyncio.gather(*(work() for _ in range(12)))
+    assert most == 3
+
+
+async def test_it_is_not_reentrant(client: Client) -> None:
+    semaphore = client.semaphore("a", 1)
+    async with semaphore:
+        with pytest.raises(WouldBlock):
+            await semaphore.acquire_nowait()
+        with pytest.raises(AcquireTimeout):
+            await semaphore.acquire(timeout=0.05)
+
+
+async def test_lock_of_the_same_name_is_another_thing(client: Client) -> None:
+    async with client.semaphore("a", 1), client.lock("a", timeout=1.0):
+        assert len((await client.inspect("a")).holders) == 1
+
+
+async def test_waiters_come_in_in_order(client: Client) -> None:
+    semaphore = client.semaphore("a", 2)
+    first, second = await semaphore.acquire(), await semaphore.acquire()
+    order: list[int] = []
+
+    async def work(number: int) -> None:
+        async with semaphore:
+            order.append(number)
+
+    tasks = []
+    for number in range(5):
+        tasks.append(asyncio.create_task(work(number)))
+        await asyncio.sleep(0)  # each request is sent by its first step, in order
+    await first.release()
+    await second.release()
+    await asyncio.gather(*tasks)
+    assert order == list(range(5))
+
+
+async def test_differing_limit_is_a_value_error(client: Client) -> None:
+    async with client.semaphore("a", 2):
+        with pytest.raises(ValueError, match="limit 2"):
+            await client.semaphore("a", 3).acquire()
+    async with client.semaphore("a", 3, timeout=1.0):
+        pass
+    await until_free(client, "a")
+
+
+async def test_bad_limits_are_refused(client: Client) -> None:
+    for wrong in (0, -1):
+        with pytest.raises(ValueError):
+            client.semaphore("a", wrong)
+    for wrong_type in (True, 1.0, "1", None):
+        with pytest.raises(TypeError):
+            client.semaphore("a", wrong_type)  # type: ignore[arg-type]
