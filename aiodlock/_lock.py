@@ -143,12 +143,13 @@ class Acquirable:
         request_id = session.new_id()
         owner = self._owner(request_id)
         if self._options.owner is None and self._kind == "lock":
-            for held in reversed(session.holds("lock", self._name, task)):
-                if held.options.owner is not None:
-                    continue
+            holds = session.holds("lock", self._name, task)
+            mine = [held for held in reversed(holds) if held.options.owner is None]
+            for held in mine:  # an exclusive hold counts also behind a later shared one
                 if held.request.mode == self._mode:
                     return self._again(session, held)
-                owner = held.request.owner
+            if mine:
+                owner = mine[0].request.owner
                 if self._mode == "exclusive":
                     raise self._deadlock()
         place = self._new_place(session, request_id, owner, task)
@@ -211,6 +212,11 @@ class Acquirable:
     async def _try_once(self, session: Session, place: Place) -> None:
         session.places[place.request.id] = place
         await self._ask(session, place, wait=False)
+        if place.state is not State.HELD or now() >= place.ends_at:
+            raise BackendUnavailable(
+                f"{self._name!r} was granted, but the store's answer took longer than the lease lasts",
+                name=self._name,
+            )
 
     async def _ask(self, session: Session, place: Place, *, wait: bool) -> Granted | Waiting | Gone:
         """Send the request until it is answered. The same id makes a repetition harmless."""
@@ -237,8 +243,11 @@ class Acquirable:
                 place.grant(token, deadline)
                 session.extender.add(place)
             case Refused():
-                session.places.pop(place.request.id, None)
-                place.state = State.OVER
+                if place.request.ambiguous:
+                    session.leave_soon(place)  # an earlier attempt may still arrive, and be granted
+                else:
+                    session.places.pop(place.request.id, None)
+                    place.state = State.OVER
                 raise self._refused(answer)
         return answer
 
