@@ -13,7 +13,7 @@ from urllib.parse import quote
 from ._clock import now
 from ._errors import BackendError, LockLost, NotHeld
 from ._model import Mode
-from ._options import SHORTEST_TTL, check_seconds
+from ._options import LARGEST_MARGIN, SHORTEST_TTL, check_seconds
 from ._place import Place, State
 
 if TYPE_CHECKING:
@@ -94,8 +94,11 @@ class Lease:
     @property
     def lost(self) -> LockLost | None:
         """Why the lease was lost; None while it is held and after a release."""
-        self._notice_overdue()
-        return self._place.lost
+        place = self._place
+        if place.state is State.HELD and now() >= place.ends_at:
+            # Only told: it is the extender that marks the loss and cancels the bodies.
+            return place.overdue_error()
+        return place.lost
 
     def remaining(self) -> float:
         """Return the seconds until the lease counts as lost if it is not extended; 0.0 once over."""
@@ -132,8 +135,10 @@ class Lease:
         place, session = self._place, self._session
         if ttl is not None:
             ttl = check_seconds("ttl", ttl, least=SHORTEST_TTL)
-            if place.options.margin >= ttl:
-                raise ValueError(f"ttl must be longer than margin ({place.options.margin} s)")
+            if place.options.margin > ttl * LARGEST_MARGIN:
+                raise ValueError(
+                    f"margin ({place.options.margin} s) must be at most {LARGEST_MARGIN:.0%} of ttl"
+                )
         session.check_usable()
         self.ensure_held()
         if ttl is not None:
@@ -257,7 +262,12 @@ class Lease:
             self._session.on_lost(place)
 
     def _why_not_held(self) -> LockLost | NotHeld | BackendError:
-        self._notice_overdue()
+        if asyncio._get_running_loop() is not self._session.loop:
+            # In a thread of the body's: what belongs to the loop is not touched.
+            if self._place.state is State.HELD and not self._is_over():
+                return self._place.overdue_error()
+        else:
+            self._notice_overdue()
         if self._place.lost is not None:
             return self._place.error()
         return self._not_held()
@@ -281,9 +291,7 @@ class Lease:
         if place.state is State.HELD and _result_is_discarded(sys._getframe(1)):
             task = place.task() if place.task is not None else None
             if task is not None and not task.done():
-                serial = self._serial
-                session = self._session
-                task.add_done_callback(lambda _: session.forgotten(place, serial))
+                self._session.discarded(place, self._serial, task)
                 return
         self._session.forgotten(place, self._serial)
 

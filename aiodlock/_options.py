@@ -10,6 +10,8 @@ OnLost = Literal["cancel", "flag"]
 SHORTEST_TTL = 0.05
 LONGEST_SECONDS = 1e9
 LONGEST_NAME = 512
+#: Of the ttl: the rest has room for a clock's drift and one extension.
+LARGEST_MARGIN = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,10 @@ class LockOptions:
         if self.owner is not None:
             check_text("owner", self.owner)
         shortest = self.ttl if self.max_hold is None else min(self.ttl, self.max_hold)
-        if self.margin >= shortest:
+        if self.margin > shortest * LARGEST_MARGIN:
             raise ValueError(
-                f"margin ({self.margin} s) must be shorter than ttl and max_hold ({shortest} s): "
-                "the lease would be lost the moment it is granted"
+                f"margin ({self.margin} s) must be at most {LARGEST_MARGIN:.0%} of ttl and max_hold "
+                f"({shortest} s): the lease would be lost before it can be extended"
             )
 
 

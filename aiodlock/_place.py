@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -45,6 +46,7 @@ class Place:
         "beat",
         "capped",
         "deadline",
+        "discarded",
         "entry",
         "failure",
         "failures",
@@ -55,6 +57,7 @@ class Place:
         "look_at",
         "lost",
         "noticed",
+        "on_task_end",
         "options",
         "request",
         "serial",
@@ -91,6 +94,9 @@ class Place:
         self.armed: dict[asyncio.Task[Any], asyncio.Timeout] | None = None
         self.watchers: list[asyncio.Future[None]] | None = None
         self.handles: list[int] = []
+        # Serials of handles whose lease was thrown away, and what watches for the end of their task.
+        self.discarded: list[int] = []
+        self.on_task_end: Callable[[asyncio.Task[Any]], None] | None = None
         self.serial = 0
         # id(task) is reused after a task is gone: the reference tells.
         self.task = weakref.ref(task) if task is not None else None
@@ -175,9 +181,17 @@ class Place:
         if self.state is State.HELD:
             moment = now()
             if moment >= self.ends_at:
-                maximum = self.options.max_hold
-                over = maximum is not None and (self.capped or moment >= self.granted_at + maximum)
-                self.lose("max_hold" if over else "expired")
+                self.lose(self._overdue_reason(moment))
+
+    def overdue_error(self) -> LockLost:
+        """Say what ``lose_if_overdue`` would, and change nothing: this may be called on any thread."""
+        reason = self._overdue_reason(now())
+        return LockLost(self._loss_message(reason), name=self.request.name, reason=reason)
+
+    def _overdue_reason(self, moment: float) -> LossReason:
+        maximum = self.options.max_hold
+        over = maximum is not None and (self.capped or moment >= self.granted_at + maximum)
+        return "max_hold" if over else "expired"
 
     def _loss_message(self, reason: LossReason) -> str:
         name, token = repr(self.request.name), self.token

@@ -349,6 +349,11 @@ class Session:
     def _end(self, place: Place) -> None:
         self.extender.forget(place)
         self._drop_hold(place)
+        if place.on_task_end is not None and place.task is not None:
+            task = place.task()
+            if task is not None:
+                task.remove_done_callback(place.on_task_end)
+            place.on_task_end = None
         place.state = State.LEAVING
         for watcher in place.watchers or ():
             if not watcher.done():
@@ -420,14 +425,28 @@ class Session:
         if serial not in place.handles:
             return
         place.handles.remove(serial)
+        # Before the warning, which may be turned into an error.
+        if not place.handles and not self.loop.is_closed() and os.getpid() == self.pid:
+            self.loop.call_soon_threadsafe(self._leave_forgotten, place)
         warnings.warn(
             f"lease on {place.request.name!r} (token {place.token}) was forgotten while held: "
             "release it, or use it in an async with",
             ResourceWarning,
             stacklevel=2,
         )
-        if not place.handles and not self.loop.is_closed() and os.getpid() == self.pid:
-            self.loop.call_soon_threadsafe(self._leave_forgotten, place)
+
+    def discarded(self, place: Place, serial: int, task: asyncio.Task[Any]) -> None:
+        """The result of ``await lock.acquire()`` was thrown away: its task's end forgets it."""
+        place.discarded = [known for known in place.discarded if known in place.handles]
+        place.discarded.append(serial)
+        if place.on_task_end is None:
+
+            def forget(_: asyncio.Task[Any]) -> None:
+                for left in place.discarded:
+                    self.forgotten(place, left)
+
+            place.on_task_end = forget
+            task.add_done_callback(forget)
 
     def _leave_forgotten(self, place: Place) -> None:
         if not place.handles:  # its task may have entered it again meanwhile

@@ -1,0 +1,85 @@
+"""Promises that a review of the code found broken."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import warnings
+
+import pytest
+
+import aiodlock
+
+from .scenes import until_free
+
+
+async def test_exclusive_hold_is_entered_again_also_behind_a_later_shared_one(
+    client: aiodlock.Client,
+) -> None:
+    both = client.rwlock("x")
+    async with both.write as first, both.read, both.write as again:
+        assert again.token == first.token
+    await until_free(client, "x")
+
+
+async def test_body_is_cancelled_also_when_a_thread_was_the_first_to_notice(
+    client: aiodlock.Client,
+) -> None:
+    def notice(lease: aiodlock.Lease) -> None:
+        time.sleep(0.3)
+        lease.ensure_held()
+
+    async with asyncio.timeout(5):
+        with pytest.raises(aiodlock.LockLost):  # noqa: PT012
+            async with client.lock("x", ttl=0.2, auto_extend=False) as lease:
+                noticing = asyncio.get_running_loop().run_in_executor(None, notice, lease)
+                time.sleep(0.5)  # the loop is blocked: only the thread can see it
+                await asyncio.sleep(30)
+    with pytest.raises(aiodlock.LockLost):
+        await noticing
+
+
+async def test_looking_at_lost_does_not_keep_the_body_from_being_cancelled(
+    client: aiodlock.Client,
+) -> None:
+    async with asyncio.timeout(5):
+        with pytest.raises(aiodlock.LockLost):  # noqa: PT012
+            async with client.lock("x", ttl=0.1, auto_extend=False) as lease:
+                time.sleep(0.2)
+                assert lease.lost is not None
+                await asyncio.sleep(30)
+
+
+async def test_forgotten_lease_is_released_also_when_warnings_are_errors(
+    client: aiodlock.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ignored: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", ignored.append)
+    lease: aiodlock.Lease | None = await client.lock("x").acquire()
+    assert lease is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        lease = None
+    assert len(ignored) == 1
+    await until_free(client, "x")
+
+
+async def test_acquisitions_whose_lease_is_discarded_leave_nothing_at_the_task(
+    client: aiodlock.Client,
+) -> None:
+    lock = client.lock("x")
+
+    async def worker() -> int:
+        for _ in range(20):
+            await lock.acquire()
+            await lock.release()
+        task = asyncio.current_task()
+        callbacks = getattr(task, "_callbacks", None) or []
+        return len(callbacks)
+
+    assert await asyncio.create_task(worker()) <= 2  # who awaits it is one
+
+
+async def test_margin_that_leaves_no_time_to_extend_is_refused(client: aiodlock.Client) -> None:
+    with pytest.raises(ValueError, match="margin"):
+        client.lock("x", ttl=1, margin=0.995)
