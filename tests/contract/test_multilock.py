@@ -56,7 +56,7 @@ async def test_all_names_are_held_in_the_body_and_free_after_it(client: Client) 
         assert leases.tokens == {name: leases[name].token for name in ("a", "b")}
         for name in "ab":
             assert [h.token for h in (await client.inspect(name)).holders] == [leases[name].token]
-    assert not leases.held
+    assert leases.remaining() == 0.0
     assert await free(client, "a", "b")()
 
 

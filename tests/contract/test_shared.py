@@ -60,8 +60,33 @@ async def test_downgrade_lets_readers_in_and_no_writer(client: Client) -> None:
     await writer
 
 
+async def test_downgrade_keeps_an_earlier_writer_out(client: Client) -> None:
+    """curator#1138: a writer that was queued before the downgrade got in beside the reader."""
+    rwlock = client.rwlock("a")
+    write = await rwlock.write.acquire()
+    writer = asyncio.create_task(_pass(rwlock.write))
+    await until_waiting(client, "a")
+    read = await rwlock.read.acquire()
+    await write.release()
+    (waiter,) = (await client.inspect("a")).waiters
+    assert waiter.mode == "exclusive"
+    assert read.held
+    await read.release()
+    await asyncio.wait_for(writer, 2.0)
+
+
+async def test_reader_and_writer_behind_a_writer_both_get_in(client: Client) -> None:
+    """kazoo#649: released, the reader and the later writer waited for each other."""
+    rwlock = client.rwlock("a")
+    async with held_elsewhere(rwlock.write):
+        reader = asyncio.create_task(_pass(rwlock.read))
+        await until_waiting(client, "a")
+        writer = asyncio.create_task(_pass(rwlock.write))
+        await until_waiting(client, "a", 2)
+    await asyncio.wait_for(asyncio.gather(reader, writer), 2.0)
+
+
 async def test_later_reader_does_not_pass_a_writer(client: Client) -> None:
-    """kazoo#649: a read lock was granted although an earlier write request waited."""
     rwlock = client.rwlock("a")
     async with held_elsewhere(rwlock.read):
         writer = asyncio.create_task(_pass(rwlock.write))
