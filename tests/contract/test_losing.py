@@ -10,9 +10,10 @@ import gc
 import time
 import warnings
 
+import anyio
 import pytest
 
-from aiodlock import BackendError, Client, Lease, LockLost, NotHeld
+from aiodlock import BackendError, Client, Lease, LockLost, NotHeld, WouldBlock
 
 from ..conftest import MakeClient
 from ..servers import Store
@@ -589,3 +590,84 @@ async def test_death_of_a_background_task_reaches_waits_and_bodies(client: Clien
     with pytest.raises(BackendError):
         await client.inspect("y")
     await until(lambda: holding.done() and waiting.done())
+
+
+# -- what a demanding user tries -------------------------------------------------------------------
+
+
+async def test_anyio_scope_around_a_body_ends_it_and_releases(client: Client) -> None:
+    with anyio.move_on_after(0.05) as scope:
+        async with client.lock("x"):
+            await asyncio.sleep(10)
+    assert scope.cancelled_caught
+    await until_free(client, "x")
+
+
+async def test_anyio_scope_inside_a_lost_body_does_not_hide_the_loss(client: Client) -> None:
+    with pytest.raises(LockLost):
+        async with client.lock("x"):
+            with anyio.move_on_after(10):
+                await client.break_lock("x")
+                await asyncio.sleep(10)
+
+
+async def test_asyncio_timeout_inside_a_lost_body_does_not_hide_the_loss(client: Client) -> None:
+    with pytest.raises(LockLost):
+        async with client.lock("x"):
+            async with asyncio.timeout(10):
+                await client.break_lock("x")
+                await asyncio.sleep(10)
+
+
+async def test_task_works_on_after_a_loss(client: Client) -> None:
+    tokens = []
+    for _ in range(3):
+        with pytest.raises(LockLost):
+            async with client.lock("x") as lease:
+                tokens.append(lease.token)
+                await client.break_lock("x")
+                await asyncio.sleep(10)
+    async with client.lock("x") as lease:
+        await asyncio.sleep(0.02)
+        tokens.append(lease.token)
+    assert tokens == sorted(set(tokens))
+
+
+async def test_base_exception_of_the_body_comes_out_and_releases(client: Client) -> None:
+    class Stop(BaseException):
+        pass
+
+    with pytest.raises(Stop):
+        async with client.lock("x"):
+            raise Stop
+    assert not await client.lock("x").locked()
+
+
+async def test_return_and_break_in_the_body_release(client: Client) -> None:
+    async def returns() -> int:
+        async with client.lock("x") as lease:
+            return lease.token
+
+    assert await returns() > 0
+    for _ in range(2):
+        async with client.lock("x"):
+            break
+    assert not await client.lock("x").locked()
+
+
+async def test_lease_entered_twice_is_released_once(client: Client) -> None:
+    lease = await client.lock("x").acquire()
+    async with lease:
+        async with lease:
+            assert is_held(lease)
+        assert not is_held(lease)
+    assert not await client.lock("x").locked()
+
+
+async def test_hold_of_a_task_that_ended_is_not_inherited(client: Client) -> None:
+    lock = client.lock("x")
+    for _ in range(50):
+        lease = await asyncio.create_task(lock.acquire())
+        with pytest.raises(WouldBlock):  # though its id may be that of the task before
+            await asyncio.create_task(lock.acquire_nowait())
+        await lease.release()

@@ -1,0 +1,236 @@
+"""What the contract says of a store that does not answer, and of what is not sent at all."""
+
+# ruff: noqa: PT012
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from aiodlock import AcquireTimeout, BackendUnavailable, Client, LockLost, NotHeld
+
+from ..conftest import MakeClient
+from ..proxy import FaultProxy
+from .scenes import held_elsewhere, is_held, until_free, until_waiting
+
+
+def scripts_seen(proxy: FaultProxy) -> int:
+    return proxy.commands["EVALSHA"] + proxy.commands["EVAL"]
+
+
+async def test_bad_input_sends_nothing(proxy: FaultProxy, make_client: MakeClient) -> None:
+    client = await make_client(proxy.url)
+    async with client.lock("x") as lease:
+        await asyncio.sleep(0)
+        seen = scripts_seen(proxy)
+        attempts: list[Callable[[], Awaitable[object]]] = [
+            lambda: client.lock("y").acquire(timeout=-1),
+            lambda: client.inspect(""),
+            lambda: client.break_lock("\ud800"),
+            lambda: lease.extend(0.01),
+        ]
+        for attempt in attempts:
+            with pytest.raises(ValueError):
+                await attempt()
+        for nonsense in ("", "nothing", "x:exclusive:-1"):
+            assert not await client.check_sequencer(nonsense)
+        assert scripts_seen(proxy) == seen
+
+
+async def test_reentering_sends_nothing(proxy: FaultProxy, make_client: MakeClient) -> None:
+    client = await make_client(proxy.url)
+    lock = client.lock("x")
+    async with lock:
+        seen = scripts_seen(proxy)
+        for _ in range(10):
+            async with lock, lock:
+                await lock.acquire()
+                await lock.release()
+        with pytest.raises(NotHeld):
+            await client.rwlock("x").read.release()
+        assert scripts_seen(proxy) == seen
+
+
+async def test_what_does_not_wait_raises_within_2_seconds(
+    proxy: FaultProxy, make_client: MakeClient
+) -> None:
+    client = await make_client(proxy.url)
+    proxy.half_open()
+    lock = client.lock("x")
+    started = time.monotonic()
+    attempts: list[Awaitable[object]] = [
+        lock.acquire_nowait(),
+        lock.acquire(timeout=0),
+        lock.locked(),
+        client.inspect("x"),
+        client.break_lock("x"),
+        client.check_sequencer("x:exclusive:1"),
+    ]
+    results = await asyncio.gather(*attempts, return_exceptions=True)
+    assert time.monotonic() - started < 2.1
+    assert [type(result) for result in results] == [BackendUnavailable] * len(attempts)
+    await proxy.heal()
+    async with asyncio.timeout(10), lock:
+        pass
+
+
+async def test_timeout_while_the_store_is_away_is_not_an_acquire_timeout(
+    proxy: FaultProxy, make_client: MakeClient
+) -> None:
+    client = await make_client(proxy.url)
+    proxy.half_open()
+    started = time.monotonic()
+    with pytest.raises(BackendUnavailable) as error:
+        await client.lock("x").acquire(timeout=0.4)
+    assert 0.35 < time.monotonic() - started < 1
+    assert not isinstance(error.value, AcquireTimeout)
+    assert error.value.name == "x"
+    assert "'x'" in str(error.value)
+    await proxy.heal()
+
+
+async def test_waiter_gives_up_after_unavailable_after(
+    proxy: FaultProxy, make_client: MakeClient
+) -> None:
+    other, client = await make_client(), await make_client(proxy.url, unavailable_after=0.5)
+    async with held_elsewhere(other.lock("x")):
+        waiting = asyncio.create_task(client.lock("x", ttl=0.3).acquire())
+        await until_waiting(other, "x")
+        await proxy.refuse()
+        proxy.cut()
+        with pytest.raises(BackendUnavailable) as error:
+            async with asyncio.timeout(5):
+                await waiting
+        assert error.value.name == "x"
+    await proxy.heal()
+    await until_free(other, "x")
+
+
+async def test_waiter_keeps_its_place_over_a_cut_connection(
+    proxy: FaultProxy, make_client: MakeClient
+) -> None:
+    other, client = await make_client(), await make_client(proxy.url)
+    async with held_elsewhere(other.lock("x")):
+        first = asyncio.create_task(client.lock("x").acquire())
+        await until_waiting(other, "x")
+        second = asyncio.create_task(other.lock("x").acquire())
+        await until_waiting(other, "x", 2)
+        assert proxy.cut() == 2
+    async with asyncio.timeout(5):
+        lease = await first
+    assert not second.done()
+    await lease.release()
+    await (await second).release()
+
+
+async def test_leaving_returns_within_a_second_and_the_release_goes_on(
+    proxy: FaultProxy, make_client: MakeClient
+) -> None:
+    other, client = await make_client(), await make_client(proxy.url)
+    async with client.lock("x", ttl=30):
+        proxy.stall()
+        started = time.monotonic()
+    assert time.monotonic() - started < 1.2
+    assert await other.lock("x").locked()
+    await proxy.heal()
+    async with asyncio.timeout(10):
+        await until_free(other, "x")
+
+
+async def test_leaving_keeps_the_exception_of_the_body_while_the_store_is_away(
+    proxy: FaultProxy, make_client: MakeClient
+) -> None:
+    client = await make_client(proxy.url)
+    with pytest.raises(ValueError, match="mine"):
+        async with client.lock("x"):
+            proxy.stall()
+            raise ValueError("mine")
+    await proxy.heal()
+
+
+async def test_unconfirmed_leaving_does_not_wait_for_the_store(
+    proxy: FaultProxy, make_client: MakeClient
+) -> None:
+    other, client = await make_client(), await make_client(proxy.url)
+    async with client.lock("x", confirm_release=False):
+        proxy.stall()
+        started = time.monotonic()
+    assert time.monotonic() - started < 0.2
+    await proxy.heal()
+    await until_free(other, "x")
+
+
+async def test_release_by_hand_retries_until_the_local_deadline(
+    proxy: FaultProxy, make_client: MakeClient
+) -> None:
+    client = await make_client(proxy.url)
+    lease = await client.lock("x", ttl=1.5, auto_extend=False).acquire()
+    proxy.half_open()
+    left = lease.remaining()
+    started = time.monotonic()
+    with pytest.raises(LockLost) as lost:
+        await lease.release()
+    assert time.monotonic() - started == pytest.approx(left, abs=0.3)
+    assert lost.value.reason == "expired"
+    assert lost.value.name == "x"
+    assert not is_held(lease)
+    with pytest.raises(NotHeld):
+        await lease.release()
+    await proxy.heal()
+
+
+async def test_release_by_hand_succeeds_once_the_store_is_back(
+    proxy: FaultProxy, make_client: MakeClient
+) -> None:
+    other, client = await make_client(), await make_client(proxy.url)
+    lease = await client.lock("x", ttl=20).acquire()
+    proxy.cut()
+    await lease.release()
+    assert not await other.lock("x").locked()
+
+
+async def test_holder_that_cannot_extend_is_told_before_the_next_is_in(
+    proxy: FaultProxy, make_client: MakeClient
+) -> None:
+    other, client = await make_client(), await make_client(proxy.url)
+    told: list[float] = []
+
+    async def body() -> None:
+        async with client.lock("x", ttl=0.8):
+            proxy.half_open()
+            try:
+                await asyncio.sleep(10)
+            finally:
+                told.append(time.monotonic())
+
+    holding = asyncio.create_task(body())
+    await until_held(other)
+    async with asyncio.timeout(5):
+        lease = await other.lock("x").acquire()
+    entered = time.monotonic()
+    with pytest.raises(LockLost) as lost:
+        await holding
+    assert lost.value.reason == "expired"
+    assert told[0] <= entered
+    await lease.release()
+    await proxy.heal()
+
+
+async def until_held(client: Client) -> None:
+    async with asyncio.timeout(5):
+        while not await client.lock("x").locked():
+            await asyncio.sleep(0.005)
+
+
+async def test_extend_by_hand_retries_until_the_store_is_back(
+    proxy: FaultProxy, make_client: MakeClient
+) -> None:
+    client = await make_client(proxy.url)
+    async with client.lock("x", ttl=5, auto_extend=False) as lease:
+        proxy.cut()
+        await lease.extend()
+        assert is_held(lease)
+        assert lease.remaining() > 4
