@@ -77,11 +77,7 @@ class Extender:
         entry = place.entry
         if entry is not None:
             entry[2] = place.entry = None
-            self._dead += 1
-            if self._dead > 64 and self._dead * 2 > len(self._heap):
-                self._heap = [entry for entry in self._heap if entry[2] is not None]
-                heapify(self._heap)
-                self._dead = 0
+            self._bury()
         if place.watching:
             self._watch(place, False)
 
@@ -101,11 +97,19 @@ class Extender:
 
     # -- what is due -------------------------------------------------------------------------------
 
+    def _bury(self) -> None:
+        """Count one more dead entry; when most are, keep the others."""
+        self._dead += 1
+        if self._dead > 64 and self._dead * 2 > len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[2] is not None]
+            heapify(self._heap)
+            self._dead = 0
+
     def _schedule(self, place: Place) -> None:
         entry = place.entry
         if entry is not None:
             entry[2] = None
-            self._dead += 1
+            self._bury()
         when = self._next_moment(place)
         place.entry = entry = [when, next(self._serials), place]
         heappush(self._heap, entry)

@@ -83,3 +83,11 @@ async def test_acquisitions_whose_lease_is_discarded_leave_nothing_at_the_task(
 async def test_margin_that_leaves_no_time_to_extend_is_refused(client: aiodlock.Client) -> None:
     with pytest.raises(ValueError, match="margin"):
         client.lock("x", ttl=1, margin=0.995)
+
+
+async def test_extending_by_hand_again_and_again_takes_no_memory(client: aiodlock.Client) -> None:
+    async with client.lock("x", ttl=3600) as lease:
+        for _ in range(300):
+            await lease.extend()
+        assert client._session is not None
+        assert len(client._session.extender._heap) < 200
