@@ -23,8 +23,9 @@ from ._session import Session
 if TYPE_CHECKING:
     from ._client import Client
 
-#: For how long leaving waits for answers, all names together.
-_LEAVE_WITHIN = 1.0
+#: After this long the names that are left are left in the background: one that is not answered takes
+#: nearly a second, which is all that leaving a body may take.
+_LEAVE_WITHIN = 0.2
 
 
 class MultiLock:

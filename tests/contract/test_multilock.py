@@ -275,7 +275,7 @@ async def test_closing_the_client_ends_the_wait(make_client: MakeClient) -> None
 
 async def test_losing_one_cancels_the_body_once_and_frees_all(client: Client) -> None:
     cleaned_up = False
-    with pytest.raises(LockLost) as caught:
+    with pytest.raises(LockLost) as caught:  # noqa: PT012
         async with client.multilock("a", "b", "c") as leases:
             try:
                 await client.break_lock("b")
@@ -294,7 +294,7 @@ async def test_losing_one_cancels_the_body_once_and_frees_all(client: Client) ->
 
 
 async def test_names_that_are_not_lost_stay_closed_until_the_body_has_ended(client: Client) -> None:
-    with pytest.raises(LockLost):
+    with pytest.raises(LockLost):  # noqa: PT012
         async with client.multilock("a", "b"):
             try:
                 await client.break_lock("b")
@@ -305,7 +305,7 @@ async def test_names_that_are_not_lost_stay_closed_until_the_body_has_ended(clie
 
 
 async def test_flag_only_flags(client: Client) -> None:
-    with pytest.raises(LockLost):
+    with pytest.raises(LockLost):  # noqa: PT012
         async with client.multilock("a", "b", on_lost="flag") as leases:
             await client.break_lock("a")
             lost = await asyncio.wait_for(leases.wait_lost(), 2.0)
@@ -317,7 +317,7 @@ async def test_flag_only_flags(client: Client) -> None:
 
 
 async def test_own_exception_of_the_body_comes_out_with_the_loss_as_a_note(client: Client) -> None:
-    with pytest.raises(ZeroDivisionError) as caught:
+    with pytest.raises(ZeroDivisionError) as caught:  # noqa: PT012
         async with client.multilock("a", "b"):
             try:
                 await client.break_lock("a")
@@ -432,7 +432,7 @@ async def test_release_wakes_who_waits_for_a_loss(client: Client) -> None:
 
 async def test_bare_leases_are_armed_by_async_with(client: Client) -> None:
     leases = await client.multilock("a", "b").acquire()
-    with pytest.raises(LockLost):
+    with pytest.raises(LockLost):  # noqa: PT012
         async with leases:
             await client.break_lock("a")
             await asyncio.sleep(10)
