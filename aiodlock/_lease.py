@@ -174,6 +174,7 @@ class Lease:
                 session.leave_soon(place)
             raise place.error()
         if place.handles:
+            place.wake_watchers()
             return
         held_at = place.granted_at
         left = await session.release(place)
@@ -239,6 +240,7 @@ class Lease:
                 session.leave_soon(place)
             return place.error()
         if place.handles:
+            place.wake_watchers()
             return None
         if not place.options.confirm_release or not wait:
             session.leave_soon(place)

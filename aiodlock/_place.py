@@ -165,9 +165,7 @@ class Place:
         self.state = State.LOST
         self.failure = failure
         self.lost = LockLost(self._loss_message(reason), name=self.request.name, reason=reason)
-        for watcher in self.watchers or ():
-            if not watcher.done():
-                watcher.set_result(None)
+        self.wake_watchers()
         if self.options.on_lost == "cancel" and self.armed:
             current = asyncio.current_task()
             for task, scope in self.armed.items():
@@ -175,6 +173,12 @@ class Place:
                 # places share (a multilock's) only once.
                 if task is not current and scope.when() is None:
                     scope.reschedule(task.get_loop().time())
+
+    def wake_watchers(self) -> None:
+        """Let those who wait for the loss look again."""
+        for watcher in self.watchers or ():
+            if not watcher.done():
+                watcher.set_result(None)
 
     def lose_if_overdue(self) -> None:
         """The clock decides when no message came."""

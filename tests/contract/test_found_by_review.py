@@ -91,3 +91,15 @@ async def test_extending_by_hand_again_and_again_takes_no_memory(client: aiodloc
             await lease.extend()
         assert client._session is not None
         assert len(client._session.extender._heap) < 200
+
+
+async def test_waiting_for_the_loss_of_an_inner_lease_ends_with_its_release(
+    client: aiodlock.Client,
+) -> None:
+    async with client.lock("x"):
+        inner = await client.lock("x").acquire()
+        waiting = asyncio.create_task(inner.wait_lost())
+        await asyncio.sleep(0.01)
+        await inner.release()
+        with pytest.raises(aiodlock.NotHeld):
+            await asyncio.wait_for(waiting, 2)
