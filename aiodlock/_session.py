@@ -119,6 +119,7 @@ class Session:
 
     async def close(self, within: float) -> None:
         """End waits and bodies, release everything, stop."""
+        self._check_process()  # the connections are the parent's: a child must not release its locks
         self.closing = True
         give_up_at = now() + within
         for place in list(self.places.values()):

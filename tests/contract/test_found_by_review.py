@@ -103,3 +103,18 @@ async def test_waiting_for_the_loss_of_an_inner_lease_ends_with_its_release(
         await inner.release()
         with pytest.raises(aiodlock.NotHeld):
             await asyncio.wait_for(waiting, 2)
+
+
+async def test_leaving_the_client_in_a_forked_child_releases_nothing_of_the_parent(
+    client: aiodlock.Client,
+) -> None:
+    lease = await client.lock("x", on_lost="flag").acquire()
+    session = client._session
+    assert session is not None
+    session.pid += 1  # as a child sees it
+    with pytest.raises(RuntimeError, match="fork"):
+        await client.__aexit__(None, None, None)
+    session.pid -= 1
+    client._session = session
+    assert lease.held
+    await lease.release()
