@@ -188,10 +188,11 @@ class Lease:
         return self
 
     def _arm(self) -> None:
-        """Make a loss cancel the current task's body, once, however often the lock is nested."""
+        """Make a loss cancel the current task's body, once, however often the lock is nested.
+
+        With ``on_lost="flag"`` too: nothing is cancelled then, but leaving the client waits for it.
+        """
         place = self._place
-        if place.options.on_lost != "cancel":
-            return
         task = asyncio.current_task()
         assert task is not None
         if place.armed is None:

@@ -305,13 +305,10 @@ class MultiLease(Mapping[str, Lease]):
         scope = asyncio.Timeout(None)
         for lease in self._leases.values():
             place = lease._place
-            if place.options.on_lost != "cancel":
-                continue
             if place.armed is None:
                 place.armed = {}
-            if (
-                task not in place.armed
-            ):  # else an outer body of this task is cancelled, with ours in it
+            # Else an outer body of this task is cancelled, with ours in it.
+            if task not in place.armed:
                 place.armed[task] = scope
                 self._armed.append(place)
         if self._armed:

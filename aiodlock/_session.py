@@ -133,7 +133,7 @@ class Session:
             elif place.state in (State.ASKING, State.WAITING):
                 place.wake(self.closed_error(place.request.name))
         current = asyncio.current_task()
-        for place in self.places.values():
+        for place in list(self.places.values()):
             if place.armed and set(place.armed) <= {current}:
                 self.leave_soon(place)
         try:

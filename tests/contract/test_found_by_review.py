@@ -10,6 +10,7 @@ import pytest
 
 import aiodlock
 
+from ..servers import Store
 from .scenes import until_free
 
 
@@ -118,3 +119,33 @@ async def test_leaving_the_client_in_a_forked_child_releases_nothing_of_the_pare
     client._session = session
     assert lease.held
     await lease.release()
+
+
+async def test_leaving_the_client_waits_for_a_body_that_is_only_flagged(
+    store: Store, client: aiodlock.Client
+) -> None:
+    if store.is_memory:
+        pytest.skip("needs a second client of the same store")
+    leaving = aiodlock.Client(store.url)
+    await leaving.__aenter__()
+    told, finish = asyncio.Event(), asyncio.Event()
+
+    async def body() -> None:
+        async with leaving.lock("x", on_lost="flag") as lease:
+            await lease.wait_lost()
+            told.set()
+            await finish.wait()
+
+    working = asyncio.create_task(body())
+    async with asyncio.timeout(5):
+        while not (await client.inspect("x")).holders:
+            await asyncio.sleep(0.002)
+    closing = asyncio.create_task(leaving.__aexit__(None, None, None))
+    await told.wait()
+    with pytest.raises(aiodlock.WouldBlock):
+        await client.lock("x").acquire_nowait()
+    finish.set()
+    with pytest.raises(aiodlock.LockLost, match="closed"):
+        await working
+    await closing
+    await (await client.lock("x").acquire_nowait()).release()
