@@ -462,6 +462,10 @@ class FaultProxy:
         for task in self._tasks:
             task.cancel()
         results = await asyncio.gather(*self._tasks, return_exceptions=True)
+        for connection in self.connections:
+            connection._holding = False
+            connection.cut()
+        await asyncio.sleep(0)  # aborted transports close their sockets in the next turn
         for result in results:
             if isinstance(result, Exception):
                 raise result
