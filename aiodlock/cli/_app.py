@@ -275,7 +275,7 @@ def demo() -> None:
 def bench() -> None:
     """Measure locks on a server. (Part of the source tree, not of the package yet.)"""
     print(
-        "aiodlock: the benchmarks run from a checkout of the sources, in tests/benchmarks",
+        "aiodlock: the benchmarks run from a checkout of the sources: make bench",
         file=sys.stderr,
     )
     raise typer.Exit(2)
