@@ -27,12 +27,14 @@ from ._errors import LockLost as LockLost
 from ._errors import NotHeld as NotHeld
 from ._errors import Unsupported as Unsupported
 from ._errors import WouldBlock as WouldBlock
+from ._hooks import Hooks as Hooks
 from ._lease import Lease as Lease
 from ._lock import Lock as Lock
 from ._lock import ReadWriteLock as ReadWriteLock
 from ._lock import Semaphore as Semaphore
 from ._model import HolderInfo as HolderInfo
 from ._model import LockInfo as LockInfo
+from ._model import RequestInfo as RequestInfo
 from ._model import WaiterInfo as WaiterInfo
 from ._multilock import MultiLease as MultiLease
 from ._multilock import MultiLock as MultiLock

@@ -7,12 +7,13 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
-from redis.asyncio import Redis
+from redis.asyncio import Redis, RedisCluster
 
+from ._clock import now
 from ._election import Election
-from ._errors import BackendUnavailable, ClientClosed, Unsupported
+from ._errors import BackendError, BackendUnavailable, ClientClosed, Unsupported, concerning
 from ._hooks import Hooks
 from ._lock import ANSWER_WITHIN, Lock, ReadWriteLock, Semaphore
 from ._model import Kind, LockInfo, Mode
@@ -28,37 +29,43 @@ from ._options import (
     check_timeout,
 )
 from ._session import Session
-from .backends.redis import RedisBackend, Source
+from .backends.base import Backend
+from .backends.redis import SENTINEL_SCHEMES, ClusterBackend, RedisBackend, Source, seeds_of
 
-SourceLike: TypeAlias = "str | Redis | Sequence[str | Redis]"
+SourceLike: TypeAlias = "str | Redis | RedisCluster | Sequence[str | Redis]"
 
 _T = TypeVar("_T")
 
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _TOKEN = re.compile(r"[1-9][0-9]{0,15}")
-_SCHEMES = ("redis", "rediss", "unix", "memory")
-_LATER = ("redis+sentinel", "redis+cluster", "rediss+sentinel", "rediss+cluster")
+_CLUSTER = ("redis+cluster", "rediss+cluster")
+_SCHEMES = ("redis", "rediss", "unix", "memory", *SENTINEL_SCHEMES, *_CLUSTER)
 
 
 class Client:
-    """Locks on one Redis or Valkey server, or in memory.
+    """Locks on one Redis or Valkey server, on a cluster, or in memory.
 
     Constructing does no I/O and binds no event loop. Entering (``async with``) connects, within 5 s;
     leaving ends every wait with ``ClientClosed``, cancels bodies that still hold, releases, and stops.
-    It may be entered again afterwards. All tasks share its two connections.
+    It may be entered again afterwards. All tasks share its two connections per server.
 
     :param source: ``redis://``, ``rediss://``, ``unix://``, ``memory://`` (private to this client),
-        ``memory://NAME`` (shared by the clients of one event loop), or a ready
-        ``redis.asyncio.Redis``, whose connection settings are used and which stays yours.
+        ``memory://NAME`` (shared by the clients of one event loop),
+        ``redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB``, ``redis+cluster://HOST:PORT,HOST:PORT`` (those
+        nodes are asked first), or a ready ``redis.asyncio.Redis`` (as ``Sentinel.master_for`` makes) or
+        ``RedisCluster``, whose connection settings are used and which stays yours.
     :param prefix: what every key and channel begins with: letters, digits and ``_.:-``.
     :param ttl: seconds a lease lives without being extended, for locks that say nothing else.
     :param waiter_ttl: seconds a waiter keeps its place without being heard of.
     :param token_retention: seconds for which the last token of a name is remembered.
-    :param min_replicas: replicas that must have a grant before it counts. Only 0 so far.
+    :param min_replicas: replicas that must have a grant or an extension before it counts. Entering
+        raises BackendUnavailable when so many are not connected. Costs a third connection.
     :param unavailable_after: seconds without any answer after which ``acquire`` gives up.
     :param close_timeout: seconds that leaving waits for bodies to end.
     :param configure_notifications: turn the server's keyspace events on (CONFIG SET) if they are off.
-    :raises TypeError, ValueError: for bad input. :raises Unsupported: for what no backend can do yet.
+    :raises TypeError: for input of a wrong type.
+    :raises ValueError: for other bad input.
+    :raises Unsupported: for a list of sources, and ``min_replicas`` on ``memory://``.
     """
 
     def __init__(
@@ -85,8 +92,6 @@ class Client:
             raise TypeError(f"min_replicas must be an int, not {min_replicas!r}")
         if min_replicas < 0:
             raise ValueError(f"min_replicas must not be negative, and is {min_replicas}")
-        if min_replicas:
-            raise Unsupported("min_replicas above 0 is not supported by this backend")
         self._ttl = check_seconds("ttl", ttl, least=SHORTEST_TTL)
         self._waiter_ttl = check_seconds("waiter_ttl", waiter_ttl, least=SHORTEST_TTL)
         self._token_retention = check_seconds("token_retention", token_retention, least=1.0)
@@ -96,6 +101,9 @@ class Client:
         self._prefix = prefix
         self._configure_notifications = configure_notifications
         self._source, self._described = _read_source(source)
+        if min_replicas and isinstance(self._source, str):
+            raise Unsupported(f"min_replicas above 0 needs servers, and {source!r} is in memory")
+        self._min_replicas = min_replicas
         self._session: Session | None = None
         self._entering = False
         self._hooks: list[Hooks] = []
@@ -134,30 +142,39 @@ class Client:
         try:
             await session.close(self._close_timeout)
         finally:
-            if self._session is session:
+            # Not when it was refused, from another loop: there it is still running.
+            if self._session is session and session.closing:
                 self._session = None
 
-    def _make_backend(self) -> RedisBackend:
+    def _make_backend(self) -> Backend:
         source = self._source
+        options: dict[str, Any] = {
+            "prefix": self._prefix,
+            "token_retention": self._token_retention,
+            "unavailable_after": self._unavailable_after,
+            "configure_notifications": self._configure_notifications,
+            "min_replicas": self._min_replicas,
+        }
+        if isinstance(source, list):
+            return ClusterBackend(source, **options)
         if isinstance(source, str):
             from .backends.memory import memory_source
 
             source = memory_source(source)
-        return RedisBackend(
-            source,
-            prefix=self._prefix,
-            token_retention=self._token_retention,
-            unavailable_after=self._unavailable_after,
-            configure_notifications=self._configure_notifications,
-        )
+        return RedisBackend(source, **options)
 
-    def _use(self) -> Session:
+    def _use(self, name: str | None = None) -> Session:
         session = self._session
         if session is None:
             raise ClientClosed(
-                f"{self!r} is not open: enter it first, with 'async with client:' or a lifespan"
+                f"{'' if name is None else f'{name!r}: '}{self!r} is not open: enter it first, with "
+                "'async with client:' or a lifespan",
+                name=name,
             )
-        session.check_usable()
+        try:
+            session.check_usable()
+        except ClientClosed:
+            raise session.closed_error(name) from None
         return session
 
     # -- locks -----------------------------------------------------------------------------------
@@ -262,6 +279,12 @@ class Client:
 
     # -- for people ------------------------------------------------------------------------------
 
+    def add_hooks(self, hooks: Hooks) -> None:
+        """Let ``hooks`` hear of every request and lease that begins from now on; see ``Hooks``."""
+        if not isinstance(hooks, Hooks):
+            raise TypeError(f"hooks must be an aiodlock.Hooks, not {hooks!r}")
+        self._hooks.append(hooks)
+
     async def inspect(self, name: str) -> LockInfo:
         """Return who holds the lock and who waits for it, as of one moment.
 
@@ -274,18 +297,29 @@ class Client:
         if not isinstance(match, str):
             raise TypeError(f"match must be a str, not {match!r}")
         session = self._use()
-        async for name in session.backend.names(match):
-            info = await self._inspect("lock", name)
-            if info.holders or info.waiters or info.closed:
-                yield info
+        seen: set[str] = set()
+        started = now()
+        while True:
+            try:
+                async for name in session.backend.names(match):
+                    if name not in seen:
+                        info = await self._inspect("lock", name)
+                        seen.add(name)
+                        if info.holders or info.waiters or info.closed:
+                            yield info
+                return
+            except BackendUnavailable:
+                if now() - started > 0.5:
+                    raise
+                # The connection may just have been lost: reconnect, from the start.
 
     async def break_lock(self, name: str) -> int:
         """Release all holders by force; return their number. Waiters stay; lock-delay is ignored.
 
         The holders learn it at once, at worst at their next extension.
         """
-        session = self._use()
         check_text("name", name)
+        session = self._use(name)
         return await self._answer_soon(lambda: session.backend.break_lock(name), name)
 
     async def check_sequencer(self, sequencer: str) -> bool:
@@ -300,24 +334,35 @@ class Client:
         return any(held.token == token and held.mode == mode for held in info.holders)
 
     async def _inspect(self, kind: Kind, name: str) -> LockInfo:
-        session = self._use()
+        session = self._use(name)
         return await self._answer_soon(lambda: session.backend.inspect(kind, name), name)
 
     async def _answer_soon(self, call: Callable[[], Awaitable[_T]], name: str) -> _T:
+        backend = self._use(name).backend
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
                 try:
                     return await call()
                 except BackendUnavailable:
                     return await call()  # the connection may just have been lost: reconnect once
+        except BackendUnavailable as away:
+            raise BackendUnavailable(f"no answer about {name!r}: {away}", name=name) from (
+                away.__cause__ or away
+            )
+        except BackendError as error:
+            raise concerning(error, name) from error.__cause__
         except TimeoutError:
             raise BackendUnavailable(
                 f"no answer about {name!r} within 2 s from {self._described}", name=name
-            ) from None
+            ) from backend.failure
 
 
-def _read_source(source: SourceLike) -> tuple[Source | str, str]:
-    """Return connection settings (or a memory URL, which needs a loop) and a text without secrets."""
+def _read_source(source: SourceLike) -> tuple[Source | list[Source] | str, str]:
+    """Return connection settings (of a cluster: of its first nodes; or a memory URL, which needs a loop)
+    and a text without secrets."""
+    if isinstance(source, RedisCluster):
+        seeds = seeds_of(source)
+        return seeds, seeds[0].described
     if isinstance(source, Redis):
         settings = Source.from_client(source)
         return settings, settings.described
@@ -327,9 +372,7 @@ def _read_source(source: SourceLike) -> tuple[Source | str, str]:
         raise TypeError(
             f"source must be a URL or a redis.asyncio.Redis, not {type(source).__name__}"
         )
-    scheme = urlsplit(source).scheme
-    if scheme in _LATER:
-        raise Unsupported(f"{scheme}:// is not supported yet")
+    scheme = source.partition(":")[0].lower() if ":" in source else ""
     if scheme not in _SCHEMES:
         known = ", ".join(f"{known}://" for known in _SCHEMES)
         raise ValueError(
@@ -337,8 +380,27 @@ def _read_source(source: SourceLike) -> tuple[Source | str, str]:
         )
     if scheme == "memory":
         return source, source
-    settings = Source.from_url(source)
+    if "://" not in source:
+        raise ValueError(
+            f"source must be a URL: {scheme}:// and then the server, with both slashes"
+        )
+    if scheme in _CLUSTER:
+        seeds = seeds_of(source)
+        return seeds, "redis+cluster at " + ", ".join(seed.described for seed in seeds)
+    settings = _read_url(source)
     return settings, settings.described
+
+
+def _read_url(url: str) -> Source:
+    try:
+        return Source.from_url(url)
+    except ValueError as wrong:
+        why = str(wrong)
+    # Not from that error: it quotes what it could not read, which may be a part of the password.
+    secret = url.partition("://")[2].rpartition("@")[0].partition(":")[2]
+    if any(part and part in why for part in re.split("[:/?#@]", secret)):
+        why = "check it, and percent-encode '/', '?', '#' and '@' in the user and the password"
+    raise ValueError(f"source cannot be read as the URL of a server: {why}")
 
 
 def _read_sequencer(text: str) -> tuple[Kind, str, Mode, int] | None:

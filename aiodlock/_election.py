@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ._clock import now
 from ._errors import BackendUnavailable
 from ._lease import Lease
+from ._lock import pop_entered
 from ._options import check_seconds
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 _MARK = "leader:"
 _LONGEST_VALUE = 400
+#: Between two looks while the store does not answer (seconds).
+_LOOK_AGAIN = 0.5
 
 
 class Election:
@@ -66,32 +70,43 @@ class Election:
             raise ValueError(f"value must be up to {_LONGEST_VALUE} bytes long, not {length}")
         return Candidacy(self, value)
 
-    async def observe(self, *, interval: float = 0.25) -> AsyncGenerator[str, None]:
+    async def observe(self, *, interval: float = 5.0) -> AsyncGenerator[str, None]:
         """Iterate over the leaders' values: the present one's first, then that of each next one.
 
-        Yields nothing while nobody leads. Looks every ``interval`` seconds, one small message each
-        time, so it may miss a leader that led for less. Two leaders in a row with equal values are told
-        twice. For information: what only the leader may do is protected by its lease and token.
+        A leader is announced when it begins to lead. As an announcement may be lost with a connection,
+        it also looks every ``interval`` seconds. Yields nothing while nobody leads, and may miss a leader
+        that led for a moment. Two leaders in a row with equal values are told twice. For information: what
+        only the leader may do is protected by its lease and token.
 
         :raises BackendUnavailable: when nothing answered for the client's ``unavailable_after``.
         :raises ClientClosed: when the client is left.
         """
         interval = check_seconds("interval", interval, least=0.01)
         seen, answered = 0, now()
-        while True:
-            try:
-                info = await self._client.inspect(self._name)
-            except BackendUnavailable:
-                if now() - answered >= self._client._unavailable_after:
-                    raise
-            else:
-                answered = now()
-                for holder in info.holders:
-                    value = _read_owner(holder.owner)
-                    if value is not None and holder.token != seen:
-                        seen = holder.token
-                        yield value
-            await asyncio.sleep(interval)
+        changed = asyncio.Event()
+        stop = self._client._use().backend.observe("lock", self._name, changed.set)
+        try:
+            while True:
+                changed.clear()
+                pause = interval
+                try:
+                    info = await self._client.inspect(self._name)
+                except BackendUnavailable:
+                    if now() - answered >= self._client._unavailable_after:
+                        raise
+                    pause = min(interval, _LOOK_AGAIN)
+                else:
+                    answered = now()
+                    for holder in info.holders:
+                        value = _read_owner(holder.owner)
+                        if value is not None and holder.token != seen:
+                            seen = holder.token
+                            yield value
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await changed.wait()
+        finally:
+            stop()
 
 
 class Candidacy:
@@ -111,6 +126,7 @@ class Candidacy:
         owner = f"{_MARK}{secrets.token_hex(8)}:{self._value}"
         lock = election._client.lock(election._name, **election._options, owner=owner)
         lease = await lock.__aenter__()
+        lease._session.backend.announce("lock", election._name)
         self._leases.append((asyncio.current_task(), lease))
         return lease
 
@@ -120,11 +136,7 @@ class Candidacy:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        current = asyncio.current_task()
-        last = len(self._leases) - 1
-        mine = (i for i in range(last, -1, -1) if self._leases[i][0] is current)
-        lease = self._leases.pop(next(mine, last))[1]
-        await lease.__aexit__(exc_type, exc, traceback)
+        await pop_entered(self._leases).__aexit__(exc_type, exc, traceback)
 
     def __repr__(self) -> str:
         return f"<Candidacy {self._value!r} in {self._election!r}>"

@@ -84,3 +84,11 @@ class BackendError(LockError):
 
 class BackendUnavailable(BackendError, ConnectionError):
     """The store does not answer."""
+
+
+def concerning(error: BackendError, name: str) -> BackendError:
+    """Return the error as one about that lock; its cause stays the driver's."""
+    kind = BackendUnavailable if isinstance(error, BackendUnavailable) else BackendError
+    about = kind(f"{name!r}: {error}", name=name)
+    about.__cause__ = error.__cause__
+    return about

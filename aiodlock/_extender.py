@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,8 @@ _FIRST_RETRY = 0.05
 _LONGEST_RETRY = 1.0
 #: Time for the server's clock to pass the blocker's end for certain (its milliseconds are floored).
 _LOOK_SLACK = 0.003
+#: The loop's clock stands still while the machine sleeps, leases end: how late a body may hear of it.
+_LONGEST_TIMER = 1.0
 _NEVER = float("inf")
 
 
@@ -57,6 +59,11 @@ class Extender:
     def add(self, place: Place) -> None:
         """Take care of a place that was acknowledged just now."""
         self._plan_beat(place)
+        if place.beat < _NEVER:
+            # The answer to a repetition tells what is left of a lease that began with the first message.
+            held = place.state is State.HELD
+            length = place.request.ttl if held else place.request.waiter_ttl
+            place.beat = min(place.beat, max(0.0, place.deadline - length * 2 / 3))
         self._schedule(place)
 
     def look_at(self, place: Place, moment: float) -> None:
@@ -85,8 +92,7 @@ class Extender:
         """Serve until cancelled."""
         try:
             while True:
-                batch = self._collect(now())
-                if batch:
+                for batch in self._apart(self._collect(now())):
                     self._session.start_soon(self._extend, batch)
                 self._set_timer()
                 await self._due.wait()
@@ -115,6 +121,8 @@ class Extender:
         heappush(self._heap, entry)
         if when < self._wake_at:
             self._set_timer()
+        elif self._wake_at <= now():
+            self._due.set()  # the machine has slept, and the timer is late
 
     def _next_moment(self, place: Place) -> float:
         # While an extension is on its way only the end of the lease is due.
@@ -138,7 +146,8 @@ class Extender:
             self._timer = None
         self._wake_at = wake_at
         if wake_at != _NEVER:
-            self._timer = self._loop.call_later(max(0.0, wake_at - now()), self._on_timer)
+            pause = min(max(0.0, wake_at - now()), _LONGEST_TIMER)
+            self._timer = self._loop.call_later(pause, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -163,8 +172,17 @@ class Extender:
                 batch.append(place)
         for place in batch:
             place.asked = True
+            if place.silent_since is None:
+                place.silent_since = moment
             self._schedule(place)
         return batch
+
+    def _apart(self, batch: Sequence[Place]) -> Iterable[Sequence[Place]]:
+        """Answers are awaited in order: those of a silent server must not keep another's waiting."""
+        parts: dict[object, list[Place]] = {}
+        for place in batch:
+            parts.setdefault(self._session.backend.server_of(place.request), []).append(place)
+        return parts.values()
 
     # -- extending ---------------------------------------------------------------------------------
 
@@ -172,8 +190,11 @@ class Extender:
         backend = self._session.backend
         outcomes: Sequence[Awaitable[Granted | Waiting | Gone]]
         asked = [(place.request, place.length) for place in batch]
+        granted = [place.granted for place in batch]
         outcomes = backend.extend(asked)
-        for place, (request, length), outcome in zip(batch, asked, outcomes, strict=True):
+        for place, (request, length), known, outcome in zip(
+            batch, asked, granted, outcomes, strict=True
+        ):
             try:
                 result = await outcome
             except BackendError as error:
@@ -181,15 +202,27 @@ class Extender:
                     self._on_unknown(place, error)
             else:
                 if place.request is request:
-                    self.on_answer(place, result, length)
+                    self.on_answer(place, result, length, known)
 
-    def on_answer(self, place: Place, result: Granted | Waiting | Gone, length: float) -> None:
-        if place.state is State.HELD and isinstance(result, Waiting):
-            # A notice has overtaken this answer, and the extension to the full ttl is due.
-            place.deadline = max(place.deadline, result.deadline)
-            return
-        place.asked = False
+    def on_answer(
+        self, place: Place, result: Granted | Waiting | Gone, length: float, granted: bool
+    ) -> None:
+        """Take the answer to an extension by ``length``; ``granted``: it was sent as a holder's."""
         place.failures, place.silent_since = 0, None
+        if place.granted and isinstance(result, Waiting):
+            if not granted:
+                # A notice has overtaken this answer, and the extension to the full ttl is due.
+                place.deadline = max(place.deadline, result.deadline)
+                return
+            result = Gone("gone")  # a failover has lost the grant, and not the place in the queue
+        elif (
+            place.state is State.HELD
+            and isinstance(result, Granted)
+            and result.token != place.token
+        ):
+            # The same, and it was granted anew: others may have been in between.
+            result = Gone("gone")
+        place.asked = False
         if place.state not in (State.WAITING, State.HELD):
             return
         if isinstance(result, Gone):
@@ -254,6 +287,8 @@ class Extender:
             place.wake(unavailable)
             return
         pause = min(_FIRST_RETRY * 2**place.failures, _LONGEST_RETRY, place.length / 6)
+        if place.state is State.WAITING:
+            pause = min(pause, session.unavailable_after - silent)
         place.failures = min(place.failures + 1, 10)
         place.beat = moment + pause * random.uniform(0.5, 1.0)
         place.look_at = None

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from ._errors import LossReason
-from ._model import Request
+from ._model import RequestInfo
 
 
-class Hooks(Protocol):
-    """What a listener implements. Called in the event loop; must return at once and not raise."""
+class Hooks:
+    """What a listener may hear of one client: subclass, override what you need, ``client.add_hooks(it)``.
 
-    def acquired(self, request: Request, waited: float) -> None:
-        """A request was granted after ``waited`` seconds."""
+    ``acquiring`` is followed by exactly one of ``acquired`` and ``not_acquired``, ``acquired`` by exactly
+    one of ``released`` and ``lost``, with an equal ``request.id``. Entering a lock again that is held is
+    no new request.
 
-    def released(self, request: Request, held: float) -> None:
-        """A lease was released after ``held`` seconds."""
+    Called in the event loop: return at once. The first three are called in the acquiring task, so context
+    variables are its own. An exception is logged, and does no harm to the lock.
+    """
 
-    def lost(self, request: Request, reason: LossReason) -> None:
-        """A lease was lost."""
+    def acquiring(self, request: RequestInfo) -> None:
+        """A request begins. Those without an end so far are this process's part of the queue."""
 
-    def extension_failed(self, request: Request, error: Exception) -> None:
-        """An extension had no answer, or the server refused it."""
+    def acquired(self, request: RequestInfo, waited: float) -> None:
+        """It was granted, after ``waited`` seconds. ``request.token`` is known from now on."""
 
-    def release_failed(self, request: Request, error: Exception) -> None:
+    def not_acquired(self, request: RequestInfo, waited: float, error: BaseException) -> None:
+        """It was given up after ``waited`` seconds: timed out, cancelled, refused, or the store is away."""
+
+    def released(self, request: RequestInfo, held: float) -> None:
+        """The lease was released, after ``held`` seconds."""
+
+    def lost(self, request: RequestInfo, held: float, reason: LossReason) -> None:
+        """The lease was lost, after ``held`` seconds."""
+
+    def extension_failed(self, request: RequestInfo, error: Exception) -> None:
+        """Extending a holder or a waiter had no answer, or was refused; it is tried again."""
+
+    def release_failed(self, request: RequestInfo, error: Exception) -> None:
         """A release that nobody awaits had no effect: the server frees the name when the lease ends."""

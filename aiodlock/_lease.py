@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ._session import Session
 
 _EXTEND_RETRY = 0.05
+#: Instructions that drop a result which nobody keeps (from Python 3.13 on a condition is TO_BOOL).
+_DISCARDING = ("POP_TOP", "POP_JUMP", "TO_BOOL", "UNARY_NOT")
 
 
 class Lease:
@@ -139,8 +141,9 @@ class Lease:
                 raise ValueError(
                     f"margin ({place.options.margin} s) must be at most {LARGEST_MARGIN:.0%} of ttl"
                 )
-        session.check_usable()
+        session.check_here()
         self.ensure_held()
+        session.check_usable()
         if ttl is not None:
             place.ttl = ttl
         while True:
@@ -148,7 +151,7 @@ class Lease:
                 async with asyncio.timeout(max(0.001, place.ends_at - now())):
                     length = place.length
                     (answer,) = session.backend.extend([(place.request, length)])
-                    session.extender.on_answer(place, await answer, length)
+                    session.extender.on_answer(place, await answer, length, granted=True)
                 self.ensure_held()
                 return
             except (TimeoutError, BackendError) as error:
@@ -197,6 +200,12 @@ class Lease:
         assert task is not None
         if place.armed is None:
             place.armed = {}
+        if self._scope_task is not None and self._scope_task is not task:
+            if not self._scope_task.done():
+                raise RuntimeError(
+                    f"the lease on {self.name!r} is the body of another task already: enter it once"
+                )
+            self._scope = self._scope_task = None
         if task not in place.armed:
             scope = asyncio.Timeout(None)
             _enter(scope)
@@ -281,6 +290,8 @@ class Lease:
     def _lost_on_leaving(self, reason: Any) -> LockLost:
         place = self._place
         place.state = State.HELD
+        # A leave that was long on its way may find that the lease had ended, and was swept.
+        place.lose_if_overdue()
         place.lose(reason)
         place.state = State.OVER
         self._session.report_loss(place)
@@ -310,8 +321,20 @@ def raise_loss(
 
 
 def _result_is_discarded(frame: Any) -> bool:
-    """Was the object dropped by a bare ``await lock.acquire()`` rather than by ``del`` or a return?"""
-    return bool(dis.opname[frame.f_code.co_code[frame.f_lasti]] == "POP_TOP")
+    """Was the object dropped by a bare ``await lock.acquire()`` rather than by ``del`` or a return?
+
+    Or by ``if await lock.acquire():``, as locks are used whose ``acquire`` returns a bool.
+    """
+    code, at = frame.f_code, frame.f_lasti
+    instruction: str = dis.opname[code.co_code[at]]
+    if instruction.startswith("STORE_FAST"):
+        # pytest keeps the value of `assert await lock.acquire()` in a variable of its own, then clears it.
+        argument = code.co_code[
+            at + 1
+        ]  # of two instructions in one (3.13), the first has four bits
+        stored: str = code.co_varnames[argument if instruction == "STORE_FAST" else argument >> 4]
+        return stored.startswith("@py_")
+    return instruction.startswith(_DISCARDING)
 
 
 def _enter(scope: asyncio.Timeout) -> None:

@@ -11,10 +11,12 @@ from urllib.parse import quote
 from ._clock import now
 from ._errors import (
     AcquireTimeout,
+    BackendError,
     BackendUnavailable,
     DeadlockError,
     NotHeld,
     WouldBlock,
+    concerning,
 )
 from ._lease import Lease
 from ._model import Gone, Granted, Kind, Mode, Refused, Request, Waiting
@@ -103,12 +105,13 @@ class Acquirable:
         :raises NotHeld: when this task holds nothing of the kind.
         :raises LockLost: when the lease was lost before, or nothing answered until its deadline.
         """
-        session = self._client._use()
+        session = self._client._use(self._name)
         place = self._own_hold(session)
         if place is None:
             raise NotHeld(
                 f"this task does not hold {self._name!r} in {self._mode} mode; to release from "
-                "another task, keep the lease and call its release()",
+                "another task, keep the lease and call its release(); asyncio.wait_for on Python 3.11 "
+                "acquires in another task: use timeout= instead",
                 name=self._name,
             )
         lease = Lease(session, place)
@@ -138,8 +141,10 @@ class Acquirable:
     # -- the loop ----------------------------------------------------------------------------------
 
     async def _acquire(self, timeout: float | None) -> Lease:
-        session = self._client._use()
+        session = self._client._use(self._name)
         task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError(f"{self!r} can be acquired inside an asyncio task only")
         request_id = session.new_id()
         owner = self._owner(request_id)
         if self._options.owner is None and self._kind == "lock":
@@ -149,11 +154,29 @@ class Acquirable:
                 if held.request.mode == self._mode:
                     return self._again(session, held)
             if mine:
+                self._check_not_lost(session, mine[0])
                 owner = mine[0].request.owner
                 if self._mode == "exclusive":
                     raise self._deadlock()
         place = self._new_place(session, request_id, owner, task)
         started = now()
+        about = session.acquiring(place)
+        try:
+            place = await self._get(session, place, timeout, started)
+        except BaseException as error:
+            session.not_acquired(about, started, error)
+            raise
+        session.add_hold(place)
+        lease = Lease(
+            session, place
+        )  # before hooks run: whatever comes out of them, it is collected
+        session.acquired(place, about, started)
+        return lease
+
+    async def _get(
+        self, session: Session, place: Place, timeout: float | None, started: float
+    ) -> Place:
+        """Return the place that holds; whatever comes out instead, nothing is left at the server."""
         try:
             if timeout is None:
                 place = await self._wait_for_turn(session, place)
@@ -167,18 +190,24 @@ class Acquirable:
             if isinstance(elapsed, AcquireTimeout):
                 raise
             place = self._current(session, place)
-            away = self._is_away(place, started)
+            away = self._is_away(session, place, started)
             if away:
                 session.leave_soon(place)
             else:
                 await session.withdraw(place)
-            raise self._timed_out(session, timeout, away) from None
+            raise self._timed_out(session, timeout, away) from (
+                session.backend.failure if away else None
+            )
+        except BackendUnavailable:
+            session.leave_soon(self._current(session, place))  # no answer is to be waited for
+            raise
+        except GeneratorExit:
+            session.leave_soon(self._current(session, place))  # what is being closed cannot await
+            raise
         except BaseException:
             await session.withdraw(self._current(session, place))
             raise
-        session.add_hold(place)
-        session.acquired(place, started)
-        return Lease(session, place)
+        return place
 
     async def _wait_for_turn(self, session: Session, place: Place) -> Place:
         """Ask, wait until woken, and ask anew when the place in the queue was lost."""
@@ -227,15 +256,19 @@ class Acquirable:
                 break
             except BackendUnavailable as error:
                 session.check_usable()
-                place.silent_since = place.silent_since or started
-                if now() - started >= session.unavailable_after:
+                place.failures += 1
+                silent = now() - started
+                if silent >= session.unavailable_after:
                     raise BackendUnavailable(
-                        f"no answer about {self._name!r} for {now() - started:.1f} s: {error}",
+                        f"no answer about {self._name!r} for {silent:.1f} s: {error}",
                         name=self._name,
-                    ) from error
+                    ) from (error.__cause__ or session.backend.failure or error)
+            except BackendError as error:
+                raise concerning(error, self._name) from error.__cause__
+            pause = min(pause, session.unavailable_after - silent)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST_PAUSE)
-        place.silent_since = None
+        place.failures = 0
         if session.closing:
             raise session.closed_error(self._name)
         match answer:
@@ -276,13 +309,17 @@ class Acquirable:
         return f"t{request_id}" if named is None else f"u{quote(named, safe='')}"
 
     def _again(self, session: Session, held: Place) -> Lease:
+        self._check_not_lost(session, held)
+        return Lease(session, held)
+
+    @staticmethod
+    def _check_not_lost(session: Session, held: Place) -> None:
         if held.state is State.HELD:
             held.lose_if_overdue()
             if held.lost is not None:
                 session.on_lost(held)
         if held.lost is not None:
             raise held.error()
-        return Lease(session, held)
 
     def _own_hold(self, session: Session) -> Place | None:
         for place in reversed(session.holds(self._kind, self._name, asyncio.current_task())):
@@ -313,10 +350,11 @@ class Acquirable:
         return Place(request, options, task)
 
     @staticmethod
-    def _is_away(place: Place, started: float) -> bool:
-        if place.silent_since is not None:
+    def _is_away(session: Session, place: Place, started: float) -> bool:
+        if place.failures:
             return True
-        return place.state is State.ASKING and now() - started > _SLOW_ANSWER
+        slow = now() - started > _SLOW_ANSWER or session.backend.failure is not None
+        return place.state is State.ASKING and slow
 
     def _timed_out(
         self, session: Session, timeout: float | None, away: bool
@@ -324,7 +362,7 @@ class Acquirable:
         if away:
             cause = session.backend.failure
             return BackendUnavailable(
-                f"the store did not answer about {self._name!r}: {cause or 'no reply'}",
+                f"the store did not answer about {self._name!r}: {str(cause or '') or 'no reply'}",
                 name=self._name,
             )
         return AcquireTimeout(
@@ -405,6 +443,12 @@ class Semaphore(Acquirable):
     def limit(self) -> int:
         """How many may hold at a time."""
         return self._limit
+
+    async def locked(self) -> bool:
+        """Return whether ``acquire_nowait`` would be refused at this moment: no place free, or waiters."""
+        info = await self._client._inspect(self._kind, self._name)
+        taken = len(info.holders) + (info.closed > 0)
+        return taken >= self._limit or bool(info.waiters)
 
     def __repr__(self) -> str:
         return f"<Semaphore {self._name!r} limit={self._limit} on {self._client!r}>"

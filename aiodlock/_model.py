@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ._errors import LossReason
 
@@ -15,7 +15,7 @@ Kind = Literal["lock", "semaphore"]
 class Request:
     """What one attempt to get a lock tells the backend; the same from its first message to its last.
 
-    Nothing in it changes but the last two, which are the backend's own notes.
+    Nothing in it changes but the last three, which are the backend's own notes.
     """
 
     id: str
@@ -34,6 +34,8 @@ class Request:
     sent_on: object | None = None
     #: An acquire went unanswered: a duplicate of it may still be carried out.
     ambiguous: bool = False
+    #: Where notices for it alone are listened for, if that is so.
+    listening: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +92,23 @@ class Capabilities:
     shared: bool = True
     semaphores: bool = True
     lock_delay: bool = True
+    #: Whether the notice of a grant is a grant, or only a reason to ask.
+    notices: Literal["grants", "hints"] = "grants"
     #: Whether the store's clock can be read and keys looked at from outside, as Redis allows.
     break_lock: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RequestInfo:
+    """One attempt to get a lock, as hooks see it. ``token`` is 0 until it is granted."""
+
+    #: The same from the attempt's beginning to the end of its lease, and no other's, anywhere.
+    id: str
+    kind: Kind
+    name: str
+    mode: Mode
+    owner: str
+    token: int
 
 
 @dataclass(frozen=True, slots=True)

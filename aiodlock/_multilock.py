@@ -62,7 +62,9 @@ class MultiLock:
         :param timeout: seconds for all of it; None waits for ever, 0 tries each name once. Default: the
             multilock's own. A ``Lock`` that has a timeout of its own is not waited for longer than that.
         :raises AcquireTimeout: when the timeout ran out; ``name`` is the one that was waited for.
-        :raises DeadlockError, BackendUnavailable, ClientClosed: as ``Lock.acquire``.
+        :raises DeadlockError: as ``Lock.acquire``.
+        :raises BackendUnavailable: as ``Lock.acquire``.
+        :raises ClientClosed: as ``Lock.acquire``.
         :raises LockLost: see the class.
         """
         return await self._acquire(self._timeout if timeout is _UNSET else check_timeout(timeout))
@@ -100,8 +102,9 @@ class MultiLock:
             except AcquireTimeout as busy:
                 await leases._leave_all(wait=True)
                 raise self._timed_out(busy, timeout) from busy
-            except BaseException:
-                await leases._leave_all(wait=True)
+            except BaseException as failure:
+                # A coroutine that is being closed cannot await.
+                await leases._leave_all(wait=not isinstance(failure, GeneratorExit))
                 raise
             lost = leases.lost
             if lost is None:
@@ -121,9 +124,11 @@ class MultiLock:
     async def _take_all(self, leases: MultiLease, time_left: Callable[[], float | None]) -> None:
         """Acquire in order; return early when a lease is lost that was taken already."""
         scope = asyncio.timeout(None)
+        over = False
 
         def on_change(_: object) -> None:
-            if leases.lost is not None and scope.when() is None:
+            # This may be called when the taking has ended in the same turn of the loop.
+            if not over and leases.lost is not None and scope.when() is None:
                 scope.reschedule(leases._session.loop.time())
 
         changed = leases._new_watcher()
@@ -138,6 +143,7 @@ class MultiLock:
             if isinstance(ended, AcquireTimeout) or not scope.expired():
                 raise
         finally:
+            over = True
             changed.remove_done_callback(on_change)
             changed.cancel()
 
@@ -369,7 +375,10 @@ class MultiLease(Mapping[str, Lease]):
         place.watchers.append(watcher)
 
     def _error(self) -> LockLost | BackendError:
-        return next(lease._place.error() for lease in self._leases.values() if lease.lost)
+        # The clock may have told a loss that is not marked yet.
+        error = next(lease._why_not_held() for lease in self._leases.values() if lease.lost)
+        assert not isinstance(error, NotHeld)
+        return error
 
     def _worth_another_try(self) -> bool:
         """Whether what was lost need not be lost again, and was not held before."""

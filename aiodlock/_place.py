@@ -14,7 +14,7 @@ from typing import Any
 
 from ._clock import now
 from ._errors import BackendError, LockLost, LossReason
-from ._model import Request
+from ._model import Request, RequestInfo
 from ._options import LockOptions
 
 
@@ -67,6 +67,7 @@ class Place:
         "task",
         "task_id",
         "token",
+        "told",
         "ttl",
         "watchers",
         "watching",
@@ -76,17 +77,17 @@ class Place:
     def __init__(
         self, request: Request, options: LockOptions, task: asyncio.Task[Any] | None
     ) -> None:
-        self.request = request
-        self.options = options
-        self.ttl = request.ttl
-        self.state = State.ASKING
-        self.deadline = 0.0
-        self.token = 0
-        self.floor = 0
-        self.granted = False
-        self.granted_at = 0.0
+        self.request: Request = request
+        self.options: LockOptions = options
+        self.ttl: float = request.ttl
+        self.state: State = State.ASKING
+        self.deadline: float = 0.0
+        self.token: int = 0
+        self.floor: int = 0
+        self.granted: bool = False
+        self.granted_at: float = 0.0
         # Ends when max_hold does: by drift and round trip its deadline falls short of that moment.
-        self.capped = False
+        self.capped: bool = False
         self.noticed: int | None = None
         self.woken: asyncio.Future[None] | None = None
         self.lost: LockLost | None = None
@@ -97,17 +98,21 @@ class Place:
         # Serials of handles whose lease was thrown away, and what watches for the end of their task.
         self.discarded: list[int] = []
         self.on_task_end: Callable[[asyncio.Task[Any]], None] | None = None
-        self.serial = 0
+        self.serial: int = 0
         # id(task) is reused after a task is gone: the reference tells.
-        self.task = weakref.ref(task) if task is not None else None
-        self.task_id = id(task)
-        self.beat = 0.0
+        self.task: weakref.ref[asyncio.Task[Any]] | None = (
+            weakref.ref(task) if task is not None else None
+        )
+        self.task_id: int = id(task)
+        self.beat: float = 0.0
         self.look_at: float | None = None
-        self.watching = False
-        self.failures = 0
+        self.watching: bool = False
+        self.failures: int = 0
         self.silent_since: float | None = None
         self.entry: list[Any] | None = None
-        self.asked = False
+        self.asked: bool = False
+        # What hooks were told of the lease, until they are told its end.
+        self.told: RequestInfo | None = None
         # The place that the same acquire took when this one was lost.
         self.successor: Place | None = None
 
@@ -210,10 +215,16 @@ class Place:
             case "gone":
                 what = "is unknown to the server (flushed, evicted, or lost in a failover)"
             case "max_hold":
-                what = f"reached max_hold ({self.options.max_hold:g} s)"
+                limit = self.options.max_hold  # None in tests that simulate this loss
+                what = "reached max_hold" + ("" if limit is None else f" ({limit:g} s)")
             case "closed":
                 what = "ended because its client was closed"
         return f"lease on {name} {what} (token {token}): stop writing"
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the lease was lost to time, which is what a lock-delay is for."""
+        return self.lost is not None and self.lost.reason in ("expired", "max_hold")
 
     def error(self) -> LockLost | BackendError:
         """Return a fresh exception for whoever must hear of the loss."""

@@ -10,16 +10,17 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import anyio
 
 from ._clock import now
-from ._errors import BackendError, BackendUnavailable, ClientClosed, LockLost
+from ._errors import BackendError, BackendUnavailable, ClientClosed, LockLost, LossReason
 from ._extender import Extender
 from ._hooks import Hooks
-from ._model import Kind, Left
+from ._model import Kind, Left, RequestInfo
 from ._place import Place, State
 from .backends.base import Backend
 
@@ -43,11 +44,11 @@ class Session:
         self.backend = backend
         self.unavailable_after = unavailable_after
         self.hooks = hooks
-        self.loop = asyncio.get_running_loop()
-        self.pid = os.getpid()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.pid: int = os.getpid()
         self.places: dict[str, Place] = {}
-        self.closing = False
-        self.extender = Extender(self)
+        self.closing: bool = False
+        self.extender: Extender = Extender(self)
         self._numbers = count(1)
         self._holds: dict[tuple[Kind, str, int], list[Place]] = {}
         self._ready: asyncio.Future[None] = self.loop.create_future()
@@ -68,8 +69,8 @@ class Session:
             cause = self.backend.failure
             await self.stop()
             raise BackendUnavailable(
-                f"cannot reach {self.backend!r} within 5 s: {cause or 'no answer'}; "
-                "is the server running and the URL right?"
+                f"cannot reach the store within 5 s: {cause or f'no answer from {self.backend!r}'} "
+                "(is the server running, and the URL right?)"
             ) from cause
         except BaseException:
             await self.stop()
@@ -85,6 +86,9 @@ class Session:
         except Exception as error:
             self._die(error)
         finally:
+            if self._death is None and not self.closing:
+                # Cancelled by somebody who cancels every task of the loop: it is as dead.
+                self._die(BackendError("a background task of the client was cancelled"))
             if not self._ready.done():
                 self._ready.set_exception(
                     self._death_error() if self._death else ClientClosed("the client was left")
@@ -102,11 +106,12 @@ class Session:
     def _die(self, error: Exception) -> None:
         """A background task died: nothing is extended any more, so nobody may go on believing."""
         self._death = cause = _root_cause(error)
-        _logger.error("a background task died", exc_info=cause)
+        _logger.error("a background task died", exc_info=cause, extra={"event": "client_died"})
         for place in list(self.places.values()):
             place.wake(self._death_error())
             if place.state is State.HELD:
                 place.lose("closed", failure=self._death_error())
+                self.report_loss(place)
 
     def _death_error(self) -> BackendError:
         assert self._death is not None
@@ -119,7 +124,7 @@ class Session:
 
     async def close(self, within: float) -> None:
         """End waits and bodies, release everything, stop."""
-        self._check_process()  # the connections are the parent's: a child must not release its locks
+        self.check_here()  # the connections are the parent's: a child must not release its locks
         self.closing = True
         give_up_at = now() + within
         for place in list(self.places.values()):
@@ -146,7 +151,11 @@ class Session:
                     break
             overdue = [place for place in self.places.values() if place.state is State.LOST]
             for place in overdue:
-                _logger.warning("%r: its body goes on after close_timeout", place)
+                _logger.warning(
+                    "%r: its body goes on after close_timeout",
+                    place,
+                    extra={"event": "body_goes_on", "lock": place.request.name},
+                )
                 self.leave_soon(place)
             if overdue and self._death is None:
                 with anyio.move_on_after(1.0):
@@ -172,6 +181,8 @@ class Session:
                 await asyncio.wait({main})
             except asyncio.CancelledError as outer:
                 cancelled = outer
+        for place in self.places.values():
+            self.released(place, place.granted_at)  # as far as this side will ever know
         if cancelled is not None:
             raise cancelled
 
@@ -195,8 +206,9 @@ class Session:
 
     @staticmethod
     def closed_error(name: str | None = None) -> ClientClosed:
-        about = "nothing can be acquired with it" if name is None else f"{name!r} was not acquired"
-        return ClientClosed(f"the client was left: {about}", name=name)
+        about = "" if name is None else f" for {name!r}"
+        message = f"the client was left: it does nothing more{about}; use one that is open"
+        return ClientClosed(message, name=name)
 
     def start_soon(self, call: Callable[..., Coroutine[Any, Any, Any]], *args: object) -> bool:
         """Run something in the client's task group; False when that is over."""
@@ -239,19 +251,32 @@ class Session:
     # -- leaving ---------------------------------------------------------------------------------
 
     async def leave(self, place: Place) -> Left | None:
-        """Tell the server once, in the caller's task; None if that stays to be done.
+        """Tell the server, in the caller's task; None if that stays to be done.
 
         Returns within about a second. Cancelled or unanswered, the client's own task goes on with it.
         """
         self._check_process()
         self._end(place)
+        give_up_at = now() + _LEAVE_WITHIN
         try:
-            left = await self.backend.leave(place.request, within=_LEAVE_WITHIN)
+            try:
+                left = await self.backend.leave(place.request, within=_LEAVE_WITHIN)
+            except BackendUnavailable:
+                # Its connection was cut: once more, in the time that is left.
+                async with asyncio.timeout(give_up_at - now()):
+                    left = await self.backend.leave(place.request)
+                if left.what == "gone" and left.reason != "broken":
+                    left = Left("released")  # by the first attempt, whose answer was lost
         except asyncio.CancelledError:
             await self._leave_and_wait(place)
             raise
-        except BackendError as error:
-            _logger.info("leaving %r goes on in the background: %r", place.request.name, error)
+        except (TimeoutError, BackendError) as error:
+            _logger.info(
+                "leaving %r goes on in the background: %r",
+                place.request.name,
+                error,
+                extra={"event": "leave_delayed", "lock": place.request.name},
+            )
             self.start_soon(self._leave_until_done, place)
             return None
         except BaseException:
@@ -265,21 +290,16 @@ class Session:
         if place.state in (State.LEAVING, State.OVER):
             return
         self._end(place)
-        lost = place.lost
-        if lost is not None and lost.reason in ("expired", "max_hold") and place.request.lock_delay:
-            # The local deadline is earlier than the server's: a leave would count as a release, open
-            # the name at once, and so undo the lock-delay. The server drops the record by itself.
-            self._remove(place)
-            return
+        lost = place.ran_out
 
         def done(result: Left | BackendError) -> None:
             if isinstance(result, Left):
-                self._remove(place)
+                self._remove_unawaited(place)
             else:
-                self.start_soon(self._leave_until_done, place)
+                self.start_soon(self._leave_until_done, place, lost)
 
-        if not self.backend.leave_later(place.request, done):
-            self.start_soon(self._leave_until_done, place)
+        if not self.backend.leave_later(place.request, done, lost=lost):
+            self.start_soon(self._leave_until_done, place, lost)
 
     async def withdraw(self, place: Place) -> None:
         """Leave in the background and wait for it, a second at most. A cancellation ends the wait."""
@@ -300,14 +320,14 @@ class Session:
             with anyio.move_on_after(1.0, shield=True):
                 await done.wait()
 
-    async def _leave_until_done(self, place: Place) -> None:
+    async def _leave_until_done(self, place: Place, lost: bool = False) -> None:
         """Repeat the leave until it is answered, or until the server has surely dropped the request."""
         request = place.request
         give_up_at = max(place.deadline, now() + max(request.waiter_ttl, request.ttl))
         pause = _FIRST_RETRY
         while True:
             try:
-                await self.backend.leave(request)
+                await self.backend.leave(request, lost=lost)
                 break
             except BackendError as error:
                 if now() >= give_up_at or self._death is not None:
@@ -315,7 +335,11 @@ class Session:
                     break
             await asyncio.sleep(min(pause, max(0.0, give_up_at - now())))
             pause = min(2 * pause, _LONGEST_RETRY)
+        self._remove_unawaited(place)
+
+    def _remove_unawaited(self, place: Place) -> None:
         self._remove(place)
+        self.released(place, place.granted_at)
 
     async def release(self, place: Place) -> Left:
         """Repeat the leave in the caller's task until the local deadline; then raise LockLost."""
@@ -330,7 +354,7 @@ class Session:
                 except (TimeoutError, BackendError) as error:
                     repeated = True
                     if now() >= place.deadline:
-                        self.start_soon(self._leave_until_done, place)
+                        self.start_soon(self._leave_until_done, place, True)
                         raise LockLost(
                             f"releasing {request.name!r} had no answer until its lease ended "
                             f"(token {place.token}): {error!r}",
@@ -339,6 +363,9 @@ class Session:
                         ) from error
                 await asyncio.sleep(min(pause, max(0.0, place.deadline - now())))
                 pause = min(2 * pause, _LONGEST_RETRY)
+        except LockLost as lost:
+            self._tell_lost(place, lost.reason)
+            raise
         except asyncio.CancelledError:
             await self._leave_and_wait(place)
             raise
@@ -372,7 +399,7 @@ class Session:
             # A notice starts a body, so it counts only while the last answer's deadline lasts.
             # And only if it is news: an id whose reply was lost for long may have been queued, granted,
             # dropped and queued again, and the notice may be of the first time.
-            if token > place.floor:
+            if token > place.floor and self.backend.capabilities.notices == "grants":
                 self.extender.granted(place, token, place.deadline)
             else:
                 self.extender.extend_now(place)
@@ -380,12 +407,18 @@ class Session:
     def on_look(self, request_id: str | None) -> None:
         if request_id is not None:
             place = self.places.get(request_id)
-            if place is not None and place.state is State.WAITING:
-                self.extender.extend_now(place)
+            if place is not None:
+                self._look(place)
             return
         for place in self.places.values():
-            if place.state is State.WAITING or place.failures:
-                self.extender.extend_now(place)
+            self._look(place)
+
+    def _look(self, place: Place) -> None:
+        if place.state is State.ASKING and place.noticed is None:
+            # No grant, but the answer on its way may be older than what there is to see.
+            place.noticed = 0
+        elif place.state is State.WAITING or place.failures:
+            self.extender.extend_now(place)
 
     def on_broken(self, request_id: str) -> None:
         place = self.places.get(request_id)
@@ -397,7 +430,11 @@ class Session:
         try:
             await self.backend.leave_unknown(request_id, where)
         except BackendError as error:
-            _logger.warning("giving back an unknown grant failed, it ends by itself: %r", error)
+            _logger.warning(
+                "giving back an unknown grant failed, it ends by itself: %r",
+                error,
+                extra={"event": "unknown_grant"},
+            )
 
     # -- what others listen for --------------------------------------------------------------------
 
@@ -409,26 +446,67 @@ class Session:
     def report_loss(self, place: Place) -> None:
         lost = place.lost
         assert lost is not None
-        _logger.warning("%s", lost, extra={"lock": place.request.name, "reason": lost.reason})
-        for hook in self.hooks:
-            hook.lost(place.request, lost.reason)
+        name = place.request.name
+        _logger.warning("%s", lost, extra={"event": "lost", "lock": name, "reason": lost.reason})
+        self._tell_lost(place, lost.reason)
 
-    def acquired(self, place: Place, started: float) -> None:
-        for hook in self.hooks:
-            hook.acquired(place.request, now() - started)
+    def _tell_lost(self, place: Place, reason: LossReason) -> None:
+        if place.told is not None:
+            told, place.told = place.told, None
+            self._tell("lost", told, now() - place.granted_at, reason)
+
+    def acquiring(self, place: Place) -> RequestInfo | None:
+        """A request begins; return what hooks are told of it, None when there are none."""
+        if not self.hooks:
+            return None
+        about = self._about(place)
+        self._tell("acquiring", about)
+        return about
+
+    def not_acquired(self, about: RequestInfo | None, started: float, error: BaseException) -> None:
+        if about is not None:
+            self._tell("not_acquired", about, now() - started, error)
+
+    def acquired(self, place: Place, about: RequestInfo | None, started: float) -> None:
+        if about is not None:
+            place.told = replace(about, token=place.token)
+            self._tell("acquired", place.told, now() - started)
 
     def released(self, place: Place, granted_at: float) -> None:
+        if place.told is not None:
+            told, place.told = place.told, None
+            self._tell("released", told, now() - granted_at)
+
+    def _tell(self, event: str, *about: object) -> None:
         for hook in self.hooks:
-            hook.released(place.request, now() - granted_at)
+            try:
+                getattr(hook, event)(*about)
+            except Exception:
+                _logger.exception("a hook raised", extra={"event": "hook_failed"})
+
+    @staticmethod
+    def _about(place: Place) -> RequestInfo:
+        request = place.request
+        return place.told or RequestInfo(
+            id=request.id,
+            kind=request.kind,
+            name=request.name,
+            mode=request.mode,
+            owner=place.options.owner or request.owner[1:],
+            token=place.token,
+        )
 
     def forgotten(self, place: Place, serial: int) -> None:
-        """A lease was collected, or its task has ended, while it was held. Called on any thread."""
+        """A lease was collected, or its task has ended, before it was left. Called on any thread."""
         if serial not in place.handles:
             return
         place.handles.remove(serial)
+        held = place.state is State.HELD
         # Before the warning, which may be turned into an error.
         if not place.handles and not self.loop.is_closed() and os.getpid() == self.pid:
             self.loop.call_soon_threadsafe(self._leave_forgotten, place)
+        if not held:
+            return  # lost: there is nothing that the holder should have released
         warnings.warn(
             f"lease on {place.request.name!r} (token {place.token}) was forgotten while held: "
             "release it, or use it in an async with",
@@ -443,8 +521,9 @@ class Session:
         if place.on_task_end is None:
 
             def forget(_: asyncio.Task[Any]) -> None:
+                # Each by itself: where warnings are errors, one raises.
                 for left in place.discarded:
-                    self.forgotten(place, left)
+                    self.loop.call_soon(self.forgotten, place, left)
 
             place.on_task_end = forget
             task.add_done_callback(forget)
@@ -454,18 +533,25 @@ class Session:
             self.leave_soon(place)
 
     def extension_failed(self, place: Place, error: Exception) -> None:
-        _logger.debug("extending %r failed: %r", place.request.name, error)
-        for hook in self.hooks:
-            hook.extension_failed(place.request, error)
+        name = place.request.name
+        _logger.debug(
+            "extending %r failed: %r",
+            name,
+            error,
+            extra={"event": "extension_failed", "lock": name},
+        )
+        if self.hooks:
+            self._tell("extension_failed", self._about(place), error)
 
     def release_failed(self, place: Place, error: Exception) -> None:
         _logger.warning(
             "%r could not be left; the server frees it when its lease ends: %r",
             place.request.name,
             error,
+            extra={"event": "release_failed", "lock": place.request.name},
         )
-        for hook in self.hooks:
-            hook.release_failed(place.request, error)
+        if self.hooks:
+            self._tell("release_failed", self._about(place), error)
 
 
 def _root_cause(error: BaseException) -> BaseException:

@@ -61,11 +61,22 @@ class Backend(Protocol):
         a queue this is also the look: whoever can be granted is granted.
         """
 
-    async def leave(self, request: Request, *, within: float | None = None) -> Left:
-        """Release or withdraw, and hand off. When an acquire of this request went unanswered, a late
-        duplicate of it is refused from then on. Unanswered after ``within`` seconds."""
+    def server_of(self, request: Request) -> object:
+        """Return something equal for requests whose messages go to the same server for now."""
 
-    def leave_later(self, request: Request, done: Callable[[Left | BackendError], object]) -> bool:
+    async def leave(
+        self, request: Request, *, lost: bool = False, within: float | None = None
+    ) -> Left:
+        """Release or withdraw, and hand off. When an acquire of this request went unanswered, a late
+        duplicate of it is refused from then on. Unanswered after ``within`` seconds.
+
+        ``lost``: the lease ran out for its holder (whose local deadline is earlier than the store's),
+        so a lock-delay is not opened by this.
+        """
+
+    def leave_later(
+        self, request: Request, done: Callable[[Left | BackendError], object], *, lost: bool = False
+    ) -> bool:
         """Send a leave that nobody waits for, at the latest at the end of this turn of the loop.
 
         False: nothing can be sent now, and ``done`` is not called. Else ``done`` hears how it went,
@@ -77,6 +88,12 @@ class Backend(Protocol):
 
     def watch(self, request: Request, watching: bool) -> None:
         """Start or stop to listen for the end of what blocks this head, where the store can tell."""
+
+    def announce(self, kind: str, name: str) -> None:
+        """Tell whoever observes the name that its holder has changed. May be lost: a hint, no more."""
+
+    def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
+        """Have ``changed`` called when the name's holder may have changed; return what ends that."""
 
     async def inspect(self, kind: str, name: str) -> LockInfo:
         """Return who holds and who waits."""

@@ -33,8 +33,9 @@ def shared_server(url: str) -> FakeServer:
 
 def memory_source(url: str) -> Source:
     """Return connections to the store of a ``memory://`` URL. Needs a running loop."""
+    server = shared_server(url)  # says what to install
     from fakeredis.aioredis import FakeRedis
 
-    source = Source.from_client(FakeRedis(server=shared_server(url)))
+    source = Source.from_client(FakeRedis(server=server))
     source.described = url
     return source

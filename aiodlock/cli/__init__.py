@@ -4,6 +4,8 @@ _app.py       the commands and their options      _show.py     what they print
 _run.py       ``run``: the parent, which holds the lease
 _guardian.py  ``run``: the process between, which ends the child in time by itself
 _doctor.py    ``doctor``: what is found on a server, what it means, how to mend it
+_demo.py      ``demo``: what is shown       _demo_worker.py   the processes that take turns in it
+_bench.py     ``bench``: what a lock costs on a server
 """
 
 from __future__ import annotations

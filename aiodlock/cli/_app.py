@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import sys
 from collections.abc import Coroutine
 from typing import Annotated, Any, TypeVar
 
 import typer
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from .. import BackendError, Client, LockInfo
 from . import _doctor, _run, _show
+from ._hand_overs import counting
 
 _T = TypeVar("_T")
+
+#: What the commands have to say they say themselves.
+logging.getLogger("aiodlock").addHandler(logging.NullHandler())
 
 app = typer.Typer(
     help="Fair distributed locks on Redis and Valkey.",
@@ -45,6 +51,9 @@ def _do(work: Coroutine[Any, Any, _T]) -> _T:
     except BackendError as away:
         print(f"aiodlock: {away}", file=sys.stderr)
         raise typer.Exit(_run.UNAVAILABLE) from None
+    except ImportError as missing:
+        print(f"aiodlock: {missing}", file=sys.stderr)
+        raise typer.Exit(_run.SOFTWARE) from None
     except (ValueError, TypeError) as wrong:
         print(f"aiodlock: {wrong}", file=sys.stderr)
         raise typer.Exit(2) from None
@@ -96,7 +105,8 @@ def run(
         margin=margin,
         timeout=0.0 if nonblock else timeout,
         as_json=as_json,
-        client_options={"prefix": prefix},
+        # When nothing answers the lease ends by itself: nobody has to wait for that.
+        client_options={"prefix": prefix, "close_timeout": 1.0},
     )
     raise typer.Exit(_do(_run.run(wanted)))
 
@@ -179,14 +189,13 @@ def top(
     prefix: Prefix = _PREFIX,
     as_json: Json = False,
 ) -> None:
-    """Watch locks live: holders, queues, waits, and grants that were seen per second."""
+    """Watch locks live: holders, queues, waits, and hand-overs to those who waited, per second."""
     _do(_top(url, prefix, match, interval, count, as_json))
 
 
 async def _top(
     url: str, prefix: str, match: str, interval: float, count: int, as_json: bool
 ) -> None:
-    tokens: dict[str, int] = {}
     looks = 0
     live = (
         Live(console=_show.console(), screen=True) if _show.for_people() and not as_json else None
@@ -194,19 +203,16 @@ async def _top(
     if live is not None:
         live.start()
     try:
-        async with Client(url, prefix=prefix) as client:
+        async with Client(url, prefix=prefix) as client, counting(url, prefix) as hand_overs:
             while True:
                 infos = await _collect(client, match)
-                # The first look knows no earlier tokens: it counts nothing.
-                grants = sum(1 for i in infos if looks and i.token > tokens.get(i.name, 0))
-                tokens.update({info.name: info.token for info in infos})
                 waits = [waiter.waiting for info in infos for waiter in info.waiters]
                 facts = {
                     "locks": len(infos),
                     "holders": sum(len(info.holders) for info in infos),
                     "waiters": len(waits),
                     "longest_wait": round(max(waits, default=0.0), 3),
-                    "grants_per_second": round(grants / interval, 1),
+                    "hand_overs_per_second": await hand_overs.per_second(),
                 }
                 if live is not None:
                     live.update(_top_table(infos, facts), refresh=True)
@@ -225,10 +231,10 @@ async def _top(
             live.stop()
 
 
-def _top_table(infos: list[LockInfo], facts: dict[str, Any]) -> Table:
-    title = "  ".join(f"{key.replace('_', ' ')}: {value}" for key, value in facts.items())
+def _top_table(infos: list[LockInfo], facts: dict[str, Any]) -> Group:
+    told = "  ".join(f"{key.replace('_', ' ')}: {value}" for key, value in facts.items())
     busiest = sorted(infos, key=lambda info: (-len(info.waiters), info.name))
-    return _show.table(busiest[:100], title)
+    return Group(Text(f"{told}\n"), _show.table(busiest[:100]))
 
 
 _LEVELS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
@@ -265,17 +271,38 @@ def doctor(
 
 
 @app.command()
-def demo() -> None:
-    """Show locks at work on a private server. (Part of the source tree, not of the package yet.)"""
-    print("aiodlock: the demo runs from a checkout of the sources: make demo", file=sys.stderr)
-    raise typer.Exit(2)
+def demo(as_json: Json = False) -> None:
+    """Show locks at work, on a private server that is started for it (needs aiodlock[demo]).
+
+    Worker processes take turns on a ledger; holders and waiters are killed. Ends with 0 if all that was
+    shown is true.
+    """
+    from .._embedded import EmbeddedServerError
+    from . import _demo
+
+    try:
+        shown = _do(_demo.run(as_json=as_json))
+    except EmbeddedServerError as missing:
+        print(f"aiodlock: {missing}", file=sys.stderr)
+        raise typer.Exit(_run.SOFTWARE) from None
+    raise typer.Exit(0 if shown else 1)
 
 
 @app.command()
-def bench() -> None:
-    """Measure locks on a server. (Part of the source tree, not of the package yet.)"""
-    print(
-        "aiodlock: the benchmarks run from a checkout of the sources: make bench",
-        file=sys.stderr,
-    )
-    raise typer.Exit(2)
+def bench(
+    seconds: Annotated[float, typer.Option(help="How long each case runs.", min=0.1)] = 2.0,
+    url: Url = _URL,
+    prefix: Prefix = _PREFIX,
+    as_json: Json = False,
+) -> None:
+    """Measure locks on a server of yours, beside a bare round trip to it.
+
+    Uses locks of its own; nobody else's are touched. A server that is busy with other work is slowed down.
+    """
+    from . import _bench
+
+    results = _do(_bench.measure(url, prefix=prefix, seconds=seconds))
+    if as_json:
+        _show.print_json([dataclasses.asdict(result) for result in results])
+    else:
+        _bench.show(results)

@@ -5,29 +5,17 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from .. import BackendError, Client
+from .. import BackendError, BackendUnavailable, Client
 
 Level = Literal["ok", "note", "warning", "error"]
 
 _OLDEST = {"redis": (6, 2), "valkey": (7, 2)}
 _EVENT_CLASSES = "Kgxe"
-#: What the scripts and wake-ups call.
-_COMMANDS = (
-    ("EVALSHA", "x" * 40, "0"),
-    ("EVAL", "return 1", "0"),
-    ("PUBLISH", "{prefix}:x", "x"),
-    ("SUBSCRIBE", "{prefix}:x"),
-    ("HSET", "{prefix}:x", "f", "v"),
-    ("XADD", "{prefix}:x", "*", "f", "v"),
-    ("PEXPIRE", "{prefix}:x", "1"),
-    ("DEL", "{prefix}:x"),
-    ("SCAN", "0"),
-    ("TIME",),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,37 +34,43 @@ async def examine(url: str, *, prefix: str, fix: bool) -> list[Finding]:
 
     :raises BackendUnavailable: when the server does not answer. :raises BackendError: when it refuses.
     """
-    findings: list[Finding] = []
     if url.startswith("memory:"):
         async with Client(url):
             return [Finding("server", "ok", "memory store", "Locks live in this process only.")]
-    async with Client(url, prefix=prefix) as client:
-        findings.append(await _try_a_lock(client))
-    server: Redis = Redis.from_url(url, decode_responses=True)
-    try:
-        doctor = _Doctor(server, prefix)
+    refused: BackendError | None = None
+    async with Redis.from_url(url, decode_responses=True) as server:
+        try:
+            lock = await _try_a_lock(url, prefix)
+        except BackendError as error:
+            replica = "READONLY" in str(error)
+            if not replica and (isinstance(error, BackendUnavailable) or "ACL" not in str(error)):
+                raise
+            refused, lock = None if replica else error, _no_lock(error)
+        doctor = _Doctor(server, prefix, urlsplit(url).username or "default")
         await doctor.read()
-        findings += [doctor.version(), await doctor.notifications(fix=fix), doctor.eviction()]
-        findings += [doctor.persistence(), doctor.replicas(), await doctor.acl()]
-        findings.append(await doctor.clock())
-    finally:
-        await server.aclose()
-    return findings
+        found = [lock, doctor.version(), await doctor.notifications(fix=fix), doctor.eviction()]
+        found += [doctor.persistence(), doctor.replicas(), await doctor.acl(refused)]
+        return [*found, await doctor.clock()]
 
 
-async def _try_a_lock(client: Client) -> Finding:
-    started = time.perf_counter()
-    try:
-        async with client.lock("aiodlock doctor", ttl=5, timeout=2):
-            pass
-    except (BackendError, TimeoutError) as error:
-        return Finding(
-            "lock",
-            "error",
-            f"a lock could not be taken and released: {error}",
-            "Nothing will work.",
-            "See the other findings: most often it is the ACL or a server too old.",
-        )
+def _no_lock(error: Exception) -> Finding:
+    return Finding(
+        "lock",
+        "error",
+        f"a lock could not be taken and released: {error}",
+        "Nothing will work.",
+        "See the other findings: most often it is the ACL, a replica, or a server too old.",
+    )
+
+
+async def _try_a_lock(url: str, prefix: str) -> Finding:
+    async with Client(url, prefix=prefix, close_timeout=1.0) as client:
+        started = time.perf_counter()
+        try:
+            async with client.lock("aiodlock doctor", ttl=5, timeout=2):
+                pass
+        except (BackendError, TimeoutError) as error:
+            return _no_lock(error)
     took = (time.perf_counter() - started) * 1000
     return Finding("lock", "ok", f"taken and released in {took:.1f} ms")
 
@@ -84,8 +78,9 @@ async def _try_a_lock(client: Client) -> Finding:
 class _Doctor:
     """Reads INFO and CONFIG once; each method looks at one thing."""
 
-    def __init__(self, server: Redis, prefix: str) -> None:
+    def __init__(self, server: Redis, prefix: str, user: str) -> None:
         self._server = server
+        self._user = user
         self._prefix = prefix
         self._info: dict[str, Any] = {}
         self._config: dict[str, str] = {}
@@ -107,7 +102,11 @@ class _Doctor:
         text = str(self._info.get(f"{kind}_version") or self._info.get("redis_version", ""))
         if not text:
             return Finding(
-                "version", "warning", "unknown: INFO is refused", "", "Allow the user INFO."
+                "version",
+                "note",
+                "unknown: INFO is refused",
+                "It cannot be seen whether the server is new enough; the lock above tells more.",
+                "Allow the user INFO: +info.",
             )
         numbers = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
         oldest = _OLDEST.get(kind, (6, 2))
@@ -183,15 +182,21 @@ class _Doctor:
     def persistence(self) -> Finding:
         appends = self._info.get("aof_enabled")
         saves = self._config.get("save")
-        if appends is None and saves is None:
-            return Finding("persistence", "note", "unknown: INFO and CONFIG are refused")
         lost = (
-            "A restart forgets every lock: holders learn it at their next extension, others get in."
+            "a restart forgets every lock: holders learn it at their next extension, others get in."
         )
         mend = (
             "For locks that must outlive a restart: appendonly yes, appendfsync always. "
             "Otherwise let a restart take longer than the longest ttl."
         )
+        if appends is None and saves is None:
+            return Finding(
+                "persistence",
+                "note",
+                "unknown: INFO and CONFIG are refused",
+                f"Without an append-only file: {lost}",
+                f"See in the console of the service. {mend}",
+            )
         if appends:
             return Finding(
                 "persistence",
@@ -200,19 +205,25 @@ class _Doctor:
                 "With appendfsync everysec a crash may lose the last second's grants.",
             )
         kind = f"snapshots ({saves})" if saves else "none"
-        return Finding("persistence", "note", kind, lost, mend)
+        return Finding("persistence", "note", kind, lost.capitalize(), mend)
 
     def replicas(self) -> Finding:
         role = self._info.get("role")
         if role is None:
-            return Finding("replicas", "note", "unknown: INFO is refused")
+            return Finding(
+                "replicas",
+                "note",
+                "unknown: INFO is refused",
+                "With replicas a failover may lose the last grants, and two may hold a name.",
+                "Allow the user INFO (+info), or see in the console of the service.",
+            )
         if role != "master":
             return Finding(
                 "replicas",
                 "error",
                 f"this server is a {role}",
                 "Locks live on the primary; a replica refuses writes.",
-                "Connect to the primary, or by way of Sentinel or the service's primary endpoint.",
+                "Connect to the primary, or to the primary endpoint of the service.",
             )
         count = int(self._info.get("connected_slaves", 0))
         if not count:
@@ -230,33 +241,23 @@ class _Doctor:
             "Give the token to whatever is written to, and let it refuse smaller ones.",
         )
 
-    async def acl(self) -> Finding:
+    async def acl(self, refused: BackendError | None) -> Finding:
         try:
             user = str(await self._server.execute_command("ACL", "WHOAMI"))  # type: ignore[no-untyped-call]
-        except RedisError as refused:
-            return Finding("acl", "note", f"unknown: {refused}")
-        refusals: list[str] = []
-        for command in _COMMANDS:
-            words = [word.format(prefix=self._prefix) for word in command]
-            try:
-                answer = await self._server.execute_command("ACL", "DRYRUN", user, *words)  # type: ignore[no-untyped-call]
-            except RedisError as error:
-                if "unknown subcommand" in str(error).lower() or "no permissions" in str(error):
-                    # Before 7.0, or only administrators may ask.
-                    return Finding("acl", "ok", f"user {user}; the lock above worked")
-                answer = str(error)
-            if str(answer) != "OK":
-                refusals.append(f"{words[0]}: {answer}")
-        if refusals:
-            return Finding(
-                "acl",
-                "error",
-                f"user {user} may not: " + "; ".join(refusals),
-                "Some calls will fail.",
-                f"ACL SETUSER {user} ~{self._prefix}:* &{self._prefix}:* &__keyspace@*__:* "
-                "+@read +@write +@scripting +@pubsub +time +scan",
-            )
-        return Finding("acl", "ok", f"user {user}")
+        except RedisError:
+            user = self._user
+        if refused is None:
+            return Finding("acl", "ok", f"user {user} may do all that is needed")
+        prefix = self._prefix
+        return Finding(
+            "acl",
+            "error",
+            f"user {user}: {refused}",
+            "No client can be entered.",
+            f"ACL SETUSER {user} ~{prefix}:* resetchannels &{prefix}:* &__keyspace@*__:{prefix}:* "
+            "+@read +@write +@scripting +@pubsub +@connection +time; +info +config|get show this "
+            "doctor more.",
+        )
 
     async def clock(self) -> Finding:
         offsets: list[float] = []

@@ -9,9 +9,13 @@ Over a socket it is told, a line each::
     until TERM KILL   the lease is good until TERM; nothing of the child may run after KILL
     lost KILL         the lease is over: SIGTERM now, SIGKILL at KILL or earlier
     signal NUMBER     pass this on to the child's group
+    go                the pid was heard: the command may start
 
 and tells: ``pid N``, then ``exit CODE``, or ``failed CODE WHY`` when the command cannot be started. The
 end of the socket says that ``aiodlock run`` is gone: SIGTERM now, SIGKILL when it was due anyway.
+
+The child is forked first and becomes the command at ``go``, so no command ever runs that
+``aiodlock run`` could not end: when this process is killed before, the child ends by itself.
 Moments are of the clock that ``aiodlock._clock`` uses, which all processes of a machine share.
 """
 
@@ -20,6 +24,7 @@ import select
 import signal
 import sys
 import time
+from typing import NoReturn
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _NEVER = float("inf")
@@ -28,6 +33,8 @@ _LONGEST_NAP = 0.5
 #: How long members of a killed group may linger (a zombie nobody reaps) before they are given up.
 _LINGER = 1.0
 _IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGPIPE")
+#: Also what Python ignores by itself.
+_DEFAULT_IN_CHILD = (*_IGNORED, "SIGXFSZ")
 
 
 def _now() -> float:
@@ -35,7 +42,10 @@ def _now() -> float:
 
 
 class Guardian:
-    """Mutable state: when to end the child, what was done for it already, and how it ended."""
+    """Mutable state: when to end the child, what was done for it already, and how it ended.
+
+    ``gate`` lets the child become the command; ``failure`` tells that it could not, or ends when it did.
+    """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -44,7 +54,8 @@ class Guardian:
         self.over = False  # the lease: nothing makes it good again
         self.code: int | None = None
         self.unread = b""
-        self.early: list[int] = []  # signals that came before the child was there
+        self.gate = self.failure = -1
+        self.early: list[int] = []  # signals that came before the command was there
 
     def tell(self, line: str) -> None:
         try:
@@ -53,20 +64,54 @@ class Guardian:
             pass  # nobody is left to hear it
 
     def start(self, command: list[str]) -> None:
-        ignored = [getattr(signal, name) for name in _IGNORED]
-        for number in ignored:
-            signal.signal(number, signal.SIG_IGN)
+        for name in _IGNORED:
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+        wait, self.gate = os.pipe()
+        self.failure, failed = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            os.close(self.fd)
+            os.close(self.gate)  # else its end would never be seen
+            self.become(command, wait, failed)
+        os.close(wait)
+        os.close(failed)
         try:
-            self.pid = os.posix_spawnp(
-                command[0], command, os.environ, setpgroup=0, setsigdef=ignored
-            )
-        except OSError as error:
-            code = 127 if isinstance(error, FileNotFoundError) else 126
-            self.tell(f"failed {code} {command[0]}: {error.strerror}")
-            raise SystemExit(0) from None
+            os.setpgid(self.pid, self.pid)  # the child does so too: whoever comes first
+        except OSError:
+            pass
         self.tell(f"pid {self.pid}")
-        for number in self.early:
-            self.signal_group(number)
+
+    def become(self, command: list[str], wait: int, failed: int) -> NoReturn:
+        """In the child: wait for the word, then be the command."""
+        try:
+            os.setpgid(0, 0)
+            for name in _DEFAULT_IN_CHILD:
+                signal.signal(getattr(signal, name), signal.SIG_DFL)
+            if os.read(wait, 1):
+                os.execvp(command[0], command)
+        except OSError as error:
+            os.write(failed, str(error.errno).encode())
+        finally:
+            os._exit(127)
+
+    def on_started(self) -> None:
+        """The command runs, or it never will."""
+        number = os.read(self.failure, 16)
+        os.close(self.failure)
+        self.failure = -1
+        if number and not self.over:
+            error = OSError(int(number), os.strerror(int(number)))
+            code = 127 if isinstance(error, FileNotFoundError) else 126
+            self.tell(f"failed {code} {sys.argv[2]}: {error.strerror}")
+            raise SystemExit(0)
+        for early in self.early:
+            self.signal_group(early)
+        self.early.clear()
+
+    def go(self) -> None:
+        os.write(self.gate, b"!")
+        os.close(self.gate)
+        self.gate = -1
 
     def signal_group(self, number: int) -> bool:
         """Return whether anything is left of the group."""
@@ -84,6 +129,8 @@ class Guardian:
             if pid:
                 code = os.waitstatus_to_exitcode(status)
                 self.code = code if code >= 0 else 128 - code
+                if self.failure >= 0:
+                    self.on_started()
 
     def act(self) -> bool:
         """Do what is due; return whether all is done."""
@@ -120,10 +167,12 @@ class Guardian:
                 self.term_at, self.kill_at = (float(number) for number in numbers)
             elif word == "lost":
                 self.term_at, self.kill_at = 0.0, min(self.kill_at, float(numbers[0]))
-            elif word == "signal" and self.pid:
+            elif word == "signal" and self.pid and self.failure < 0:
                 self.signal_group(int(numbers[0]))
             elif word == "signal":
                 self.early.append(int(numbers[0]))
+            elif word == "go" and self.gate >= 0:
+                self.go()
         return True
 
     def watch(self) -> None:
@@ -132,13 +181,20 @@ class Guardian:
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        sources = [self.fd, ended]
+        spoken_to = True
         while not self.act():
+            sources = [ended]
+            if spoken_to:
+                sources.append(self.fd)
+            if self.failure >= 0:
+                sources.append(self.failure)
             ready, _, _ = select.select(sources, [], [], self.nap())
             if ended in ready:
                 os.read(ended, 512)
-            if self.fd in ready and not self.hear():
-                sources.remove(self.fd)
+            if self.failure in ready:
+                self.on_started()
+            if self.fd in ready:
+                spoken_to = self.hear()
         self.tell(f"exit {self.code}")
 
 

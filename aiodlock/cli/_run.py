@@ -37,6 +37,7 @@ _ENDING = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUI
 #: The guardian kills that much before the server's deadline, or at a quarter of a shorter margin.
 _SPARE = 0.25
 SHORTEST_MARGIN = 0.1
+_ASK_EVERY = 0.5
 
 
 @dataclass
@@ -199,7 +200,7 @@ class _Supervision:
         self._tell_deadline()
         helpers = [
             asyncio.create_task(work())
-            for work in (self._pass_signals, self._pass_deadlines, self._pass_loss)
+            for work in (self._pass_signals, self._pass_deadlines, self._pass_loss, self._ask)
         ]
         try:
             code = await self._until_ended()
@@ -226,6 +227,7 @@ class _Supervision:
             match line.result().decode().split(maxsplit=2):
                 case ["pid", pid]:
                     self._pid = int(pid)
+                    self._tell("go")
                 case ["exit", code]:
                     return int(code)
                 case ["failed", code, why]:
@@ -283,6 +285,13 @@ class _Supervision:
         while True:
             self._tell_deadline()
             await asyncio.sleep(min(pause, 1.0))
+
+    async def _ask(self) -> None:
+        """Ask twice a second: after a loss of data others are in already, long before a third of a ttl."""
+        while self._lease.held:
+            await asyncio.sleep(_ASK_EVERY)
+            with contextlib.suppress(LockError):
+                await self._lease.extend()
 
     async def _pass_loss(self) -> None:
         try:

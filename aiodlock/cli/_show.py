@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -36,28 +36,44 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def summary(info: LockInfo) -> tuple[str, str, str, str, str, str]:
-    """Return name, mode, holders, seconds left, number of waiters, token."""
+def summary(info: LockInfo) -> tuple[str, ...]:
+    """Return a lock's line in ``ls`` and ``top``; see ``_HEADINGS``."""
     mode = info.holders[0].mode if info.holders else ("closed" if info.closed else "free")
     holders = ",".join(sorted({printable(holder.client) for holder in info.holders})) or "-"
     left = max((holder.remaining for holder in info.holders), default=info.closed)
+    longest = max((waiter.waiting for waiter in info.waiters), default=0.0)
     return (
         printable(info.name),
         mode,
+        str(len(info.holders)),
         holders,
         f"{left:.1f}",
         str(len(info.waiters)),
+        f"{longest:.1f}",
         str(info.token),
     )
 
 
-_HEADINGS = ("name", "mode", "held by", "s left", "waiting", "token")
+#: In a pipe the last one, the token, comes too.
+_HEADINGS = ("name", "mode", "holders", "held by", "s left", "waiters", "s waited", "token")
+_TEXTS = ("name", "mode", "held by")
 
 
-def table(infos: list[LockInfo], title: str | None = None) -> Table:
-    found = Table(*_HEADINGS, title=title)
-    for info in infos:
-        found.add_row(*(Text(cell) for cell in summary(info)))
+def table(infos: list[LockInfo]) -> Table:
+    """Return a table with a line for each lock; names and holders are cut when they do not fit."""
+    rows = [summary(info)[:-1] for info in infos]
+    widths = [max(map(len, column)) for column in zip(_HEADINGS, *rows, strict=False)]
+    name, held_by = _HEADINGS.index("name"), _HEADINGS.index("held by")
+    room = console().width - 2 * len(widths) - sum(widths) + widths[name] + widths[held_by]
+    # The name gets what it needs, three fifths of the room at least; the holders get the rest.
+    wanted = min(widths[name], max(room * 3 // 5, room - widths[held_by]))
+    widths[name], widths[held_by] = max(1, wanted), max(1, min(widths[held_by], room - wanted))
+    found = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for heading, width in zip(_HEADINGS, widths, strict=False):
+        justify: Literal["left", "right"] = "left" if heading in _TEXTS else "right"
+        found.add_column(heading, justify=justify, no_wrap=True, width=width)
+    for row in rows:
+        found.add_row(*(Text(cell) for cell in row))
     return found
 
 

@@ -1,10 +1,11 @@
 """Locks on Redis and Valkey: keys, scripts, one multiplexed connection, wake-ups.
 
 Read in this order: ``backend`` (what is asked and answered), ``lua/`` (what is decided), ``wire``
-and ``link`` (how it gets there), ``wakeups`` (how waiters hear of it).
+and ``link`` (how it gets there), ``wakeups`` (how waiters hear of it), ``cluster`` (which node it is).
 """
 
 from .backend import RedisBackend
-from .source import Source
+from .cluster import ClusterBackend, seeds_of
+from .source import SENTINEL_SCHEMES, Source
 
-__all__ = ["RedisBackend", "Source"]
+__all__ = ["SENTINEL_SCHEMES", "ClusterBackend", "RedisBackend", "Source", "seeds_of"]

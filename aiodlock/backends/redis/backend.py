@@ -10,7 +10,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import anyio
 from redis.exceptions import RedisError
@@ -21,53 +21,32 @@ from ..._model import (
     Capabilities,
     Gone,
     Granted,
-    HolderInfo,
     Left,
     LockInfo,
-    Mode,
     Refused,
     Request,
-    WaiterInfo,
     Waiting,
 )
 from ..base import Listener, Unanswered
 from .keys import Keys, channel_prefix, keys_of, name_of, probe_key, state_patterns
 from .link import Link
-from .scripts import ACQUIRE, BREAK, EXTEND, INSPECT, LEAVE, Script
+from .permissions import check_permissions
+from .replicas import ReplicatedLink, ReplicatedWire, capabilities
+from .replies import holders_of, left_of, outcome_of, waiters_of, wrong_shape
+from .scripts import ACQUIRE, ALL, BREAK, EXTEND, INSPECT, LEAVE, Script
 from .source import Source
 from .wakeups import Wakeups
-from .wire import ReplyError, Wire
+from .wire import ReplyError, Wire, will_pass
 
 _logger = logging.getLogger("aiodlock")
 
-#: Refusals of a server that will pass: nothing was carried out.
-_PASSING = frozenset(
-    (
-        "LOADING",
-        "BUSY",
-        "READONLY",
-        "MASTERDOWN",
-        "CLUSTERDOWN",
-        "TRYAGAIN",
-        "MISCONF",
-        "NOREPLICAS",
-    )
-)
 #: For how long a marker refuses late duplicates, at the least (seconds).
 _SHORTEST_MARKER = 60.0
-#: How far this process's clock and the server's may drift apart within one lease.
-_DRIFT_SHARE, _DRIFT = 0.01, 0.002
 #: Classes of keyspace events that are used: channel per key, generic, expired, evicted.
 _EVENT_CLASSES = "Kgxe"
-_RELEASED = Left("released")
 _PROBE_AGAIN = 0.5
-
-
-def local_deadline(sent: float, left_ms: int) -> float:
-    """Return until when a lease certainly lives that had ``left_ms`` when a message sent at ``sent``
-    was answered."""
-    left = left_ms / 1000
-    return sent + left - (left * _DRIFT_SHARE + _DRIFT)
+#: A server may well be busy for so long (seconds).
+_SHORTEST_SILENCE = 0.2
 
 
 def _ms(seconds: float) -> int:
@@ -75,9 +54,10 @@ def _ms(seconds: float) -> int:
 
 
 class RedisBackend:
-    """One server, two connections: commands of all tasks on one, wake-ups on the other."""
+    """One server, two connections: commands of all tasks on one, wake-ups on the other.
 
-    capabilities = Capabilities()
+    With ``min_replicas`` there is a third, for all that grants and extends; see ``replicas``.
+    """
 
     def __init__(
         self,
@@ -87,18 +67,26 @@ class RedisBackend:
         token_retention: float,
         unavailable_after: float,
         configure_notifications: bool = False,
+        min_replicas: int = 0,
+        label: str | None = None,
     ) -> None:
+        self.capabilities: Capabilities = capabilities(min_replicas)
         self._source = source
+        self._min_replicas = min_replicas
         self._prefix = prefix
         self._retention = _ms(token_retention)
         self._marker_ttl = _ms(max(unavailable_after, _SHORTEST_MARKER))
+        # So that whoever waits hears in time that nothing answers.
+        self._longest_silence = max(_SHORTEST_SILENCE, unavailable_after / 4)
         self._configure = configure_notifications
-        host = quote(socket.gethostname(), safe="")
-        self.label = f"{host}-{os.getpid()}-{secrets.token_hex(6)}"
+        self.label: str = label or make_label()
         self._channels = channel_prefix(prefix)
         self._options = (self._channels, self._retention, "PUBLISH")
         self._commands: Link | None = None
+        #: Why the server, though it answers, did not do what it was asked; None since it did.
+        self._refusal: BackendUnavailable | None = None
         self._wakeups: Wakeups | None = None
+        self._replicated: ReplicatedLink | None = None
         #: Whether keyspace events arrive: unknown (None) until the probe has seen.
         self.notifications: bool | None = None
 
@@ -108,29 +96,77 @@ class RedisBackend:
     # -- life ------------------------------------------------------------------------------------
 
     async def run(self, listener: Listener, ready: Callable[[], None]) -> None:
-        commands = self._commands = Link(self._source)
+        commands = self._commands = Link(
+            self._source, prepare=self._on_connected, longest_silence=self._longest_silence
+        )
         wakeups = self._wakeups = Wakeups(self._source, self._channels + self.label)
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(commands.run)
                 tasks.start_soon(wakeups.run, listener)
+                if self._min_replicas:
+                    await self._find_replicas(tasks)
                 await commands.first_up()
                 await wakeups.link.first_up()
+                await self._check_permissions()
                 if self._configure:
                     await self._turn_notifications_on()
+                await self._prepare_to_listen(wakeups)
                 ready()
-                tasks.start_soon(wakeups.keep_alive)
-                await self._probe_notifications(wakeups)
+                await wakeups.keep_alive()
         finally:
-            self._commands = self._wakeups = None
+            self._commands = self._wakeups = self._replicated = None
+
+    async def _find_replicas(self, tasks: anyio.abc.TaskGroup) -> None:
+        link = Link(self._source, prepare=_load_scripts, longest_silence=self._longest_silence)
+        replicated = self._replicated = ReplicatedLink(
+            link, self._min_replicas, self._source.described, self._longest_silence
+        )
+        tasks.start_soon(link.run)
+        await replicated.enough()
+
+    async def _on_connected(self, wire: Wire) -> None:
+        """Commands go to another server after a failover: let everything follow."""
+        await _load_scripts(wire)
+        others = [self._wakeups.link.wire if self._wakeups else None]
+        others += [self._replicated.link.wire if self._replicated else None]
+        for other in others:
+            if other is not None and other.peer != wire.peer:
+                other.close()
+
+    async def _prepare_to_listen(self, wakeups: Wakeups) -> None:
+        # Before anybody can look at the store, who would find the probe's key.
+        await self._probe_notifications(wakeups)
 
     @property
     def failure(self) -> Exception | None:
         """Why there is no connection, if there is none."""
-        links = (self._commands, self._wakeups.link if self._wakeups else None)
-        return next((link.failure for link in links if link is not None and link.failure), None)
+        links = (self._commands, self._wakeups.link if self._wakeups else None, self._replicated)
+        failures = (link.failure for link in links if link is not None and link.failure)
+        return next(failures, self._refusal)
+
+    async def _check_permissions(self) -> None:
+        key, channel = probe_key(self._prefix, self.label), f"{self._channels}{self.label}:probe"
+        while True:
+            try:
+                wire = await self._link.wait_up()
+                await check_permissions(wire, key=key, channel=channel, prefix=self._prefix)
+                return
+            except ReplyError as refused:  # a replica takes no writes, until it is the primary
+                self._translate(wire, refused)
+            except BackendUnavailable:
+                pass  # the connection was lost meanwhile
+            await asyncio.sleep(_PROBE_AGAIN)
 
     async def _turn_notifications_on(self) -> None:
+        while True:
+            try:
+                await self._add_event_classes()
+                return
+            except BackendUnavailable:  # the connection was lost meanwhile
+                await asyncio.sleep(_PROBE_AGAIN)
+
+    async def _add_event_classes(self) -> None:
         key = "notify-keyspace-events"
         wire = await self._link.wait_up()
         try:
@@ -140,6 +176,8 @@ class RedisBackend:
             if missing:
                 await wire.send("CONFIG", "SET", key, present + missing)
         except ReplyError as refused:
+            if will_pass(refused):
+                raise self._translate(wire, refused) from refused
             raise BackendError(
                 f"configure_notifications=True, but the server refuses CONFIG: {refused}; set "
                 f"{key} to {_EVENT_CLASSES} on the server, or leave the option out"
@@ -150,16 +188,22 @@ class RedisBackend:
         while self.notifications is None:
             try:
                 self.notifications = await self._hears_of_an_expiry(wakeups)
-            except (TimeoutError, ReplyError) as why:
+                if not self.notifications:
+                    self._do_without_notifications("turned off")
+            except ReplyError as why:
                 self._do_without_notifications(why)
             except (BackendUnavailable, RedisError, OSError):
                 await asyncio.sleep(_PROBE_AGAIN)  # a connection was lost meanwhile
             except BackendError as why:
                 self._do_without_notifications(why)
 
-    def _do_without_notifications(self, why: Exception) -> None:
+    def _do_without_notifications(self, why: object) -> None:
         self.notifications = False
-        _logger.info("no keyspace events (%r): heads look when their blocker's lease ends", why)
+        _logger.info(
+            "no keyspace events (%s): heads look when their blocker's lease ends",
+            why,
+            extra={"event": "no_keyspace_events"},
+        )
 
     async def _hears_of_an_expiry(self, wakeups: Wakeups) -> bool:
         key = probe_key(self._prefix, self.label)
@@ -167,21 +211,20 @@ class RedisBackend:
             heard = await wakeups.expect(key)
             wire = await self._link.wait_up()
             await wire.send("SET", key, "1", "PX", 1)
-            async with asyncio.timeout(0.5):
-                while not heard.is_set():
-                    await asyncio.sleep(0.005)
-                    await wire.send("EXISTS", key)  # touching it makes an expired key fire
-                    if not await wire.send("EXISTS", key):
-                        await heard.wait()
-            return True
+            while await wire.send("EXISTS", key):  # noqa: ASYNC110  touching it makes an expired key fire
+                await asyncio.sleep(0.001)
+            # The server sends the event, if it does, before it answers this.
+            if not await wakeups.ping():
+                raise BackendUnavailable("the connection for wake-ups was lost")
+            return heard.is_set()
         finally:
             wakeups.stop_expecting(key)
 
     # -- requests --------------------------------------------------------------------------------
 
     async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
-        link = self._link
-        wire = link.wire or await link.wait_up()
+        link = self._granting
+        wire = link.wire or await link.wait_up(hurry=not wait)
         keys = self._keys(request)
         names = (keys.state, keys.queue, keys.waiters, keys.token, keys.marker + request.id)
         arguments = (
@@ -192,49 +235,67 @@ class RedisBackend:
             _ms(request.waiter_ttl),
             _ms(request.lock_delay),
             self.label,
-            *self._options,
+            *self._speaking(keys),
             "wait" if wait else "nowait",
         )
         request.sent_on = wire
         sent = now()
+        extension = None
         try:
+            first = wire.send("EVALSHA", ACQUIRE.sha, ACQUIRE.number_of_keys, *names, *arguments)
+            if request.ambiguous and self._replicated is not None:
+                # A repeated acquire may write nothing, and then WAIT would look at nothing.
+                extension = self._extend(wire, request, request.waiter_ttl)
             try:
-                reply = await wire.send(
-                    "EVALSHA", ACQUIRE.sha, ACQUIRE.number_of_keys, *names, *arguments
-                )
+                reply = await first
             except ReplyError as refused:
                 reply = await self._after_refusal(wire, refused, ACQUIRE, names, arguments)
         except Unanswered:
             # It may be carried out at any time from now on; leaving will have to refuse that.
             request.ambiguous = True
             raise
-        request.sent_on = None
-        return _parse(reply, sent)
+        request.sent_on = self._refusal = None
+        answer = outcome_of(reply, sent)
+        if isinstance(answer, Waiting):
+            self._on_waiting(request)
+        if extension is not None and isinstance(answer, Granted | Waiting):
+            answer = await extension
+            if isinstance(answer, Granted):  # perhaps a while ago
+                return await self._extend(wire, request, request.ttl)
+        return answer
 
     def extend(
         self, batch: Sequence[tuple[Request, float]]
     ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
-        wire = self._link.wire
+        wire = self._granting.wire
         if wire is None:
-            return [_Outcome(self._unavailable)] * len(batch)
+            return [Outcome(self._unavailable)] * len(batch)
         return [self._extend(wire, request, length) for request, length in batch]
 
+    def server_of(self, request: Request) -> object:
+        return None
+
     def _extend(
-        self, wire: Wire, request: Request, length: float
+        self, wire: Wire | ReplicatedWire, request: Request, length: float
     ) -> Awaitable[Granted | Waiting | Gone]:
         keys = self._keys(request)
         sent = now()
         names = (keys.state, keys.queue, keys.waiters, keys.token, keys.broken)
-        arguments = (request.id, _ms(length), request.owner, *self._options)
+        arguments = (request.id, _ms(length), request.owner, *self._speaking(keys))
         first = wire.send("EVALSHA", EXTEND.sha, EXTEND.number_of_keys, *names, *arguments)
 
         async def outcome() -> Granted | Waiting | Gone:
             reply = await self._settle(wire, first, EXTEND, names, arguments)
-            return _parse(reply, sent)  # type: ignore[return-value]
+            answer = outcome_of(reply, sent)
+            if isinstance(answer, Waiting):
+                self._on_waiting(request)
+            return answer  # type: ignore[return-value]
 
-        return _Outcome(outcome)
+        return Outcome(outcome)
 
-    async def leave(self, request: Request, *, within: float | None = None) -> Left:
+    async def leave(
+        self, request: Request, *, lost: bool = False, within: float | None = None
+    ) -> Left:
         link = self._link
         wire = link.wire
         if wire is None:
@@ -242,24 +303,29 @@ class RedisBackend:
             wire = await link.wait_up()
             if within is not None:
                 within = max(0.001, within - (now() - started))
-        names, arguments = self._leaving(request, wire)
+        names, arguments = self._leaving(request, wire, lost)
+        sent = now()
         try:
             reply = await wire.send(
                 "EVALSHA", LEAVE.sha, LEAVE.number_of_keys, *names, *arguments, within=within
             )
         except ReplyError as refused:
+            if within is not None:
+                within = max(0.001, within - (now() - sent))
             reply = await self._after_refusal(wire, refused, LEAVE, names, arguments, within)
-        return _left(reply)
+        return left_of(reply)
 
-    def leave_later(self, request: Request, done: Callable[[Left | BackendError], object]) -> bool:
+    def leave_later(
+        self, request: Request, done: Callable[[Left | BackendError], object], *, lost: bool = False
+    ) -> bool:
         wire = self._commands.wire if self._commands is not None else None
         if wire is None:
             return False
-        names, arguments = self._leaving(request, wire)
+        names, arguments = self._leaving(request, wire, lost)
 
         def on_reply(reply: asyncio.Future[Any]) -> None:
             try:
-                result: Left | BackendError = _left(reply.result())
+                result: Left | BackendError = left_of(reply.result())
             except ReplyError as refused:  # NOSCRIPT too: whoever repeats it loads the script
                 result = self._translate(wire, refused)
             except BackendError as error:
@@ -276,16 +342,24 @@ class RedisBackend:
         link = self._link
         wire = link.wire or await link.wait_up()
         # Its own leave has written a marker where one was needed.
-        names = self._leave_names(keys_of(self._prefix, kind, name), request_id)
-        _left(await self._run(wire, LEAVE, names, request_id, *self._options, 0))
+        keys = keys_of(self._prefix, kind, name)
+        names = self._leave_names(keys, request_id)
+        left_of(await self._run(wire, LEAVE, names, request_id, *self._speaking(keys), 0, "ended"))
 
     def _leaving(
-        self, request: Request, wire: Wire
+        self, request: Request, wire: Wire, lost: bool
     ) -> tuple[tuple[str, ...], tuple[str | int, ...]]:
+        keys = self._keys(request)
+        self._on_leaving(request)
         # What is in flight on this very wire is carried out before this leave.
         late = request.ambiguous or (request.sent_on is not None and request.sent_on is not wire)
-        arguments = (request.id, *self._options, self._marker_ttl if late else 0)
-        return self._leave_names(self._keys(request), request.id), arguments
+        arguments = (
+            request.id,
+            *self._speaking(keys),
+            self._marker_ttl if late else 0,
+            "lost" if lost else "ended",
+        )
+        return self._leave_names(keys, request.id), arguments
 
     @staticmethod
     def _leave_names(keys: Keys, request_id: str) -> tuple[str, ...]:
@@ -298,32 +372,46 @@ class RedisBackend:
         change = self._wakeups.watch if watching else self._wakeups.unwatch
         change(self._keys(request).state, request.id)
 
+    def announce(self, kind: str, name: str) -> None:
+        wire = self._commands.wire if self._commands is not None else None
+        if wire is not None:
+            channel = keys_of(self._prefix, kind, name).changes
+            wire.send("PUBLISH", channel, "", later=True).add_done_callback(_ignore)
+
+    def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
+        wakeups = self._wakeups
+        if wakeups is None:
+            return changed
+        return wakeups.observe(keys_of(self._prefix, kind, name).changes, changed)
+
     # -- for people ------------------------------------------------------------------------------
 
     async def inspect(self, kind: str, name: str) -> LockInfo:
         keys = keys_of(self._prefix, kind, name)
         link = self._link
-        wire = link.wire or await link.wait_up()
+        wire = link.wire or await link.wait_up(hurry=True)
         reply = await self._run(wire, INSPECT, (keys.state, keys.queue, keys.waiters, keys.token))
         try:
             token, closed_ms, holding, waiting = reply
             return LockInfo(
-                name, _holders(holding), _waiters(waiting), int(token), int(closed_ms) / 1000
+                name, holders_of(holding), waiters_of(waiting), int(token), int(closed_ms) / 1000
             )
         except (ValueError, TypeError, AttributeError) as wrong:
-            raise _wrong_shape("inspect", reply) from wrong
+            raise wrong_shape("inspect", reply) from wrong
 
     async def names(self, match: str) -> AsyncIterator[str]:
-        wire = await self._link.wait_up()
+        wire = await self._link.wait_up(hurry=True)
         seen: set[str] = set()
         for pattern in state_patterns(self._prefix, "lock"):
             cursor = b"0"
             while True:
-                cursor, keys = await self._ask(
-                    wire.send("SCAN", cursor, "MATCH", pattern, "COUNT", 500)
-                )
-                for key in keys:
-                    name = name_of(key.decode())[1]
+                reply = await self._ask(wire.send("SCAN", cursor, "MATCH", pattern, "COUNT", 500))
+                try:
+                    cursor, keys = reply
+                    found = [name_of(key.decode())[1] for key in keys]
+                except (ValueError, TypeError, AttributeError) as wrong:
+                    raise wrong_shape("SCAN", reply) from wrong
+                for name in found:
                     if name not in seen and fnmatch.fnmatchcase(name, match):
                         seen.add(name)
                         yield name
@@ -333,7 +421,7 @@ class RedisBackend:
     async def break_lock(self, name: str) -> int:
         keys = keys_of(self._prefix, "lock", name)
         link = self._link
-        wire = link.wire or await link.wait_up()
+        wire = link.wire or await link.wait_up(hurry=True)
         reply = await self._run(
             wire,
             BREAK,
@@ -342,7 +430,7 @@ class RedisBackend:
             _ms(_SHORTEST_MARKER),
         )
         if not isinstance(reply, int):
-            raise _wrong_shape("break", reply)
+            raise wrong_shape("break", reply)
         return reply
 
     # -- calls -----------------------------------------------------------------------------------
@@ -353,8 +441,25 @@ class RedisBackend:
             raise BackendUnavailable(f"{self._source.described}: the client is not running")
         return self._commands
 
+    @property
+    def _granting(self) -> Link | ReplicatedLink:
+        """Where what grants and extends is sent."""
+        return self._replicated or self._link
+
     async def _unavailable(self) -> Granted | Waiting | Gone:
         raise BackendUnavailable(f"no connection to {self._source.described}") from self.failure
+
+    # What a node of a cluster does in other ways.
+
+    def _speaking(self, keys: Keys) -> tuple[str | int, ...]:
+        """Return what the scripts need to give notices: channel prefix, token retention, command."""
+        return self._options
+
+    def _on_waiting(self, request: Request) -> None:
+        """The request is queued: be sure to hear of its grant."""
+
+    def _on_leaving(self, request: Request) -> None:
+        """The request will not wait any more."""
 
     def _keys(self, request: Request) -> Keys:
         return keys_of(self._prefix, request.kind, request.name)
@@ -367,7 +472,7 @@ class RedisBackend:
 
     async def _settle(
         self,
-        wire: Wire,
+        wire: Wire | ReplicatedWire,
         first: asyncio.Future[Any],
         script: Script,
         keys: tuple[str, ...],
@@ -380,30 +485,43 @@ class RedisBackend:
 
     async def _after_refusal(
         self,
-        wire: Wire,
+        wire: Wire | ReplicatedWire,
         refused: ReplyError,
         script: Script,
         keys: tuple[str, ...],
         arguments: tuple[str | int, ...],
         within: float | None = None,
     ) -> Any:
-        """Load a script that the server does not know; raise for any other refusal."""
+        """Run a script that the server has forgotten; raise for any other refusal."""
+        call = (script.number_of_keys, *keys, *arguments)
+        if refused.code == "NOSCRIPT" and script.name in wire.reloaded:
+            # Of a batch that was refused only the first has to carry the source.
+            try:
+                return await wire.send("EVALSHA", script.sha, *call, within=within)
+            except ReplyError as again:
+                refused = again
         if refused.code != "NOSCRIPT":
             raise self._translate(wire, refused) from refused
-        command = ("EVAL", script.source, script.number_of_keys, *keys, *arguments)
-        return await self._ask(wire.send(*command, within=within), wire)
+        reply = await self._ask(wire.send("EVAL", script.source, *call, within=within), wire)
+        wire.reloaded.add(script.name)
+        return reply
 
-    async def _ask(self, reply: asyncio.Future[Any], wire: Wire | None = None) -> Any:
+    async def _ask(
+        self, reply: asyncio.Future[Any], wire: Wire | ReplicatedWire | None = None
+    ) -> Any:
         try:
             return await reply
         except ReplyError as refused:
             raise self._translate(wire, refused) from refused
 
-    def _translate(self, wire: Wire | None, refused: ReplyError) -> BackendError:
-        if refused.code in _PASSING:
+    def _translate(self, wire: Wire | ReplicatedWire | None, refused: ReplyError) -> BackendError:
+        if refused.code in ("MOVED", "ASK"):
+            return Redirected(self._source.described, str(refused))
+        if will_pass(refused):
             if refused.code == "READONLY" and wire is not None:
                 wire.close(refused)  # this server was demoted: look for the primary again
-            return BackendUnavailable(f"{self._source.described} is not ready: {refused}")
+            self._refusal = BackendUnavailable(f"{self._source.described} is not ready: {refused}")
+            return self._refusal
         if refused.code == "NOPERM":
             return BackendError(
                 f"{self._source.described}: the server's ACL does not allow what aiodlock needs: {refused}"
@@ -411,7 +529,38 @@ class RedisBackend:
         return BackendError(f"{self._source.described} refused: {refused}")
 
 
-class _Outcome:
+def _ignore(reply: asyncio.Future[Any]) -> None:
+    reply.exception()
+
+
+class Redirected(BackendError):
+    """A node of a cluster says that a name is another node's."""
+
+    def __init__(self, described: str, reply: str) -> None:
+        super().__init__(
+            f"{described} is one node of a cluster: use redis+cluster:// to reach all ({reply})"
+        )
+        word, _, address = reply.split(" ")[:3]
+        host, _, port = address.rpartition(":")
+        self.asking: bool = word == "ASK"
+        self.address: tuple[str, int] = (host, int(port))
+
+
+def make_label() -> str:
+    """Return a name for one client: where it runs, and something that no other has."""
+    return f"{quote(socket.gethostname(), safe='')}-{os.getpid()}-{secrets.token_hex(6)}"
+
+
+async def _load_scripts(wire: Wire) -> None:
+    """Spare the first calls, and a batch of thousands of extensions, the refusal of an unknown script."""
+    for loading in [wire.send("SCRIPT", "LOAD", script.source) for script in ALL]:
+        try:
+            await loading
+        except ReplyError as refused:  # by an ACL, or for now: EVAL does it when it is needed
+            _logger.debug("SCRIPT LOAD was refused: %s", refused)
+
+
+class Outcome:
     """An awaitable that, unlike a coroutine, may be dropped."""
 
     __slots__ = ("_get",)
@@ -427,75 +576,3 @@ def _wire_mode(request: Request) -> str:
     if request.limit:
         return f"s{request.limit}"
     return "x" if request.mode == "exclusive" else "s"
-
-
-def _mode(wire_mode: bytes) -> Mode:
-    return "exclusive" if wire_mode == b"x" else "shared"
-
-
-def _owner(wire_owner: bytes) -> str:
-    text = wire_owner.decode()
-    return unquote(text[1:]) if text.startswith("u") else text[1:]
-
-
-def _parse(reply: Any, sent: float) -> Granted | Waiting | Refused | Gone:
-    try:
-        match reply:
-            case [b"granted" | b"held", token, left]:
-                return Granted(int(token), local_deadline(sent, int(left)))
-            case [b"waiting", left, look, floor]:
-                look_ms = int(look)
-                look_at = now() + look_ms / 1000 if look_ms >= 0 else None
-                return Waiting(local_deadline(sent, int(left)), look_at, int(floor))
-            case [b"busy"]:
-                return Refused("busy")
-            case [b"deadlock"]:
-                return Refused("deadlock")
-            case [b"limit", bytes(used)]:
-                return Refused("limit", int(used[1:] or 0))
-            case [b"gone"]:
-                return Gone("gone")
-            case [b"gone", b"broken" | b"expired" | b"taken_over" | b"gone" as reason]:
-                return Gone(reason.decode())
-    except (ValueError, TypeError) as wrong:
-        raise _wrong_shape("script", reply) from wrong
-    raise _wrong_shape("script", reply)
-
-
-def _left(reply: Any) -> Left:
-    match reply:
-        case [b"released"]:
-            return _RELEASED
-        case [b"withdrawn"]:
-            return Left("withdrawn")
-        case [b"gone", bytes(reason)]:
-            return Left("gone", reason.decode())  # type: ignore[arg-type]
-    raise _wrong_shape("leave", reply)
-
-
-def _wrong_shape(what: str, reply: object) -> BackendError:
-    return BackendError(f"the server's answer to {what} has the wrong shape: {reply!r:.200}")
-
-
-def _holders(flat: Sequence[bytes]) -> tuple[HolderInfo, ...]:
-    """One entry per owner and mode, with the number of its acquisitions that the server counts."""
-    found: dict[tuple[bytes, bytes], HolderInfo] = {}
-    for owner, mode, token, left, client in zip(*[iter(flat)] * 5, strict=True):
-        before = found.get((owner, mode))
-        found[owner, mode] = HolderInfo(
-            owner=_owner(owner),
-            mode=_mode(mode),
-            token=int(token),
-            count=before.count + 1 if before else 1,
-            remaining=max(int(left) / 1000, before.remaining if before else 0.0),
-            client=client.decode(),
-        )
-    return tuple(found.values())
-
-
-def _waiters(flat: Sequence[bytes]) -> tuple[WaiterInfo, ...]:
-    rows = zip(*[iter(flat)] * 4, strict=True)
-    return tuple(
-        WaiterInfo(_owner(owner), _mode(mode), position, int(waited) / 1000, client.decode())
-        for position, (owner, mode, waited, client) in enumerate(rows)
-    )

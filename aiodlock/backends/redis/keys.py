@@ -19,6 +19,7 @@ class Keys(NamedTuple):
     token: str
     broken: str
     marker: str  # followed by a request id
+    changes: str  # a channel, not a key
 
 
 @lru_cache(maxsize=8192)
@@ -32,6 +33,7 @@ def keys_of(prefix: str, kind: str, name: str) -> Keys:
         f"{base}:token",
         f"{base}:broken",
         f"{base}:marker:",
+        f"{base}:changes",
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -13,7 +14,7 @@ from redis.exceptions import AuthenticationError, RedisError
 
 from ..._errors import BackendError, BackendUnavailable
 from .source import Source
-from .wire import DriverWire, Wire, open_wire
+from .wire import DriverWire, ReplyError, Wire, open_wire
 
 _logger = logging.getLogger("aiodlock")
 
@@ -37,17 +38,26 @@ class Link:
         *,
         prepare: Callable[[Wire], Awaitable[None]] | None = None,
         on_message: Callable[[Any], None] | None = None,
+        longest_silence: float = _LONGEST_REPLY_TIMEOUT,
     ) -> None:
         self._source = source
+        self._longest_silence = min(longest_silence, _LONGEST_REPLY_TIMEOUT)
+        self._first_timeout = min(_REPLY_TIMEOUT, self._longest_silence)
         self._prepare = prepare
         self._on_message = on_message
         self._up = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._over = False
         self.wire: Wire | None = None
         self.failure: Exception | None = None
 
-    async def wait_up(self) -> Wire:
-        """Wait a moment for the connection, then raise BackendUnavailable."""
+    async def wait_up(self, *, hurry: bool = False) -> Wire:
+        """Wait a moment for the connection, then raise BackendUnavailable.
+
+        :param hurry: the caller asks once and does not come back, so the next attempt is made now.
+        """
+        if hurry:
+            self._hurry.set()
         try:
             async with asyncio.timeout(_WAIT_UP):
                 return await self.first_up()
@@ -74,7 +84,7 @@ class Link:
 
     async def _keep_up(self) -> None:
         failures = 0
-        reply_timeout = _REPLY_TIMEOUT
+        reply_timeout = self._first_timeout
         while True:
             try:
                 wire = await self._connect(reply_timeout)
@@ -84,8 +94,9 @@ class Link:
                     self.wire = None
                     self._up.clear()
                     await wire.closed()
-                if wire.answered:
-                    failures, reply_timeout = 0, _REPLY_TIMEOUT
+                demoted = isinstance(reason, ReplyError) and reason.code == "READONLY"
+                if wire.answered and not demoted:
+                    failures, reply_timeout = 0, self._first_timeout
             except (RedisError, OSError, TimeoutError) as failed:
                 reason = failed
             self.failure = reason
@@ -95,11 +106,17 @@ class Link:
                 raise BackendError(
                     f"{self._source.described} refuses this client: {reason}"
                 ) from reason
-            _logger.warning("no connection to %s: %s", self._source.described, reason)
+            described, extra = self._source.described, {"event": "no_connection"}
+            # Once per outage: whoever needs the store meanwhile gets an error.
+            level = logging.DEBUG if failures else logging.WARNING
+            _logger.log(level, "no connection to %s: %s", described, reason, extra=extra)
             if failures:
-                reply_timeout = min(2 * reply_timeout, _LONGEST_REPLY_TIMEOUT)
+                reply_timeout = min(2 * reply_timeout, self._longest_silence)
                 pause = min(_FIRST_PAUSE * 2**failures, _LONGEST_PAUSE)
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                self._hurry.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause * random.uniform(0.5, 1.0)):
+                        await self._hurry.wait()
             failures += 1
 
     async def _serve(self, wire: Wire) -> Exception:
@@ -118,6 +135,8 @@ class Link:
                     await self._prepare(wire)
         except (BackendError, RedisError, OSError) as failed:
             return failed
+        # It answers: whatever made others wait so long is over.
+        wire.reply_timeout = self._first_timeout
         self.wire, self.failure = wire, None
         self._up.set()
         # Before those whose replies are lost run: a repetition must not go to the dead wire.

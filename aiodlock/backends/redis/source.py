@@ -7,12 +7,21 @@ taken from the pool of a client that the user owns; only its connection settings
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import ConnectionPool, Redis
-from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.connection import AbstractConnection, parse_url
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import (
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 from redis.backoff import NoBackoff
+
+from .sentinel import PrimaryLookup, only_primaries
+
+SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
 
 #: Settings that belong to a pool's way of using connections, not to ours.
 _DROPPED = ("maint_", "maintenance_", "oss_cluster_maint", "orig_", "himport_", "event_dispatcher")
@@ -23,6 +32,11 @@ _OVERRIDES: dict[str, Any] = {
     "retry_on_timeout": False,
     "retry_on_error": [],
 }
+_SENTINEL_PORT = 26379
+#: Options of a URL that are for the sentinels alone, there with "sentinel_" in front.
+_SENTINEL_LOGIN = ("username", "password")
+#: Settings that hold for servers and sentinels.
+_SHARED = ("socket_", "ssl_")
 
 
 class Source:
@@ -33,25 +47,38 @@ class Source:
         self._kwargs = {
             key: value
             for key, value in pool.connection_kwargs.items()
-            if not key.startswith(_DROPPED)
+            if not key.startswith(_DROPPED) and key != "retry"
         } | _OVERRIDES
-        # A Sentinel pool's connections ask it where the primary is.
-        self._pool = pool
-        self.db = int(self._kwargs.get("db") or 0)
+        self.db: int = int(self._kwargs.get("db") or 0)
         self.described = described
 
     @classmethod
     def from_url(cls, url: str) -> Source:
-        """Read a ``redis://``, ``rediss://`` or ``unix://`` URL, or raise ValueError."""
+        """Read a URL of one server or of a Sentinel service, or raise ValueError."""
+        if url.partition(":")[0].lower() in SENTINEL_SCHEMES:
+            return _read_sentinel_url(url)
         return cls(ConnectionPool.from_url(url), _without_secrets(url))
 
     @classmethod
     def from_client(cls, client: Redis) -> Source:
         """Use the connection settings of a client that the caller still owns."""
         pool = client.connection_pool
+        if isinstance(pool, SentinelConnectionPool):
+            if not pool.is_master:
+                raise ValueError(
+                    f"{pool!r} reads from replicas, where no lock can be taken: pass "
+                    "Sentinel(...).master_for(...)"
+                )
+            return cls(pool, f"service {pool.service_name!r}").found_by(PrimaryLookup.of_pool(pool))
         where = pool.connection_kwargs
         place = where.get("path") or f"{where.get('host', 'localhost')}:{where.get('port', 6379)}"
         return cls(pool, f"{type(client).__name__} at {place}")
+
+    def found_by(self, lookup: PrimaryLookup) -> Source:
+        """Ask Sentinel where the server is, for every connection anew."""
+        self._class = only_primaries(self._class)
+        self._kwargs["connection_pool"] = lookup
+        return self
 
     def make_connection(self) -> AbstractConnection:
         """Return a new connection, not connected yet."""
@@ -62,3 +89,69 @@ def _without_secrets(url: str) -> str:
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path}"
+
+
+# -- redis+sentinel://user:password@h1:26379,h2:26379/service/db?sentinel_password=... ------------------
+
+
+def _read_sentinel_url(url: str) -> Source:
+    # By hand: several hosts with ports are no host to urllib, and it may refuse IPv6 ones.
+    scheme, _, rest = url.partition("://")
+    scheme = scheme.lower()
+    place, _, query = rest.partition("?")
+    netloc, _, path = place.partition("/")
+    login, _, hosts = netloc.rpartition("@")
+    service, db = _service_and_db(scheme, hosts, path)
+    addresses = [_address(one, hosts) for one in hosts.split(",")]
+    described = f"{scheme}://{hosts}/{service}{db and '/'}{db}"
+    # redis-py reads what is written as in its own URLs.
+    plain = f"{scheme.partition('+')[0]}://{login}{login and '@'}host/{db}?{query}"
+    settings: dict[str, Any] = {
+        key: value
+        for key, value in parse_url(plain).items()
+        if key not in ("host", "port", "connection_class")
+    }
+    for_sentinels = {key: value for key, value in settings.items() if key.startswith(_SHARED)}
+    for option in _SENTINEL_LOGIN:
+        if (value := settings.pop(f"sentinel_{option}", None)) is not None:
+            for_sentinels[option] = value
+    kind: type[SentinelManagedConnection] = SentinelManagedConnection
+    if scheme == "rediss+sentinel":
+        kind = SentinelManagedSSLConnection
+        for_sentinels["ssl"] = True
+    source = Source(ConnectionPool(connection_class=kind, **settings), described)
+    source.found_by(PrimaryLookup(addresses, service, for_sentinels))
+    try:
+        source.make_connection()
+    except TypeError as unknown:
+        raise ValueError(
+            f"source has an option that redis-py does not know ({unknown}); for the sentinels there "
+            f"are {' and '.join(f'sentinel_{option}' for option in _SENTINEL_LOGIN)}"
+        ) from None
+    return source
+
+
+def _service_and_db(scheme: str, hosts: str, path: str) -> tuple[str, str]:
+    service, _, db = path.partition("/")
+    example = f"{scheme}://{hosts or 'host:26379'}/{service or 'mymaster'}/0"
+    if not hosts or not service:
+        what = "the service, as the sentinels call it" if hosts else "at least one sentinel"
+        raise ValueError(f"source must name {what}: {example}")
+    if db and not (db.isascii() and db.isdigit()):
+        raise ValueError(f"source must end with a database's number, not {db!r}: {example}")
+    return unquote(service), db
+
+
+def _address(text: str, hosts: str) -> tuple[str, int]:
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or port.endswith("]"):  # no port; an IPv6 address has colons of its own
+        host, port = text.strip(), str(_SENTINEL_PORT)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"source must have an IPv6 address in brackets, [{text}]: {hosts!r}")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(
+            f"source must name each sentinel as host or host:port, separated by commas: {hosts!r}"
+        )
+    return host, int(port)

@@ -4,8 +4,9 @@ A redis-py connection does the connecting. Once it is up, its transport is hande
 (an ``asyncio.Protocol`` around hiredis's reader), which has no task and no stream between the socket
 and the waiting futures. A connection without a transport (fakeredis) is read by ``DriverWire``.
 
-Commands of one turn of the event loop are written together. A caller that is cancelled only
-abandons its future: the reply is read and dropped, the order of the others is not disturbed.
+Commands of one turn of the event loop are written together, sixteen at a time. A caller that is
+cancelled only abandons its future: the reply is read and dropped, the order of the others is not
+disturbed.
 """
 
 from __future__ import annotations
@@ -21,15 +22,48 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from ..base import Unanswered
 
+#: So many commands are written without waiting for the end of the turn: the server begins with them.
+_WRITE_AT = 16
 _NOTHING: Final = object()
 
+#: Refusals of a server that will pass: nothing was carried out.
+_PASSING = frozenset(
+    (
+        "LOADING",
+        "BUSY",
+        "READONLY",
+        "MASTERDOWN",
+        "CLUSTERDOWN",
+        "TRYAGAIN",
+        "MISCONF",
+        "NOREPLICAS",
+    )
+)
 
-class ReplyError(Exception):
+
+def will_pass(refusal: Exception) -> bool:
+    """Tell whether the same command may be accepted later, from the first word of an error reply."""
+    return code_of(refusal) in _PASSING
+
+
+def code_of(refusal: Exception) -> str:
+    """Return the code of an error reply, its first word."""
+    text = str(refusal)
+    if text.startswith("ERR Error running script"):
+        # Redis before 7 wraps what a command in a script was refused with.
+        text = text.rpartition(": -")[2]
+    return text.partition(" ")[0]
+
+
+class ReplyError(ResponseError):
     """An error reply of the server; the first word is its code."""
+
+    def __repr__(self) -> str:  # the driver's does not tell the text
+        return f"ReplyError({str(self)!r})"
 
     @property
     def code(self) -> str:
-        return str(self).partition(" ")[0]
+        return code_of(self)
 
 
 class Wire:
@@ -48,12 +82,15 @@ class Wire:
         self._out: list[bytes] = []
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._on_message = on_message
-        self._reply_timeout = reply_timeout
+        #: Silence after which it counts as dead (seconds).
+        self.reply_timeout: float = reply_timeout
         self._answers = 0
         self._watchdog: asyncio.TimerHandle | None = None
         self._limited: deque[tuple[float, asyncio.Future[Any]]] = deque()
         self._limit: asyncio.TimerHandle | None = None
         self.lost: asyncio.Future[Exception] = self._loop.create_future()
+        #: Names of the scripts that had to be sent again, with their source, on this wire.
+        self.reloaded: set[str] = set()
 
     def send(
         self, *command: bytes | str | int, later: bool = False, within: float | None = None
@@ -67,6 +104,7 @@ class Wire:
         reply: asyncio.Future[Any] = self._loop.create_future()
         if self.lost.done():
             reply.set_exception(Unanswered("the connection is closed"))
+            reply.exception()  # its reader may be cancelled before it looks: no news for the log
             return reply
         out = self._out
         if later or len(out) != len(self._waiting):
@@ -85,7 +123,7 @@ class Wire:
             if self._limit is None:
                 self._limit = self._loop.call_later(within, self._on_limit)
         if self._watchdog is None:
-            self._watchdog = self._loop.call_later(self._reply_timeout, self._watch, self._answers)
+            self._watchdog = self._loop.call_later(self.reply_timeout, self._watch, self._answers)
         return reply
 
     def post(self, *command: bytes | str | int) -> None:
@@ -93,6 +131,13 @@ class Wire:
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out.append(hiredis.pack_command(command))  # type: ignore[arg-type]
+        if len(self._out) >= _WRITE_AT:
+            self._flush()
+
+    @property
+    def peer(self) -> object:
+        """The address of the server, where there is one."""
+        return None
 
     @property
     def answered(self) -> bool:
@@ -146,6 +191,7 @@ class Wire:
             return
         if isinstance(reply, Exception):
             waiter.set_exception(ReplyError(str(reply)))
+            waiter.exception()  # whoever was to read it may be gone: that is no news for the log
         else:
             waiter.set_result(reply)
 
@@ -155,6 +201,7 @@ class Wire:
             _, reply = limited.popleft()
             if not reply.done():
                 reply.set_exception(Unanswered("no reply in time"))
+                reply.exception()
         self._limit = self._loop.call_at(limited[0][0], self._on_limit) if limited else None
 
     def _watch(self, answers_before: int) -> None:
@@ -162,9 +209,9 @@ class Wire:
         if not self._waiting:
             return
         if self._answers == answers_before:
-            self.close(Unanswered(f"no reply within {self._reply_timeout} s"))
+            self.close(Unanswered(f"no reply within {self.reply_timeout} s"))
             return
-        self._watchdog = self._loop.call_later(self._reply_timeout, self._watch, self._answers)
+        self._watchdog = self._loop.call_later(self.reply_timeout, self._watch, self._answers)
 
 
 class TransportWire(Wire, asyncio.Protocol):
@@ -188,6 +235,10 @@ class TransportWire(Wire, asyncio.Protocol):
         # It would warn of an open connection, and close ours, when it is collected.
         connection._writer = connection._reader = None
         self._transport.resume_reading()
+
+    @property
+    def peer(self) -> object:
+        return self._transport.get_extra_info("peername")
 
     def _write(self, data: bytes) -> None:
         self._transport.write(data)

@@ -46,6 +46,12 @@ local function become_holder(token)
   write_record(state, record)
   holders[#holders + 1] = record
   keep_state(state, holders)
+  -- The overdue record of the same id, when a request is repeated late, has just been overwritten.
+  for i = #dead, 1, -1 do
+    if dead[i] == id then
+      table.remove(dead, i)
+    end
+  end
   bury(state, dead)
   return {'granted', record.token, int(ttl)}
 end
@@ -100,7 +106,9 @@ if held_token then
   end
   local earliest = earliest_end(holders)
   local result = become_holder(held_token)
-  if head and now + ttl + delay < earliest then
+  if head and changed then
+    hint(keys, options, head, holders)
+  elseif head and now + ttl + delay < earliest then
     hint(keys, options, head, holders)
   end
   return result

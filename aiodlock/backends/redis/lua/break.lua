@@ -7,6 +7,7 @@ local state, queue, waiters, token_key, broken = KEYS[1], KEYS[2], KEYS[3], KEYS
 local options = {channel = ARGV[1], retention = tonumber(ARGV[2]), publish = ARGV[3]}
 local keys = {state = state, queue = queue, waiters = waiters, token = token_key}
 
+need_no_memory(state)
 local holders, dead = load_state(state)
 local count = 0
 local remember = tonumber(ARGV[4])

@@ -16,6 +16,7 @@ local function push(record)
   record.length = math.max(length, record.deadline - now)
 end
 
+need_no_memory(state)
 local why = 'gone'
 local text = redis.call('HGET', state, id)
 if text then
@@ -56,6 +57,7 @@ local granted = {}
 local head, changed = grant_waiting(keys, options, holders, granted)
 
 -- A waiter whose named owner came to hold meanwhile gets in, wherever it stands.
+local nearer = false
 if waiter and not granted[id] and string.sub(owner, 1, 1) == 'u' then
   local token, exclusive = hold_of(owner, holders)
   local entry = redis.call('XRANGE', queue, waiter.stream_id, waiter.stream_id)[1]
@@ -66,12 +68,15 @@ if waiter and not granted[id] and string.sub(owner, 1, 1) == 'u' then
       delay = tonumber(delay), owner = owner, client = client, live = true,
       closed_until = waiter.deadline + tonumber(delay),
     }
+    nearer = record.closed_until < earliest_end(holders)
     write_record(state, record)
     holders[#holders + 1] = record
     granted[id] = record
     redis.call('XDEL', queue, waiter.stream_id)
     redis.call('HDEL', waiters, id)
-    head, changed = grant_waiting(keys, options, holders, granted)
+    local again
+    head, again = grant_waiting(keys, options, holders, granted)
+    changed = changed or again or nearer
   end
 end
 

@@ -6,7 +6,7 @@
 local state, queue, waiters, token_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
 local holding, closed = {}, 0
-for _, record in ipairs((load_state(state))) do
+for _, record in ipairs((load_state(state, true))) do
   if record.live then
     for _, value in ipairs({record.owner, record.mode, record.token, int(record.deadline - now), record.client}) do
       holding[#holding + 1] = value

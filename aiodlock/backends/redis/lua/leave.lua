@@ -3,6 +3,7 @@
 -- KEYS  1 state  2 queue  3 waiters  4 token  5 marker  6 broken
 -- ARGV  1 id  2 channel prefix  3 token retention (ms)  4 publish command
 --       5 marker ttl (ms): refuse a late duplicate of the acquire for that long; 0 writes none
+--       6 "lost": the lease ran out for its holder, so its lock-delay is kept; else "ended"
 -- Result  {'released'}  {'withdrawn'}  {'gone', 'broken' | 'expired' | 'gone'}
 local state, queue, waiters, token_key, marker, broken = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local id = ARGV[1]
@@ -10,12 +11,16 @@ local options = {channel = ARGV[2], retention = tonumber(ARGV[3]), publish = ARG
 local keys = {state = state, queue = queue, waiters = waiters, token = token_key}
 
 if ARGV[5] ~= '0' then
+  need_no_memory(state)
   redis.call('SET', marker, '1', 'PX', ARGV[5])
 end
 if redis.call('EXISTS', queue, waiters) == 0 then
   -- Nobody waits: no need to know the other holders.
   local text = redis.call('HGET', state, id)
   if text and is_live(text) then
+    if ARGV[6] == 'lost' and decode_record(id, text).delay > 0 then
+      return {'gone', 'expired'}
+    end
     redis.call('HDEL', state, id)
     return {'released'}
   end
@@ -25,6 +30,7 @@ if redis.call('EXISTS', queue, waiters) == 0 then
   return {'gone', text and 'expired' or 'gone'}
 end
 
+need_no_memory(state)
 local result = {'gone', 'gone'}
 local known = redis.call('HGET', waiters, id)
 local was_head = false
@@ -45,11 +51,11 @@ local others = {}
 for _, record in ipairs(holders) do
   if record.id ~= id then
     others[#others + 1] = record
-  elseif record.live then
+  elseif record.live and (ARGV[6] ~= 'lost' or record.delay == 0) then
     dead[#dead + 1] = id
     result = {'released'}
   else
-    -- Overdue and within its lock-delay: it is lost, and leaving late does not open the name early.
+    -- Lost, here or for its holder, and within its lock-delay: leaving does not open the name early.
     others[#others + 1] = record
     result = {'gone', 'expired'}
   end

@@ -13,7 +13,15 @@ local function int(number)
   return string.format('%.0f', number)
 end
 
--- A deadline further away than the record's length means that the clock was set back.
+-- A server that is out of memory refuses a script's write that may need more of it, but only the first:
+-- Lua does not roll back. Extending and leaving begin with a write that needs none and does nothing, so
+-- that holders are kept, released and followed while new requests are refused.
+local function need_no_memory(state)
+  redis.call('HDEL', state, '')
+end
+
+-- A deadline further away than the record's length means that the clock was set back. Whoever meets one
+-- writes the clamped deadline, or the record would have its whole length left at every look.
 local function clamp(deadline, length)
   return math.min(tonumber(deadline), now + tonumber(length))
 end
@@ -25,6 +33,7 @@ local function decode_record(id, text)
     id = id, mode = mode, token = token, deadline = clamp(deadline, length), length = tonumber(length),
     delay = tonumber(delay), owner = owner, client = client,
   }
+  record.set_back = record.deadline < tonumber(deadline)
   record.live = now < record.deadline
   record.closed_until = record.deadline + record.delay
   return record
@@ -36,8 +45,8 @@ local function is_live(text)
   return now < clamp(deadline, length)
 end
 
-local function write_record(state, record)
-  redis.call('HSET', state, record.id, table.concat({
+local function write_record(state, record, call)
+  (call or redis.call)('HSET', state, record.id, table.concat({
     record.mode, record.token, int(record.deadline), int(record.length), int(record.delay),
     record.owner, record.client,
   }, ' '))
@@ -45,12 +54,15 @@ end
 
 -- Holders that block, and the ids of those that are overdue and past their lock-delay. The dead are
 -- removed last (`bury`): a removal before the successor is written would make the key vanish.
-local function load_state(state)
+local function load_state(state, read_only)
   local holders, dead = {}, {}
   local fields = redis.call('HGETALL', state)
   for i = 1, #fields, 2 do
     local record = decode_record(fields[i], fields[i + 1])
     if now < record.closed_until then
+      if record.set_back and not read_only then
+        write_record(state, record, redis.pcall) -- an out-of-memory server may refuse it
+      end
       holders[#holders + 1] = record
     else
       dead[#dead + 1] = record.id
@@ -118,16 +130,30 @@ local function token_floor(key)
   return int(last and math.max(tonumber(last), now_us) or now_us)
 end
 
--- Does `owner` hold already? Its token and the strongest mode, from live records only.
-local function hold_of(owner, holders)
-  local token, exclusive
-  for _, record in ipairs(holders) do
-    if record.live and record.owner == owner then
-      token = token or record.token
-      exclusive = exclusive or record.mode == 'x'
+-- Is one of the holders exclusive, and what does each owner hold by live records? Kept with the list, which only
+-- grows: when thousands are granted in one script, a look at all for each of them would take seconds.
+local function summary(holders)
+  local known = holders.known or {seen = 0, owners = {}}
+  holders.known = known
+  for i = known.seen + 1, #holders do
+    local record = holders[i]
+    known.exclusive = known.exclusive or record.mode == 'x'
+    if record.live then
+      local own = known.owners[record.owner] or {token = record.token}
+      own.exclusive = own.exclusive or record.mode == 'x'
+      known.owners[record.owner] = own
     end
   end
-  return token, exclusive
+  known.seen = #holders
+  return known
+end
+
+-- Does `owner` hold already? Its token and the strongest mode, from live records only.
+local function hold_of(owner, holders)
+  local own = summary(holders).owners[owner]
+  if own then
+    return own.token, own.exclusive
+  end
 end
 
 -- `x` excludes all, `s` excludes `x`, `s3` is one of at most three.
@@ -139,12 +165,7 @@ local function compatible(mode, holders)
   if #holders >= limit then
     return false
   end
-  for _, record in ipairs(holders) do
-    if record.mode == 'x' then
-      return false
-    end
-  end
-  return true
+  return not summary(holders).exclusive
 end
 
 local function earliest_end(holders)
@@ -163,7 +184,21 @@ end
 
 local function decode_waiter(text)
   local stream_id, deadline, length = string.match(text, '^(%S+) (%S+) (%S+)$')
-  return {stream_id = stream_id, deadline = clamp(deadline, length), length = tonumber(length)}
+  local waiter = {stream_id = stream_id, deadline = clamp(deadline, length), length = tonumber(length)}
+  waiter.set_back = waiter.deadline < tonumber(deadline)
+  return waiter
+end
+
+-- All at once: many dead waiters cost together what one costs, also after the clock was set back.
+local function clamp_waiters(waiters)
+  local fields = redis.call('HGETALL', waiters)
+  for i = 1, #fields, 2 do
+    local waiter = decode_waiter(fields[i + 1])
+    if waiter.set_back then
+      redis.pcall('HSET', waiters, fields[i],
+        table.concat({waiter.stream_id, int(waiter.deadline), int(waiter.length)}, ' '))
+    end
+  end
 end
 
 -- The first live entry of the queue; overdue ones before it are dropped on the way.
@@ -183,6 +218,9 @@ local function find_head(queue, waiters)
       waiter.id = id
       waiter.mode, waiter.delay, waiter.owner, waiter.client =
         string.match(entry[2][4], '^(%S+) (%S+) (%S+) (%S+)$')
+      if waiter.set_back then
+        clamp_waiters(waiters)
+      end
       return waiter, dropped
     end
     redis.call('XDEL', queue, entry[1])

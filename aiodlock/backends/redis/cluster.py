@@ -1,0 +1,423 @@
+"""Redis Cluster: each name lives on the primary that owns its slot, and every primary is a ``Node``.
+
+All keys of a name share a slot, so a lock needs nothing but the node that owns it. What a node says to
+a request that is not (or not any more) its own is followed (``ASK``) or learned from (``MOVED``); the
+request itself is repeated by its id, as after any lost reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from copy import copy
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+import anyio
+from redis.asyncio import ConnectionPool, RedisCluster
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+from redis.exceptions import RedisError
+
+from ..._errors import BackendError, BackendUnavailable
+from ..._model import Capabilities, Gone, Granted, Left, LockInfo, Refused, Request, Waiting
+from ..base import Listener
+from .backend import Outcome, Redirected, RedisBackend, make_label
+from .keys import Keys, name_of
+from .replicas import capabilities
+from .source import Source
+from .wakeups import Wakeups
+from .wire import ReplyError, Wire, open_wire, will_pass
+
+_logger = logging.getLogger("aiodlock")
+
+Address = tuple[str, int]
+_T = TypeVar("_T")
+
+#: How long entering waits for primaries that do not answer, when others do.
+_WAIT_FOR_ALL = 2.0
+_ASK_WITHIN = 1.0
+#: Between two looks at the slots, at the least: many requests notice the same change at once.
+_LOOK_AGAIN = 0.1
+_REDIRECTIONS = 4
+
+
+class Node(RedisBackend):
+    """One primary. It hears of grants on one channel per name, while a request of ours waits for it.
+
+    The channel has the name's slot, so that the notice stays on this node (sharded pub/sub; on servers
+    before 7.0 a plain one, which the cluster sends to all its nodes). It is subscribed to after the
+    request was queued, and the request is looked at again when that is confirmed. Breaks, which are rare,
+    come on the client's own channel, that all nodes' connections have subscribed to.
+    """
+
+    def __init__(self, source: Source, address: Address, **options: Any) -> None:
+        super().__init__(source, **options)
+        self.address = address
+        self.up: asyncio.Event = asyncio.Event()
+        self.scope: anyio.CancelScope = anyio.CancelScope()
+        self._publish = "PUBLISH"
+
+    async def _on_connected(self, wire: Wire) -> None:
+        # Before anybody calls a script: one that says SPUBLISH in vain has half its writes done.
+        try:
+            # Of no channel: only to see whether the server knows the command.
+            await wire.send("PUBSUB", "SHARDNUMSUB")
+            self._publish = "SPUBLISH"
+        except ReplyError as refused:
+            if will_pass(refused):
+                raise BackendUnavailable(f"{self._source.described}: {refused}") from refused
+            self._publish = "PUBLISH"
+        if self._wakeups is not None:
+            self._wakeups.sharded = self._publish == "SPUBLISH"
+        await super()._on_connected(wire)
+
+    async def _prepare_to_listen(self, wakeups: Wakeups) -> None:
+        # A key for the probe would have to be of a slot of this node: events are listened for anyway.
+        self.notifications: bool | None = True
+
+    def _speaking(self, keys: Keys) -> tuple[str | int, ...]:
+        return (self._channel_of(keys), self._retention, self._publish)
+
+    def _channel_of(self, keys: Keys) -> str:
+        return f"{self._channels}{keys.state[keys.state.index('{') : keys.state.rindex('}') + 1]}:"
+
+    def _on_waiting(self, request: Request) -> None:
+        wakeups = self._wakeups
+        if wakeups is None:
+            return
+        self._stop_listening(request, but=wakeups)
+        if request.listening is None:
+            channel = self._channel_of(self._keys(request)) + self.label
+            wakeups.listen(channel, request.id)
+            request.listening = (wakeups, channel)
+
+    def _on_leaving(self, request: Request) -> None:
+        self._stop_listening(request)
+
+    @staticmethod
+    def _stop_listening(request: Request, but: Wakeups | None = None) -> None:
+        if request.listening is not None:
+            wakeups, channel = request.listening
+            if wakeups is not but:
+                wakeups.unlisten(channel, request.id)
+                request.listening = None
+
+    def ask(self) -> bool:
+        """Announce that the next command on this node is for a slot which is on its way to it."""
+        wire = self._granting.wire
+        if wire is None:
+            return False
+        wire.send("ASKING")
+        return True
+
+    async def slots(self) -> Any:
+        """Return what this node knows of who owns which slots."""
+        wire = await self._link.wait_up()
+        async with asyncio.timeout(_ASK_WITHIN):
+            return await wire.send("CLUSTER", "SLOTS")
+
+
+class ClusterBackend:
+    """The primaries of a cluster, and the way from a name to its node.
+
+    Mutable state: ``_nodes`` (by address), ``_owners`` (the address that owns each slot, None for
+    unknown), ``_changed`` (set when somebody noticed that these may be wrong).
+    """
+
+    def __init__(self, seeds: Sequence[Source], **options: Any) -> None:
+        self.capabilities: Capabilities = capabilities(options.get("min_replicas", 0))
+        self._seeds = list(seeds)
+        self._options = options
+        self.label: str = make_label()
+        self._nodes: dict[Address, Node] = {}
+        self._owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        self._changed = asyncio.Event()
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._listener: Listener | None = None
+        self._failure: Exception | None = None
+
+    def __repr__(self) -> str:
+        return f"<ClusterBackend {self._seeds[0].described}, {len(self._nodes)} nodes>"
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def run(self, listener: Listener, ready: Callable[[], None]) -> None:
+        self._listener = listener
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                while not await self._look():  # noqa: ASYNC110
+                    await asyncio.sleep(_LOOK_AGAIN)
+                with anyio.move_on_after(_WAIT_FOR_ALL):
+                    for node in list(self._nodes.values()):
+                        await node.up.wait()
+                while not any(node.up.is_set() for node in self._nodes.values()):
+                    await asyncio.sleep(_LOOK_AGAIN)
+                    await self._look()
+                ready()
+                while True:
+                    await self._changed.wait()
+                    await self._look()
+                    await asyncio.sleep(_LOOK_AGAIN * random.uniform(1.0, 2.0))
+        finally:
+            self._tasks = None
+            self._nodes.clear()
+
+    async def _run_node(self, node: Node) -> None:
+        assert self._listener is not None
+        with node.scope:
+            await node.run(self._listener, node.up.set)
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why there is no connection to one of the nodes, or to any, if so."""
+        failures = (node.failure for node in self._nodes.values())
+        return next((failure for failure in failures if failure), self._failure)
+
+    # -- who owns what -----------------------------------------------------------------------------
+
+    async def _look(self) -> bool:
+        """Ask one node after the other which primary owns which slots, until one tells."""
+        self._changed.clear()
+        nodes = list(self._nodes.values())
+        random.shuffle(nodes)
+        # A node that is alone knows nothing of a failover.
+        nodes.sort(key=lambda node: node.failure is not None)
+        for node in nodes:
+            try:
+                self._learn(await node.slots(), node.address[0])
+                return True
+            except (BackendError, ReplyError, TimeoutError) as failed:
+                self._failure = failed
+        for seed in self._seeds:
+            try:
+                self._learn(await _ask_seed(seed), _host_of(seed))
+                return True
+            except (BackendError, ReplyError, RedisError, OSError) as failed:
+                self._failure = failed
+                if isinstance(failed, ReplyError) and not will_pass(failed):
+                    raise BackendError(f"{seed.described} is no cluster: {failed}") from failed
+        return False
+
+    def _learn(self, slots: Any, asked: str) -> None:
+        if not slots:
+            raise BackendUnavailable("the cluster has given no slots to its nodes yet")
+        owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        try:
+            for first, last, primary, *_ in slots:
+                # A node that does not know its own address leaves it out.
+                host = primary[0].decode() if primary[0] else asked
+                address = (asked if host == "?" else host, int(primary[1]))
+                owners[int(first) : int(last) + 1] = [address] * (int(last) - int(first) + 1)
+        except (ValueError, TypeError, AttributeError, IndexError) as wrong:
+            raise BackendError(f"CLUSTER SLOTS has the wrong shape: {slots!r:.200}") from wrong
+        moved = self._owners != owners
+        self._owners, self._failure = owners, None
+        present = {owner for owner in owners if owner is not None}
+        for address in present - self._nodes.keys():
+            self._start(address)
+        for address in self._nodes.keys() - present:
+            self._nodes.pop(address).scope.cancel()
+        if moved and self._listener is not None:
+            self._listener.on_look(None)
+
+    def _start(self, address: Address) -> Node:
+        node = Node(_at(self._seeds[0], *address), address, label=self.label, **self._options)
+        self._nodes[address] = node
+        if self._tasks is not None:
+            self._tasks.start_soon(self._run_node, node)
+        return node
+
+    def _node_of(self, name: str) -> Node:
+        owner = self._owners[_slot_of(name)]
+        node = self._nodes.get(owner) if owner is not None else None
+        if node is None:
+            self._changed.set()
+            raise BackendUnavailable(f"no node of the cluster owns the slot of {name!r} for now")
+        return node
+
+    def _follow(self, name: str, redirected: Redirected, node: Node) -> Node:
+        """Return where a request is to be sent instead."""
+        host, port = redirected.address
+        address = (host or node.address[0], port)
+        if not redirected.asking:
+            self._owners[_slot_of(name)] = address
+            self._changed.set()
+        target = self._nodes.get(address) or self._start(address)
+        if redirected.asking and not target.ask():
+            raise BackendUnavailable(f"no connection to the node that takes over {name!r}")
+        return target
+
+    async def _at(self, name: str, call: Callable[[Node], Awaitable[_T]]) -> _T:
+        """Call the node that owns the name, and where it sends us instead."""
+        node = self._node_of(name)
+        for _ in range(_REDIRECTIONS):
+            try:
+                return await call(node)
+            except Redirected as redirected:
+                node = self._follow(name, redirected, node)
+            except BackendUnavailable:
+                self._changed.set()
+                raise
+        raise BackendUnavailable(f"the cluster's nodes do not agree yet on who owns {name!r}")
+
+    # -- requests --------------------------------------------------------------------------------
+
+    async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+        return await self._at(request.name, lambda node: node.acquire(request, wait=wait))
+
+    def extend(
+        self, batch: Sequence[tuple[Request, float]]
+    ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
+        per_node: dict[Node, list[int]] = {}
+        outcomes: list[Awaitable[Granted | Waiting | Gone]] = [_UNKNOWN] * len(batch)
+        for index, (request, _) in enumerate(batch):
+            owner = self._owners[_slot_of(request.name)]
+            node = self._nodes.get(owner) if owner is not None else None
+            if node is None:
+                self._changed.set()
+            else:
+                per_node.setdefault(node, []).append(index)
+        for node, indices in per_node.items():
+            answers = node.extend([batch[index] for index in indices])
+            for index, answer in zip(indices, answers, strict=True):
+                outcomes[index] = self._outcome(node, *batch[index], answer)
+        return outcomes
+
+    def server_of(self, request: Request) -> object:
+        return self._owners[_slot_of(request.name)]
+
+    def _outcome(
+        self,
+        node: Node,
+        request: Request,
+        length: float,
+        first: Awaitable[Granted | Waiting | Gone],
+    ) -> Outcome:
+        async def outcome() -> Granted | Waiting | Gone:
+            answer, asked = first, node
+            for _ in range(_REDIRECTIONS):
+                try:
+                    return await answer
+                except Redirected as redirected:
+                    asked = self._follow(request.name, redirected, asked)
+                    (answer,) = asked.extend([(request, length)])
+                except BackendUnavailable:
+                    self._changed.set()
+                    raise
+            raise BackendUnavailable("the cluster's nodes do not agree yet on who owns the slot")
+
+        return Outcome(outcome)
+
+    async def leave(
+        self, request: Request, *, lost: bool = False, within: float | None = None
+    ) -> Left:
+        Node._stop_listening(request)  # also when its node is not there to be told
+        return await self._at(
+            request.name, lambda node: node.leave(request, lost=lost, within=within)
+        )
+
+    def leave_later(
+        self, request: Request, done: Callable[[Left | BackendError], object], *, lost: bool = False
+    ) -> bool:
+        owner = self._owners[_slot_of(request.name)]
+        node = self._nodes.get(owner) if owner is not None else None
+
+        def on_result(result: Left | BackendError) -> None:
+            if isinstance(result, Redirected | BackendUnavailable):
+                self._changed.set()
+            done(result)
+
+        return node is not None and node.leave_later(request, on_result, lost=lost)
+
+    async def leave_unknown(self, request_id: str, where: str) -> None:
+        await self._at(name_of(where)[1], lambda node: node.leave_unknown(request_id, where))
+
+    def watch(self, request: Request, watching: bool) -> None:
+        for node in self._nodes.values():
+            if not watching or node.address == self._owners[_slot_of(request.name)]:
+                node.watch(request, watching)
+
+    def announce(self, kind: str, name: str) -> None:
+        with suppress(BackendUnavailable):
+            self._node_of(name).announce(kind, name)
+
+    def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
+        return self._node_of(name).observe(kind, name, changed)
+
+    # -- for people ------------------------------------------------------------------------------
+
+    async def inspect(self, kind: str, name: str) -> LockInfo:
+        return await self._at(name, lambda node: node.inspect(kind, name))
+
+    async def names(self, match: str) -> AsyncIterator[str]:
+        seen: set[str] = set()
+        for node in list(self._nodes.values()):
+            async for name in node.names(match):
+                if name not in seen:  # its slot may have moved meanwhile
+                    seen.add(name)
+                    yield name
+
+    async def break_lock(self, name: str) -> int:
+        return await self._at(name, lambda node: node.break_lock(name))
+
+
+def seeds_of(source: str | RedisCluster) -> list[Source]:
+    """Return the nodes to ask first: those of a URL or of a client, or raise ValueError."""
+    if isinstance(source, RedisCluster):
+        nodes = source.nodes_manager.startup_nodes.values()
+        return [
+            Source(
+                ConnectionPool(connection_class=node.connection_class, **node.connection_kwargs),
+                f"{type(source).__name__} at {node.host}:{node.port}",
+            )
+            for node in nodes
+        ]
+    parts = urlsplit(source)
+    login, at, hosts = parts.netloc.rpartition("@")
+    if not hosts or not all(hosts.split(",")):
+        raise ValueError("name the nodes: redis+cluster://host1:6379,host2:6379")
+    if parts.path.strip("/") not in ("", "0"):
+        raise ValueError("a cluster has database 0 and no other")
+    scheme = parts.scheme.partition("+")[0]
+    query = f"?{parts.query}" if parts.query else ""
+    return [Source.from_url(f"{scheme}://{login}{at}{host}{query}") for host in hosts.split(",")]
+
+
+def _host_of(source: Source) -> str:
+    return str(source._kwargs.get("host", "localhost"))
+
+
+def _at(source: Source, host: str, port: int) -> Source:
+    """Return the same settings for another server."""
+    other = copy(source)
+    other._kwargs = source._kwargs | {"host": host, "port": port}
+    other.described = f"{host}:{port}"
+    return other
+
+
+def _slot_of(name: str) -> int:
+    return key_slot(quote(name, safe="").encode())
+
+
+async def _ask_seed(seed: Source) -> Any:
+    connection = seed.make_connection()
+    try:
+        with anyio.fail_after(_ASK_WITHIN):
+            await connection.connect()  # type: ignore[no-untyped-call]
+            wire = open_wire(connection, _ASK_WITHIN)
+            try:
+                return await wire.send("CLUSTER", "SLOTS")
+            finally:
+                await wire.closed()
+    finally:
+        await connection.disconnect(nowait=True)
+
+
+async def _unknown() -> Granted | Waiting | Gone:
+    raise BackendUnavailable("no node of the cluster owns the slot for now")
+
+
+_UNKNOWN = Outcome(_unknown)

@@ -1,0 +1,59 @@
+"""May this user do all that the scripts do? Asked when a client is entered, so that it can be told by name.
+
+Inside of a script some servers do not say which command was refused, and a script that is refused half-way
+leaves what it has written. So each command is sent by itself once, where it has no effect: to a key of
+another type.
+"""
+
+from __future__ import annotations
+
+from ..._errors import BackendError
+from .wire import ReplyError, Wire, will_pass
+
+#: What the scripts and the client call, with arguments after the key. SUBSCRIBE has shown itself by then.
+#: SCAN is needed by ``Client.locks`` alone.
+CHECKED: dict[str, tuple[str, ...]] = {
+    "HGETALL": (),
+    "HGET": ("f",),
+    "HSET": ("f", "v"),
+    "HDEL": ("f",),
+    "HEXISTS": ("f",),
+    "EXISTS": (),
+    "GET": (),
+    "PTTL": (),
+    "PEXPIRE": ("1000",),
+    "XADD": ("*", "f", "v"),
+    "XRANGE": ("-", "+"),
+    "XDEL": ("0-1",),
+    "DEL": (),
+}
+
+
+async def check_permissions(wire: Wire, *, key: str, channel: str, prefix: str) -> None:
+    """Raise BackendError that names every command, key or channel the user may not use.
+
+    :raises ReplyError: when the server refuses to write, for now (READONLY, LOADING).
+    """
+    calls: list[tuple[str, ...]] = [("SET", key, "1", "PX", "1000")]
+    calls += [(command, key, *rest) for command, rest in CHECKED.items()]
+    calls += [("TIME",), ("PING",), ("EVAL", "return 1", "0"), ("EVALSHA", "0" * 40, "0")]
+    calls += [("PUBLISH", channel, ""), ("UNSUBSCRIBE", channel)]
+    missing: dict[str, None] = {}  # in order, each once
+    for call, reply in [(call, wire.send(*call)) for call in calls]:
+        try:
+            await reply
+        except ReplyError as refused:
+            if refused.code == "NOPERM":
+                missing[_what(call[0], str(refused), prefix)] = None
+            elif call[0] == "SET" and will_pass(refused):
+                raise
+    if missing:
+        raise BackendError(
+            f"the server's ACL does not allow this user what aiodlock needs: {', '.join(missing)}"
+        )
+
+
+def _what(command: str, refusal: str, prefix: str) -> str:
+    if "command" in refusal:
+        return f"the command {command}"
+    return f"the {'channels' if 'channel' in refusal else 'keys'} {prefix}:*"

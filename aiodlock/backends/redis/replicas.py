@@ -1,0 +1,185 @@
+"""``min_replicas``: an answer counts only when enough replicas have what it is made of.
+
+Acquiring and extending go over a connection of their own, in rounds: every command that is due, then one
+``WAIT``. A round's answers are kept back until the replicas have confirmed it; what is asked meanwhile
+makes the next round. So one ``WAIT`` serves all, nobody else's commands stand behind it, and it is asked
+of the very server that gave the answers.
+
+``WAIT`` looks at what its own connection wrote. So each round's commands must be such that write what
+they answer: extending does, and so does a first acquire. A hand-off is written by the one who releases;
+its notice is only a hint, and the extension that follows it counts. See ``RedisBackend.acquire`` for the
+rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from ..._errors import BackendError, BackendUnavailable
+from ..._model import Capabilities
+from ..base import Unanswered
+from .link import Link
+from .wire import ReplyError, Wire
+
+#: For how long a round waits for the replicas, at most, in seconds.
+LONGEST_WAIT = 0.5
+_ASK_AGAIN = 0.05
+#: Answers that promise something. A refusal or a loss may be told at once.
+_PROMISES = (b"granted", b"held", b"waiting")
+
+_Asked = tuple[tuple[bytes | str | int, ...], "asyncio.Future[Any]"]
+_Answer = tuple["asyncio.Future[Any]", "asyncio.Future[Any]"]
+
+
+class ReplicatedWire:
+    """One connection, used in rounds; looks to its users like the wire itself.
+
+    Mutable state: ``_next`` (commands of the next round), ``_busy`` (a round is due or on its way).
+    """
+
+    def __init__(self, link: ReplicatedLink, wire: Wire) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._link = link
+        self._next: list[_Asked] = []
+        self._busy = False
+        self.wire: Wire = wire
+        self.reloaded: set[str] = wire.reloaded
+        wire.lost.add_done_callback(self._on_lost)
+
+    def send(self, *command: bytes | str | int, within: float | None = None) -> asyncio.Future[Any]:
+        """Send one command; its reply arrives when the replicas have confirmed it.
+
+        :param within: not used: a round has its own end.
+        """
+        reply: asyncio.Future[Any] = self._loop.create_future()
+        self._next.append((command, reply))
+        if not self._busy:
+            self._busy = True
+            self._loop.call_soon(self._begin_round)
+        return reply
+
+    def close(self, reason: Exception | None = None) -> None:
+        """Break the connection."""
+        self.wire.close(reason)
+
+    def _begin_round(self) -> None:
+        # Whoever was cancelled before the command was sent has never asked.
+        asked, self._next = [sent for sent in self._next if not sent[1].done()], []
+        if not asked:
+            self._busy = False
+            return
+        answers = [(self.wire.send(*command), reply) for command, reply in asked]
+        wait = self.wire.send("WAIT", self._link.least, self._link.wait_ms)
+        wait.add_done_callback(lambda wait: self._end_round(answers, wait))
+
+    def _end_round(self, answers: list[_Answer], wait: asyncio.Future[Any]) -> None:
+        shortage = self._link.judge(self.wire, wait)
+        for answer, reply in answers:
+            # Replies come in order, so all are here; if the connection was lost, all know that.
+            error = answer.exception()
+            if error is None and shortage is not None and _promises(answer.result()):
+                error = shortage()
+            if reply.done():
+                continue
+            if error is None:
+                reply.set_result(answer.result())
+            else:
+                reply.set_exception(error)
+                reply.exception()  # whoever was to read it may be gone: that is no news for the log
+        self._begin_round()
+
+    def _on_lost(self, _: asyncio.Future[Exception]) -> None:
+        for _command, reply in self._next:
+            if not reply.done():
+                reply.set_exception(BackendUnavailable("the connection was lost"))
+                reply.exception()
+
+
+class ReplicatedLink:
+    """A kept-up connection whose answers count when ``least`` replicas have them.
+
+    Mutable state: ``_wrapped`` (the present wire), ``_shortage`` (what the last ``WAIT`` said, if too
+    little).
+    """
+
+    def __init__(self, link: Link, least: int, described: str, longest_silence: float) -> None:
+        self.link: Link = link
+        self.least: int = least
+        self.wait_ms: int = round(min(LONGEST_WAIT, longest_silence / 2) * 1000)
+        self._described = described
+        self._wrapped: ReplicatedWire | None = None
+        self._shortage: BackendError | None = None
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why nothing can be granted, if that is so."""
+        return self.link.failure or self._shortage
+
+    @property
+    def wire(self) -> ReplicatedWire | None:
+        """The connection, if there is one."""
+        wire = self.link.wire
+        if wire is None:
+            return None
+        if self._wrapped is None or self._wrapped.wire is not wire:
+            self._wrapped = ReplicatedWire(self, wire)
+        return self._wrapped
+
+    async def wait_up(self, *, hurry: bool = False) -> ReplicatedWire:
+        """Wait a moment for the connection, then raise BackendUnavailable."""
+        await self.link.wait_up(hurry=hurry)
+        wire = self.wire
+        assert wire is not None
+        return wire
+
+    async def enough(self) -> None:
+        """Wait until so many replicas are connected; for as long as it takes."""
+        while True:
+            wire = await self.link.first_up()
+            wait = wire.send("WAIT", self.least, self.wait_ms)
+            await asyncio.wait({wait})
+            shortage = self.judge(wire, wait)
+            if shortage is None:
+                return
+            error = shortage()
+            if not isinstance(error, BackendUnavailable):
+                raise error
+            await asyncio.sleep(_ASK_AGAIN)
+
+    def judge(self, wire: Wire, wait: asyncio.Future[Any]) -> Callable[[], BackendError] | None:
+        """Return what to raise instead of a promise; None if enough replicas have it."""
+        refused = wait.exception()
+        if refused is None and wait.result() >= self.least:
+            self._shortage = None
+            return None
+        kind: type[BackendError] = Unanswered
+        if refused is None:
+            why = (
+                f"within {self.wait_ms / 1000:g} s {wait.result()} replicas have confirmed, of "
+                f"min_replicas={self.least}; are so many connected?"
+            )
+        elif isinstance(refused, ReplyError) and refused.code == "NOPERM":
+            kind, why = BackendError, f"the server's ACL does not allow WAIT: {refused}"
+        else:
+            why = f"the replicas' answer did not come: {refused}"
+            if isinstance(refused, ReplyError):
+                wire.close(refused)  # this server was demoted: look for the primary again
+
+        def shortage() -> BackendError:
+            error = kind(f"{self._described}: {why}")
+            error.__cause__ = refused
+            return error
+
+        self._shortage = shortage()
+        return shortage
+
+
+def capabilities(min_replicas: int) -> Capabilities:
+    """Return what a backend can do: with replicas to ask, the notice of a grant is not the grant."""
+    return Capabilities(notices="hints" if min_replicas else "grants")
+
+
+def _promises(answer: Any) -> bool:
+    return isinstance(answer, list) and bool(answer) and answer[0] in _PROMISES

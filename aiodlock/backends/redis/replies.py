@@ -1,0 +1,94 @@
+"""What the scripts' answers mean: from the server's words and milliseconds to our values and moments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote
+
+from ..._clock import now
+from ..._errors import BackendError
+from ..._model import Gone, Granted, HolderInfo, Left, Mode, Refused, WaiterInfo, Waiting
+
+#: How far this process's clock and the server's may drift apart within one lease.
+_DRIFT_SHARE, _DRIFT = 0.01, 0.002
+_RELEASED = Left("released")
+
+
+def local_deadline(sent: float, left_ms: int) -> float:
+    """Return until when a lease certainly lives that had ``left_ms`` when a message sent at ``sent``
+    was answered."""
+    left = left_ms / 1000
+    return sent + left - (left * _DRIFT_SHARE + _DRIFT)
+
+
+def _mode(wire_mode: bytes) -> Mode:
+    return "exclusive" if wire_mode == b"x" else "shared"
+
+
+def _owner(wire_owner: bytes) -> str:
+    text = wire_owner.decode()
+    return unquote(text[1:]) if text.startswith("u") else text[1:]
+
+
+def outcome_of(reply: Any, sent: float) -> Granted | Waiting | Refused | Gone:
+    try:
+        match reply:
+            case [b"granted" | b"held", token, left]:
+                return Granted(int(token), local_deadline(sent, int(left)))
+            case [b"waiting", left, look, floor]:
+                look_ms = int(look)
+                look_at = now() + look_ms / 1000 if look_ms >= 0 else None
+                return Waiting(local_deadline(sent, int(left)), look_at, int(floor))
+            case [b"busy"]:
+                return Refused("busy")
+            case [b"deadlock"]:
+                return Refused("deadlock")
+            case [b"limit", bytes(used)]:
+                return Refused("limit", int(used[1:] or 0))
+            case [b"gone"]:
+                return Gone("gone")
+            case [b"gone", b"broken" | b"expired" | b"taken_over" | b"gone" as reason]:
+                return Gone(reason.decode())
+    except (ValueError, TypeError) as wrong:
+        raise wrong_shape("script", reply) from wrong
+    raise wrong_shape("script", reply)
+
+
+def left_of(reply: Any) -> Left:
+    match reply:
+        case [b"released"]:
+            return _RELEASED
+        case [b"withdrawn"]:
+            return Left("withdrawn")
+        case [b"gone", b"broken" | b"expired" | b"gone" as reason]:
+            return Left("gone", reason.decode())
+    raise wrong_shape("leave", reply)
+
+
+def wrong_shape(what: str, reply: object) -> BackendError:
+    return BackendError(f"the server's answer to {what} has the wrong shape: {reply!r:.200}")
+
+
+def holders_of(flat: Sequence[bytes]) -> tuple[HolderInfo, ...]:
+    """One entry per owner and mode, with the number of its acquisitions that the server counts."""
+    found: dict[tuple[bytes, bytes], HolderInfo] = {}
+    for owner, mode, token, left, client in zip(*[iter(flat)] * 5, strict=True):
+        before = found.get((owner, mode))
+        found[owner, mode] = HolderInfo(
+            owner=_owner(owner),
+            mode=_mode(mode),
+            token=int(token),
+            count=before.count + 1 if before else 1,
+            remaining=max(int(left) / 1000, before.remaining if before else 0.0),
+            client=client.decode(),
+        )
+    return tuple(found.values())
+
+
+def waiters_of(flat: Sequence[bytes]) -> tuple[WaiterInfo, ...]:
+    rows = zip(*[iter(flat)] * 4, strict=True)
+    return tuple(
+        WaiterInfo(_owner(owner), _mode(mode), position, int(waited) / 1000, client.decode())
+        for position, (owner, mode, waited, client) in enumerate(rows)
+    )

@@ -1,0 +1,275 @@
+"""``aiodlock demo``: the main job, shown on a real server: processes take turns on one ledger file.
+
+A private Valkey is started, and worker processes, which append to one ledger and keep a balance in it by
+reading the last line and writing the next one. First without a lock, then with one, then with holders and
+waiters that are killed. In a terminal you can watch holder and queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from .. import Client, LockInfo
+from .._embedded import EmbeddedServer
+from ..backends.redis.scripts import ACQUIRE
+from . import _demo_worker, _show
+from ._demo_worker import DEPOSITS, NAME, WAITER_TTL
+
+WORKERS = 6
+#: What the contract allows between the end of a dead holder's lease and the next holder.
+HEAD_SLACK = 0.1
+
+
+@dataclass
+class Worker:
+    """A process and what it said so far."""
+
+    process: asyncio.subprocess.Process
+    said: dict[str, dict[str, Any]] = field(default_factory=dict)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def listen(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            message = json.loads(line)
+            self.said[message["event"]] = message
+            self.news.set()
+        self.news.set()
+
+    async def heard(self, event: str) -> dict[str, Any]:
+        async with asyncio.timeout(20):
+            while event not in self.said:
+                if self.process.returncode is not None:
+                    raise RuntimeError(f"a worker ended without saying {event!r}")
+                self.news.clear()
+                await self.news.wait()
+        return self.said[event]
+
+    async def start(self) -> None:
+        await self.heard("ready")
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"go\n")
+        await self.process.stdin.drain()
+
+
+@asynccontextmanager
+async def workers(url: str, ledger: Path, *tasks: str) -> AsyncIterator[list[Worker]]:
+    started: list[Worker] = []
+    async with asyncio.TaskGroup() as group:
+        try:
+            for task in tasks:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", _demo_worker.__name__, url, str(ledger), task),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                )
+                started.append(Worker(process))
+                group.create_task(started[-1].listen())
+            for worker in started:
+                await worker.heard("ready")
+            yield started
+        finally:
+            for worker in started:
+                if worker.process.returncode is None:
+                    worker.process.kill()
+                await worker.process.wait()
+
+
+@asynccontextmanager
+async def arrivals(server: EmbeddedServer) -> AsyncIterator[Callable[[], list[str]]]:
+    """Note in which order requests reach the server; it tells itself, through MONITOR."""
+    reader, writer = await asyncio.open_unix_connection(urlsplit(server.url).path)
+    seen: dict[str, None] = {}
+
+    async def listen() -> None:
+        async for line in reader:
+            words = line.decode().split('" "')
+            if len(words) > 8 and words[1] == ACQUIRE.sha.decode():
+                seen.setdefault(words[8])  # EVALSHA sha 5, five keys, then the request's id
+
+    writer.write(b"MONITOR\r\n")
+    await reader.readline()
+    listening = asyncio.create_task(listen())
+    try:
+        yield lambda: list(seen)
+    finally:
+        listening.cancel()
+        await asyncio.wait({listening})
+        writer.close()
+
+
+class Screen:
+    """Events as plain lines, or in a terminal a live view of holder, queue and the last events."""
+
+    def __init__(self, client: Client, *, as_json: bool) -> None:
+        self._client = client
+        self._as_json = as_json
+        self._console = Console(force_terminal=False if as_json else None)
+        self._events: list[str] = []
+        self._info: LockInfo | None = None
+        self._checks: list[tuple[str, str, bool]] = []
+        self._started = time.monotonic()
+
+    @property
+    def ok(self) -> bool:
+        return bool(self._checks) and all(ok for _, _, ok in self._checks)
+
+    def event(self, text: str) -> None:
+        line = f"{time.monotonic() - self._started:5.1f} s  {text}"
+        self._events.append(line)
+        if not self._console.is_terminal and not self._as_json:
+            print(line, flush=True)
+
+    def check(self, what: str, shown: object, ok: bool) -> None:
+        self._checks.append((what, str(shown), ok))
+        self.event(f"{'ok    ' if ok else 'FAILED'}  {what}: {shown}")
+
+    @asynccontextmanager
+    async def live(self) -> AsyncIterator[None]:
+        if not self._console.is_terminal:
+            yield
+            return
+        with Live(get_renderable=self._render, console=self._console, refresh_per_second=12):
+            looking = asyncio.create_task(self._look())
+            try:
+                yield
+            finally:
+                looking.cancel()
+                await asyncio.wait({looking})
+
+    async def _look(self) -> None:
+        while True:
+            self._info = await self._client.inspect(NAME)
+            await asyncio.sleep(0.08)
+
+    def _render(self) -> Group:
+        table = Table("place", "client", "token", "left / waiting", title=f"lock {NAME!r}")
+        info = self._info
+        for holder in info.holders if info else ():
+            left = f"{holder.remaining:.1f} s left"
+            table.add_row("[green]holder", holder.client, str(holder.token), left)
+        for waiter in info.waiters[:8] if info else ():
+            waiting = f"{waiter.waiting:.1f} s waiting"
+            table.add_row(f"{waiter.position + 1}. in line", waiter.client, "", waiting)
+        return Group(table, Text("\n".join(self._events[-14:])))
+
+    def close(self) -> None:
+        if self._as_json:
+            checks = [
+                {"shown": what, "figure": shown, "true": ok} for what, shown, ok in self._checks
+            ]
+            _show.print_json(checks)
+            return
+        if not self._console.is_terminal:
+            return  # told line by line
+        table = Table("what was shown", "figure", "", title="aiodlock demo")
+        for what, shown, ok in self._checks:
+            table.add_row(what, shown, "[green]true[/]" if ok else "[red]NOT TRUE[/]")
+        self._console.print(table)
+
+
+def entries(ledger: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in ledger.read_text().splitlines()]
+
+
+async def take_turns(
+    screen: Screen, server: EmbeddedServer, folder: Path, task: str
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Let all workers deposit; return the ledger and the ids in order of arrival at the server."""
+    ledger = folder / task
+    ledger.touch()
+    async with (
+        arrivals(server) as seen,
+        workers(server.url, ledger, *[task] * WORKERS) as all_of_them,
+    ):
+        for worker in all_of_them:
+            await worker.start()
+        for worker in all_of_them:
+            await worker.heard("done")
+        return entries(ledger), seen()
+
+
+async def show_lost_updates(screen: Screen, server: EmbeddedServer, folder: Path) -> None:
+    screen.event(f"{WORKERS} processes make {DEPOSITS} deposits each, without a lock")
+    ledger, _ = await take_turns(screen, server, folder, "careless")
+    lost = len(ledger) - ledger[-1]["balance"]
+    screen.check("deposits lost without a lock", f"{lost} of {len(ledger)}", lost > 0)
+
+
+async def show_turns(screen: Screen, server: EmbeddedServer, folder: Path) -> None:
+    screen.event("the same with the lock")
+    ledger, arrived = await take_turns(screen, server, folder, "careful")
+    total, balances = WORKERS * DEPOSITS, [entry["balance"] for entry in ledger]
+    kept = balances == list(range(1, total + 1))
+    screen.check("deposits lost with the lock", total - balances[-1], kept)
+    order = [entry["request"] for entry in ledger]
+    swapped = sum(a != b for a, b in zip(order, arrived, strict=False)) + abs(
+        len(order) - len(arrived)
+    )
+    screen.check("grants out of the order of arrival", f"{swapped} of {total}", swapped == 0)
+    tokens = [entry["token"] for entry in ledger]
+    rising = all(a < b for a, b in pairwise(tokens))
+    screen.check("tokens rise with every grant", f"{tokens[0]} … {tokens[-1]}", rising)
+
+
+async def show_deaths(screen: Screen, server: EmbeddedServer, folder: Path, ghosts: int) -> None:
+    dead = f"the holder and {ghosts} waiters" if ghosts else "the holder"
+    screen.event(f"{dead} will be killed, with one more process waiting behind")
+    client = screen._client
+    tasks = ["hold"] * (1 + ghosts) + ["take"]
+    async with workers(server.url, folder / "unused", *tasks) as started:
+        for place, worker in enumerate(started):
+            await worker.start()
+            async with asyncio.timeout(10):
+                while True:  # one after the other, so that everybody's place is known
+                    info = await client.inspect(NAME)
+                    if len(info.holders) + len(info.waiters) == place + 1:
+                        break
+                    await asyncio.sleep(0.005)
+        survivor = started.pop()
+        left = (await client.inspect(NAME)).holders[0].remaining
+        for worker in started:
+            worker.process.send_signal(signal.SIGKILL)
+        killed_at = time.monotonic()
+        screen.event(f"killed {dead}; its lease had {left:.2f} s left")
+        waited = (await survivor.heard("acquired"))["at"] - killed_at
+        bound = left + HEAD_SLACK + (WAITER_TTL * 4 / 3 if ghosts else 0.0)
+        await survivor.heard("done")
+        shown = f"{waited:.2f} s (at most {bound:.2f})"
+        screen.check(f"{dead} killed, the next one waited", shown, waited <= bound)
+
+
+async def run(*, as_json: bool = False) -> bool:
+    """Return whether everything was true that was shown.
+
+    :raises EmbeddedServerError: when there is no server to start.
+    """
+    with tempfile.TemporaryDirectory() as folder, EmbeddedServer() as server:
+        async with Client(server.url) as client:
+            async with client.lock("warm-up"):
+                pass  # the server knows the scripts from now on
+            screen = Screen(client, as_json=as_json)
+            async with screen.live():
+                await show_lost_updates(screen, server, Path(folder))
+                await show_turns(screen, server, Path(folder))
+                await show_deaths(screen, server, Path(folder), ghosts=0)
+                await show_deaths(screen, server, Path(folder), ghosts=3)
+            screen.close()
+    return screen.ok

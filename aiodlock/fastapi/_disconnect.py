@@ -1,0 +1,99 @@
+"""Clients that go away while they wait: servers do not cancel their handlers, so somebody has to look."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import MutableMapping
+from typing import Any, TypeAlias
+
+from fastapi import Request
+
+from .._errors import LockError
+from .._lease import Lease
+from .._lock import Lock
+from ._problems import ClientGone
+
+#: How much of a body that nobody reads is kept while its request waits for a lock.
+_MOST_KEPT = 64 * 1024
+
+_Message: TypeAlias = MutableMapping[str, Any]
+
+
+class Watch:
+    """Listens to ``receive`` for a disconnect, and gives every message it took to the next reader.
+
+    Mutable state: ``_gone``; ``_waiting`` (the scope that a disconnect ends); ``_kept`` (messages taken,
+    not read yet); ``_size`` of their bodies; ``_asked`` (a receive on its way, which is not cancelled
+    while its message might be lost).
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._receive = request.receive
+        self._gone = False
+        self._waiting: asyncio.Timeout | None = None
+        self._kept: deque[_Message] = deque()
+        self._size = 0
+        self._asked: asyncio.Task[_Message] | None = None
+        # Starlette has no public way to put a message back.
+        request._receive = self.receive
+
+    async def acquire(self, lock: Lock) -> Lease:
+        """Acquire, or leave the queue when the client disconnects: servers do not cancel a handler.
+
+        The lock is acquired in this task, for reentrancy goes by task; what is cancelled is only the
+        waiting, as ``asyncio.timeout`` does it.
+        """
+        self._waiting = scope = asyncio.Timeout(None)
+        gone = ClientGone("The client closed its request.", name=lock.name)
+        try:
+            async with scope:
+                self._ask()
+                lease = await lock.acquire()
+        except TimeoutError as error:
+            if not self._gone or isinstance(error, LockError):
+                raise
+            raise gone from None
+        finally:
+            self._waiting = None
+        if self._gone:  # just as the lock was granted
+            await lease.release()
+            raise gone
+        return lease
+
+    def _ask(self) -> None:
+        async def ask() -> _Message:
+            return await self._receive()
+
+        self._asked = asyncio.create_task(ask(), name="aiodlock: is the client still there")
+        self._asked.add_done_callback(self._on_message)
+
+    def _on_message(self, asked: asyncio.Task[_Message]) -> None:
+        if self._asked is asked:
+            self._asked = None
+        if asked.cancelled() or asked.exception() is not None:
+            return
+        message = asked.result()
+        self._kept.append(message)
+        if message["type"] == "http.disconnect":
+            self._gone = True
+            if self._waiting is not None:
+                self._waiting.reschedule(asyncio.get_running_loop().time())
+            return
+        self._size += len(message.get("body", b""))
+        if self._waiting is not None and self._size < _MOST_KEPT:
+            self._ask()
+
+    async def receive(self) -> _Message:
+        """Stand in for the request's own ``receive``."""
+        while self._asked is not None and not self._kept:
+            await asyncio.wait({self._asked})
+            await asyncio.sleep(0)  # its callback keeps the message
+        if self._kept:
+            return self._kept.popleft()
+        return await self._receive()
+
+    def end(self) -> None:
+        """The handler is done: nobody reads any more."""
+        if self._asked is not None:
+            self._asked.cancel()
