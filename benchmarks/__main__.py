@@ -1,117 +1,193 @@
-"""``make bench``: all cases, as markdown on standard output."""
+"""Measure aiodlock beside its peers; markdown on standard output."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import redis
 
-from aiodlock._embedded import EmbeddedServer, find_redis_on_path, find_valkey9
-
+from . import contenders as who
 from . import load
-from .contenders import LIMIT, OURS, PEERS
-from .pairs import Case, Figure, measure
+from .contenders import Contender
+from .pairs import Case, Measured, cases, measure
+from .report import (
+    DEFAULT_LOOP,
+    Report,
+    fill,
+    markdown,
+    measured_markdown,
+    table_markdown,
+)
+from .servers import Servers
 
-_BASE = "redis-py Lock"
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+#: Cases that are about the client and the server as a whole, not about one acquire and release.
+_LOADS = ("processes", "waiters", "leases", "queue", "memory")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--url", help="the server; default: a private one, started for this run")
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions, smaller loads")
-    options = parser.parse_args()
-    with _server(options.url) as url:
-        _run(url, quick=options.quick)
+    options = _options()
+    if options.saved is not None:
+        report = Report.load(options.saved)
+    else:
+        with Servers(options.url) as servers:
+            report = _run(options, servers)
+    if options.page is not None:
+        fill(options.page, markdown(report))
+    if options.plot is not None:
+        from .plot import draw
+
+        draw(report, options.plot)
 
 
-@contextmanager
-def _server(url: str | None) -> Iterator[str]:
-    if url is not None:
-        yield url
-        return
-    with EmbeddedServer(find_redis_on_path() or find_valkey9(), tcp=True) as server:
-        yield server.url
+def _options() -> argparse.Namespace:
+    keys = [case.key for case in cases(quick=False)] + list(_LOADS)
+    peers = ["ours", *(c.key for c in who.ALL if not c.key.startswith("ours"))]
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        epilog=f"Cases: {', '.join(keys)}. Contenders: {', '.join(peers)}.",
+    )
+    several = _several
+    add = parser.add_argument
+    add("--url", help="the Redis server; default: a private one, started for this run")
+    add("--quick", action="store_true", help="fewer repetitions, smaller loads")
+    add("--cases", type=several(keys), default=keys, help="only these, separated by commas")
+    add("--peers", type=several(peers), default=peers, help="only these; raw is always measured")
+    add("--loops", type=several(["asyncio", "uvloop"]), default=["asyncio", "uvloop"])
+    add("--cores", choices=("two", "one", "free"), help="where all cases run, instead of their own")
+    add("--repetitions", type=int, help="of each case, by turns; default: 15, with --quick 5")
+    add("--json", type=Path, help="keep what was measured in this file")
+    add("--from", dest="saved", type=Path, help="measure nothing, use a file of --json")
+    add("--page", type=Path, help="put the tables into this page, between its two marks")
+    add("--plot", type=Path, help="draw the cases as a PNG")
+    return parser.parse_args()
 
 
-def _run(url: str, *, quick: bool) -> None:
-    _print_setting(url)
-    repetitions = 5 if quick else 9
-    loops = _loops()
-    for name, runner in loops.items():
-        for case in _cases(quick):
-            figures = runner(measure(case, {**LIMIT, **OURS, **PEERS}, url, repetitions))
-            _print_figures(f"{case.title} ({name})", figures)
-    seconds = 3.0 if quick else 10.0
-    many = 2_000 if quick else 10_000
-    _print_rows("8 processes on one name", load.processes(url, 8, seconds))
-    run = loops["asyncio's own loop"]
-    for title, coroutine in (
-        ("1,000 waiters", load.waiters(url, 1_000)),
-        (f"{many:,} leases held", load.leases(url, many, beats=2 if quick else 6)),
-        ("Length of the queue", load.queue_length(url, (10, many), 100)),
-        ("Memory of the server", load.memory(url, 2_000)),
-    ):
-        _print_rows(title, run(coroutine))
+def _several(allowed: list[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        chosen = text.split(",")
+        for each in chosen:
+            if each not in allowed:
+                raise argparse.ArgumentTypeError(f"{each!r} is none of {', '.join(allowed)}")
+        return chosen
+
+    return parse
 
 
-def _cases(quick: bool) -> list[Case]:
-    # The same number for every contender: a lock whose waiters poll looks far better when one task
-    # may take it many times in a row, far worse when each takes it once.
-    share = 4 if quick else 1
-    no_limit = frozenset(LIMIT)
+def _run(options: argparse.Namespace, servers: Servers) -> Report:
+    report = Report(_setting(servers, options))
+    print("; ".join(f"{name}: {value}" for name, value in report.setting.items()), "\n", flush=True)
+    repetitions = _repetitions(options)
+    for loop, factory in _loops(options.loops).items():
+        for case in cases(quick=options.quick):
+            if case.key not in options.cases:
+                continue
+            chosen = _chosen(case, options.peers, loop)
+            servers.place(options.cores or case.cores)
+            with asyncio.Runner(loop_factory=factory) as runner:
+                measured: Measured = runner.run(measure(case, loop, chosen, servers, repetitions))
+            if measured.times:
+                report.measured.append(measured)
+                _keep(report, options)
+                print(measured_markdown(measured), "\n", flush=True)
+    _run_loads(options, servers, report)
+    return report
+
+
+def _keep(report: Report, options: argparse.Namespace) -> None:
+    """Save what there is so far: a complete run takes a quarter of an hour."""
+    if options.json is not None:
+        report.save(options.json)
+
+
+def _chosen(case: Case, peers: list[str], loop: str) -> list[Contender]:
+    """Return who is measured. What does not run on asyncio's loops is not measured twice."""
     return [
-        Case("One task", 1, 1, 800 // share),
-        Case("64 tasks on 64 names", 64, 64, 32 // share),
-        # The peers' pools do not open a thousand connections.
-        Case("1,000 tasks on 1,000 names", 1_000, 1_000, 4, frozenset(PEERS)),
-        Case("16 tasks on one name", 16, 1, 20, no_limit | {"pottery AIORedlock"}),
+        each
+        for each in case.contenders
+        if (
+            each is who.RAW
+            or each.key in peers
+            or (each.key.startswith("ours") and "ours" in peers)
+        )
+        and (loop == DEFAULT_LOOP or each.open_holds is not None)
     ]
 
 
-def _loops() -> Mapping[str, Callable[[Any], Any]]:
-    loops: dict[str, Callable[[Any], Any]] = {"asyncio's own loop": asyncio.run}
-    try:
-        import uvloop
-    except ImportError:
-        print("uvloop: not installed, left out")
-    else:
-        loops["uvloop"] = uvloop.run
+def _run_loads(options: argparse.Namespace, servers: Servers, report: Report) -> None:
+    servers.place(options.cores or "two")
+    quick: bool = options.quick
+    rounds = 1 if quick else 3
+    many = 2_000 if quick else 10_000
+    url = servers.redis
+
+    def show(table: load.Table) -> None:
+        report.tables.append(table)
+        _keep(report, options)
+        print(table_markdown(table), "\n", flush=True)
+
+    if "processes" in options.cases:
+        contenders = [
+            each
+            for each in (who.OURS, who.REDIS_PY, who.FIFO, who.POSTGRES)
+            if each.key in options.peers
+        ]
+        show(load.processes(servers, contenders, 8, 2.0 if quick else 5.0, rounds))
+    coroutines: dict[str, Coroutine[Any, Any, load.Table]] = {
+        "waiters": load.waiters(url, 1_000, rounds),
+        "leases": load.leases(url, many, 2 if quick else 6),
+        "queue": load.queue_length(url, (10, many), rounds),
+        "memory": load.memory(url, 2_000, rounds),
+    }
+    for key, coroutine in coroutines.items():
+        if key in options.cases:
+            show(asyncio.run(coroutine))
+        else:
+            coroutine.close()
+
+
+def _loops(wanted: list[str]) -> dict[str, LoopFactory]:
+    loops: dict[str, LoopFactory] = {}
+    if "asyncio" in wanted:
+        loops[DEFAULT_LOOP] = asyncio.new_event_loop
+    if "uvloop" in wanted:
+        try:
+            import uvloop
+        except ImportError:
+            print("uvloop: not installed, left out", file=sys.stderr)
+        else:
+            loops["uvloop"] = uvloop.new_event_loop
     return loops
 
 
-def _print_setting(url: str) -> None:
-    with redis.Redis.from_url(url) as client:
+def _setting(servers: Servers, options: argparse.Namespace) -> dict[str, str]:
+    with redis.Redis.from_url(servers.redis) as client:
         info: Any = client.info("server")
-    server = (
-        f"{info.get('server_name', 'redis')} {info.get('valkey_version', info['redis_version'])}"
-    )
-    print(f"Python {platform.python_version()}, {server}, {platform.machine()}\n", flush=True)
+    name = info.get("server_name", "redis")
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "Python": platform.python_version(),
+        "server": f"{name} {info.get('valkey_version', info['redis_version'])}",
+        "redis-py": redis.__version__,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "system": f"{platform.system()} {platform.release().split('-')[0]}",
+        "load of the machine before": f"{os.getloadavg()[0]:.1f}",
+        "repetitions": f"{_repetitions(options)}{', --quick' if options.quick else ''}",
+    }
 
 
-def _print_figures(title: str, figures: Mapping[str, Figure | str]) -> None:
-    base = figures.get(_BASE)
-    print(f"### {title}\n\n| | µs per acquire + release | quartiles | redis-py Lock's = 1 |")
-    print("|---|---:|---:|---:|")
-    for name, figure in figures.items():
-        if isinstance(figure, str):
-            print(f"| {name} | {figure} | | |")
-            continue
-        ratio = f"{figure.median / base.median:.3g}" if isinstance(base, Figure) else ""
-        spread = f"{figure.low:.0f} to {figure.high:.0f}"
-        print(f"| {name} | {figure.median:.0f} | {spread} | {ratio} |")
-    print(flush=True)
-
-
-def _print_rows(title: str, rows: load.Rows) -> None:
-    print(f"### {title}\n\n| | |\n|---|---:|")
-    for what, value in rows:
-        print(f"| {what} | {value} |")
-    print(flush=True)
+def _repetitions(options: argparse.Namespace) -> int:
+    return options.repetitions or (5 if options.quick else 15)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
-"""What many waiters, many leases, long queues and several processes cost. aiodlock alone."""
+"""What many waiters, many leases, long queues and several processes cost, each measured some times."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
+import multiprocessing.synchronize
+import os
 import statistics
 import time
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -13,144 +17,241 @@ import redis.asyncio
 
 import aiodlock
 
-Rows = list[tuple[str, str]]
+from .contenders import Contender
+from .servers import Servers
+
+
+@dataclass(slots=True)
+class Row:
+    """One quantity: a value for each time that it was measured."""
+
+    what: str
+    values: list[float]
+    unit: str = ""
+
+
+@dataclass(slots=True)
+class Table:
+    key: str
+    title: str
+    rows: list[Row] = field(default_factory=list)
+
+    def add(self, what: str, value: float, unit: str = "") -> None:
+        for row in self.rows:
+            if row.what == what:
+                row.values.append(value)
+                return
+        self.rows.append(Row(what, [value], unit))
 
 
 #: What clients send. What their scripts call is counted by the server too, and is not meant here.
-_SENT = ("evalsha", "eval", "subscribe", "unsubscribe", "ping")
+_SENT = ("evalsha", "eval", "subscribe", "ssubscribe", "unsubscribe", "ping")
 #: Everything beats at a third of its length: a shorter look than some beats would see nothing.
-_WAITER_BEAT, _LEASE_BEAT = 10 / 3, 30 / 3
+WAITER_BEAT, LEASE_BEAT = 10 / 3, 30 / 3
 
 
-async def _commands(admin: redis.asyncio.Redis) -> int:
-    stats: dict[str, dict[str, Any]] = await admin.info("commandstats")
-    return sum(int(stats.get(f"cmdstat_{word}", {}).get("calls", 0)) for word in _SENT)
+class _Look:
+    """What the server and this process did since the last look."""
+
+    def __init__(self, admin: redis.asyncio.Redis) -> None:
+        self._admin = admin
+        self._before = (0.0, 0.0, 0.0, 0.0, 0.0)
+
+    async def again(self) -> tuple[float, float, float, float]:
+        """Return commands, bytes in and bytes out per second, and this process's share of a core."""
+        calls: dict[str, dict[str, Any]] = await self._admin.info("commandstats")
+        stats: dict[str, Any] = await self._admin.info("stats")
+        now = (
+            time.perf_counter(),
+            sum(float(calls.get(f"cmdstat_{word}", {}).get("calls", 0)) for word in _SENT),
+            float(stats["total_net_input_bytes"]),
+            float(stats["total_net_output_bytes"]),
+            time.process_time(),
+        )
+        seconds, *done = (after - before for after, before in zip(now, self._before, strict=True))
+        self._before = now
+        commands, inwards, outwards, cpu = (each / seconds for each in done)
+        return commands, inwards, outwards, cpu
 
 
-async def waiters(url: str, count: int) -> Rows:
-    """``count`` tasks wait for one name, for three of their beats."""
-    seconds = 3 * _WAITER_BEAT
+async def waiters(url: str, count: int, rounds: int) -> Table:
+    """``count`` tasks wait for one name; each look lasts three of their beats."""
+    table = Table("waiters", f"{count:,} waiters")
     async with redis.asyncio.Redis.from_url(url) as admin, aiodlock.Client(url) as client:
         idle = len(await admin.client_list()) - 2  # less this client's two
         async with client.lock("waited-for"):
             tasks = [asyncio.create_task(_wait(client, "waited-for")) for _ in range(count)]
             await _until_waiting(client, "waited-for", count)
-            connections = len(await admin.client_list()) - idle
-            before, cpu = await _commands(admin), time.process_time()
-            await asyncio.sleep(seconds)
-            sent = await _commands(admin) - before
-            used = (time.process_time() - cpu) / seconds
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-    return [
-        ("commands per waiter and second", f"{sent / count / seconds:.2f}"),
-        ("connections", str(connections)),
-        ("client's CPU, share of one core", f"{used:.1%}"),
-    ]
+            look = _Look(admin)
+            await look.again()
+            for _ in range(rounds):
+                await asyncio.sleep(3 * WAITER_BEAT)
+                commands, inwards, outwards, cpu = await look.again()
+                table.add("commands per waiter and second", commands / count)
+                table.add("bytes to the server, per waiter and second", inwards / count)
+                table.add("bytes from the server, per waiter and second", outwards / count)
+                table.add("connections", len(await admin.client_list()) - idle)
+                table.add("client's CPU", cpu * 100, "% of a core")
+            await _cancel(tasks)
+    return table
 
 
-async def leases(url: str, count: int, beats: int) -> Rows:
-    """``count`` names held by one client, extended in the background."""
-    seconds = beats * _LEASE_BEAT
+async def leases(url: str, count: int, rounds: int) -> Table:
+    """``count`` names held by one client; each look lasts one beat."""
+    table = Table("leases", f"{count:,} leases held for {rounds * LEASE_BEAT:.0f} s")
     async with redis.asyncio.Redis.from_url(url) as admin, aiodlock.Client(url) as client:
         held = [await client.lock(f"held{i}").acquire() for i in range(count)]
-        before, cpu = await _commands(admin), time.process_time()
-        await asyncio.sleep(seconds)
-        used = (time.process_time() - cpu) / seconds
-        sent = (await _commands(admin) - before) / seconds
-        lost = sum(not lease.held for lease in held)
+        look = _Look(admin)
+        await look.again()
+        for _ in range(rounds):
+            await asyncio.sleep(LEASE_BEAT)
+            commands, inwards, outwards, cpu = await look.again()
+            table.add("commands per second", commands)
+            table.add("bytes to the server, per second", inwards)
+            table.add("bytes from the server, per second", outwards)
+            table.add("client's CPU", cpu * 100, "% of a core")
+        table.add("leases lost", sum(not lease.held for lease in held))
         for lease in held:
             await lease.release()
-    return [
-        ("seconds looked at", f"{seconds:.0f}"),
-        ("client's CPU, share of one core", f"{used:.1%}"),
-        ("commands per second", f"{sent:.0f}"),
-        ("leases lost", str(lost)),
-    ]
+    return table
 
 
-async def queue_length(url: str, lengths: tuple[int, ...], repetitions: int) -> Rows:
-    """Release to the next holder's body, with so many behind it."""
-    rows: Rows = []
-    for length in lengths:
-        async with aiodlock.Client(url, waiter_ttl=30, ttl=60) as client:
-            gaps: list[float] = []
-            released = 0.0
+async def queue_length(url: str, lengths: tuple[int, ...], rounds: int) -> Table:
+    """From the end of one body to the start of the next, with so many behind it. Bodies last 2 ms."""
+    table = Table("queue", "Hand-over as the queue grows")
+    for _ in range(rounds):
+        for length in lengths:
+            gaps = await _hand_overs(url, length, 100)
+            table.add(f"{length:,} waiting", statistics.median(gaps) * 1e6, "µs")
+    return table
 
-            async def contend(client: aiodlock.Client, gaps: list[float] = gaps) -> None:
-                nonlocal released
+
+async def _hand_overs(url: str, length: int, count: int) -> list[float]:
+    """Time hand-overs in a queue that keeps its length: who leaves comes back to its end."""
+    gaps: list[float] = []
+    released = 0.0
+    async with aiodlock.Client(url, waiter_ttl=30, ttl=60) as client:
+
+        async def contend() -> None:
+            nonlocal released
+            while True:
                 async with client.lock("long-queue"):
                     if released:
                         gaps.append(time.perf_counter() - released)
                     await asyncio.sleep(0.002)  # the round trips of the one before are over
                     released = time.perf_counter()
 
-            async with client.lock("long-queue"):
-                tasks = [asyncio.create_task(contend(client)) for _ in range(length)]
-                await _until_waiting(client, "long-queue", length)
-            while len(gaps) < min(repetitions, length - 2):
-                await asyncio.sleep(0.01)
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-        rows.append(
-            (f"hand-over with {length:,} waiting", f"{statistics.median(gaps) * 1e6:.0f} µs")
-        )
-    return rows
+        async with client.lock("long-queue"):
+            tasks = [asyncio.create_task(contend()) for _ in range(length + 1)]
+            await _until_waiting(client, "long-queue", length + 1)
+            gc.collect()
+        while len(gaps) < count:
+            await asyncio.sleep(0.05)
+        await _cancel(tasks)
+    return gaps
 
 
-async def memory(url: str, count: int) -> Rows:
-    """Bytes of the server per held name, per waiter, and per name after its release."""
-    async with redis.asyncio.Redis.from_url(url) as admin, aiodlock.Client(url) as client:
+async def memory(url: str, count: int, rounds: int) -> Table:
+    """Bytes of the server, ``count`` of each, less what it used with none."""
+    table = Table("memory", "Memory of the server")
+    async with redis.asyncio.Redis.from_url(url) as admin:
+        for number in range(rounds):
+            await _measure_memory(url, admin, count, table, number)
+    return table
+
+
+async def _measure_memory(
+    url: str, admin: redis.asyncio.Redis, count: int, table: Table, number: int
+) -> None:
+    async with aiodlock.Client(url) as client:
         empty = await _used(admin)
-        held = [await client.lock(f"memory{i}", ttl=600).acquire() for i in range(count)]
-        per_name = (await _used(admin) - empty) / count
+        held = [await client.lock(f"memory{number}-{i}", ttl=600).acquire() for i in range(count)]
+        table.add("bytes per held name", (await _used(admin) - empty) / count)
         for lease in held:
             await lease.release()
-        per_released = (await _used(admin) - empty) / count
+        table.add("bytes per name after its release", (await _used(admin) - empty) / count)
         async with client.lock("memory-queue", ttl=600):
             before = await _used(admin)
             tasks = [asyncio.create_task(_wait(client, "memory-queue")) for _ in range(count)]
             await _until_waiting(client, "memory-queue", count)
-            per_waiter = (await _used(admin) - before) / count
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-    return [
-        ("bytes per held name", f"{per_name:.0f}"),
-        ("bytes per waiter", f"{per_waiter:.0f}"),
-        ("bytes per name after its release", f"{per_released:.0f}"),
-    ]
+            table.add("bytes per waiter", (await _used(admin) - before) / count)
+            await _cancel(tasks)
 
 
-def processes(url: str, count: int, seconds: float) -> Rows:
-    """``count`` processes contend for one name; who got it when is known by the machine's one clock."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(count) as pool:
-        start = time.monotonic() + 3.0
-        of_process = pool.starmap(_contend, [(url, start, start + seconds)] * count)
+def processes(
+    servers: Servers, contenders: list[Contender], count: int, seconds: float, rounds: int
+) -> Table:
+    """``count`` processes contend for one name; who got it when is known by the machine's one clock.
+
+    :param contenders: those on asyncio; they take turns.
+    """
+    table = Table("processes", f"{count} processes on one name")
+    failed: set[str] = set()
+    for number in range(rounds):
+        for contender in contenders:
+            if contender.key in failed:
+                continue
+            try:
+                of_process = _run_processes(servers, contender, count, seconds, number)
+            except Exception as exc:
+                failed.add(contender.key)
+                print(f"{count} processes: {contender.title} left out: {exc}", flush=True)
+                continue
+            _tell_hand_overs(table, contender.title, of_process)
+    return table
+
+
+def _tell_hand_overs(table: Table, title: str, of_process: list[list[tuple[float, float]]]) -> None:
     holds = sorted(hold for holds in of_process for hold in holds)
     gaps = [after[0] - before[1] for before, after in pairwise(holds)]
     percentiles = statistics.quantiles(gaps, n=100)
     counts = [len(holds) for holds in of_process]
-    return [
-        ("hand-over p50", f"{percentiles[49] * 1e6:.0f} µs"),
-        ("hand-over p99", f"{percentiles[98] * 1e6:.0f} µs"),
-        ("acquisitions of the least and the most served", f"{min(counts)}, {max(counts)}"),
-    ]
+    table.add(f"{title}: hand-over p50", percentiles[49] * 1e6, "µs")
+    table.add(f"{title}: hand-over p99", percentiles[98] * 1e6, "µs")
+    table.add(f"{title}: acquisitions of the least served", min(counts))
+    table.add(f"{title}: acquisitions of the most served", max(counts))
 
 
-def _contend(url: str, start: float, stop: float) -> list[tuple[float, float]]:
+def _run_processes(
+    servers: Servers, contender: Contender, count: int, seconds: float, number: int
+) -> list[list[tuple[float, float]]]:
+    addresses = {"redis": servers.redis}
+    if contender.key == "postgres":
+        addresses["postgres"] = servers.postgres
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(count, _keep, (context.Barrier(count),)) as pool:
+        job = (addresses, contender.key, f"processes{number}", seconds)
+        return pool.starmap(_contend, [job] * count, chunksize=1)
+
+
+_barrier: multiprocessing.synchronize.Barrier
+
+
+def _keep(barrier: multiprocessing.synchronize.Barrier) -> None:
+    global _barrier
+    _barrier = barrier
+
+
+def _contend(
+    addresses: dict[str, str], key: str, name: str, seconds: float
+) -> list[tuple[float, float]]:
+    """Take the lock again and again; return when this process had it, from when to when."""
+    from .contenders import ALL
+
+    (contender,) = (each for each in ALL if each.key == key)
+
     async def contend() -> list[tuple[float, float]]:
         holds: list[tuple[float, float]] = []
-        async with aiodlock.Client(url) as client:
-            lock = client.lock("processes")
-            await asyncio.sleep(max(0.0, start - time.monotonic()))
+        assert contender.open_holds is not None
+        async with contender.open_holds(Servers.at(addresses)) as make:
+            hold = make(name, False)
+            async with make(f"{name}-warm-up-{os.getpid()}", False)():
+                pass
+            _barrier.wait(60)
+            stop = time.monotonic() + seconds
             while time.monotonic() < stop:
-                async with lock:
-                    acquired = time.monotonic()
-                    holds.append((acquired, time.monotonic()))
+                async with hold():
+                    holds.append((time.monotonic(), time.monotonic()))
         return holds
 
     return asyncio.run(contend())
@@ -164,6 +265,12 @@ async def _wait(client: aiodlock.Client, name: str) -> None:
 async def _until_waiting(client: aiodlock.Client, name: str, count: int) -> None:
     while len((await client.inspect(name)).waiters) < count:
         await asyncio.sleep(0.05)
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
 async def _used(admin: redis.asyncio.Redis) -> int:
