@@ -85,14 +85,16 @@ async def prove_that_a_stale_writer_is_refused(
     client: Client, database: sqlite3.Connection
 ) -> None:
     """One client reads and is paused for so long that its lease ends; another one writes meanwhile."""
-    paused = await client.multilock(name_of(0), name_of(1), on_lost="flag").acquire()
-    read_before = balance(database, 0), balance(database, 1)
-    for account in (0, 1):
+    rich = max(range(ACCOUNTS), key=lambda account: balance(database, account))
+    other = (rich + 1) % ACCOUNTS
+    paused = await client.multilock(name_of(rich), name_of(other), on_lost="flag").acquire()
+    read_before = balance(database, rich), balance(database, other)
+    for account in (rich, other):
         await client.break_lock(name_of(account))  # as if the lease had run out
-    await asyncio.create_task(transfer(client, database, 0, 1, 1))
+    await asyncio.create_task(transfer(client, database, rich, other, 1))
     try:
         # It goes on as if nothing had happened; a lock alone could not stop it.
-        move(database, paused, 0, 1, read_before[0] - 50, read_before[1] + 50)
+        move(database, paused, rich, other, read_before[0] - 50, read_before[1] + 50)
     except StaleWriter as refused:
         print(f"refused: {refused}")
     else:
