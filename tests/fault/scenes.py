@@ -1,52 +1,77 @@
-"""What the tests of faults share: waiting for a state, and looking at what is left behind."""
+"""What the tests of faults share: a line of waiters, and a look at what is left behind."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 
 import aiodlock
 from aiodlock._place import State
+from aiodlock._session import Session
 from aiodlock.backends.redis.scripts import ALL, Script
 
 from ..proxy import Command, FaultProxy, Predicate, ProxyConnection
+from ..scenes import SOON, stalls, takes, until, until_waiting
 from ..servers import Store
 
-#: What takes effect without waiting for a ttl takes far less than this; the machine may be busy.
-SOON = 2.0
+__all__ = [
+    "SOON",
+    "calling",
+    "connections",
+    "free_at_once",
+    "line_up",
+    "load_scripts",
+    "met_silence",
+    "no_places",
+    "no_places_soon",
+    "nothing_left",
+    "queued",
+    "session_of",
+    "stalls",
+    "takes",
+    "until",
+    "waiting_for_notice",
+]
 
 
-async def until(
-    condition: Callable[[], bool] | Callable[[], Awaitable[bool]], within: float = 5.0
-) -> None:
-    """Look again and again until the condition is true."""
-    give_up_at = time.monotonic() + within
-    while True:
-        answer = condition()
-        if answer if isinstance(answer, bool) else await answer:
-            return
-        assert time.monotonic() < give_up_at, f"not within {within} s"
-        await asyncio.sleep(0.002)
+def session_of(client: aiodlock.Client) -> Session:
+    """Return the running half of an entered client."""
+    assert client._session is not None
+    return client._session
+
+
+async def line_up(
+    holder: aiodlock.Client, *waiters: aiodlock.Client
+) -> tuple[aiodlock.Lease, list[asyncio.Task[aiodlock.Lease]]]:
+    """Let the first client hold the name, and the others wait for it in this order."""
+    held = await holder.lock("name").acquire()
+    tasks = []
+    for client in waiters:
+        already = _waiting(client)
+        tasks.append(asyncio.create_task(client.lock("name").acquire()))
+        await waiting_for_notice(client, already + 1)
+    return held, tasks
 
 
 async def queued(client: aiodlock.Client, number: int, name: str = "name") -> None:
     """Wait until so many requests are queued."""
-
-    async def are_queued() -> bool:
-        return len((await client.inspect(name)).waiters) == number
-
-    await until(are_queued)
+    await until_waiting(client, name, number)
 
 
 async def waiting_for_notice(client: aiodlock.Client, number: int = 1) -> None:
     """Wait until so many requests of this client know that they are queued."""
-    session = client._session
-    assert session is not None
-    await until(
-        lambda: sum(place.state is State.WAITING for place in session.places.values()) == number
-    )
+    await until(lambda: _waiting(client) == number, f"{number} waiters that know it")
+
+
+def _waiting(client: aiodlock.Client) -> int:
+    return sum(place.state is State.WAITING for place in session_of(client).places.values())
+
+
+async def met_silence(client: aiodlock.Client, proxy: FaultProxy) -> None:
+    """Wait until the client has sent something in vain, or has noticed that its connection is gone."""
+    session, sent = session_of(client), proxy.command_count
+    for place in session.places.values():
+        session.extender.extend_now(place)
+    await until(lambda: session.backend.failure is not None or proxy.command_count > sent)
 
 
 async def load_scripts(store: Store) -> None:
@@ -75,15 +100,6 @@ def connections(proxy: FaultProxy) -> tuple[ProxyConnection, ProxyConnection]:
     commands = [c for c in proxy.open_connections if not c.commands["SUBSCRIBE"]]
     assert len(wakeups) == len(commands) == 1
     return commands[0], wakeups[0]
-
-
-@asynccontextmanager
-async def takes(*, at_least: float = 0.0, at_most: float) -> AsyncIterator[None]:
-    """Assert how long the block takes, in seconds."""
-    began = time.monotonic()
-    yield
-    took = time.monotonic() - began
-    assert at_least <= took <= at_most, f"took {took:.3f} s"
 
 
 async def nothing_left(store: Store, *, markers: bool = False) -> None:
@@ -121,6 +137,11 @@ async def free_at_once(store: Store, client: aiodlock.Client, name: str = "name"
 def no_places(*clients: aiodlock.Client) -> None:
     """Assert that the clients have forgotten every request."""
     for client in clients:
-        assert client._session is not None
-        assert client._session.places == {}
-        assert len(client._session.extender) == 0
+        assert session_of(client).places == {}
+        assert len(session_of(client).extender) == 0
+
+
+async def no_places_soon(client: aiodlock.Client) -> None:
+    """Wait until the client has forgotten every request."""
+    await until(lambda: not session_of(client).places, "the last leave")
+    no_places(client)

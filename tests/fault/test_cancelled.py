@@ -26,10 +26,10 @@ from .scenes import (
     SOON,
     calling,
     free_at_once,
-    load_scripts,
-    no_places,
+    no_places_soon,
     nothing_left,
     queued,
+    session_of,
     until,
 )
 
@@ -262,27 +262,25 @@ async def test_cancelled_while_its_scripts_are_unknown_it_leaves_nothing_behind(
 @pytest.mark.parametrize("lose", ["command", "reply"])
 async def test_cancelled_while_a_message_is_lost_it_leaves_nothing_behind(
     proxy: FaultProxy,
+    unlucky: aiodlock.Client,
     store: Store,
-    make_client: MakeClient,
     client: aiodlock.Client,
     script: Script,
     lose: str,
 ) -> None:
     """A marker is left, since a duplicate may be under way; and nothing else."""
-    await load_scripts(store)
-    mine = await make_client(proxy.url)
 
     async def run(points: frozenset[int], when: When) -> tuple[Steps, asyncio.Task[object]]:
         plan = proxy.drop_reply if lose == "reply" else proxy.drop_command
         fault = plan(calling(script))
         try:
-            return await drive(_acquire_and_release, mine, points, when)
+            return await drive(_acquire_and_release, unlucky, points, when)
         finally:
             fault.release()
 
     async def check() -> None:
         await free_at_once(store, client)
-        await until(lambda: not mine._session.places)  # type: ignore[union-attr]
+        await no_places_soon(unlucky)
         await nothing_left(store, markers=True)
 
     await cancel_everywhere(run, check, at_least=3)
@@ -307,22 +305,19 @@ async def test_reader_cancelled_at_every_await_leaves_the_others_alone(
                 return len((await client.inspect("name")).holders) == 1
 
             await until(is_alone, within=SOON)
-            await until(lambda: not mine._session.places)  # type: ignore[union-attr]
+            await no_places_soon(mine)
 
         await cancel_everywhere(run, check, at_least=3)
     await nothing_left(store)
 
 
 def waiting_places(client: aiodlock.Client) -> list[object]:
-    assert client._session is not None
-    return [place for place in client._session.places.values() if place.woken is not None]
+    return [place for place in session_of(client).places.values() if place.woken is not None]
 
 
 async def no_traces(store: Store, client: aiodlock.Client) -> None:
-    await until(lambda: not client._session.places)  # type: ignore[union-attr]
-    no_places(client)
-    assert client._session is not None
-    assert client._session._holds == {}
+    await no_places_soon(client)
+    assert session_of(client)._holds == {}
     await nothing_left(store)
 
 
@@ -443,7 +438,7 @@ async def test_failing_task_group_around_a_holder_and_its_waiters(
     with pytest.raises(ExceptionGroup):  # noqa: PT012
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(hold_and_fail())
-            await until(lambda: bool(mine._session.places))  # type: ignore[union-attr]
+            await until(lambda: session_of(mine).places)
             for _ in range(50):
                 tasks.create_task(_body(mine))
     await free_at_once(store, client)
@@ -489,7 +484,6 @@ async def test_acquire_that_forgets_to_withdraw_is_noticed(
 
     with pytest.raises(aiodlock.WouldBlock):
         await cancel_everywhere(run, check, at_least=2)
-    session = mine._session
-    assert session is not None
+    session = session_of(mine)
     for place in session.places.values():
         session.leave_soon(place)

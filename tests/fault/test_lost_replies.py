@@ -20,10 +20,12 @@ from .scenes import (
     SOON,
     calling,
     free_at_once,
-    load_scripts,
+    line_up,
     no_places,
+    no_places_soon,
     nothing_left,
     queued,
+    session_of,
     takes,
     until,
     waiting_for_notice,
@@ -31,10 +33,8 @@ from .scenes import (
 
 
 async def test_lost_reply_to_a_granted_acquire(
-    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+    proxy: FaultProxy, unlucky: aiodlock.Client, store: Store, client: aiodlock.Client
 ) -> None:
-    await load_scripts(store)
-    unlucky = await make_client(proxy.url)
     lost = proxy.drop_reply(calling(ACQUIRE))
     async with takes(at_most=SOON):
         lease = await unlucky.lock("name").acquire()
@@ -49,10 +49,8 @@ async def test_lost_reply_to_a_granted_acquire(
 
 
 async def test_lost_reply_to_a_queued_acquire_costs_no_place(
-    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+    proxy: FaultProxy, unlucky: aiodlock.Client, store: Store, client: aiodlock.Client
 ) -> None:
-    await load_scripts(store)
-    unlucky = await make_client(proxy.url)
     held = await client.lock("name").acquire()
     lost = proxy.drop_reply(calling(ACQUIRE))
     order: list[str] = []
@@ -75,10 +73,8 @@ async def test_lost_reply_to_a_queued_acquire_costs_no_place(
 
 
 async def test_lost_reply_to_a_queued_acquire_whose_grant_comes_before_it_asks_again(
-    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+    proxy: FaultProxy, unlucky: aiodlock.Client, store: Store, client: aiodlock.Client
 ) -> None:
-    await load_scripts(store)
-    unlucky = await make_client(proxy.url)
     held = await client.lock("name").acquire()
     lost = proxy.drop_reply(calling(ACQUIRE))
     task = asyncio.create_task(unlucky.lock("name").acquire())
@@ -95,10 +91,8 @@ async def test_lost_reply_to_a_queued_acquire_whose_grant_comes_before_it_asks_a
 
 
 async def test_lost_reply_to_an_acquire_that_does_not_wait(
-    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+    proxy: FaultProxy, unlucky: aiodlock.Client, store: Store, client: aiodlock.Client
 ) -> None:
-    await load_scripts(store)
-    unlucky = await make_client(proxy.url)
     proxy.drop_reply(calling(ACQUIRE))
     async with takes(at_most=SOON):
         lease = await unlucky.lock("name").acquire_nowait()
@@ -110,16 +104,12 @@ async def test_lost_reply_to_an_acquire_that_does_not_wait(
                 await unlucky.lock("name").acquire_nowait()
     await free_at_once(store, client)
     # The ambiguous refusal is left in the background, with a marker.
-    session = unlucky._session
-    assert session is not None
-    await until(lambda: not session.places, within=SOON)
+    await no_places_soon(unlucky)
 
 
 async def test_lost_reply_to_a_release(
-    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+    proxy: FaultProxy, unlucky: aiodlock.Client, store: Store, client: aiodlock.Client
 ) -> None:
-    await load_scripts(store)
-    unlucky = await make_client(proxy.url)
     lease = await unlucky.lock("name").acquire()
     lost = proxy.drop_reply(calling(LEAVE))
     async with takes(at_most=SOON):
@@ -131,10 +121,8 @@ async def test_lost_reply_to_a_release(
 
 
 async def test_lost_reply_to_a_release_while_the_next_one_has_it_already(
-    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+    proxy: FaultProxy, unlucky: aiodlock.Client, client: aiodlock.Client
 ) -> None:
-    await load_scripts(store)
-    unlucky = await make_client(proxy.url)
     lease = await unlucky.lock("name").acquire()
     next_one = asyncio.create_task(client.lock("name").acquire())
     await queued(client, 1)
@@ -150,25 +138,21 @@ async def test_lost_reply_to_a_release_while_the_next_one_has_it_already(
 
 
 async def test_lost_reply_to_the_release_of_a_body(
-    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+    proxy: FaultProxy, unlucky: aiodlock.Client, store: Store, client: aiodlock.Client
 ) -> None:
-    await load_scripts(store)
-    unlucky = await make_client(proxy.url)
     lost = proxy.drop_reply(calling(LEAVE))
     async with takes(at_most=SOON):
         async with unlucky.lock("name"):
             pass
     assert lost.happened.is_set()
     await free_at_once(store, client)
-    await until(lambda: not unlucky._session.places)  # type: ignore[union-attr]
+    await no_places_soon(unlucky)
     await nothing_left(store, markers=True)
 
 
 async def test_lost_reply_to_a_withdrawal(
-    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+    proxy: FaultProxy, unlucky: aiodlock.Client, store: Store, client: aiodlock.Client
 ) -> None:
-    await load_scripts(store)
-    unlucky = await make_client(proxy.url)
     async with client.lock("name"):
         lost = proxy.drop_reply(calling(LEAVE))
         with pytest.raises(aiodlock.AcquireTimeout):
@@ -176,51 +160,45 @@ async def test_lost_reply_to_a_withdrawal(
         assert lost.happened.is_set()
         await queued(client, 0)
     await free_at_once(store, client)
-    await until(lambda: not unlucky._session.places)  # type: ignore[union-attr]
+    await no_places_soon(unlucky)
     await nothing_left(store, markers=True)
 
 
 async def test_lost_replies_to_extensions_of_a_holder(
-    proxy: FaultProxy, make_client: MakeClient, store: Store
+    proxy: FaultProxy, make_unlucky: MakeClient
 ) -> None:
-    await load_scripts(store)
-    unlucky = await make_client(proxy.url, ttl=0.6)
+    unlucky = await make_unlucky(ttl=1.2)
     async with unlucky.lock("name") as lease:
         lost = proxy.drop_reply(calling(EXTEND))
-        await lost.happened.wait()
         before = lease._place.deadline
-        await until(lambda: lease._place.deadline > before + 0.6, within=3.0)
+        await lost.happened.wait()
+        assert lease._place.deadline == before
+        await until(lambda: lease._place.deadline > before, "the repeated extension")
         assert lease.held
     no_places(unlucky)
 
 
 async def test_lost_replies_to_extensions_of_a_waiter_cost_no_place(
-    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+    proxy: FaultProxy, make_unlucky: MakeClient, client: aiodlock.Client
 ) -> None:
-    await load_scripts(store)
-    unlucky = await make_client(proxy.url, waiter_ttl=0.6)
-    held = await client.lock("name").acquire()
-    first = asyncio.create_task(unlucky.lock("name").acquire())
-    await queued(client, 1)
-    second = asyncio.create_task(client.lock("name").acquire())
-    await queued(client, 2)
+    unlucky = await make_unlucky(waiter_ttl=1.2)
+    held, (first, second) = await line_up(client, unlucky, client)
+    (place,) = session_of(unlucky).places.values()
     lost = proxy.drop_reply(calling(EXTEND))
+    before = place.deadline
     await lost.happened.wait()
-    (request_id,) = unlucky._session.places  # type: ignore[union-attr]
-    before = proxy.commands["EVALSHA"]
-    await until(lambda: proxy.commands["EVALSHA"] >= before + 3)
-    assert list(unlucky._session.places) == [request_id]  # type: ignore[union-attr]
+    await until(lambda: place.deadline > before, "the repeated extension")
+    assert list(session_of(unlucky).places) == [place.request.id]
     await held.release()
     await (await first).release()
     await (await second).release()
 
 
 async def test_all_replies_of_a_while_are_lost(
-    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+    proxy: FaultProxy, make_unlucky: MakeClient, store: Store, client: aiodlock.Client
 ) -> None:
     """Each step of a life of requests loses its reply once."""
-    await load_scripts(store)
-    unlucky = await make_client(proxy.url, ttl=2.0)
+    unlucky = await make_unlucky(ttl=2.0)
     for _ in range(3):
         for script in (ACQUIRE, LEAVE):
             proxy.drop_reply(calling(script))
@@ -234,10 +212,8 @@ async def test_all_replies_of_a_while_are_lost(
 
 
 async def test_late_duplicate_after_an_ordinary_release_creates_no_ghost(
-    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+    proxy: FaultProxy, unlucky: aiodlock.Client, store: Store, client: aiodlock.Client
 ) -> None:
-    await load_scripts(store)
-    unlucky = await make_client(proxy.url)
     held_back = proxy.hold_command(calling(ACQUIRE))
     task = asyncio.create_task(unlucky.lock("name").acquire())
     await held_back.happened.wait()
@@ -246,16 +222,14 @@ async def test_late_duplicate_after_an_ordinary_release_creates_no_ghost(
     await lease.release()
     held_back.release()
     await held_back.answered.wait()
-    await free_at_once(store, client)
+    assert (await client.inspect("name")).holders == ()
     await nothing_left(store, markers=True)
     no_places(unlucky)
 
 
 async def test_late_duplicate_of_a_waiter_after_its_release_creates_no_ghost(
-    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+    proxy: FaultProxy, unlucky: aiodlock.Client, store: Store, client: aiodlock.Client
 ) -> None:
-    await load_scripts(store)
-    unlucky = await make_client(proxy.url)
     held = await client.lock("name").acquire()
     held_back = proxy.hold_command(calling(ACQUIRE))
     task = asyncio.create_task(unlucky.lock("name").acquire())
@@ -273,14 +247,8 @@ async def test_late_duplicate_of_a_waiter_after_its_release_creates_no_ghost(
 
 @pytest.mark.parametrize("name_is", ["free", "held"])
 async def test_late_duplicate_after_a_withdrawal_creates_no_ghost(
-    proxy: FaultProxy,
-    make_client: MakeClient,
-    store: Store,
-    client: aiodlock.Client,
-    name_is: str,
+    proxy: FaultProxy, unlucky: aiodlock.Client, store: Store, client: aiodlock.Client, name_is: str
 ) -> None:
-    await load_scripts(store)
-    unlucky = await make_client(proxy.url)
     held = await client.lock("name").acquire() if name_is == "held" else None
     held_back = proxy.hold_command(calling(ACQUIRE))
     task = asyncio.create_task(unlucky.lock("name").acquire())
@@ -289,7 +257,7 @@ async def test_late_duplicate_after_a_withdrawal_creates_no_ghost(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await until(lambda: not unlucky._session.places)  # type: ignore[union-attr]
+    await no_places_soon(unlucky)
     held_back.release()
     await held_back.answered.wait()
     assert (await client.inspect("name")).waiters == ()
@@ -300,11 +268,9 @@ async def test_late_duplicate_after_a_withdrawal_creates_no_ghost(
 
 
 async def test_request_in_flight_that_is_cancelled_is_left_behind_it(
-    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+    proxy: FaultProxy, unlucky: aiodlock.Client, store: Store, client: aiodlock.Client
 ) -> None:
     """On one connection messages stay in order: no marker is needed, and none is written."""
-    await load_scripts(store)
-    unlucky = await make_client(proxy.url)
     held_back = proxy.hold_command(calling(ACQUIRE))
     task = asyncio.create_task(unlucky.lock("name").acquire())
     await held_back.happened.wait()
@@ -312,7 +278,7 @@ async def test_request_in_flight_that_is_cancelled_is_left_behind_it(
     held_back.release()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await until(lambda: not unlucky._session.places)  # type: ignore[union-attr]
+    await no_places_soon(unlucky)
     await free_at_once(store, client)
     await nothing_left(store)
 
@@ -320,44 +286,43 @@ async def test_request_in_flight_that_is_cancelled_is_left_behind_it(
 # -- local deadlines ---------------------------------------------------------------------------------
 
 
-async def server_ends_at(client: aiodlock.Client, name: str = "name") -> float:
-    """Return when the server will drop the holder, at the earliest, on our clock."""
+async def server_ends_at(client: aiodlock.Client) -> tuple[float, float]:
+    """Return between which moments on our clock the server will drop the holder."""
     asked = now()
-    (holder,) = (await client.inspect(name)).holders
-    return asked + holder.remaining
+    (holder,) = (await client.inspect("name")).holders
+    return asked + holder.remaining, now() + holder.remaining
 
 
 async def test_local_deadline_of_a_repeated_message_counts_from_its_own_sending(
-    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+    proxy: FaultProxy, unlucky: aiodlock.Client, client: aiodlock.Client
 ) -> None:
-    await load_scripts(store)
-    unlucky = await make_client(proxy.url)
     lost = proxy.drop_reply(calling(ACQUIRE))
     task = asyncio.create_task(unlucky.lock("name", ttl=5.0, auto_extend=False).acquire())
     await lost.happened.wait()
     await proxy.refuse()
-    began = now()
-    await asyncio.sleep(0.4)  # that much of the lease is over when it asks again
-    proxy.delay(0.15)
+    await asyncio.sleep(0.5)  # that much of the lease is over when it asks again
+    late = proxy.hold_reply(calling(ACQUIRE))
+    asked_again_after = now()
     await proxy.accept()
+    await late.happened.wait()
+    answered_before = now()
+    await asyncio.sleep(0.3)  # and that much when the answer is here
+    late.release()
     lease = await task
-    asked_again_at = now()
-    ends_at = await server_ends_at(client)
-    assert lease._place.deadline <= ends_at, "the lease would be believed in for too long"
+    earliest, latest = await server_ends_at(client)
+    assert lease._place.deadline <= latest, "the lease would be believed in for too long"
     # Not from the first sending either: that would throw away what has passed in between.
-    assert lease._place.deadline >= ends_at - 0.3
-    assert asked_again_at - began >= 0.4
+    drift = 0.06
+    assert lease._place.deadline >= earliest - drift - (answered_before - asked_again_after)
     await lease.release()
 
 
 async def test_slow_reply_does_not_lengthen_a_lease(
-    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+    proxy: FaultProxy, unlucky: aiodlock.Client, client: aiodlock.Client
 ) -> None:
-    await load_scripts(store)
-    slow = await make_client(proxy.url)
     proxy.delay(0.2)
-    lease = await slow.lock("name", ttl=5.0, auto_extend=False).acquire()
-    assert lease._place.deadline <= await server_ends_at(client)
+    lease = await unlucky.lock("name", ttl=5.0, auto_extend=False).acquire()
+    assert lease._place.deadline <= (await server_ends_at(client))[1]
     await lease.extend()
-    assert lease._place.deadline <= await server_ends_at(client)
+    assert lease._place.deadline <= (await server_ends_at(client))[1]
     await lease.release()

@@ -14,6 +14,7 @@ from aiodlock import _session
 from aiodlock._clock import now
 from aiodlock._place import Place
 from aiodlock.backends.redis import backend as backend_module
+from aiodlock.backends.redis import replies
 from aiodlock.backends.redis.keys import keys_of
 from aiodlock.backends.redis.scripts import ACQUIRE, EXTEND, LEAVE
 
@@ -27,17 +28,14 @@ from .scenes import (
     calling,
     connections,
     free_at_once,
-    load_scripts,
+    line_up,
     no_places,
+    no_places_soon,
+    session_of,
     takes,
     until,
     waiting_for_notice,
 )
-
-
-def _session_of(client: aiodlock.Client) -> _session.Session:
-    assert client._session is not None
-    return client._session
 
 
 async def test_grant_of_a_request_that_nobody_has_is_given_back(
@@ -47,7 +45,7 @@ async def test_grant_of_a_request_that_nobody_has_is_given_back(
     other = await make_client()
     held = await client.lock("name").acquire()
     # A request of that client, which it has never heard of: its process was restarted, say.
-    label = _session_of(other).backend.label
+    label = session_of(other).backend.label
     await direct.acquire("unknown", waiter_ttl=60_000, client=label)
     await held.release()
     await free_at_once(store, client)
@@ -55,15 +53,13 @@ async def test_grant_of_a_request_that_nobody_has_is_given_back(
 
 
 async def test_notice_that_overtakes_the_reply_starts_the_body_at_once(
-    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+    proxy: FaultProxy, unlucky: aiodlock.Client, client: aiodlock.Client
 ) -> None:
-    await load_scripts(store)
-    late = await make_client(proxy.url)
     held = await client.lock("name").acquire()
     kept = proxy.hold_reply(calling(ACQUIRE))
-    task = asyncio.create_task(late.lock("name").acquire())
+    task = asyncio.create_task(unlucky.lock("name").acquire())
     await kept.happened.wait()
-    (place,) = _session_of(late).places.values()
+    (place,) = session_of(unlucky).places.values()
     await held.release()
     await until(lambda: place.noticed is not None)
     assert not task.done(), "before the reply there is no deadline to believe in"
@@ -76,15 +72,12 @@ async def test_notice_that_overtakes_the_reply_starts_the_body_at_once(
 
 
 async def stale_notice_after_the_local_deadline(
-    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+    proxy: FaultProxy, make_unlucky: MakeClient, store: Store, client: aiodlock.Client
 ) -> None:
     """A grant is announced, and arrives when the server has dropped it and let another in."""
-    await load_scripts(store)
-    late = await make_client(proxy.url, waiter_ttl=0.4, ttl=0.4)
-    held = await client.lock("name").acquire()
-    task = asyncio.create_task(late.lock("name").acquire())
-    await waiting_for_notice(late)
-    (place,) = _session_of(late).places.values()
+    late = await make_unlucky(waiter_ttl=0.4, ttl=0.4)
+    held, (task,) = await line_up(client, late)
+    (place,) = session_of(late).places.values()
     proxy.stall()
     await held.release()
     next_one = await client.lock("name").acquire()  # when the grant that is under way has ended
@@ -103,17 +96,15 @@ async def stale_notice_after_the_local_deadline(
 
 
 async def test_stale_notice_after_the_local_deadline_starts_no_body(
-    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+    proxy: FaultProxy, make_unlucky: MakeClient, store: Store, client: aiodlock.Client
 ) -> None:
-    await stale_notice_after_the_local_deadline(proxy, make_client, store, client)
+    await stale_notice_after_the_local_deadline(proxy, make_unlucky, store, client)
 
 
 async def stale_notice_of_an_earlier_grant(client: aiodlock.Client) -> None:
     """An id whose reply was lost for long was granted, dropped, and queued again: old news."""
-    held = await client.lock("name").acquire()
-    task = asyncio.create_task(client.lock("name").acquire())
-    await waiting_for_notice(client)
-    session = _session_of(client)
+    held, (task,) = await line_up(client, client)
+    session = session_of(client)
     (place,) = [place for place in session.places.values() if place.woken is not None]
     session.on_granted(place.request.id, held.token, keys_of("aiodlock", "lock", "name").state)
     before = place.deadline
@@ -146,14 +137,11 @@ async def test_stale_notice_of_an_earlier_grant_is_noticed_without_the_guard(
 
 
 async def test_notice_never_moves_the_local_deadline(
-    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+    proxy: FaultProxy, make_unlucky: MakeClient, client: aiodlock.Client
 ) -> None:
-    await load_scripts(store)
-    waiting = await make_client(proxy.url, waiter_ttl=5.0)
-    held = await client.lock("name").acquire()
-    task = asyncio.create_task(waiting.lock("name").acquire())
-    await waiting_for_notice(waiting)
-    (place,) = _session_of(waiting).places.values()
+    waiting = await make_unlucky(waiter_ttl=5.0)
+    held, (task,) = await line_up(client, waiting)
+    (place,) = session_of(waiting).places.values()
     acknowledged = place.deadline
     extension = proxy.hold_command(calling(EXTEND))
     await held.release()
@@ -169,7 +157,7 @@ async def test_listener_hears_of_nonsense_and_lives_on(
     store: Store, client: aiodlock.Client
 ) -> None:
     raw = await store.raw()
-    channel = f"aiodlock:1:client:{_session_of(client).backend.label}"
+    channel = f"aiodlock:1:client:{session_of(client).backend.label}"
     state = keys_of("aiodlock", "lock", "name").state
     for message in (
         "",
@@ -189,32 +177,29 @@ async def test_listener_hears_of_nonsense_and_lives_on(
 
 
 async def test_notice_lost_with_the_subscription_is_made_up_for_after_it(
-    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+    proxy: FaultProxy, make_client: MakeClient, make_unlucky: MakeClient
 ) -> None:
     """The waiter's next message is due in 20 s, and its blocker would end in 60."""
-    await load_scripts(store)
-    deaf = await make_client(proxy.url, waiter_ttl=60.0, ttl=60.0)
-    held = await client.lock("name", ttl=60.0).acquire()
-    tasks = [asyncio.create_task(deaf.lock("name").acquire())]
-    await waiting_for_notice(deaf)
+    client = await make_client(ttl=60.0)
+    deaf = await make_unlucky(waiter_ttl=60.0, ttl=60.0)
+    held, (task,) = await line_up(client, deaf)
     _, wakeups = connections(proxy)
     await proxy.refuse()
     wakeups.cut()
     await held.release()
     (token,) = [holder.token for holder in (await client.inspect("name")).holders]
-    assert not tasks[0].done()
+    assert not task.done()
     async with takes(at_most=SOON):
         await proxy.accept()
-        lease = await tasks[0]
+        lease = await task
     assert lease.token == token
     await lease.release()
 
 
 async def test_every_waiter_is_looked_at_again_after_a_resubscription(
-    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+    proxy: FaultProxy, make_unlucky: MakeClient, client: aiodlock.Client
 ) -> None:
-    await load_scripts(store)
-    deaf = await make_client(proxy.url, waiter_ttl=60.0, ttl=60.0)
+    deaf = await make_unlucky(waiter_ttl=60.0, ttl=60.0)
     held = [await client.lock(f"name {n}", ttl=60.0).acquire() for n in range(5)]
     tasks = [asyncio.create_task(deaf.lock(f"name {n}").acquire()) for n in range(5)]
     await waiting_for_notice(deaf, 5)
@@ -232,7 +217,7 @@ async def test_every_waiter_is_looked_at_again_after_a_resubscription(
 
 
 async def test_subscription_is_confirmed_before_the_first_acquire(
-    proxy: FaultProxy, store: Store, client: aiodlock.Client
+    proxy: FaultProxy,
 ) -> None:
     kept = proxy.hold_reply(containing(b"SUBSCRIBE"))
     deaf = aiodlock.Client(proxy.url)
@@ -257,7 +242,7 @@ forgets = pytest.mark.filterwarnings(
 @pytest.mark.stores("valkey9")
 async def test_stale_notice_is_noticed_to_start_a_body_without_the_guard(
     proxy: FaultProxy,
-    make_client: MakeClient,
+    make_unlucky: MakeClient,
     store: Store,
     client: aiodlock.Client,
     monkeypatch: pytest.MonkeyPatch,
@@ -269,30 +254,28 @@ async def test_stale_notice_is_noticed_to_start_a_body_without_the_guard(
 
     monkeypatch.setattr(_session.Session, "on_granted", believe)
     with pytest.raises(AssertionError, match="two holders"):
-        await stale_notice_after_the_local_deadline(proxy, make_client, store, client)
+        await stale_notice_after_the_local_deadline(proxy, make_unlucky, store, client)
 
 
 @forgets
 @pytest.mark.stores("valkey9")
 async def test_reply_counted_from_its_arrival_is_noticed(
     proxy: FaultProxy,
-    make_client: MakeClient,
-    store: Store,
+    unlucky: aiodlock.Client,
     client: aiodlock.Client,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(backend_module, "local_deadline", lambda sent, left: now() + left / 1000)
+    monkeypatch.setattr(replies, "local_deadline", lambda sent, left: now() + left / 1000)
     name = "test_local_deadline_of_a_repeated_message_counts_from_its_own_sending"
     with pytest.raises(AssertionError, match="too long"):
-        await getattr(test_lost_replies, name)(proxy, make_client, store, client)
+        await getattr(test_lost_replies, name)(proxy, unlucky, client)
 
 
 @forgets
 @pytest.mark.stores("valkey9")
 async def test_reply_counted_from_the_first_sending_is_noticed(
     proxy: FaultProxy,
-    make_client: MakeClient,
-    store: Store,
+    unlucky: aiodlock.Client,
     client: aiodlock.Client,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -308,10 +291,10 @@ async def test_reply_counted_from_the_first_sending_is_noticed(
         return await original(self, *args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(backend_module.RedisBackend, "acquire", note)
-    monkeypatch.setattr(backend_module, "local_deadline", from_the_first)
+    monkeypatch.setattr(replies, "local_deadline", from_the_first)
     name = "test_local_deadline_of_a_repeated_message_counts_from_its_own_sending"
     with pytest.raises(AssertionError):
-        await getattr(test_lost_replies, name)(proxy, make_client, store, client)
+        await getattr(test_lost_replies, name)(proxy, unlucky, client)
 
 
 @forgets
@@ -325,7 +308,7 @@ async def test_reply_counted_from_the_first_sending_is_noticed(
 )
 async def test_late_duplicate_is_noticed_to_create_a_ghost_without_the_marker(
     proxy: FaultProxy,
-    make_client: MakeClient,
+    unlucky: aiodlock.Client,
     store: Store,
     client: aiodlock.Client,
     monkeypatch: pytest.MonkeyPatch,
@@ -337,39 +320,31 @@ async def test_late_duplicate_is_noticed_to_create_a_ghost_without_the_marker(
     without = dataclasses.replace(LEAVE, source=source, sha=sha)
     monkeypatch.setattr(backend_module, "LEAVE", without)
     with pytest.raises(AssertionError):
-        await check(proxy, make_client, store, client)
+        await check(proxy, unlucky, store, client)
 
 
 @forgets
 @pytest.mark.stores("valkey9")
-async def test_lost_reply_to_a_leave_is_noticed_when_it_is_not_repeated(
+async def test_lost_leave_is_noticed_when_it_is_not_repeated(
     proxy: FaultProxy,
-    make_client: MakeClient,
-    store: Store,
+    unlucky: aiodlock.Client,
     client: aiodlock.Client,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The leave itself is lost here, so that only a repetition frees the name."""
-    await load_scripts(store)
-
     async def forget(self: _session.Session, place: Place) -> None:
         self._remove(place)
 
     monkeypatch.setattr(_session.Session, "_leave_until_done", forget)
-    unlucky = await make_client(proxy.url)
-    proxy.drop_command(calling(LEAVE))
-    async with unlucky.lock("name"):
-        pass
     with pytest.raises(AssertionError):
-        await free_at_once(store, client)
+        await test_lost_leave_is_repeated(proxy, unlucky, client)
 
 
 async def test_lost_leave_is_repeated(
-    proxy: FaultProxy, make_client: MakeClient, store: Store, client: aiodlock.Client
+    proxy: FaultProxy, unlucky: aiodlock.Client, client: aiodlock.Client
 ) -> None:
-    await load_scripts(store)
-    unlucky = await make_client(proxy.url)
-    proxy.drop_command(calling(LEAVE))
+    """The leave itself is lost here, twice, so that only a repetition in the background frees the name."""
+    proxy.drop_command(calling(LEAVE), times=2)
     async with unlucky.lock("name"):
         pass
-    await free_at_once(store, client)
+    await no_places_soon(unlucky)
+    assert (await client.inspect("name")).holders == ()

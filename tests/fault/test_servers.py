@@ -1,0 +1,574 @@
+"""What happens to a server, and what operators do to it: who notices, within which bound.
+
+`docs/internals/faults.md` lists all of these with their bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+import redis.asyncio
+
+import aiodlock
+from aiodlock._clock import now
+from aiodlock._embedded import EmbeddedServer
+from aiodlock.backends.redis import RedisBackend
+
+from ..conftest import MakeClient
+from ..proxy import FaultProxy
+from ..servers import NOTIFICATIONS, Store, embedded
+from .scenes import (
+    SOON,
+    free_at_once,
+    no_places,
+    nothing_left,
+    queued,
+    stalls,
+    takes,
+    until,
+    waiting_for_notice,
+)
+
+#: How late a timer and a message may be on a machine with two cores that runs everything else too.
+LATE = 0.25
+STATE = "aiodlock:1:lock:{name}:state"
+QUEUE = "aiodlock:1:lock:{name}:queue"
+WAITERS = "aiodlock:1:lock:{name}:waiters"
+TOKEN = "aiodlock:1:lock:{name}:token"
+
+
+@pytest.fixture
+def server(real_store: Store) -> Iterator[EmbeddedServer]:
+    """Give a server of the store's kind that the test may kill and freeze; it saves nothing."""
+    with embedded(real_store.name) as server:
+        yield server
+
+
+@pytest.fixture
+def saving_server(real_store: Store) -> Iterator[EmbeddedServer]:
+    """Give a server that keeps all that it acknowledged, also when it is killed."""
+    with embedded(real_store.name, appendonly="yes", appendfsync="always") as server:
+        yield server
+
+
+@pytest.fixture
+def debug_server(real_store: Store) -> Iterator[EmbeddedServer]:
+    """Give a server that allows DEBUG; Redis 6.2 knows no such option and always does."""
+    allowed = {} if real_store.name == "redis62" else {"enable_debug_command": "yes"}
+    with embedded(real_store.name, tcp=False, **allowed) as server:
+        yield server
+
+
+@asynccontextmanager
+async def talking_to(server: EmbeddedServer | Store) -> AsyncIterator[redis.asyncio.Redis]:
+    client = redis.asyncio.Redis.from_url(server.url, decode_responses=True)
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+async def still_held(lease: aiodlock.Lease) -> None:
+    """Assert that the lease is held, on both sides."""
+    await lease.extend()
+    assert lease.held
+    assert lease.lost is None
+
+
+async def lost_to_another(lease: aiodlock.Lease) -> None:
+    """Wait until the holder is told that the server does not know its lease any more."""
+    assert (await lease.wait_lost()).reason in ("gone", "taken_over")
+    with pytest.raises(aiodlock.LockLost):
+        await lease.release()
+
+
+async def probed(client: aiodlock.Client) -> bool:
+    """Return whether the client has found that keyspace events arrive."""
+    session = client._session
+    assert session is not None
+    backend = session.backend
+    assert isinstance(backend, RedisBackend)
+    await until(lambda: backend.notifications is not None)
+    return backend.notifications is True
+
+
+# -- frozen -----------------------------------------------------------------------------------------------
+
+
+async def test_server_frozen_for_less_than_the_leases_costs_only_that_time(
+    server: EmbeddedServer,
+) -> None:
+    async with aiodlock.Client(server.url, ttl=6.0, waiter_ttl=6.0) as client:
+        held = await client.lock("name").acquire()
+        task = asyncio.create_task(client.lock("name").acquire())
+        await waiting_for_notice(client)
+        server.pause()
+        asking = asyncio.create_task(client.lock("other").acquire())
+        await asyncio.sleep(0.5)
+        server.resume()
+        async with takes(at_most=SOON):
+            await (await asking).release()
+            await still_held(held)
+            await held.release()
+            await (await task).release()
+        no_places(client)
+
+
+async def test_holder_is_told_at_its_local_deadline_while_the_server_is_frozen(
+    server: EmbeddedServer,
+) -> None:
+    async with aiodlock.Client(server.url, close_timeout=0.5) as client:
+        with pytest.raises(aiodlock.LockLost) as lost:  # noqa: PT012
+            async with client.lock("name", ttl=0.6) as lease:
+                server.pause()
+                deadline = lease._place.deadline
+                await asyncio.sleep(30)
+        assert lost.value.reason == "expired"
+        assert deadline - 0.01 <= now() <= lease._place.deadline + 1.0 + LATE  # and it has left
+        server.resume()
+        async with client.lock("name", timeout=5.0) as again:
+            assert again.token > lease.token
+
+
+# -- killed and restarted ---------------------------------------------------------------------------------
+
+
+async def test_leases_and_places_outlive_a_restart_of_a_server_that_saves(
+    saving_server: EmbeddedServer,
+) -> None:
+    async with aiodlock.Client(saving_server.url, ttl=10.0, waiter_ttl=10.0) as client:
+        held = await client.lock("name").acquire()
+        tasks = []
+        for number in range(3):
+            tasks.append(asyncio.create_task(client.lock("name").acquire()))
+            await queued(client, number + 1)
+        saving_server.kill()
+        saving_server.start()
+        async with takes(at_most=4.0):
+            await still_held(held)
+            tokens = [held.token]
+            await held.release()
+            for task in tasks:  # in the order in which they came
+                lease = await task
+                tokens.append(lease.token)
+                await lease.release()
+        assert tokens == sorted(set(tokens))
+        no_places(client)
+
+
+async def test_token_is_remembered_over_a_restart_of_a_server_that_saves(
+    saving_server: EmbeddedServer,
+) -> None:
+    async with aiodlock.Client(saving_server.url) as client:
+        async with talking_to(saving_server) as raw:
+            async with client.lock("name"):
+                pass
+            ahead = str(int(await raw.get(TOKEN) or 0) + 10**12)  # as a clock set back leaves it
+            await raw.set(TOKEN, ahead, px=60_000)
+        saving_server.kill()
+        saving_server.start()
+        async with client.lock("name") as lease:
+            assert lease.token == int(ahead) + 1
+
+
+async def test_holder_is_told_within_a_third_of_its_ttl_that_the_server_came_back_empty(
+    server: EmbeddedServer,
+) -> None:
+    async with aiodlock.Client(server.url) as client:
+        with pytest.raises(aiodlock.LockLost) as lost:  # noqa: PT012
+            async with client.lock("name", ttl=3.0):
+                server.kill()
+                server.start()
+                restarted = now()
+                await asyncio.sleep(30)
+        assert lost.value.reason == "gone"
+        # A connection is tried again after pauses of up to 2 s; here it was away for a moment only.
+        assert now() - restarted <= 3.0 / 3 + 1.0
+
+
+# -- emptied ----------------------------------------------------------------------------------------------
+
+
+async def test_flushall_is_told_to_holders_within_a_third_of_their_ttl(
+    real_store: Store, make_client: MakeClient
+) -> None:
+    client = await make_client(ttl=1.2)
+    raw = await real_store.raw()
+    with pytest.raises(aiodlock.LockLost) as lost:  # noqa: PT012
+        async with client.lock("name") as lease:
+            await raw.flushall()
+            flushed = now()
+            await asyncio.sleep(30)
+    assert lost.value.reason == "gone"
+    assert now() - flushed <= 1.2 / 3 + LATE
+    async with client.lock("name") as again:
+        assert again.token > lease.token
+
+
+async def test_waiters_stand_in_line_again_after_a_flushall(
+    real_store: Store, make_client: MakeClient, notifications: bool
+) -> None:
+    client = await make_client(ttl=5.0, waiter_ttl=0.9)
+    raw = await real_store.raw()
+    held = await client.lock("name").acquire()
+    tasks = [asyncio.create_task(client.lock("name").acquire()) for _ in range(3)]
+    await waiting_for_notice(client, 3)
+    await raw.flushall()
+    async with takes(at_most=0.9 / 3 + LATE + 0.5):
+        for _ in range(3):
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                tasks.remove(task)
+                await task.result().release()
+    await lost_to_another(held)
+    await nothing_left(real_store)
+
+
+# -- an operator's hands ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["DEL", "UNLINK", "RENAME"])
+async def test_state_that_an_operator_takes_away_is_told_and_the_head_gets_in(
+    real_store: Store, make_client: MakeClient, notifications: bool, how: str
+) -> None:
+    client = await make_client(ttl=2.4, waiter_ttl=1.2)
+    assert await probed(client) is notifications
+    raw = await real_store.raw()
+    held = await client.lock("name").acquire()
+    task = asyncio.create_task(client.lock("name").acquire())
+    await waiting_for_notice(client)
+    if notifications:
+        channel = f"__keyspace@0__:{STATE}"
+
+        async def is_watched() -> bool:
+            return bool(dict(await raw.pubsub_numsub(channel))[channel])
+
+        await until(is_watched)
+    taken = now()
+    async with stalls() as stalled:
+        await raw.execute_command(how, STATE, *(["elsewhere"] if how == "RENAME" else []))  # type: ignore[no-untyped-call]
+        lease = await task
+        # At the event of the key, or at the head's own next extension.
+        assert now() - taken <= LATE + (0.0 if notifications else 1.2 / 3) + stalled()
+        assert lease.token > held.token
+        await lost_to_another(held)
+        assert now() - taken <= 2.4 / 3 + LATE + stalled()
+    await lease.release()
+
+
+@pytest.mark.parametrize("keys", [(QUEUE,), (WAITERS,), (QUEUE, WAITERS)])
+async def test_waiters_whose_keys_an_operator_deletes_stand_in_line_again(
+    real_store: Store, make_client: MakeClient, keys: tuple[str, ...]
+) -> None:
+    client = await make_client(ttl=5.0, waiter_ttl=0.9)
+    raw = await real_store.raw()
+    held = await client.lock("name").acquire()
+    tasks = [asyncio.create_task(client.lock("name").acquire()) for _ in range(3)]
+    await waiting_for_notice(client, 3)
+    await raw.delete(*keys)
+    await queued(client, 3)
+    await still_held(held)
+    async with takes(at_most=0.9 / 3 + LATE + 0.5):
+        await held.release()
+        for _ in range(3):
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                tasks.remove(task)
+                await task.result().release()
+    await nothing_left(real_store)
+
+
+async def test_token_grows_although_an_operator_deletes_it(
+    real_store: Store, client: aiodlock.Client
+) -> None:
+    raw = await real_store.raw()
+    async with client.lock("name") as lease:
+        await raw.delete(TOKEN)
+    async with client.lock("name") as again:
+        assert again.token > lease.token
+
+
+# -- connections ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["normal", "pubsub"])
+async def test_client_kill_costs_no_lease_and_no_place(
+    real_store: Store, make_client: MakeClient, kind: str
+) -> None:
+    client = await make_client(ttl=6.0, waiter_ttl=6.0)
+    raw = await real_store.raw()
+    held = await client.lock("name").acquire()
+    first = asyncio.create_task(client.lock("name").acquire())
+    await waiting_for_notice(client, 1)
+    second = asyncio.create_task(client.lock("name").acquire())
+    await waiting_for_notice(client, 2)
+    assert await raw.client_kill_filter(_type=kind) >= 1
+    async with takes(at_most=SOON):
+        await still_held(held)
+        await held.release()
+        lease = await first
+        assert not second.done()
+        await lease.release()
+        await (await second).release()
+    no_places(client)
+
+
+async def test_client_pause_shorter_than_the_leases_costs_only_that_time(
+    real_store: Store, make_client: MakeClient
+) -> None:
+    client = await make_client(ttl=6.0)
+    raw = await real_store.raw()
+    held = await client.lock("name").acquire()
+    task = asyncio.create_task(client.lock("name").acquire())
+    await waiting_for_notice(client)
+    await raw.client_pause(500)
+    async with takes(at_most=0.5 + SOON):
+        await held.release()
+        lease = await task
+    assert held.lost is None
+    await lease.release()
+    await free_at_once(real_store, client)
+
+
+async def test_client_pause_longer_than_the_lease_is_told_at_its_local_deadline(
+    real_store: Store, make_client: MakeClient
+) -> None:
+    client = await make_client()
+    raw = await real_store.raw()
+    with pytest.raises(aiodlock.LockLost) as lost:  # noqa: PT012
+        async with client.lock("name", ttl=0.6) as lease:
+            await raw.client_pause(1500)
+            try:
+                await asyncio.sleep(30)
+            finally:
+                told = now()
+    assert lost.value.reason == "expired"
+    assert lease._place.deadline - 0.01 <= told <= lease._place.deadline + LATE
+    async with client.lock("name", timeout=5.0) as again:
+        assert again.token > lease.token
+
+
+async def test_server_that_sleeps_for_less_than_the_leases_costs_only_that_time(
+    debug_server: EmbeddedServer,
+) -> None:
+    async with aiodlock.Client(debug_server.url, ttl=6.0) as client:
+        async with talking_to(debug_server) as raw:
+            held = await client.lock("name").acquire()
+            task = asyncio.create_task(client.lock("name").acquire())
+            await waiting_for_notice(client)
+            sleeping = asyncio.create_task(raw.execute_command("DEBUG", "SLEEP", "0.5"))  # type: ignore[no-untyped-call]
+            await asyncio.sleep(0)
+            async with takes(at_most=0.5 + SOON):
+                await held.release()
+                await (await task).release()
+            await sleeping
+            assert held.lost is None
+            no_places(client)
+
+
+async def test_server_busy_with_a_script_of_somebody_else_is_waited_for(
+    real_store: Store, make_client: MakeClient
+) -> None:
+    client = await make_client(ttl=6.0)
+    raw = await real_store.raw()
+    await raw.config_set("lua-time-limit", 20)
+    held = await client.lock("name").acquire()
+    endless = asyncio.ensure_future(raw.eval("while true do end", 0))
+    try:
+        async with talking_to(real_store) as other:
+
+            async def is_busy() -> bool:
+                try:
+                    return not await other.ping()
+                except redis.exceptions.ResponseError as refused:
+                    return "BUSY" in str(refused)
+
+            await until(is_busy)
+            asking = asyncio.create_task(client.lock("other").acquire())
+            with pytest.raises(aiodlock.BackendUnavailable, match="BUSY"):
+                await client.inspect("name")
+            assert not asking.done()
+            await other.script_kill()
+        async with takes(at_most=SOON):
+            await (await asking).release()
+            await still_held(held)
+            await held.release()
+    finally:
+        await asyncio.gather(endless, return_exceptions=True)
+        await raw.config_set("lua-time-limit", 5000)
+    no_places(client)
+
+
+# -- configuration while running -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", ["", NOTIFICATIONS])
+async def test_notifications_turned_on_or_off_while_running_cost_the_head_nothing(
+    real_store: Store, make_client: MakeClient, before: str
+) -> None:
+    raw = await real_store.raw()
+    await raw.config_set("notify-keyspace-events", before)
+    client = await make_client()
+    assert await probed(client) is bool(before)
+    held = await client.lock("name", ttl=0.8, auto_extend=False).acquire()
+    task = asyncio.create_task(client.lock("name").acquire())
+    await waiting_for_notice(client)
+    await raw.config_set("notify-keyspace-events", "" if before else NOTIFICATIONS)
+    (holder,) = (await client.inspect("name")).holders
+    ends_at = now() + holder.remaining
+    lease = await task
+    assert now() <= ends_at + LATE
+    assert not held.held
+    with pytest.raises(aiodlock.LockLost):
+        await held.release()
+    await lease.release()
+
+
+# -- memory -----------------------------------------------------------------------------------------------
+
+
+async def fill(raw: redis.asyncio.Redis) -> None:
+    """Let the server have less memory than it uses already, and evict nothing."""
+    await raw.config_set("maxmemory-policy", "noeviction")
+    await raw.config_set("maxmemory", 1)
+
+
+async def test_evicted_lease_is_told_within_a_third_of_its_ttl(
+    real_store: Store, make_client: MakeClient
+) -> None:
+    client = await make_client(ttl=2.4)
+    raw = await real_store.raw()
+    used = (await raw.info("memory"))["used_memory"]
+    await raw.config_set("maxmemory-policy", "allkeys-lru")
+    await raw.config_set("maxmemory", int(used) + 2_000_000)
+    with pytest.raises(aiodlock.LockLost) as lost:  # noqa: PT012
+        async with client.lock("name") as lease:
+            number = 0
+            while await raw.exists(STATE):
+                pipeline = raw.pipeline(transaction=False)
+                for _ in range(50):
+                    number += 1
+                    pipeline.set(f"filler:{number}", "x" * 20_000)
+                await pipeline.execute()
+            evicted = now()
+            await asyncio.sleep(30)
+    assert lost.value.reason == "gone"
+    assert now() - evicted <= 2.4 / 3 + LATE
+    async with client.lock("name") as again:  # and it works on, with all that it takes to
+        assert again.token > lease.token
+
+
+async def test_full_server_refuses_new_locks_and_keeps_those_that_are_held_or_waited_for(
+    real_store: Store, make_client: MakeClient
+) -> None:
+    ttl = 0.6
+    client = await make_client(ttl=ttl)
+    raw = await real_store.raw()
+    held = await client.lock("name").acquire()
+    task = asyncio.create_task(client.lock("name").acquire())
+    await waiting_for_notice(client)
+    await fill(raw)
+    full_since = now()
+    async with takes(at_most=SOON):
+        for name in ("other", "name"):  # free, and held: it would have to queue
+            with pytest.raises(aiodlock.BackendError, match="OOM"):
+                await asyncio.create_task(client.lock(name).acquire())
+        with pytest.raises(aiodlock.BackendError, match="OOM"):
+            await client.lock("other").acquire_nowait()
+    await asyncio.sleep(max(0.0, full_since + 2 * ttl - now()))
+    assert held.held  # it was extended meanwhile, and so was the waiter
+    async with takes(at_most=LATE):
+        await held.release()
+        lease = await task
+    await still_held(lease)
+    await lease.release()
+    await raw.config_set("maxmemory", 0)
+    await free_at_once(real_store, client)
+    await free_at_once(real_store, client, "other")
+    no_places(client)
+
+
+# -- demoted ----------------------------------------------------------------------------------------------
+
+
+async def test_server_that_became_a_replica_is_waited_for_until_it_is_promoted(
+    server: EmbeddedServer,
+) -> None:
+    async with aiodlock.Client(server.url, ttl=8.0) as client, talking_to(server) as raw:
+        held = await client.lock("name").acquire()
+        await raw.replicaof("127.0.0.1", unused_port())
+        asking = asyncio.create_task(client.lock("other").acquire())
+        async with takes(at_most=2.1):
+            with pytest.raises(aiodlock.BackendUnavailable):
+                await client.lock("third").acquire_nowait()
+        assert not asking.done()
+        await raw.replicaof("NO", "ONE")
+        async with takes(at_most=2 * SOON):  # pauses between attempts grow to 2 s
+            await (await asking).release()
+            await still_held(held)
+            await held.release()
+
+
+async def test_holder_is_told_at_its_local_deadline_while_its_server_is_a_replica(
+    server: EmbeddedServer,
+) -> None:
+    async with aiodlock.Client(server.url, close_timeout=0.5) as client, talking_to(server) as raw:
+        with pytest.raises(aiodlock.LockLost) as lost:  # noqa: PT012
+            async with client.lock("name", ttl=0.8) as lease:
+                await raw.replicaof("127.0.0.1", unused_port())
+                try:
+                    await asyncio.sleep(30)
+                finally:
+                    told = now()
+        assert lost.value.reason == "expired"
+        assert lease._place.deadline - 0.01 <= told <= lease._place.deadline + LATE
+        await raw.replicaof("NO", "ONE")
+
+
+def unused_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+# -- a network that delivers byte by byte ----------------------------------------------------------------
+
+
+async def test_replies_that_trickle_in_are_understood_and_lengthen_no_lease(
+    proxy: FaultProxy, make_client: MakeClient, client: aiodlock.Client
+) -> None:
+    proxy.trickle(0.001)
+    slow = await make_client(proxy.url, ttl=4.0)
+    async with slow.lock("name") as lease:
+        task = asyncio.create_task(slow.lock("name").acquire())
+        await queued(client, 1)
+        (holder,) = (await client.inspect("name")).holders
+        assert lease.remaining() <= holder.remaining + 0.01
+    async with takes(at_most=SOON):
+        second = await task
+    assert second.token > lease.token
+    await still_held(second)
+    await second.release()
+
+
+async def test_connection_that_swallows_everything_is_told_at_the_local_deadline_and_replaced(
+    proxy: FaultProxy, make_client: MakeClient, client: aiodlock.Client
+) -> None:
+    away = await make_client(proxy.url)
+    with pytest.raises(aiodlock.LockLost) as lost:  # noqa: PT012
+        async with away.lock("name", ttl=0.8) as lease:
+            proxy.half_open()
+            try:
+                await asyncio.sleep(30)
+            finally:
+                told = now()
+                await proxy.heal()
+    assert lost.value.reason == "expired"
+    assert lease._place.deadline - 0.01 <= told <= lease._place.deadline + LATE
+    async with takes(at_most=2 * SOON):
+        async with away.lock("name"):
+            assert await client.lock("name").locked()

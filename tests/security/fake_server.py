@@ -1,0 +1,92 @@
+"""A server that says what a test tells it to, in the place of what a Redis would say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from tests.proxy import command_end, parse_command
+
+#: What a sane server says to the commands of the handshake.
+_SANE = {
+    b"PING": b"+PONG\r\n",
+    b"EXISTS": b":0\r\n",
+    b"TIME": b"*2\r\n$1\r\n1\r\n$1\r\n1\r\n",
+    b"EVALSHA": b"-NOSCRIPT No matching script.\r\n",
+    b"EVAL": b":1\r\n",
+    b"UNSUBSCRIBE": b"*3\r\n$11\r\nunsubscribe\r\n$-1\r\n:0\r\n",
+}
+
+Answer = Callable[[tuple[bytes, ...]], bytes | None]
+
+
+class FakeServer:
+    """Answers by `answer(command)` and, where that is None, as an empty Redis would.
+
+    Everything that is subscribed to is confirmed; `say` sends bytes to those connections.
+    """
+
+    def __init__(self) -> None:
+        self.answer: Answer = lambda command: None
+        self.commands: list[bytes] = []
+        self._subscribed: set[asyncio.StreamWriter] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None
+        return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
+
+    def say(self, message: bytes) -> None:
+        for writer in self._subscribed:
+            writer.write(message)
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        while self._writers:
+            for writer in self._writers:
+                writer.transport.abort()
+            await asyncio.sleep(0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        unread = b""
+        try:
+            while data := await reader.read(65536):
+                unread += data
+                while (end := command_end(unread)) is not None:
+                    command, unread = parse_command(unread[:end]), unread[end:]
+                    writer.write(self._reply(command, writer))
+        except ConnectionError:
+            pass
+        finally:
+            self._writers.discard(writer)
+            self._subscribed.discard(writer)
+            writer.close()
+
+    def _reply(self, command: tuple[bytes, ...], writer: asyncio.StreamWriter) -> bytes:
+        name = command[0].upper()
+        self.commands.append(name)
+        given = self.answer((name, *command[1:]))
+        if given is not None:
+            return given
+        if name == b"SUBSCRIBE":
+            self._subscribed.add(writer)
+            channel = command[1]
+            return b"*3\r\n$9\r\nsubscribe\r\n$%d\r\n%b\r\n:1\r\n" % (len(channel), channel)
+        if name == b"PING" and writer in self._subscribed:
+            return b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
+        return _SANE.get(name, b"+OK\r\n")

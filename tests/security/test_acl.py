@@ -1,0 +1,178 @@
+"""A server user who may do exactly what the documentation lists, and users who may do less."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import redis.asyncio
+
+import aiodlock
+from aiodlock.backends.redis.permissions import CHECKED
+
+from ..servers import Store
+
+ROOT = Path(__file__).parents[2]
+USER, PASSWORD = "locks", "pass-of-locks"
+
+SetUser = Callable[[list[str]], Awaitable[str]]
+
+
+def documented() -> list[str]:
+    """Return the arguments of the page's ACL SETUSER."""
+    page = (ROOT / "docs" / "how-to" / "production.md").read_text()
+    (block,) = re.findall(r"```text\n(ACL SETUSER .*?)```", page, re.DOTALL)
+    words = str(block).replace(">PASSWORD", f">{PASSWORD}").split()
+    assert words[:3] == ["ACL", "SETUSER", USER]
+    return words[3:]
+
+
+def commands() -> list[str]:
+    return [word for word in documented() if word.startswith("+")]
+
+
+@pytest.fixture
+async def set_user(real_store: Store) -> AsyncIterator[SetUser]:
+    """Give a setter of the user; it returns the URL for it."""
+    raw = await real_store.raw()
+
+    async def set_user(rules: list[str]) -> str:
+        await raw.execute_command("ACL", "SETUSER", USER, *rules)  # type: ignore[no-untyped-call]
+        return real_store.url.replace("://", f"://{USER}:{PASSWORD}@", 1)
+
+    yield set_user
+    await raw.acl_deluser(USER)
+
+
+async def use_everything(client: aiodlock.Client, raw: redis.asyncio.Redis) -> None:
+    """Go through every script, and through every line in them that calls the server."""
+    async with client.lock("name", ttl=5.0, timeout=5.0) as lease:
+        waiting = asyncio.create_task(client.lock("name").acquire())
+        while not (await client.inspect("name")).waiters:
+            await asyncio.sleep(0.002)
+        withdrawn = asyncio.create_task(client.lock("name").acquire())
+        while len((await client.inspect("name")).waiters) < 2:
+            await asyncio.sleep(0.002)
+        withdrawn.cancel()
+        await asyncio.wait({withdrawn})
+        await lease.extend()
+        assert [info.name async for info in client.locks()] == ["name"]
+        await raw.script_flush()
+    handed_over = await asyncio.wait_for(waiting, 5.0)  # which PUBLISH has told
+    assert await client.break_lock("name") == 1
+    assert (await handed_over.wait_lost()).reason == "broken"
+    with pytest.raises(aiodlock.LockLost):
+        await handed_over.release()
+    async with client.semaphore("pool", 2, timeout=5.0), client.multilock("a", "b", timeout=5.0):
+        pass
+    readers = client.rwlock("name", timeout=5.0).read
+    async with readers, asyncio.timeout(5.0):
+        await (await readers.acquire()).release()
+
+
+async def test_everything_works_with_what_the_page_lists(
+    real_store: Store, set_user: SetUser, notifications: bool
+) -> None:
+    url = await set_user(documented())
+    async with aiodlock.Client(url) as client:
+        await use_everything(client, await real_store.raw())
+        backend = client._session.backend  # type: ignore[union-attr]
+        assert getattr(backend, "notifications") is notifications  # noqa: B009
+
+
+async def test_user_of_the_page_sees_and_touches_nothing_else(
+    real_store: Store, set_user: SetUser
+) -> None:
+    url = await set_user(documented())
+    async with redis.asyncio.Redis.from_url(url) as user:
+        for command in (
+            ("GET", "somebody-elses"),
+            ("SUBSCRIBE", "news"),
+            ("KEYS", "*"),
+            ("CONFIG", "GET", "*"),
+            ("FLUSHALL",),
+            ("EVAL", "return redis.call('GET', 'somebody-elses')", "0"),
+        ):
+            with pytest.raises(redis.exceptions.ResponseError):
+                await user.execute_command(*command)  # type: ignore[no-untyped-call]
+
+
+async def test_another_prefix_and_database_work_as_the_page_says(
+    real_store: Store, set_user: SetUser
+) -> None:
+    rules = [
+        rule.replace("aiodlock", "my.app").replace("@0__", "@3__") for rule in documented()
+    ] + ["+select"]
+    url = (await set_user(rules)).replace("?db=0", "?db=3").replace("/0", "/3")
+    raw = redis.asyncio.Redis.from_url(real_store.url.replace("?db=0", "?db=3"))
+    async with raw, aiodlock.Client(url, prefix="my.app") as client:
+        await use_everything(client, raw)
+
+
+@pytest.mark.parametrize("command", [word for word in commands() if word not in ("+scan",)])
+async def test_missing_command_is_named_on_entering(
+    real_store: Store, set_user: SetUser, command: str
+) -> None:
+    url = await set_user([rule for rule in documented() if rule != command])
+    if command == "+script|load":  # the page says that EVAL does, too
+        async with aiodlock.Client(url) as client:
+            await use_everything(client, await real_store.raw())
+        return
+    with pytest.raises(aiodlock.BackendError, match=command[1:].upper()) as refused:
+        async with aiodlock.Client(url):
+            pass
+    assert not isinstance(refused.value, aiodlock.BackendUnavailable)
+    assert PASSWORD not in str(refused.value)
+    raw = await real_store.raw()
+    assert await raw.keys("*") == [] or command == "+del"
+
+
+async def test_missing_scan_is_named_when_locks_are_listed(
+    real_store: Store, set_user: SetUser
+) -> None:
+    url = await set_user([rule for rule in documented() if rule != "+scan"])
+    async with aiodlock.Client(url) as client:
+        async with client.lock("name"):
+            with pytest.raises(aiodlock.BackendError, match="'scan'"):
+                [info async for info in client.locks()]
+
+
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [("~aiodlock:*", r"keys aiodlock:\*"), ("&aiodlock:*", "SUBSCRIBE aiodlock:.*channel")],
+)
+async def test_missing_keys_and_channels_are_named_on_entering(
+    set_user: SetUser, missing: str, named: str
+) -> None:
+    url = await set_user([rule for rule in documented() if rule != missing])
+    with pytest.raises(aiodlock.BackendError, match=named):
+        async with aiodlock.Client(url):
+            pass
+
+
+async def test_without_the_keyspace_channel_all_works_as_without_notifications(
+    real_store: Store, set_user: SetUser, notifications: bool
+) -> None:
+    url = await set_user([rule for rule in documented() if "__keyspace" not in rule])
+    async with aiodlock.Client(url) as client:
+        await use_everything(client, await real_store.raw())
+
+
+async def test_several_missing_commands_are_all_named(set_user: SetUser) -> None:
+    url = await set_user([rule for rule in documented() if rule not in ("+xadd", "+hset")])
+    with pytest.raises(aiodlock.BackendError, match="HSET, the command XADD"):
+        async with aiodlock.Client(url):
+            pass
+
+
+def test_page_and_check_have_every_command_that_the_scripts_call() -> None:
+    lua = (ROOT / "aiodlock" / "backends" / "redis" / "lua").glob("*.lua")
+    called = {
+        word for path in lua for word in re.findall(r"redis\.p?call\('([A-Z]+)'", path.read_text())
+    }
+    assert called <= {*CHECKED, "TIME", "SET"}
+    listed = {word[1:].upper() for word in commands()}
+    assert called <= listed

@@ -1,0 +1,121 @@
+"""TLS with a private CA and client certificates, against Debian's redis-server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+import redis.asyncio
+import trustme
+
+import aiodlock
+from aiodlock._clock import now
+from aiodlock._embedded import EmbeddedServer, EmbeddedServerError, _free_port, find_redis_on_path
+
+BINARY = find_redis_on_path()
+
+pytestmark = pytest.mark.skipif(BINARY is None, reason="no redis-server on PATH")
+
+
+@dataclass
+class Secured:
+    """A server that speaks TLS alone, and wants to see a certificate of its CA."""
+
+    port: int
+    folder: Path
+
+    def url(self, host: str = "localhost", **options: str) -> str:
+        given = {
+            "ssl_ca_certs": str(self.folder / "ca.pem"),
+            "ssl_certfile": str(self.folder / "client.pem"),
+            "ssl_keyfile": str(self.folder / "client.key"),
+        } | options
+        query = urlencode({key: value for key, value in given.items() if value})
+        return f"rediss://:the-password@{host}:{self.port}/0?{query}"
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    folder = tmp_path_factory.mktemp("tls")
+    ca, stranger = trustme.CA(), trustme.CA()
+    ca.cert_pem.write_to_path(folder / "ca.pem")
+    stranger.cert_pem.write_to_path(folder / "stranger.pem")
+    _write(ca.issue_cert("localhost"), folder / "server")
+    _write(ca.issue_cert("client.example"), folder / "client")
+    _write(stranger.issue_cert("client.example"), folder / "strange-client")
+    for _ in range(5):  # somebody else may take the port meanwhile
+        port = _free_port()
+        settings: dict[str, str | int] = {
+            "tls-port": port,
+            "bind": "127.0.0.1",
+            "tls-ca-cert-file": str(folder / "ca.pem"),
+            "tls-cert-file": str(folder / "server.pem"),
+            "tls-key-file": str(folder / "server.key"),
+            "tls-auth-clients": "yes",
+            "requirepass": "the-password",
+        }
+        server = EmbeddedServer(BINARY, config=settings)
+        try:
+            server.start()
+            break
+        except EmbeddedServerError as failed:
+            if "ddress already in use" not in str(failed):
+                raise
+    try:
+        yield Secured(port, folder)
+    finally:
+        server.stop()
+
+
+def _write(certificate: trustme.LeafCert, path: Path) -> None:
+    certificate.cert_chain_pems[0].write_to_path(path.with_suffix(".pem"))
+    certificate.private_key_pem.write_to_path(path.with_suffix(".key"))
+
+
+async def test_locks_work_over_tls_with_a_client_certificate(secured: Secured) -> None:
+    async with aiodlock.Client(secured.url()) as client, aiodlock.Client(secured.url()) as other:
+        async with client.lock("name"):
+            assert await other.lock("name").locked()
+        async with other.lock("name", timeout=5.0):
+            pass
+
+
+async def test_settings_of_a_ready_client_are_used(secured: Secured) -> None:
+    async with redis.asyncio.Redis.from_url(secured.url()) as own:
+        async with aiodlock.Client(own) as client, client.lock("name"):
+            assert await client.lock("name").locked()
+
+
+async def test_who_does_not_fit_is_told_within_five_seconds(secured: Secured) -> None:
+    folder, unchecked = str(secured.folder), "cannot reach"
+    # Or there was no time for a handshake, on a machine that is too busy.
+    certificate = "CERTIFICATE_VERIFY_FAILED|Timeout connecting|no answer"
+    strange = {
+        "ssl_certfile": f"{folder}/strange-client.pem",
+        "ssl_keyfile": f"{folder}/strange-client.key",
+    }
+    attempts = {
+        "a strange CA": (
+            secured.url(ssl_ca_certs=f"{folder}/stranger.pem"),
+            certificate,
+        ),
+        "not the name in the certificate": (secured.url("127.0.0.1"), certificate),
+        "no client certificate": (secured.url(ssl_certfile="", ssl_keyfile=""), unchecked),
+        "a client certificate of a strange CA": (secured.url(**strange), unchecked),
+        "no TLS": (f"redis://:the-password@localhost:{secured.port}/0", unchecked),
+    }
+
+    async def is_refused(url: str, why: str) -> None:
+        with pytest.raises(aiodlock.BackendError, match=why) as refused:
+            async with aiodlock.Client(url):
+                pass
+        assert "the-password" not in str(refused.value)
+
+    began = now()
+    await asyncio.gather(*(is_refused(*attempt) for attempt in attempts.values()))
+    took = now() - began
+    assert took <= 9.0, f"told after {took:.1f} s"  # five at the same time, and leaving them

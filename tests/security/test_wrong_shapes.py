@@ -1,0 +1,292 @@
+"""A server whose replies have the wrong shape: BackendError, and neither a hang nor a dead client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+
+import pytest
+
+import aiodlock
+from aiodlock._clock import now
+from aiodlock.backends.redis.scripts import ACQUIRE, BREAK, EXTEND, INSPECT, LEAVE, Script
+
+from .fake_server import FakeServer
+
+pytestmark = pytest.mark.timeout(30)
+
+SOON = 3.0
+
+
+def resp(value: object) -> bytes:
+    """Pack what a script may return."""
+    if isinstance(value, list):
+        return b"*%d\r\n" % len(value) + b"".join(map(resp, value))
+    if isinstance(value, bytes):
+        return b"$%d\r\n%b\r\n" % (len(value), value)
+    if isinstance(value, int):
+        return b":%d\r\n" % value
+    return b"$-1\r\n"
+
+
+WRONG = {
+    "nil": resp(None),
+    "an integer": resp(7),
+    "a string": resp(b"granted"),
+    "nothing in it": resp([]),
+    "an unknown word": resp([b"perhaps", b"1", b"2"]),
+    "too short": resp([b"granted"]),
+    "too long": resp([b"granted", b"1", b"2", b"3"]),
+    "no number": resp([b"granted", b"x", b"1000"]),
+    "not even text": resp([b"granted", b"\xff\xfe", b"1000"]),
+    "a number too long": resp([b"granted", b"9" * 5000, b"1000"]),
+    "no time": resp([b"granted", b"17", None]),
+    "lists in it": resp([[b"granted"], [b"17"], []]),
+    "waiting without times": resp([b"waiting", b"x", b"y", b"z"]),
+    "an unknown reason": resp([b"gone", b"with the wind"]),
+    "a reason that is not text": resp([b"gone", b"\xff"]),
+    "a limit that is no number": resp([b"limit", b"sx"]),
+    "a nil array": b"*-1\r\n",
+    "an error": b"-ERR something is wrong\r\n",
+    "an error without a word": b"-\r\n",
+    "a huge string": resp(b"x" * 1_000_000),
+}
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeServer]:
+    async with FakeServer() as fake:
+        yield fake
+
+
+@pytest.fixture
+async def client(fake: FakeServer) -> AsyncIterator[aiodlock.Client]:
+    client = aiodlock.Client(fake.url, unavailable_after=0.5, close_timeout=0.2)
+    async with client:
+        yield client
+
+
+def is_call(command: tuple[bytes, ...], script: Script) -> bool:
+    return command[0] in (b"EVALSHA", b"EVAL") and command[1] in (script.sha, script.source)
+
+
+def answering(fake: FakeServer, **replies: bytes) -> None:
+    """Let the scripts answer so; what is not given, as it should."""
+    scripts = {"acquire": ACQUIRE, "extend": EXTEND, "leave": LEAVE, "inspect": INSPECT}
+    scripts["break_"] = BREAK
+    sane = {
+        "acquire": resp([b"granted", b"17", b"60000"]),
+        "extend": resp([b"held", b"17", b"60000"]),
+        "leave": resp([b"released"]),
+        "inspect": resp([b"17", b"0", [], []]),
+        "break_": resp(0),
+    } | replies
+
+    def answer(command: tuple[bytes, ...]) -> bytes | None:
+        return next(
+            (sane[name] for name, script in scripts.items() if is_call(command, script)), None
+        )
+
+    fake.answer = answer
+
+
+async def works(fake: FakeServer, client: aiodlock.Client) -> None:
+    """Assert that the client is as good as new once the server is."""
+    answering(fake)
+    async with asyncio.timeout(SOON):
+        async with client.lock("another") as lease:
+            await lease.extend()
+        assert (await client.inspect("another")).holders == ()
+
+
+async def fails(call: Awaitable[object]) -> None:
+    async with asyncio.timeout(SOON):
+        with pytest.raises(aiodlock.BackendError):
+            await call
+
+
+@pytest.mark.parametrize("reply", WRONG.values(), ids=WRONG)
+async def test_wrong_reply_to_an_acquire(
+    fake: FakeServer, client: aiodlock.Client, reply: bytes
+) -> None:
+    answering(fake, acquire=reply)
+    await fails(client.lock("name").acquire())
+    await fails(client.lock("name").acquire_nowait())
+    await fails(client.semaphore("name", 3).acquire(timeout=1.0))
+    await works(fake, client)
+
+
+@pytest.mark.parametrize("reply", WRONG.values(), ids=WRONG)
+async def test_wrong_replies_to_extensions_end_the_lease_at_its_deadline(
+    fake: FakeServer, client: aiodlock.Client, reply: bytes
+) -> None:
+    answering(fake, acquire=resp([b"granted", b"17", b"300"]), extend=reply)
+    lost = None
+    began = now()
+    try:
+        async with asyncio.timeout(SOON), client.lock("name", ttl=0.3):
+            await asyncio.sleep(30)
+    except aiodlock.LockLost as error:
+        lost = error
+    assert lost is not None
+    assert lost.reason == "expired" or (lost.reason == "gone" and reply.startswith(b"*2"))
+    assert now() - began <= 0.3 + 0.5
+    await works(fake, client)
+
+
+@pytest.mark.parametrize("reply", WRONG.values(), ids=WRONG)
+async def test_wrong_reply_to_a_leave(
+    fake: FakeServer, client: aiodlock.Client, reply: bytes
+) -> None:
+    answering(fake, acquire=resp([b"granted", b"17", b"500"]), leave=reply)
+    async with asyncio.timeout(SOON):
+        async with client.lock("name", ttl=0.5):  # goes on in the background, a second at most
+            pass
+        lease = await client.lock("name", ttl=0.5).acquire()
+        with pytest.raises((aiodlock.LockLost, aiodlock.BackendError)):
+            await lease.release()
+    await works(fake, client)
+
+
+@pytest.mark.parametrize("reply", WRONG.values(), ids=WRONG)
+async def test_wrong_replies_to_what_people_ask(
+    fake: FakeServer, client: aiodlock.Client, reply: bytes
+) -> None:
+    answering(fake, inspect=reply)
+    await fails(client.inspect("name"))
+    await fails(client.lock("name").locked())
+    await fails(client.check_sequencer("name:exclusive:17"))
+    if reply != resp(7):
+        answering(fake, break_=reply)
+        await fails(client.break_lock("name"))
+    await works(fake, client)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        resp([b"17", b"0", [b"u1"], []]),
+        resp([b"17", b"0", [b"u", b"x", b"17", b"soon", b"c"], []]),
+        resp([b"17", b"0", [b"u\xff", b"x", b"17", b"5", b"c"], []]),
+        resp([b"17", b"0", [], [b"u", b"x", None, b"c"]]),
+        resp([b"17", b"0", 3, 4]),
+        resp([b"x", b"0", [], []]),
+    ],
+)
+async def test_wrong_details_of_an_inspection(
+    fake: FakeServer, client: aiodlock.Client, reply: bytes
+) -> None:
+    answering(fake, inspect=reply)
+    await fails(client.inspect("name"))
+    await works(fake, client)
+
+
+SCANS = {
+    "nil": resp(None),
+    "one of two": resp([b"0"]),
+    "an integer": resp(5),
+    "no list of keys": resp([b"0", 5]),
+    "keys that are not text": resp([b"0", [b"\xff\xfe"]]),
+    "keys that are no keys": resp([b"0", [5]]),
+    "an error": b"-ERR no\r\n",
+}
+
+
+@pytest.mark.parametrize("reply", SCANS.values(), ids=SCANS)
+async def test_wrong_replies_to_scan(
+    fake: FakeServer, client: aiodlock.Client, reply: bytes
+) -> None:
+    sane = fake.answer
+    fake.answer = lambda command: reply if command[0] == b"SCAN" else sane(command)
+
+    async def listing() -> None:
+        [info async for info in client.locks()]
+
+    await fails(listing())
+    await works(fake, client)
+
+
+BROKEN = {
+    "no RESP": b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    "a length that is none": b"$x\r\n",
+    "a type that is none": b"@1\r\n",
+    "a reply too many": resp([b"granted", b"17", b"60000"]) * 2,
+    "half a reply": b"*3\r\n$7\r\ngrant",
+}
+
+
+@pytest.mark.parametrize("reply", BROKEN.values(), ids=BROKEN)
+async def test_broken_protocol_costs_the_connection_and_not_the_client(
+    fake: FakeServer, client: aiodlock.Client, reply: bytes
+) -> None:
+    answering(fake, acquire=reply)
+    try:
+        async with asyncio.timeout(SOON):
+            await (await client.lock("name").acquire()).release()
+    except aiodlock.LockError:
+        pass  # a reply too many comes after a good one
+    await works(fake, client)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        resp(None),
+        resp(5),
+        resp([]),
+        resp([b"message"]),
+        resp([b"message", b"x", b"y", b"z"]),
+        resp([b"message", None, None]),
+        resp([[b"message"], b"x", b"y"]),
+        b"-ERR out of the blue\r\n",
+        b"+OK\r\n",
+    ],
+)
+async def test_wrong_messages_to_the_second_connection_do_no_harm(
+    fake: FakeServer, client: aiodlock.Client, message: bytes
+) -> None:
+    answering(fake)
+    async with client.lock("name") as lease:
+        fake.say(message)
+        await lease.extend()
+    await works(fake, client)
+
+
+async def test_wrong_notices_do_no_harm(fake: FakeServer, client: aiodlock.Client) -> None:
+    answering(fake)
+    channel = client._session.backend._wakeups._channel  # type: ignore[union-attr]
+    async with client.lock("name") as lease:
+        for payload in (
+            b"",
+            b"\xff",
+            b"granted",
+            b"granted a b c",
+            b"granted  no-key-of-ours some-id 5",
+            b"granted aiodlock:1:lock:{%ff}:state some-id 5",
+            b"granted x " + lease.owner.encode() + b" 5",
+            b"broken x y 99999999999999999999999999",
+            b"sing a b 5",
+        ):
+            fake.say(resp([b"message", channel, payload]))
+        await lease.extend()
+        assert lease.held
+    await works(fake, client)
+
+
+@pytest.mark.parametrize(
+    "command", [b"SUBSCRIBE", b"SET", b"EXISTS", b"SCRIPT", b"PING", b"CLIENT"]
+)
+@pytest.mark.parametrize(
+    "reply", [b"-ERR no\r\n", resp([]), b"@\r\n"], ids=["error", "array", "none"]
+)
+async def test_wrong_replies_while_entering_end_within_five_seconds(
+    fake: FakeServer, command: bytes, reply: bytes
+) -> None:
+    fake.answer = lambda given: reply if given[0] == command else None
+    began = now()
+    try:
+        async with aiodlock.Client(fake.url, close_timeout=0.2):
+            pass
+    except aiodlock.BackendError:
+        pass
+    assert now() - began <= 5.5

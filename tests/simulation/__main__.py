@@ -1,0 +1,67 @@
+"""Run seeds: ``python -m tests.simulation --seeds 10000 --start 0``, and replay one: ``--seed 17``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from time import perf_counter
+
+from .run import Total, collect_now_and_then, run_seed
+from .variants import VARIANTS
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many (default: 1000)")
+    parser.add_argument("--start", type=int, default=0, help="the first of them")
+    parser.add_argument("--seed", type=int, help="run this one alone, and print its schedule")
+    parser.add_argument("--variant", choices=sorted(VARIANTS), help="with this broken variant")
+    parser.add_argument(
+        "--variants", action="store_true", help="search a seed for each broken variant"
+    )
+    chosen = parser.parse_args()
+    if chosen.variants:
+        return _search(chosen.start, chosen.seeds)
+    prepare = VARIANTS[chosen.variant].prepare if chosen.variant else None
+    if chosen.seed is not None:
+        outcome = run_seed(chosen.seed, prepare)
+        print(outcome)
+        return bool(outcome.checker)
+    total, bad = Total(began=perf_counter()), []
+    for seed in range(chosen.start, chosen.start + chosen.seeds):
+        outcome = run_seed(seed, prepare)
+        total.add(outcome)
+        collect_now_and_then(total.seeds)
+        if outcome.checker:
+            bad.append(seed)
+            print(outcome if len(bad) == 1 else f"seed {seed}: {outcome.message}", flush=True)
+        if total.seeds % 500 == 0:
+            print(f"... {total.closing_line(len(bad))}", file=sys.stderr, flush=True)
+    print(total.closing_line(len(bad)))
+    return bool(bad)
+
+
+def _search(start: int, seeds: int) -> int:
+    """Say for each variant which seed caught it, and which checker."""
+    missed = 0
+    for name, variant in VARIANTS.items():
+        for tried, seed in enumerate(range(start, start + seeds), 1):
+            outcome = run_seed(seed, variant.prepare)
+            collect_now_and_then(tried)
+            if outcome.checker:
+                expected = (
+                    "" if outcome.checker in variant.caught_by else "  (another was expected)"
+                )
+                print(
+                    f"{name:34} after {tried:4} seeds: {outcome.message[:110]}{expected}",
+                    flush=True,
+                )
+                break
+        else:
+            missed += 1
+            print(f"{name:34} NOT CAUGHT by {seeds} seeds", flush=True)
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

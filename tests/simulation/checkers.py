@@ -1,0 +1,542 @@
+"""What must hold, looked at after every command that the server carried out and every turn of a loop.
+
+Each check belongs to a checker, whose name a violation carries:
+
+exclusion   live records on the server, and leases that are held at the same true time, are compatible
+honesty     while ``lease.held`` is true, the server has the record, and longer
+deadline    a local deadline is what the answered messages say, each counted from its own sending
+told        a body is cancelled when its lease is lost, at once
+fairness    grants follow arrival; nobody who came later is let in first
+handoff     whoever can be granted when a request leaves is granted then, and is told; nobody else is
+extension   a deadline never comes nearer, a live record never vanishes, a delay is kept
+token       tokens grow with every grant, and a re-entry has its owner's
+store       a store that compares tokens takes nothing from an older writer
+ghost       what a client has left never comes back
+keys        every key has a TTL that covers its records
+idle        a free name is not kept from a waiter that is well
+liveness    after the faults everybody is served
+leak        afterwards nothing is left, neither keys nor tasks nor places
+failure     no background task dies, nothing unexpected is raised
+
+``forgetful``: the server loses acknowledged writes, or its clock is stepped forward. Then exclusion between
+clients and honesty about the server are not promised and not checked; the rest is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from aiodlock._lease import Lease
+from aiodlock._place import Place, State
+
+from .server import Command, SimServer
+from .world import Process, World, Wrong
+
+if TYPE_CHECKING:
+    from aiodlock._session import Session
+
+#: How long after the moment a loop may take to act on it, in seconds. It turns every 10 µs.
+_PROMPT = 0.001
+#: How long after its machine has woken up a process may take to notice.
+_AFTER_SLEEP = 1.0 + _PROMPT
+#: ``local_deadline`` allows for this; it is part of the contract.
+_DRIFT_SHARE, _DRIFT = 0.01, 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A holder as the server has it. Times are milliseconds of the server's clock."""
+
+    id: str
+    mode: str
+    token: int
+    deadline: int
+    length: int
+    delay: int
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    id: str
+    mode: str
+    owner: str
+    deadline: int
+    length: int
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """What the server has of one name: holders by id, waiters in the order of the queue."""
+
+    holders: dict[str, Record]
+    waiters: dict[str, Waiter]
+
+    def live(self, now: int) -> list[Record]:
+        return [record for record in self.holders.values() if now < record.deadline]
+
+    def blockers(self, now: int) -> list[Record]:
+        return [r for r in self.holders.values() if now < r.deadline + r.delay]
+
+
+_EMPTY = Name({}, {})
+
+
+def read_name(server: SimServer, base: str) -> Name:
+    """Read the records of a name; ``base`` is its keys up to the last part."""
+    db = server.db
+    state, queue, waiters = (db.get(f"{base}:{part}".encode()) for part in _PARTS)
+    holders = {}
+    if state is not None:
+        for id, text in state.value._values.items():
+            mode, token, deadline, length, delay, owner, _ = text.decode().split(" ")
+            holders[id.decode()] = Record(
+                id.decode(), mode, int(token), int(deadline), int(length), int(delay), owner
+            )
+    known = {} if waiters is None else waiters.value._values
+    waiting = {}
+    if queue is not None:
+        for key in queue.value._ids:
+            fields = queue.value._values_dict[key]
+            id, row = fields[1], fields[3].decode().split(" ")
+            stream_id, deadline, length = known.get(id, b"- 0 0").decode().split(" ")
+            if stream_id == f"{key.ts}-{key.seq}":
+                waiting[id.decode()] = Waiter(
+                    id.decode(), row[0], row[2], int(deadline), int(length), stream_id
+                )
+    return Name(holders, waiting)
+
+
+_PARTS = ("state", "queue", "waiters")
+
+
+def compatible(mode: str, blockers: list[Record]) -> bool:
+    if mode == "x":
+        return not blockers
+    limit = int(mode[1:] or 1_000_000)
+    return len(blockers) < limit and all(record.mode != "x" for record in blockers)
+
+
+@dataclass
+class Ledger:
+    """What the checkers remember of one name."""
+
+    known: Name = _EMPTY
+    last_token: int = 0
+    #: Requests in the order in which they first reached the server and were not granted at once.
+    arrivals: list[str] = field(default_factory=list)
+    #: The serial of the grant of each request; a re-entry has its owner's.
+    grants: dict[str, int] = field(default_factory=dict)
+    number: int = 0
+    idle_since: float | None = None
+
+
+@dataclass
+class Body:
+    """A block of a user's that runs with a lease."""
+
+    process: Process
+    task: asyncio.Task[Any]
+    lease: Lease
+    cancels: bool
+    told: bool = False
+    lost_at: float | None = None
+
+
+class Checkers:
+    """All of them, on one world. Mutable state is listed in ``__init__``."""
+
+    def __init__(self, world: World, server: SimServer, *, forgetful: bool) -> None:
+        self.world = world
+        self.server = server
+        self.forgetful = forgetful
+        #: Requests that began before the server last lost data, or that an operator broke.
+        self.excused: set[str] = set()
+        self.ledgers: dict[str, Ledger] = {}
+        self.sessions: dict[Process, list[Session]] = {}
+        self.bodies: list[Body] = []
+        #: Ids whose leave was answered.
+        self.left: set[str] = set()
+        #: The latest deadline that answered messages give, on the process's clock; with when it was heard.
+        self.at_most: dict[str, float] = {}
+        self.at_least: dict[str, tuple[float, float]] = {}
+        self._latest_ms = 0
+        self._forgotten: set[str] = set()
+        self._seen: dict[str, float] = {}
+        self._writes: dict[str, tuple[int, int]] = {}
+        self.grants = 0
+        server.executed.append(self._executed)
+        server.lost_data.append(self._lost_data)
+        world.after_turn.append(self._after_turn)
+
+    def ledger(self, base: str) -> Ledger:
+        return self.ledgers.setdefault(base, Ledger())
+
+    def wrong(self, checker: str, message: str) -> NoReturn:
+        raise Wrong(checker, f"{message} (true time {self.world.time:.6f})")
+
+    # -- the server --------------------------------------------------------------------------------
+
+    def _lost_data(self) -> None:
+        for session in self._all_sessions():
+            self.excused.update(session.places)
+        self.excused |= self.left  # their markers may be lost too
+        for base, ledger in self.ledgers.items():
+            ledger.known = read_name(self.server, base)
+            ledger.arrivals = list(ledger.known.waiters)
+
+    def clock_steps(self, by: float) -> None:
+        """Look at everything again: what was promised holds on the new clock too."""
+        self._latest_ms = max(self._latest_ms, self.server.now_ms())
+        self.server.offset += by
+        for base, ledger in self.ledgers.items():
+            self._check_honesty(base, ledger)
+
+    def _executed(self, command: Command, reply: Any) -> None:
+        published = self.server.published
+        if command.script not in ("acquire", "extend", "leave", "break"):
+            return
+        base = command.keys[0].decode().removesuffix(":state")
+        ledger = self.ledger(base)
+        before, now = ledger.known, self.server.now_ms()
+        after = ledger.known = read_name(self.server, base)
+        refused = isinstance(reply, Exception)
+        if command.script == "break" and not refused:
+            self.excused.update(before.holders)
+        granted = [
+            r
+            for r in after.holders.values()
+            if r.id not in before.holders or before.holders[r.id].token != r.token
+        ]
+        self._check_exclusion(after, granted, now)
+        self._check_what_stays(command, before, after, now, refused)
+        self._check_grants(ledger, before, after, granted, now)
+        self._check_ghosts(before, after)
+        self._check_keys(base, after, now)
+        if not refused:
+            self._check_handoff(command, reply, before, after, granted, published, now)
+        self._check_honesty(base, ledger)
+
+    def _check_exclusion(self, after: Name, granted: list[Record], now: int) -> None:
+        live = after.live(now)
+        if any(r.mode == "x" for r in live) and len({r.owner for r in live}) > 1:
+            self.wrong("exclusion", f"the server has exclusive and other holders: {live}")
+        for record in live:
+            if record.mode.startswith("s") and len(live) > int(record.mode[1:] or 1_000_000):
+                self.wrong("exclusion", f"the server has more holders than the limit: {live}")
+        for new in granted:
+            others = [r for r in after.blockers(now) if r is not new and r.owner != new.owner]
+            if not compatible(new.mode, others):
+                self.wrong("exclusion", f"{new} was granted beside {others}")
+
+    def _check_what_stays(
+        self, command: Command, before: Name, after: Name, now: int, refused: bool
+    ) -> None:
+        about, script = command.id, command.script
+        # What was overdue before the clock was set back may have been dropped then.
+        latest = max(now, self._latest_ms)
+        for old in before.holders.values():
+            # Whoever is lost leaves, but its name stays closed for the lock-delay.
+            kept = now >= old.deadline or (command.lost and old.delay)
+            left = script == "break" or (script == "leave" and old.id == about and not kept)
+            left = left and not refused
+            new = after.holders.get(old.id)
+            if new is not None and new.token != old.token:
+                new = None  # overdue, dropped and granted anew: a late repetition of the request
+            if (
+                new is None
+                and not left
+                and latest < old.deadline + old.delay
+                and now < min(old.deadline, now + old.length) + old.delay
+            ):
+                self.wrong("extension", f"{old} vanished before its time by {command}")
+            if new is not None and old.deadline <= now < new.deadline:
+                self.wrong("extension", f"{old} was overdue, and is revived by {command}")
+            if new is not None and new.deadline < min(old.deadline, now + old.length):
+                self.wrong("extension", f"{old} was brought nearer, to {new}, by {command}")
+        for waiter in before.waiters.values():
+            if latest >= waiter.deadline:
+                continue
+            if not refused and script == "leave" and waiter.id == about:
+                continue
+            stays: Waiter | Record | None = after.waiters.get(waiter.id) or after.holders.get(
+                waiter.id
+            )
+            if stays is None:
+                self.wrong("extension", f"{waiter} vanished by {command}")
+            elif stays.deadline < min(waiter.deadline, now + waiter.length):
+                self.wrong("extension", f"{waiter} was brought nearer, to {stays}, by {command}")
+
+    def _check_grants(
+        self, ledger: Ledger, before: Name, after: Name, granted: list[Record], now: int
+    ) -> None:
+        for id, waiter in after.waiters.items():
+            old = before.waiters.get(id)
+            if old is not None and old.place != waiter.place:
+                if max(now, self._latest_ms) < old.deadline:
+                    self.wrong("fairness", f"{old} lost its place")
+                ledger.arrivals.remove(id)  # too late: it queues again, at the end
+            if old is None or old.place != waiter.place:
+                ledger.arrivals.append(id)
+        for new in sorted(granted, key=lambda record: record.token):
+            self.grants += 1
+            if now >= new.deadline:
+                self.wrong("handoff", f"{new} was granted after it was overdue")
+            same = [
+                r
+                for r in [*before.live(now), *after.holders.values()]
+                if r.owner == new.owner and r.id != new.id and r.id in ledger.grants
+            ]
+            again = [r for r in same if r.token == new.token]
+            if again:
+                ledger.grants[new.id] = ledger.grants[again[0].id]
+                continue
+            if any(r.id in after.holders and now < r.deadline for r in same):
+                self.wrong("token", f"{new} has another token than its owner's {same}")
+            if new.token <= ledger.last_token:
+                self.wrong("token", f"{new} after {ledger.last_token}")
+            ledger.last_token = new.token
+            ledger.number += 1
+            ledger.grants[new.id] = ledger.number
+            earlier = ledger.arrivals
+            if new.id in earlier:
+                earlier = earlier[: earlier.index(new.id)]
+            for id in earlier:
+                waits = after.waiters.get(id)
+                if waits is not None and now < waits.deadline:
+                    self.wrong(
+                        "fairness", f"{new} was granted while {waits} waits, who came before"
+                    )
+        ledger.arrivals = [id for id in ledger.arrivals if id in after.waiters]
+
+    def _check_ghosts(self, before: Name, after: Name) -> None:
+        present = {*before.holders, *before.waiters}
+        for id in (*after.holders, *after.waiters):
+            if id in self.left and id not in self.excused and id not in present:
+                self.wrong("ghost", f"{id} is back after its leave was answered")
+
+    def _check_keys(self, base: str, after: Name, now: int) -> None:
+        db = self.server.db
+        ends = {
+            "state": max((r.deadline + r.delay for r in after.holders.values()), default=0),
+            "queue": max((w.deadline for w in after.waiters.values()), default=0),
+            "waiters": max((w.deadline for w in after.waiters.values()), default=0),
+        }
+        for part in ("state", "queue", "waiters", "token", "broken"):
+            item = db._dict.get(f"{base}:{part}".encode())
+            if item is None:
+                continue
+            if item.expireat is None:
+                self.wrong("keys", f"{base}:{part} has no TTL")
+            elif item.expireat * 1000 < ends.get(part, 0) - 0.01:
+                self.wrong(
+                    "keys", f"{base}:{part} ends {ends[part] / 1000 - item.expireat:.3f} s early"
+                )
+
+    def _check_handoff(
+        self,
+        command: Command,
+        reply: Any,
+        before: Name,
+        after: Name,
+        granted: list[Record],
+        published: list[tuple[str, str]],
+        now: int,
+    ) -> None:
+        told = {id for word, id in published if word == "granted"}
+        waited = {r.id for r in granted if r.id in before.waiters and r.id != command.id}
+        if not waited <= told or not told <= {r.id for r in granted}:
+            self.wrong("handoff", f"{command}: granted {waited}, told {told}")
+        if sum(word == "look" for word, _ in published) > 1:
+            self.wrong("handoff", f"{command}: more than one hint: {published}")
+        holder = before.holders.get(command.id)
+        if command.script == "extend" and holder is not None and now < holder.deadline:
+            return  # a holder's extension looks at nobody else
+        if command.script == "acquire" and reply == [b"gone"]:
+            return  # refused by its marker, before it has looked
+        head = next((w for w in after.waiters.values() if now < w.deadline), None)
+        if head is not None and compatible(head.mode, after.blockers(now)):
+            self.wrong("handoff", f"after {command} nobody blocks {head}, who still waits")
+
+    # -- clients against the server ------------------------------------------------------------------
+
+    def _all_sessions(self) -> list[Session]:
+        return [one for many in self.sessions.values() for one in many]
+
+    def _check_honesty(self, base: str, ledger: Ledger) -> None:
+        if self.forgetful:
+            return
+        for process, sessions in self.sessions.items():
+            if process.dead:
+                continue
+            for session in sessions:
+                for place in session.places.values():
+                    if place.state is State.HELD and _base_of(place) == base:
+                        self._check_place(process, place, ledger.known)
+
+    def _check_place(self, process: Process, place: Place, known: Name) -> None:
+        """Held here until its local deadline: then there until at least the same true time."""
+        request = place.request
+        if request.id in self.excused or process.boot() >= place.ends_at:
+            return
+        ends = process.true_time_of(place.ends_at)
+        record = known.holders.get(request.id)
+        if record is None:
+            self.wrong(
+                "honesty", f"{process} believes that {request.id} holds, the server does not"
+            )
+        elif self.server.true_time_of(record.deadline) < ends:
+            early = ends - self.server.true_time_of(record.deadline)
+            self.wrong("honesty", f"{process} believes in {request.id} for {early:.6f} s too long")
+
+    def _after_turn(self, process: Process) -> None:
+        if process.failures:
+            self.wrong("failure", f"{process}: {process.failures[0]}")
+        for session in self.sessions.get(process, ()):
+            for place in session.places.values():
+                if place.state is State.HELD or place.state is State.WAITING:
+                    self._check_deadline(process, place)
+        for body in self.bodies:
+            if body.process is process:
+                self._check_told(body)
+
+    def _check_deadline(self, process: Process, place: Place) -> None:
+        id, deadline = place.request.id, place.deadline
+        if place.state is State.HELD and self._seen.get(id) != deadline:
+            self._seen[id] = deadline
+            if not self.forgetful:
+                base = _base_of(place)
+                self._check_place(process, place, read_name(self.server, base))
+                self._check_together(process, place)
+        most, (known_at, least) = self.at_most.get(id), self.at_least.get(id, (0.0, 0.0))
+        if most is None:
+            self.wrong("deadline", f"{process}: {id} has a deadline before any answer")
+        elif deadline > most + 1e-6:
+            self.wrong(
+                "deadline", f"{process}: {id} is believed for {deadline - most:.6f} s too long"
+            )
+        elif (
+            deadline < least - 0.001
+            and self.world.time - max(known_at, process.resumed_at) > _PROMPT
+        ):
+            self.wrong("deadline", f"{process}: {id} counts {least - deadline:.6f} s short")
+
+    def _check_together(self, process: Process, place: Place) -> None:
+        mine = place.request
+        if process.boot() >= place.ends_at:
+            return
+        for other_process, sessions in self.sessions.items():
+            if other_process.dead:
+                continue
+            for session in sessions:
+                for other in session.places.values():
+                    theirs = other.request
+                    if other is place or _base_of(other) != _base_of(place):
+                        continue
+                    if other.state is not State.HELD or other_process.boot() >= other.ends_at:
+                        continue
+                    both_shared = mine.mode == theirs.mode == "shared"
+                    if both_shared or mine.owner == theirs.owner:
+                        continue
+                    if not {mine.id, theirs.id} & self.excused:
+                        self.wrong(
+                            "exclusion", f"{mine.id} and {theirs.id} are held at the same time"
+                        )
+
+    # -- replies -------------------------------------------------------------------------------------
+
+    def on_reply(self, process: Process, command: Command, sent: float, reply: Any) -> None:
+        """An answer reaches a client: from now on it may count on it."""
+        id = command.id
+        if isinstance(reply, Exception) or not id:
+            if str(reply).startswith("NOSCRIPT"):
+                # Sent again with the script, it counts from the first sending: shorter, never longer.
+                self._forgotten.add(id)
+            return
+        word = reply[0]
+        if command.script == "leave":
+            self.left.add(id)
+        elif word in (b"granted", b"held", b"waiting"):
+            left = int(reply[2] if word != b"waiting" else reply[1]) / 1000
+            deadline = sent + left - (left * _DRIFT_SHARE + _DRIFT)
+            self.at_most[id] = max(self.at_most.get(id, 0.0), deadline)
+            if id not in self._forgotten:
+                least = max(self.at_least.get(id, (0.0, 0.0))[1], deadline)
+                self.at_least[id] = (self.world.time, least)
+
+    # -- bodies --------------------------------------------------------------------------------------
+
+    def _check_told(self, body: Body) -> None:
+        process, place = body.process, body.lease._place
+        if body.told or not body.cancels or body.task.done():
+            return
+        now = self.world.time
+        if place.lost is not None:
+            if body.lost_at is None:
+                body.lost_at = now
+            if body.task.cancelling():
+                body.told = True
+            elif now - max(body.lost_at, process.resumed_at) > _PROMPT:
+                self.wrong("told", f"{process}: {place.request.id} was lost, its body goes on")
+        elif place.state is State.HELD:
+            overdue = now - process.true_time_of(place.ends_at)
+            since_woken = now - process.resumed_at
+            if process.slept(now - overdue - place.ttl) and since_woken <= _AFTER_SLEEP:
+                return  # its timers stood still while the machine slept
+            if overdue > _PROMPT and since_woken > _PROMPT:
+                self.wrong(
+                    "told", f"{process}: the body of {place.request.id} is {overdue:.6f} s overdue"
+                )
+
+    def write(self, base: str, lease: Lease, accepted: bool) -> None:
+        """A store that keeps the largest token has taken or refused a write of an exclusive holder."""
+        number = self.ledger(base).grants.get(lease._place.request.id, 0)
+        if accepted:
+            last, token = self._writes.get(base, (0, 0))
+            if number < last:
+                self.wrong(
+                    "store", f"grant {number} (token {lease.token}) written after {last} ({token})"
+                )
+            self._writes[base] = (number, lease.token)
+
+    # -- from time to time, and at the end -----------------------------------------------------------
+
+    def check_idle(self, patience: float) -> None:
+        """A name that nobody blocks, and a live waiter at its head whose process is well."""
+        now = self.server.now_ms()
+        for base, ledger in self.ledgers.items():
+            name = read_name(self.server, base)
+            head = next((w for w in name.waiters.values() if now < w.deadline), None)
+            process = self._process_of(head.id) if head is not None else None
+            free = head is not None and compatible(head.mode, name.blockers(now))
+            if not free or process is None or not process.running:
+                ledger.idle_since = None
+                continue
+            if ledger.idle_since is None:
+                ledger.idle_since = self.world.time
+            since = max(ledger.idle_since, process.resumed_at)
+            if self.world.time - since > patience:
+                self.wrong("idle", f"{base} is free, and {head} has waited {patience:.3f} s for it")
+
+    def _process_of(self, id: str) -> Process | None:
+        """Return whose request that is, if its client is still there."""
+        for process, sessions in self.sessions.items():
+            if any(id in session.places for session in sessions):
+                return process
+        return None
+
+    def check_nothing_left(self, process: Process, session: Session) -> None:
+        """All that its tasks began is over: the client has no request and no beat any more."""
+        wakeups = getattr(session.backend, "_wakeups", None)
+        left = [list(session.places), session._holds, len(session.extender)]
+        left.append(wakeups._watched if wakeups is not None else [])
+        if any(left):
+            self.wrong("leak", f"{process} still has places, holds, beats, watches: {left}")
+
+
+def _base_of(place: Place) -> str:
+    request = place.request
+    return f"aiodlock:1:{request.kind}:{{{request.name}}}"

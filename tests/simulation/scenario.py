@@ -1,0 +1,690 @@
+"""What one seed does: who locks what, what goes wrong meanwhile, and a quiet end with the last checks."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import fakeredis.model._stream
+
+import aiodlock
+import aiodlock._clock
+from aiodlock import AcquireTimeout, BackendError, ClientClosed, DeadlockError, LockLost, WouldBlock
+from aiodlock._lease import Lease
+from aiodlock._lock import Acquirable
+from aiodlock.backends.redis import RedisBackend
+
+from .checkers import Body, Checkers
+from .network import Network, SimSource
+from .server import SimServer
+from .world import Process, World
+
+#: Until when the faults and the new requests go on, and how long the quiet afterwards may take.
+_CHAOS = (2.0, 5.0)
+#: A dead connection is noticed after 1 to 16 s (a subscription after 15 s), connecting pauses up to 2 s.
+_SERVED_WITHIN = 60.0
+
+
+@dataclass
+class Style:
+    """What a seed is like: drawn once, so that seeds differ more than their parts do."""
+
+    forgetful: bool
+    processes: int
+    tasks: int
+    names: int
+    ttls: tuple[float, ...]
+    waiter_ttl: float
+    delays: tuple[float, ...]
+    shared: float
+    semaphores: float
+    cancels: float
+    named_owners: float
+    hold: float
+    think: float
+    faults: tuple[str, ...]
+    pause_between_faults: float
+    notifies: bool
+    retention: float
+
+
+_NETWORK = ("slow", "cut", "partition", "one_way", "mute", "stuck", "duplicate", "stall")
+_PROCESS = ("pause", "pause", "sleep", "crash", "restart_client")
+_SERVER = ("restart_kept", "flush_scripts", "loading", "read_only", "out_of_memory", "busy")
+
+
+def draw_style(rng: random.Random) -> Style:
+    forgetful = rng.random() < 0.3
+    faults: list[str] = []
+    if only_processes := rng.random() < 0.15:
+        forgetful = False
+        faults += rng.sample(_PROCESS, 2)
+    for group in () if only_processes else (_NETWORK, _PROCESS, _SERVER):
+        if rng.random() < 0.6:
+            faults += rng.sample(group, rng.randint(1, 3))
+    if forgetful:
+        faults += rng.sample(
+            ["restart_empty", "restart_older", "flush_data", "clock_forward"], rng.randint(1, 2)
+        )
+        faults += ["snapshot"] if "restart_older" in faults else []
+    elif not only_processes and rng.random() < 0.2:
+        faults.append("clock_back")
+    ttl = rng.choice((0.3, 0.5, 1.0, 2.0))
+    return Style(
+        forgetful=forgetful,
+        processes=rng.randint(2, 3),
+        tasks=rng.randint(1, 3),
+        names=rng.choice((1, 1, 1, 2)),
+        ttls=(ttl,) if rng.random() < 0.5 else (ttl, 0.2, 1.5),
+        waiter_ttl=rng.choice((0.3, 0.6, 1.0, 2.0)),
+        delays=(0.0,) if rng.random() < 0.6 else (0.0, 0.2, 0.5),
+        shared=rng.choice((0.0, 0.0, 0.3, 0.6)),
+        semaphores=rng.choice((0.0, 0.0, 0.0, 0.4)),
+        cancels=rng.choice((0.0, 0.1, 0.3)),
+        named_owners=rng.choice((0.0, 0.0, 0.2)),
+        hold=rng.choice((0.02, 0.1, 0.4)),
+        think=rng.choice((0.02, 0.1, 0.5)),
+        faults=tuple(faults),
+        pause_between_faults=rng.choice((0.2, 0.5, 1.0)),
+        notifies=rng.random() < 0.4,
+        retention=rng.choice((1.0, 20.0, 3600.0)) if forgetful else rng.choice((20.0, 3600.0)),
+    )
+
+
+class SimClient(aiodlock.Client):
+    """The library's client, which connects through the simulated network."""
+
+    def __init__(self, simulation: Simulation, process: Process, **options: Any) -> None:
+        super().__init__("memory://", **options)
+        self._simulation = simulation
+        self._process = process
+
+    def _make_backend(self) -> RedisBackend:
+        simulation = self._simulation
+        backend = simulation.backend_class(
+            SimSource(simulation.network, self._process),
+            prefix=self._prefix,
+            token_retention=self._token_retention,
+            unavailable_after=self._unavailable_after,
+        )
+        simulation.clients += 1
+        backend.label = f"{self._process}.{simulation.clients}"
+        return backend
+
+
+class Simulation:
+    """One seed from its first event to its last check."""
+
+    backend_class: type[RedisBackend] = RedisBackend
+
+    def __init__(self, seed: int, prepare: Callable[[Simulation], None] | None = None) -> None:
+        self.seed = seed
+        self.world = World(seed)
+        self.random = self.world.random
+        self.style = draw_style(self.random)
+        self.server = SimServer(self.world)
+        self.server.notifies = self.style.notifies
+        self.network = Network(self.world, self.server)
+        self.checkers = Checkers(self.world, self.server, forgetful=self.style.forgetful)
+        self.network.on_reply = self.checkers.on_reply
+        self.chaos_ends = self.random.uniform(*_CHAOS)
+        self.clients = 0
+        self.done: list[asyncio.Task[None]] = []
+        self.mains: dict[Process, asyncio.Task[None]] = {}
+        self._closers: dict[Process, asyncio.Event] = {}
+        self.stores: dict[str, int] = {}
+        self.outcomes: dict[str, int] = {}
+        self._patches: list[tuple[object, str, object]] = []
+        if prepare is not None:
+            prepare(self)
+
+    def patch(self, target: object, name: str, value: object) -> None:
+        """Break something of the library, for this run."""
+        self._patches.append((target, name, value))
+
+    # -- the whole ---------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Raise Wrong when something promised does not hold."""
+        world = self.world
+        with self._everything_virtual():
+            try:
+                self._log_errors_are_failures()
+                for number in range(self.style.processes):
+                    self._start(f"p{number}")
+                self._plan_fault()
+                self._sweep()
+                self._watch_for_idle()
+                world.run_until(self.chaos_ends)
+                self.calm_down()
+                self._run_quiet()
+                for warned in self._warnings:
+                    self.checkers.wrong("failure", f"it was warned: {warned.message}")
+            finally:
+                for process in world.processes:
+                    process.bury()
+
+    def _watch_for_idle(self) -> None:
+        """While connections are well, and long enough after they were not, no free name is kept waiting."""
+        patience = self.style.waiter_ttl / 3 + 0.15
+        well = set(self.style.faults) <= set(_PROCESS)
+        settled = 0.0 if well else self.chaos_ends + 18.0
+
+        def watch() -> None:
+            if self.world.time >= settled:
+                self.checkers.check_idle(patience)
+            self.world.after(0.02, watch)
+
+        watch()
+
+    def _run_quiet(self) -> None:
+        world, checkers = self.world, self.checkers
+        end = world.time + _SERVED_WITHIN
+        served = world.run_until(end, lambda: all(main.done() for main in self.mains.values()))
+        if not served:
+            left = [str(p) for p, main in self.mains.items() if not main.done()]
+            checkers.wrong("liveness", f"{left} not done {_SERVED_WITHIN} s after the last fault")
+        for process, main in self.mains.items():
+            if not process.dead and main.exception() is not None:
+                raise main.exception()  # type: ignore[misc]
+        # What the dead left behind may last as long as its lease, delay and marker.
+        longest = max(self.style.ttls) + max(self.style.delays) + self.style.waiter_ttl
+        world.run_until(world.time + 4 * longest + 10.0)
+        self._check_end()
+
+    def _check_end(self) -> None:
+        checkers = self.checkers
+        for process in self.mains:
+            if process.dead:
+                continue
+            tasks = [repr(task.get_coro()) for task in asyncio.all_tasks(process.loop)]
+            if tasks:
+                checkers.wrong("leak", f"{process} still has tasks: {tasks}")
+            if any(conn.open for conn in self.network.connections_of(process)):
+                checkers.wrong("leak", f"{process} still has a connection")
+        self.server.sweep()
+        left = [
+            key for key in self.server.db._dict if key.endswith((b":state", b":queue", b":waiters"))
+        ]
+        if left and "clock_back" not in self.style.faults:
+            checkers.wrong("leak", f"keys are left: {left}")
+
+    @contextmanager
+    def _everything_virtual(self) -> Iterator[None]:
+        world = self.world
+        before = random.getstate()
+
+        def gettime(_: int) -> float:
+            assert world.current is not None, "the library's clock was read outside of a process"
+            return world.current.boot()
+
+        server_time = SimpleNamespace(time=lambda: world.time + self.server.offset)
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(aiodlock._clock, "_gettime", gettime))
+            stack.enter_context(patch.object(fakeredis.model._stream, "time", server_time))
+            self._warnings = stack.enter_context(warnings.catch_warnings(record=True)) or []
+            for target, name, value in self._patches:
+                stack.enter_context(patch.object(target, name, value))
+            warnings.simplefilter("always")
+            random.seed(self.seed)
+            gc.disable()
+            try:
+                yield
+            finally:
+                gc.enable()
+                random.setstate(before)
+
+    def _log_errors_are_failures(self) -> None:
+        self._logger = logging.getLogger("aiodlock")
+        simulation = self
+
+        def look(record: logging.LogRecord) -> bool:
+            current = simulation.world.current
+            if current is not None and not current.dead:
+                if record.levelno >= logging.ERROR:
+                    cause = record.exc_info[1] if record.exc_info else ""
+                    current.failures.append(f"{record.getMessage()}: {cause!r}")
+                if record.levelno >= logging.WARNING:
+                    simulation.world.log(f"{current}: {record.getMessage()}")
+            return False
+
+        self._logger.filters[:] = [look]
+
+    # -- processes ---------------------------------------------------------------------------------
+
+    def _start(self, name: str) -> None:
+        process = Process(self.world, name)
+        self.world.log(f"{name} starts")
+        self.mains[process] = process.start(self._main(process))
+
+    async def _main(self, process: Process) -> None:
+        """One process: a client, some tasks; what they begin before the end of the faults they finish."""
+        style, rng = self.style, self.random
+        while self._going_on():
+            client = SimClient(
+                self,
+                process,
+                ttl=style.ttls[0],
+                waiter_ttl=style.waiter_ttl,
+                token_retention=style.retention,
+                unavailable_after=rng.choice((2.0, 30.0)),
+                close_timeout=1.0,
+            )
+            try:
+                async with client:
+                    await self._live(process, client)
+            except BackendError as away:
+                self.world.log(f"{process}: the client could not be entered: {away!r}")
+
+    async def _live(self, process: Process, client: SimClient) -> None:
+        session = client._session
+        assert session is not None
+        sessions = self.checkers.sessions.setdefault(process, [])
+        sessions.append(session)
+        leave_early = asyncio.Event()
+        self._closers[process] = leave_early
+        try:
+            workers = [
+                asyncio.ensure_future(self._work(process, client, leave_early))
+                for _ in range(self.style.tasks)
+            ]
+            early: asyncio.Future[Any] = asyncio.ensure_future(leave_early.wait())
+            together: asyncio.Future[Any] = asyncio.gather(*workers)
+            await asyncio.wait((early, together), return_when="FIRST_COMPLETED")
+            if not leave_early.is_set():
+                early.cancel()
+                await asyncio.wait([early])
+                await together
+                await self._until_nothing_is_left(session)
+                self.checkers.check_nothing_left(process, session)
+            else:
+                self.world.log(f"{process}: its client is left in the middle")
+                await client.__aexit__(None, None, None)
+                await together
+        finally:
+            sessions.remove(session)
+
+    async def _until_nothing_is_left(self, session: Any) -> None:
+        """Leaves go on in the background; they have as long as a lease would have lasted."""
+        give_up = self.world.time + max(self.style.ttls) + self.style.waiter_ttl + 25.0
+        while session.places and self.world.time < give_up:
+            await asyncio.sleep(0.05)
+
+    def _going_on(self) -> bool:
+        return self.world.time < self.chaos_ends
+
+    async def _work(self, process: Process, client: SimClient, over: asyncio.Event) -> None:
+        rng = self.random
+        while self._going_on() and not over.is_set():
+            await asyncio.sleep(rng.expovariate(1 / self.style.think))
+            turn = asyncio.ensure_future(self._turn(process, client))
+            if rng.random() < self.style.cancels:
+                delay = rng.expovariate(1 / (2 * self.style.hold + 0.01))
+                for _ in range(rng.choice((1, 1, 2))):
+                    await asyncio.wait([turn], timeout=delay)
+                    if not turn.done():
+                        turn.cancel()
+                        delay = rng.uniform(0, 0.002)
+            await asyncio.wait([turn])
+            self._count(process, turn)
+
+    def _count(self, process: Process, turn: asyncio.Future[None]) -> None:
+        outcome = "done"
+        if turn.cancelled():
+            outcome = "cancelled"
+        elif (error := turn.exception()) is not None:
+            outcome = type(error).__name__
+            expected = (
+                AcquireTimeout,
+                WouldBlock,
+                LockLost,
+                DeadlockError,
+                ClientClosed,
+                BackendError,
+            )
+            if not isinstance(error, expected):
+                raise error
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+        self.world.log(f"{process}: a turn ends: {outcome}")
+
+    # -- what a task does --------------------------------------------------------------------------
+
+    async def _turn(self, process: Process, client: SimClient) -> None:
+        rng, style = self.random, self.style
+        kind = rng.random()
+        lock = self._some_lock(client)
+        base = f"aiodlock:1:{lock._kind}:{{{lock.name}}}"
+        if kind < 0.1:
+            lease = await lock.acquire_nowait()
+            await self._bare(process, lease, base)
+        elif kind < 0.25:
+            lease = await lock.acquire(timeout=rng.choice((None, style.hold, 3 * style.hold)))
+            await self._bare(process, lease, base)
+        elif kind < 0.27:
+            await client.break_lock(lock.name)
+        elif kind < 0.29:
+            await client.inspect(lock.name)
+        elif kind < 0.32:
+            await lock.acquire()
+            await asyncio.sleep(rng.expovariate(1 / style.hold))
+            await lock.release()
+        elif kind < 0.36:
+            names = [f"n{number}" for number in range(style.names)]
+            async with client.multilock(*names, timeout=rng.choice((None, 0.5, 2.0))):
+                await asyncio.sleep(rng.expovariate(1 / style.hold))
+        else:
+            async with lock as lease:
+                async with self._body(process, lease):
+                    await self._hold(lease, base)
+                    if kind > 0.9 and isinstance(lock, aiodlock.Lock):
+                        async with lock as again:
+                            await self._hold(again, base)
+                    elif kind > 0.85:
+                        await lease.extend(rng.choice((None, 0.4, 1.2)))
+                        await self._hold(lease, base)
+
+    def _some_lock(self, client: SimClient) -> Acquirable:
+        rng, style = self.random, self.style
+        name = f"n{rng.randrange(style.names)}"
+        options: dict[str, Any] = {
+            "ttl": rng.choice(style.ttls),
+            "lock_delay": rng.choice(style.delays),
+            "timeout": rng.choice((None, None, None, 0.5, 2.0, 0.0)),
+            "on_lost": rng.choice(("cancel", "cancel", "flag")),
+            "confirm_release": rng.random() < 0.8,
+            "auto_extend": rng.random() < 0.9,
+        }
+        if rng.random() < 0.1:
+            options["max_hold"] = rng.choice((0.2, 0.5, 1.0))
+        elif rng.random() < 0.1:
+            options["margin"] = options["ttl"] / 10
+        if rng.random() < style.semaphores:
+            return client.semaphore(f"s{name}", 2, **options)
+        if rng.random() < style.named_owners:
+            options["owner"] = rng.choice(("ann", "bob"))
+        if rng.random() < style.shared:
+            return client.rwlock(name, **options).read
+        return client.lock(name, **options)
+
+    async def _bare(self, process: Process, lease: Lease, base: str) -> None:
+        try:
+            await self._hold(lease, base)
+        finally:
+            await lease.release()
+
+    @asynccontextmanager
+    async def _body(self, process: Process, lease: Lease) -> AsyncIterator[None]:
+        task = asyncio.current_task()
+        assert task is not None
+        body = Body(process, task, lease, cancels=lease._place.options.on_lost == "cancel")
+        self.checkers.bodies.append(body)
+        try:
+            yield
+        finally:
+            self.checkers.bodies.remove(body)
+
+    async def _hold(self, lease: Lease, base: str) -> None:
+        rng = self.random
+        length = rng.expovariate(1 / self.style.hold)
+        if rng.random() < 0.03:
+            length += 2 * lease.ttl
+        for _ in range(2):
+            if lease.mode == "exclusive":
+                # Sent to a store; it may arrive when the lease is long over.
+                self.world.after(rng.expovariate(20.0), self._write, lease, base)
+            await asyncio.sleep(length / 2)
+
+    def _write(self, lease: Lease, base: str) -> None:
+        accepted = lease.token >= self.stores.get(base, 0)
+        if accepted:
+            self.stores[base] = lease.token
+        self.checkers.write(base, lease, accepted)
+
+    # -- what goes wrong -----------------------------------------------------------------------------
+
+    def _plan_fault(self) -> None:
+        if self.style.faults:
+            self.world.after(
+                self.random.expovariate(1 / self.style.pause_between_faults), self._fault
+            )
+
+    def _fault(self) -> None:
+        if not self._going_on():
+            return
+        if not self.mains:
+            return
+        name = self.random.choice(self.style.faults)
+        Faults(self).strike(name)
+        self._plan_fault()
+
+    def _sweep(self) -> None:
+        """The server's own cycle of expiry; slow on some servers."""
+        self.server.sweep()
+        self.world.after(self.random.uniform(0.05, 0.5), self._sweep)
+
+    def calm_down(self) -> None:
+        """The faults stop: everything heals, and whoever was stopped goes on."""
+        world, server = self.world, self.server
+        world.log("-- the faults stop --")
+        server.refuses = None
+        server.read_only = server.out_of_memory = False
+        self.network.duplicate_share = 0.0
+        if not server.up:
+            server.restart("kept")
+        for path in self.network.paths.values():
+            path.calm()
+        self.network.released()
+        for process in world.processes:
+            process.resume()
+
+
+class Faults:
+    """Each fault by its name: it begins now, and some end by themselves."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.world = simulation.world
+        self.random = simulation.random
+        self.network = simulation.network
+        self.server = simulation.server
+
+    def strike(self, name: str) -> None:
+        strike = getattr(self, f"_{name}")
+        strike()
+
+    def _log(self, text: str) -> None:
+        self.world.log(f"fault: {text}")
+
+    def _someone(self) -> Process:
+        return self.random.choice(list(self.simulation.mains))
+
+    def _some_connection(self) -> Any:
+        of = self.network.connections_of(self._someone())
+        return self.random.choice(of) if of else None
+
+    def _length(self) -> float:
+        """Return how long a fault lasts: usually shorter, sometimes longer than a lease."""
+        ttl = max(self.simulation.style.ttls)
+        return self.random.choice((0.1, 0.5, 1.5)) * ttl * self.random.uniform(0.3, 1.5)
+
+    # -- network -----------------------------------------------------------------------------------
+
+    def _slow(self) -> None:
+        process = self._someone()
+        path, length = self.network.path(process), self._length()
+        path.slow_share, path.slow = 0.5, self.random.choice((0.02, 0.2, 0.6))
+        self._log(f"half of {process}'s messages take up to {path.slow} s, for {length:.3f} s")
+        self.world.after(length, setattr, path, "slow_share", 0.0)
+
+    def _cut(self) -> None:
+        conn = self._some_connection()
+        if conn is not None:
+            self._log(f"a connection of {conn.process} is cut")
+            conn.cut()
+
+    def _partition(self) -> None:
+        self._block(True, True)
+
+    def _one_way(self) -> None:
+        self._block(*self.random.choice(((True, False), (False, True))))
+
+    def _block(self, outwards: bool, inwards: bool) -> None:
+        process, length = self._someone(), self._length()
+        path = self.network.path(process)
+        path.out_blocked, path.in_blocked = outwards, inwards
+        what = {(True, True): "both ways", (True, False): "to the server"}
+        where = what.get((outwards, inwards), "to the client")
+        self._log(f"nothing passes {where} for {process}, for {length:.3f} s")
+
+        def heal() -> None:
+            path.out_blocked = path.in_blocked = False
+            self.world.log(f"network: {process} is reachable again")
+            self.network.released(process)
+
+        self.world.after(length, heal)
+
+    def _mute(self) -> None:
+        conn = self._some_connection()
+        if conn is not None:
+            self._log(f"replies to a connection of {conn.process} are lost from now on")
+            conn.mute = True
+
+    def _stuck(self) -> None:
+        conn = self._some_connection()
+        if conn is not None:
+            self._log(f"requests on a connection of {conn.process} go no further from now on")
+            conn.stuck = True
+
+    def _duplicate(self) -> None:
+        length = self._length()
+        self._log(f"some commands arrive twice, for {length:.3f} s")
+        self.network.duplicate_share = 0.3
+        self.world.after(length, setattr, self.network, "duplicate_share", 0.0)
+
+    def _stall(self) -> None:
+        length = self._length()
+        self._log(f"the server answers nobody for {length:.3f} s")
+        self.network.stall(self.world.time + length)
+
+    # -- processes ---------------------------------------------------------------------------------
+
+    def _pause(self) -> None:
+        self._stop(sleeping=False)
+
+    def _sleep(self) -> None:
+        self._stop(sleeping=True)
+
+    def _stop(self, *, sleeping: bool) -> None:
+        process, length = self._someone(), self._length()
+        if not process.running:
+            return
+        self._log(f"{process} {'sleeps' if sleeping else 'is stopped'} for {length:.3f} s")
+        process.stop(sleeping=sleeping)
+
+        def resume() -> None:
+            if not process.running and not process.dead:
+                self.world.log(f"{process} goes on")
+                process.resume()
+
+        self.world.after(length, resume)
+
+    def _crash(self) -> None:
+        process = self._someone()
+        power = self.random.random() < 0.3
+        self._log(f"{process} {'loses power' if power else 'is killed'}")
+        process.crash()
+        del self.simulation.mains[process]
+        self.simulation.checkers.sessions.pop(process, None)
+        bodies = self.simulation.checkers.bodies
+        bodies[:] = [body for body in bodies if body.process is not process]
+        for conn in self.network.connections_of(process):
+            if power:
+                conn.open = False  # the server is never told
+            else:
+                conn.close_by_kernel()
+        name = f"{process.name}'"
+        self.world.after(self.random.uniform(0.01, 1.0), self.simulation._start, name)
+
+    def _restart_client(self) -> None:
+        closer = self.simulation._closers.get(self._someone())
+        if closer is not None:
+            closer.set()
+
+    # -- the server --------------------------------------------------------------------------------
+
+    def _restart(self, data: str) -> None:
+        if not self.server.up:
+            return
+        away = self.random.uniform(0.01, 0.8)
+        self._log(f"the server is away for {away:.3f} s and comes back, data: {data}")
+        self.network.stop_server()
+        self.world.after(away, self._come_back, data)
+
+    def _come_back(self, data: str) -> None:
+        if not self.server.up:
+            self.server.restart(data)
+            if self.random.random() < 0.5:
+                self._loading()
+
+    def _restart_kept(self) -> None:
+        self._restart("kept")
+
+    def _restart_empty(self) -> None:
+        self._restart("empty")
+
+    def _restart_older(self) -> None:
+        self._restart("older")
+
+    def _snapshot(self) -> None:
+        self.server.save()
+
+    def _flush_data(self) -> None:
+        self._log("FLUSHALL")
+        self.server.flush_data()
+
+    def _flush_scripts(self) -> None:
+        self._log("SCRIPT FLUSH")
+        self.server.flush_scripts()
+
+    def _loading(self) -> None:
+        self._refuse("LOADING Redis is loading the dataset in memory")
+
+    def _busy(self) -> None:
+        self._refuse("BUSY Redis is busy running a script. You can only call SCRIPT KILL.")
+
+    def _refuse(self, how: str) -> None:
+        length = self.random.uniform(0.0, 0.5)
+        self._log(f"the server says {how.partition(' ')[0]} for {length:.3f} s")
+        self.server.refuses = how
+        self.world.after(length, setattr, self.server, "refuses", None)
+
+    def _read_only(self) -> None:
+        length = self.random.uniform(0.0, 0.5)
+        self._log(f"the server is read-only for {length:.3f} s")
+        self.server.read_only = True
+        self.world.after(length, setattr, self.server, "read_only", False)
+
+    def _out_of_memory(self) -> None:
+        length = self.random.uniform(0.0, 0.5)
+        self._log(f"the server is out of memory for {length:.3f} s")
+        self.server.out_of_memory = True
+        self.world.after(length, setattr, self.server, "out_of_memory", False)
+
+    def _clock_back(self) -> None:
+        self._step(-self.random.choice((0.01, 0.3, 3.0)))
+
+    def _clock_forward(self) -> None:
+        self._step(self.random.choice((0.01, 0.3, 3.0)))
+
+    def _step(self, by: float) -> None:
+        self._log(f"the server's clock steps by {by:+} s")
+        self.simulation.checkers.clock_steps(by)

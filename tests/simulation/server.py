@@ -1,0 +1,451 @@
+"""One server: fakeredis with a virtual clock, the real scripts, and the ways in which a server fails.
+
+The execution of a script is fakeredis's own but for three shortcuts, since a run executes some hundred:
+a script is compiled once, the Lua heap is not collected after each call, and ``redis.call`` skips the
+conversions that only other protocols and server types need.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import fakeredis
+import redis
+from fakeredis._commands import SUPPORTED_COMMANDS, Key
+from fakeredis._core._database import CommandItem, Database
+from fakeredis._helpers import NoResponse, SimpleError, SimpleString
+from fakeredis._socket._fakesocket import FakeSocket
+from fakeredis.commands_mixins.scripting_mixin import LUA_MODULE
+
+from aiodlock.backends.redis.scripts import ALL
+
+from .world import World, Wrong
+
+#: 2023-11-14, in seconds.
+_EPOCH = 1_700_000_000.0
+
+#: Commands that an out-of-memory server refuses, as long as their script has written nothing yet.
+_GROWS = frozenset((b"HSET", b"SET", b"XADD"))
+_WRITES = _GROWS | {b"HDEL", b"XDEL", b"DEL", b"PEXPIRE"}
+
+_lua: Any = None
+_compiled: dict[bytes, Any] = {}
+_set_keys_argv: Any = None
+_caller: list[SimSocket] = []
+_ages = count()
+
+
+def _runtime() -> Any:
+    """Return the one Lua state of all simulated servers, as fakeredis sets it up."""
+    global _lua, _set_keys_argv
+    if _lua is None:
+        _lua = LUA_MODULE.LuaRuntime(encoding=None, unpack_returned_tuples=True)
+        _lua.eval("function(c, p) redis = {call = c, pcall = p}; KEYS = {}; ARGV = {} end")(
+            lambda op, *args: _caller[-1].script_call(op, args),
+            lambda op, *args: _caller[-1].script_pcall(op, args),
+        )
+        _set_keys_argv = _lua.eval("function(keys, argv) KEYS = keys; ARGV = argv end")
+    return _lua
+
+
+class SimDatabase(Database):
+    """Tells when a key expires, as a server does that sends keyspace events."""
+
+    def __init__(self, lock: Any, expired: Callable[[bytes], None]) -> None:
+        super().__init__(lock)
+        self._tell = expired
+
+    def __getitem__(self, key: bytes) -> Any:
+        item = self._dict[key]
+        if self.expired(item):
+            del self._dict[key]
+            self._tell(key)
+            raise KeyError(key)
+        return item
+
+    def notify_watch(self, key: bytes) -> None:
+        pass  # nobody blocks or watches
+
+    def sweep(self) -> None:
+        for key in [k for k, item in self._dict.items() if self.expired(item)]:
+            del self._dict[key]
+            self._tell(key)
+
+
+class SimSocket(FakeSocket):
+    """The server's side of one connection."""
+
+    def __init__(self, server: SimServer, tell: Callable[[bytes], None]) -> None:
+        self.sim = server
+        self._age = next(_ages)
+        self._tell_client = tell
+        super().__init__(server.fake, 0, client_class=redis.Redis)
+
+    def __hash__(self) -> int:
+        return (
+            self._age
+        )  # not the address: sets of sockets are walked in the same order in every run
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    # -- in and out --------------------------------------------------------------------------------
+
+    def put_response(self, msg: Any) -> None:
+        self._tell_client(encode(msg))
+
+    def execute(self, fields: list[bytes]) -> Any:
+        """Run one command and return its reply, which is not sent."""
+        name = fields[0].decode().lower()
+        arguments = fields[1:]
+        if name in ("config", "script", "client"):
+            name, arguments = f"{name} {fields[1].decode().lower()}", fields[2:]
+        try:
+            if name == "evalsha":
+                return self.evalsha(fields[1], int(fields[2]), *fields[3:])
+            function, signature = self._name_to_func(name)
+            assert function is not None
+            return self._run_command(function, signature, arguments, False)
+        except SimpleError as refused:
+            return refused
+
+    def time(self) -> list[bytes]:
+        microseconds = self.sim.clock_us()
+        return [b"%d" % (microseconds // 1_000_000), b"%d" % (microseconds % 1_000_000)]
+
+    # -- scripts -----------------------------------------------------------------------------------
+
+    def eval(self, script: bytes, numkeys: int, *keys_and_args: bytes) -> Any:
+        runtime = _runtime()
+        script = self.sim.patched(script)
+        function = _compiled.get(script)
+        if function is None:
+            function = _compiled[script] = runtime.compile(script)
+        _set_keys_argv(
+            runtime.table_from(keys_and_args[:numkeys]), runtime.table_from(keys_and_args[numkeys:])
+        )
+        self._dirty = False
+        _caller.append(self)
+        try:
+            result = function()
+        except SimpleError as refused:
+            raise SimpleError(f"{refused.value} script: simulated, on @user_script:1.") from None
+        except LUA_MODULE.LuaError as broken:
+            raise SimpleError(f"ERR Error running script: {broken}") from None
+        finally:
+            _caller.pop()
+        return self._convert_lua_result(result, nested=False)
+
+    def evalsha(self, sha1: bytes, numkeys: int, *keys_and_args: bytes) -> Any:
+        script = self._server.script_cache.get(sha1)
+        if script is None:
+            raise SimpleError("NOSCRIPT No matching script. Please use EVAL.")
+        return self.eval(script, numkeys, *keys_and_args)
+
+    def script_call(self, op: bytes, args: tuple[Any, ...]) -> Any:
+        sim = self.sim
+        op = op.upper()
+        if op == b"TIME":
+            return _lua.table_from(self.time())
+        if op in _WRITES:
+            sim.count_write(op, self._dirty)
+            self._dirty = True
+        if op == b"PUBLISH":
+            word, _, id, _ = args[1].decode().split(" ")
+            sim.published.append((word, id))
+        function, signature = _known(self, op)
+        converted = [arg if type(arg) is bytes else f"{arg:.17g}".encode() for arg in args]
+        items: list[CommandItem] = []
+        missing = _apply(signature, converted, items, self._db)
+        if missing is not _NOT_MISSING:
+            result = missing
+        else:
+            result = function(*converted)
+            for item in items:
+                item.writeback(remove_empty_val="v" not in signature.flags)
+                if item.is_modified and sim.notifies:
+                    self._tell_of(item.key, op)
+        return self._to_lua(result)
+
+    def script_pcall(self, op: bytes, args: tuple[Any, ...]) -> Any:
+        try:
+            return self.script_call(op, args)
+        except SimpleError as refused:
+            return _lua.table_from({b"err": refused.value.encode()})
+
+    def _to_lua(self, result: Any) -> Any:
+        if isinstance(result, bytes | int):
+            return result
+        if result is None:
+            return False
+        if isinstance(result, str):
+            return result.encode()
+        if isinstance(result, dict):
+            result = [part for pair in result.items() for part in pair]
+        if isinstance(result, list | tuple):
+            return _lua.table_from([self._to_lua(part) for part in result])
+        if isinstance(result, SimpleString):
+            return _lua.table_from({b"ok": result.value})
+        raise TypeError(f"a reply of type {type(result).__name__} in a script")
+
+    def _tell_of(self, key: bytes, op: bytes) -> None:
+        self.sim.keyspace_event(key, op.lower())
+        if op != b"DEL" and key not in self._db:
+            self.sim.keyspace_event(key, b"del")  # its last field or entry is gone
+
+    def _keyspace_notifications(self, command_items: Any, event: bytes) -> None:
+        if self.sim.notifies and event != b"evalsha":
+            for item in command_items:
+                if item.is_modified:
+                    self.sim.keyspace_event(item.key, event)
+
+
+_NOT_MISSING = object()
+_plans: dict[tuple[str, int], list[tuple[int, Any, bool]]] = {}
+
+
+def _apply(signature: Any, values: list[Any], items: list[CommandItem], db: Database) -> Any:
+    """Do what ``Signature.apply`` does: decode arguments in place, look keys up. For valid calls only."""
+    plan = _plans.get((signature.name, len(values)))
+    if plan is None:
+        signature.check_arity(values, (7,))
+        types = list(signature.fixed)
+        while len(types) < len(values):
+            types += signature.repeat
+        plan = [(i, t, isinstance(t, Key)) for i, t in enumerate(types) if t is not bytes]
+        _plans[signature.name, len(values)] = plan
+    for index, kind, is_key in plan:
+        if not is_key:
+            values[index] = kind.decode(values[index])
+            continue
+        key = values[index]
+        item = db.get(key)
+        default = None
+        if item is None:
+            if kind.missing_return is not Key.UNSPECIFIED:
+                return kind.missing_return
+            if kind.type_ is not None and kind.type_ is not bytes:
+                default = kind.type_()
+        values[index] = CommandItem(key, db, item, default=default)
+        items.append(values[index])
+    return _NOT_MISSING
+
+
+_functions: dict[bytes, tuple[str, Any]] = {}
+
+
+def _known(socket: SimSocket, op: bytes) -> tuple[Any, Any]:
+    found = _functions.get(op)
+    if found is None:
+        signature = SUPPORTED_COMMANDS[op.decode().lower()]
+        found = _functions[op] = signature.func_name, signature
+    return getattr(socket, found[0]), found[1]
+
+
+def encode(value: Any) -> bytes:
+    """Return a reply in RESP 2."""
+    if value is None:
+        return b"$-1\r\n"
+    if isinstance(value, SimpleError):
+        return b"-" + value.value.replace("\n", " ").encode() + b"\r\n"
+    if isinstance(value, SimpleString):
+        return b"+" + value.value + b"\r\n"
+    if isinstance(value, int):
+        return b":%d\r\n" % value
+    if isinstance(value, bytes):
+        return b"$%d\r\n%b\r\n" % (len(value), value)
+    if isinstance(value, list | tuple):
+        return b"*%d\r\n" % len(value) + b"".join(map(encode, value))
+    raise TypeError(f"a reply of type {type(value).__name__}")
+
+
+class Command:
+    """One command of a client as the server sees it, for the log and the checkers."""
+
+    __slots__ = ("arguments", "fields", "keys", "name", "script")
+
+    def __init__(self, fields: list[bytes]) -> None:
+        self.fields = fields
+        self.name = fields[0].upper()
+        self.script: str | None = None
+        self.keys: list[bytes] = []
+        self.arguments: list[bytes] = []
+        if self.name in (b"EVALSHA", b"EVAL"):
+            number = int(fields[2])
+            self.script = _SCRIPTS.get(fields[1]) if number else None
+            self.keys = fields[3 : 3 + number]
+            self.arguments = fields[3 + number :]
+
+    @property
+    def id(self) -> str:
+        """The request that it is about; empty for others."""
+        about = self.script in ("acquire", "extend", "leave") and self.arguments
+        return self.arguments[0].decode() if about else ""
+
+    @property
+    def lost(self) -> bool:
+        """A leave of a request whose lease ran out for its client."""
+        return self.script == "leave" and self.arguments[-1] == b"lost"
+
+    def __str__(self) -> str:
+        if self.script is None or not self.keys:
+            return b" ".join(field[:60] for field in self.fields[:3]).decode(errors="replace")
+        what = f"{self.script} {_lock_name(self.keys[0])} {self.id}"
+        if self.script == "acquire":
+            a = [argument.decode() for argument in self.arguments]
+            what += f" {a[1]} owner={a[2]} ttl={a[3]} waiter_ttl={a[4]} delay={a[5]} {a[10]}"
+        elif self.script == "extend":
+            what += f" by {self.arguments[1].decode()}"
+        elif self.script == "leave" and self.arguments[4] != b"0":
+            what += " with a marker"
+        return what
+
+
+_SCRIPTS = {script.sha: script.name for script in ALL} | {
+    script.source: script.name for script in ALL
+}
+
+
+def _lock_name(state_key: bytes) -> str:
+    return state_key.decode().partition("{")[2].partition("}")[0]
+
+
+class SimServer:
+    """Commands in, replies out, one at a time. Its clock is ``true time + offset``.
+
+    Mutable state: ``fake`` (the data, the scripts, the subscribers), ``offset``, ``refuses`` (what every
+    command is answered with), ``read_only``, ``out_of_memory``, ``up``, ``busy_until``.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.offset = _EPOCH
+        self.fake = self._new_fake()
+        self.notifies = False
+        self.refuses: str | None = None
+        self.read_only = False
+        self.out_of_memory = False
+        self.up = True
+        self.sides: list[Any] = []
+        #: What broken variants put in place of a script's text.
+        self.patches: dict[bytes, bytes] = {}
+        #: Called after each command that a client sent.
+        self.executed: list[Callable[[Command, Any], None]] = []
+        #: Notices and hints of the command that is carried out: word and request.
+        self.published: list[tuple[str, str]] = []
+        #: Called with what happened to the data besides commands.
+        self.lost_data: list[Callable[[], None]] = []
+        self.snapshot: Any = None
+
+    def _new_fake(self) -> fakeredis.FakeServer:
+        fake = fakeredis.FakeServer(version=(7,))
+        fake.dbs[0] = SimDatabase(fake.lock, self._expired)
+        return fake
+
+    # -- clock -------------------------------------------------------------------------------------
+
+    def clock_us(self) -> int:
+        return round((self.world.time + self.offset) * 1_000_000)
+
+    def now_ms(self) -> int:
+        return self.clock_us() // 1000
+
+    def true_time_of(self, deadline_ms: float) -> float:
+        """Return from what true time on the server's clock has reached that."""
+        return deadline_ms / 1000 - self.offset
+
+    # -- commands ----------------------------------------------------------------------------------
+
+    @property
+    def db(self) -> SimDatabase:
+        found = self.fake.dbs[0]
+        assert isinstance(found, SimDatabase)
+        found.time = self.now_ms() / 1000
+        return found
+
+    def run(self, socket: SimSocket, fields: list[bytes]) -> Any:
+        """Carry a command out, or refuse it; return what is to be sent."""
+        command = Command(fields)
+        refuses = self.refuses or ""
+        if refuses.startswith("LOADING") and command.name.endswith(b"SUBSCRIBE"):
+            refuses = ""  # allowed while loading
+        if refuses:
+            reply: Any = SimpleError(refuses)
+        else:
+            self.db  # noqa: B018  (its clock is set)
+            self.published = []
+            reply = socket.execute(fields)
+        if fields[0] != b"SCRIPT":
+            self.world.log(f"server: {command} -> {_show(reply)}")
+        for tell in self.executed:
+            tell(command, reply)
+        return None if isinstance(reply, NoResponse) else encode(reply)
+
+    def count_write(self, op: bytes, dirty: bool) -> None:
+        if self.read_only:
+            raise SimpleError("READONLY You can't write against a read only replica.")
+        if self.out_of_memory and not dirty and op in _GROWS:
+            raise SimpleError("OOM command not allowed when used memory > 'maxmemory'.")
+
+    def patched(self, script: bytes) -> bytes:
+        return self.patches.get(script, script)
+
+    # -- what else goes on in it -------------------------------------------------------------------
+
+    def _expired(self, key: bytes) -> None:
+        if self.notifies:
+            self.keyspace_event(key, b"expired")
+
+    def keyspace_event(self, key: bytes, event: bytes) -> None:
+        channel = b"__keyspace@0__:" + key
+        for socket in list(self.fake.subscribers.get(channel, ())):
+            socket.put_response([b"message", channel, event])
+
+    def sweep(self) -> None:
+        """The server's own cycle: expire what is due."""
+        if self.up:
+            self.db.sweep()
+
+    def save(self) -> None:
+        self.world.log("server: a snapshot is taken")
+        self.snapshot = copy.deepcopy(self.db._dict)
+
+    def restart(self, data: str) -> None:
+        """Come back with ``kept``, ``older`` or no (``empty``) data; scripts and connections are gone."""
+        old = self.db._dict
+        self.fake = self._new_fake()
+        if data == "older" and self.snapshot is not None:
+            old = copy.deepcopy(self.snapshot)
+        elif data != "kept":
+            old = {}
+        database = self.db
+        for key, item in old.items():
+            database[key] = item
+        self.up = True
+        if data != "kept":
+            for tell in self.lost_data:
+                tell()
+
+    def flush_data(self) -> None:
+        self.db.clear()
+        for tell in self.lost_data:
+            tell()
+
+    def flush_scripts(self) -> None:
+        self.fake.script_cache.clear()
+
+
+def _show(reply: Any) -> str:
+    if isinstance(reply, SimpleError):
+        return reply.value[:80]
+    if isinstance(reply, list):
+        return "[" + " ".join(_show(part) for part in reply) + "]"
+    if isinstance(reply, NoResponse):
+        return "-"
+    return reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply)
+
+
+__all__ = ["Command", "SimServer", "SimSocket", "Wrong", "encode"]

@@ -1,0 +1,178 @@
+"""What seeds have found, each as the shortest course of events that shows it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+import pytest
+
+from aiodlock import AcquireTimeout, BackendUnavailable, LockLost
+
+from .scenario import SimClient, Simulation
+from .server import Command
+from .world import Process
+
+Main = Callable[[SimClient], Coroutine[None, None, None]]
+
+
+class Scripted(Simulation):
+    """Processes that do what a test says, under faults that come when it says."""
+
+    def __init__(self, *mains: Main, until: float) -> None:
+        super().__init__(0)
+        self._mains = mains
+        self._until = until
+        self.style.faults = ()
+        self.ended: list[BaseException | None] = []
+
+    def at(self, when: float, call: Callable[[], None]) -> None:
+        self.world.at(when, call)
+
+    def process(self, number: int) -> Process:
+        return self.world.processes[number]
+
+    def run(self) -> None:
+        with self._everything_virtual():
+            self._log_errors_are_failures()
+            try:
+                started = []
+                for number, main in enumerate(self._mains):
+                    process = Process(self.world, f"p{number}")
+                    started.append(process.start(self._enter(process, main)))
+                self.world.run_until(self._until)
+                assert all(task.done() for task in started)
+                self.ended = [task.exception() for task in started]
+            finally:
+                for process in self.world.processes:
+                    process.bury()
+
+    async def _enter(self, process: Process, main: Main) -> None:
+        async with SimClient(self, process, ttl=0.5, waiter_ttl=0.5) as client:
+            session = client._session
+            assert session is not None
+            self.checkers.sessions[process] = [session]
+            await main(client)
+        del self.checkers.sessions[process]
+
+
+def test_client_outlives_a_busy_server_that_refuses_its_subscription() -> None:
+    async def main(client: SimClient) -> None:
+        async with client.lock("name", ttl=5.0) as lease:
+            await asyncio.sleep(4.0)
+            lease.ensure_held()
+
+    simulation = Scripted(main, until=10.0)
+
+    def cut_everything() -> None:
+        simulation.server.refuses = "BUSY Redis is busy running a script."
+        for conn in list(simulation.network.connections):
+            conn.cut()
+
+    simulation.at(1.0, cut_everything)
+    simulation.at(2.0, lambda: setattr(simulation.server, "refuses", None))
+    simulation.run()
+    assert simulation.ended == [None]
+
+
+def test_multilock_ends_in_peace_when_a_loss_and_its_timeout_come_at_once() -> None:
+    async def main(client: SimClient) -> None:
+        with pytest.raises((AcquireTimeout, BackendUnavailable, LockLost)):
+            await client.multilock("a", "b", timeout=1.0).acquire()
+
+    simulation = Scripted(main, until=10.0)
+
+    def lose_the_answer(command: Command, reply: object) -> None:
+        if command.script == "acquire" and b"{b}" in command.keys[0]:
+            simulation.network.path(simulation.process(0)).in_blocked = True
+            simulation.at(0.4, lambda: simulation.process(0).stop(sleeping=False))
+
+    def go_on() -> None:
+        simulation.process(0).resume()
+        simulation.at(3.0, simulation.calm_down)
+
+    simulation.server.executed.append(lose_the_answer)
+    simulation.at(2.0, go_on)
+    simulation.run()
+    assert simulation.ended == [None]
+
+
+def test_reply_that_nobody_waits_for_any_more_is_no_news_for_the_log() -> None:
+    async def main(client: SimClient) -> None:
+        session = client._session
+        assert session is not None
+        link = session.backend._link  # type: ignore[attr-defined]
+        wire = link.wire
+        wire.send("PING", within=0.05)
+        link._source._network.connections[0].mute = True
+        await asyncio.sleep(0.2)
+        wire.close()
+        wire.send("PING")
+
+    simulation = Scripted(main, until=10.0)
+    simulation.run()
+    assert simulation.ended == [None]
+
+
+def test_body_is_told_within_a_second_of_its_machine_waking_up() -> None:
+    told = []
+
+    async def body(client: SimClient) -> None:
+        async with client.lock("name", ttl=12.0):
+            try:
+                await asyncio.sleep(60.0)
+            finally:
+                told.append(simulation.world.time)
+
+    async def main(client: SimClient) -> None:
+        with pytest.raises(LockLost):
+            await body(client)
+
+    simulation = Scripted(main, until=50.0)
+    simulation.at(1.0, lambda: simulation.process(0).stop(sleeping=True))
+    simulation.at(31.0, lambda: simulation.process(0).resume())
+    simulation.run()
+    assert simulation.ended == [None]
+    assert 31.0 <= told[0] <= 32.1
+
+
+def test_lease_taken_after_its_machine_woke_up_is_extended_in_time() -> None:
+    async def main(client: SimClient) -> None:
+        bare = await client.lock("before", ttl=3.0).acquire()
+        await asyncio.sleep(0.5)
+        # The machine sleeps here: the extender's timer for the first lease is late from now on.
+        async with client.lock("after", ttl=0.3) as lease:
+            await asyncio.sleep(2.0)
+            lease.ensure_held()
+        with pytest.raises(LockLost):
+            await bare.release()
+
+    simulation = Scripted(main, until=50.0)
+    simulation.at(0.2, lambda: simulation.process(0).stop(sleeping=True))
+    simulation.at(20.2, lambda: simulation.process(0).resume())
+    simulation.run()
+    assert simulation.ended == [None]
+
+
+def test_connecting_to_a_loading_server_floods_no_log() -> None:
+    async def main(client: SimClient) -> None:
+        await (await client.lock("name").acquire()).release()
+
+    simulation = Scripted(main, until=10.0)
+    simulation.server.refuses = "LOADING Redis is loading the dataset in memory"
+    simulation.at(1.0, lambda: setattr(simulation.server, "refuses", None))
+    simulation.run()
+    assert simulation.ended == [None]
+
+
+def test_call_that_does_not_wait_says_about_which_name_nothing_answered() -> None:
+    async def main(client: SimClient) -> None:
+        simulation.server.refuses = "BUSY Redis is busy running a script."
+        with pytest.raises(BackendUnavailable, match=r"'name'.*BUSY") as away:
+            await client.break_lock("name")
+        assert away.value.name == "name"
+        simulation.server.refuses = None
+
+    simulation = Scripted(main, until=10.0)
+    simulation.run()
+    assert simulation.ended == [None]

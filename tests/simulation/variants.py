@@ -1,0 +1,280 @@
+"""Deliberately broken protocols, in the simulation only: proof that the checkers see what they are for.
+
+Each breaks one invariant, by another text in the scripts or another function in the clients, and names
+the checkers of which one must catch it. ``seed`` is one that did; a change of the library moves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aiodlock._clock import now
+from aiodlock._extender import Extender
+from aiodlock._lease import Lease
+from aiodlock._model import Gone, Granted, Refused, Request, Waiting
+from aiodlock._place import Place, State
+from aiodlock._session import Session
+from aiodlock.backends.redis import RedisBackend, replies
+from aiodlock.backends.redis import backend as redis_backend
+from aiodlock.backends.redis.scripts import ACQUIRE, ALL
+from aiodlock.backends.redis.wire import ReplyError
+
+from .scenario import Simulation
+
+Prepare = Callable[[Simulation], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One broken protocol; ``prepare`` breaks a simulation before it runs."""
+
+    prepare: Prepare
+    caught_by: tuple[str, ...]
+    seed: int = 0
+
+
+def _lua(*changes: tuple[str, str]) -> Prepare:
+    """Replace text of the scripts; a change that no script has room for is an error."""
+
+    def prepare(simulation: Simulation) -> None:
+        applied = set()
+        for script in ALL:
+            text = script.source.decode()
+            for old, new in changes:
+                if old in text:
+                    text = text.replace(old, new)
+                    applied.add(old)
+            simulation.server.patches[script.source] = text.encode()
+        assert applied == {old for old, _ in changes}, "the scripts have changed: adapt the variant"
+
+    return prepare
+
+
+def _backend(broken: type[RedisBackend]) -> Prepare:
+    def prepare(simulation: Simulation) -> None:
+        simulation.backend_class = broken
+
+    return prepare
+
+
+def _both(*parts: Prepare) -> Prepare:
+    def prepare(simulation: Simulation) -> None:
+        for part in parts:
+            part(simulation)
+
+    return prepare
+
+
+# -- what is broken in a client ----------------------------------------------------------------------
+
+
+class _TwoSteps(RedisBackend):
+    """Asks whether the name is free, and then takes it, whoever has come meanwhile."""
+
+    async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+        wire = self._link.wire or await self._link.wait_up()
+        keys = self._keys(request)
+        names = (keys.state, keys.queue, keys.waiters, keys.token, keys.marker + request.id)
+        try:
+            if not await wire.send("EXISTS", *names):
+                ttl = (
+                    round(s * 1000) for s in (request.ttl, request.waiter_ttl, request.lock_delay)
+                )
+                mode = redis_backend._wire_mode(request)
+                who: tuple[str | int, ...]
+                who = (request.id, mode, request.owner, *ttl, self.label, *self._options, "take")
+                sent = now()
+                reply = await wire.send("EVALSHA", ACQUIRE.sha, 5, *names, *who)
+                return replies.outcome_of(reply, sent)
+        except ReplyError:
+            pass
+        return await super().acquire(request, wait=wait)
+
+
+_FREE = "if redis.call('EXISTS', state, queue, waiters, marker) == 0 then"
+
+
+class _FromTheFirst(RedisBackend):
+    """Counts a deadline from the first sending of a request, also when it was answered to the second."""
+
+    async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+        first = _sent.setdefault(request, now())
+        again = now() - first
+        answer = await super().acquire(request, wait=wait)
+        if isinstance(answer, Granted | Waiting):
+            return replace(answer, deadline=answer.deadline - again)
+        return answer
+
+
+_sent: dict[Request, float] = {}
+
+
+def _from_the_reply(simulation: Simulation) -> None:
+    right = replies.local_deadline
+    simulation.patch(replies, "local_deadline", lambda _, left_ms: right(now(), left_ms))
+
+
+def _believe_late_notices(simulation: Simulation) -> None:
+    right = Extender.granted
+
+    def granted(self: Extender, place: Place, token: int, deadline: float) -> None:
+        if now() >= deadline:
+            place.grant(token, now() + place.request.waiter_ttl)
+        right(self, place, token, deadline)
+
+    simulation.patch(Extender, "granted", granted)
+
+
+def _rely_on_notices(simulation: Simulation) -> None:
+    right = Extender._plan_beat
+
+    def plan_beat(self: Extender, place: Place) -> None:
+        right(self, place)
+        if place.state is State.WAITING:
+            place.beat = float("inf")
+
+    simulation.patch(Extender, "_plan_beat", plan_beat)
+    simulation.patch(Extender, "look_at", lambda self, place, moment: self._schedule(place))
+
+
+def _look_late(simulation: Simulation) -> None:
+    right = Extender._plan_beat
+
+    def plan_beat(self: Extender, place: Place) -> None:
+        right(self, place)
+        if place.state is State.WAITING:
+            place.beat = now() + place.request.waiter_ttl * 0.9
+
+    # It shows when holders die, and nobody else comes who would look.
+    simulation.style = replace(
+        simulation.style,
+        faults=("crash",),
+        pause_between_faults=0.3,
+        tasks=1,
+        hold=0.4,
+        ttls=(2.0,),
+        waiter_ttl=2.0,
+    )
+    simulation.patch(Extender, "_plan_beat", plan_beat)
+    simulation.patch(Extender, "look_at", lambda self, place, moment: self._schedule(place))
+
+
+def _tell_nobody(simulation: Simulation) -> None:
+    right = Place.lose
+
+    def lose(self: Place, *args: Any) -> None:
+        armed, self.armed = self.armed, None
+        right(self, *args)
+        self.armed = armed
+
+    simulation.patch(Place, "lose", lose)
+
+
+def _keep_places(simulation: Simulation) -> None:
+    simulation.patch(Session, "_remove", lambda self, place: None)
+
+
+def _compare_nothing(simulation: Simulation) -> None:
+    def write(self: Simulation, lease: Lease, base: str) -> None:
+        self.checkers.write(base, lease, accepted=True)
+
+    simulation.patch(Simulation, "_write", write)
+
+
+# -- all of them -------------------------------------------------------------------------------------
+
+VARIANTS = {
+    "grant in two steps": Variant(
+        _both(
+            _backend(_TwoSteps),
+            _lua(
+                (_FREE, _FREE.replace("if", "if ARGV[11] == 'take' or", 1)),
+                (
+                    "redis.call('PEXPIRE', state, int(ttl + delay + 2))",
+                    "keep_until(state, now + 9000)",
+                ),
+            ),
+        ),
+        ("exclusion",),
+        seed=43,
+    ),
+    "no marker after an ambiguous failure": Variant(
+        _lua(("if ARGV[5] ~= '0' then", "if false then")), ("ghost",), seed=2
+    ),
+    "deadline from after the reply": Variant(_from_the_reply, ("honesty", "deadline")),
+    "deadline from the first of two sends": Variant(_backend(_FromTheFirst), ("deadline",)),
+    "extension that shortens": Variant(
+        _lua(
+            (
+                "record.deadline = math.max(record.deadline, now + length)",
+                "record.deadline = now + length",
+            ),
+        ),
+        ("extension",),
+    ),
+    "late notice believed": Variant(_believe_late_notices, ("honesty", "deadline"), seed=2),
+    "readers barging": Variant(
+        _lua(
+            (
+                "if not head and compatible(mode, holders) then",
+                "if (not head or mode == 's') and compatible(mode, holders) then",
+            ),
+        ),
+        ("fairness",),
+    ),
+    "ghosts not skipped": Variant(
+        _lua(
+            (
+                "if own and now < waiter.deadline then\n      waiter.id",
+                "if own then\n      waiter.id",
+            ),
+            (
+                "local token, exclusive = hold_of(head.owner, holders)",
+                "if now >= head.deadline then return head, changed end\n"
+                "    local token, exclusive = hold_of(head.owner, holders)",
+            ),
+        ),
+        ("handoff", "idle", "liveness"),
+    ),
+    "token from a plain counter": Variant(
+        _lua(
+            ("local token = now_us", "local token = 1"),
+            ("token = math.max(tonumber(last) + 1, now_us)", "token = tonumber(last) + 1"),
+        ),
+        ("token", "store"),
+    ),
+    "overdue holder revived": Variant(
+        _lua(("if record.live then\n    push(record)", "if true then\n    push(record)")),
+        ("extension",),
+        seed=10,
+    ),
+    "lock-delay forgotten": Variant(
+        _lua(("if now < record.closed_until then", "if now < record.deadline then")),
+        ("extension",),
+    ),
+    "leaving without a hand-off": Variant(
+        _lua(
+            (
+                "local head, changed = grant_waiting(keys, options, others, granted)",
+                "local head, changed = find_head(queue, waiters), false",
+            )
+        ),
+        ("handoff",),
+    ),
+    "state key too short": Variant(
+        _lua(
+            (
+                "redis.call('PEXPIRE', state, int(ttl + delay + 2))",
+                "redis.call('PEXPIRE', state, int(ttl))",
+            )
+        ),
+        ("keys",),
+    ),
+    "waiters that rely on notices": Variant(_rely_on_notices, ("liveness",)),
+    "heads that look late": Variant(_look_late, ("idle",), seed=3),
+    "nobody is told of the end": Variant(_tell_nobody, ("told",), seed=2),
+    "a store that compares nothing": Variant(_compare_nothing, ("store",)),
+    "places are kept": Variant(_keep_places, ("leak",)),
+}

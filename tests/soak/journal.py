@@ -1,0 +1,144 @@
+"""What the workers of a soak write down, and the check of it afterwards.
+
+A worker writes only what it may believe: the moment before `held` answered True. So a hold is an
+interval between two such moments, all on the one clock of the machine, and two intervals that exclude
+each other and overlap are a violation of a promise, whatever had happened to the process in between.
+
+Lines of a journal (nothing is buffered, so a killed worker loses none):
+
+    + <hold> <name> <mode> <token> <moment>    it began
+    = <hold> <moment>                          it still lasts, or has just ended
+    ! <text>                                   a violation that the worker saw itself
+    t <json>                                   its counts so far
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from aiodlock._clock import now
+
+
+class Journal:
+    """The writing side."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._holds = count(1)
+
+    def began(self, name: str, mode: str, token: int, moment: float) -> int:
+        hold = next(self._holds)
+        self._write(f"+ {hold} {name} {mode} {token} {moment:.9f}")
+        return hold
+
+    def lasts(self, hold: int, moment: float) -> None:
+        self._write(f"= {hold} {moment:.9f}")
+
+    def violation(self, what: str) -> None:
+        self._write(f"! {now():.3f} " + what.replace("\n", " "))
+
+    def totals(self, counts: Mapping[str, float]) -> None:
+        self._write("t " + json.dumps(counts))
+
+    def _write(self, line: str) -> None:
+        os.write(self._file, line.encode() + b"\n")
+
+
+@dataclass(slots=True)
+class Hold:
+    """One hold as far as it is proven. `mode` is x, s, or s<limit> of a semaphore."""
+
+    name: str
+    mode: str
+    token: int
+    began: float
+    ended: float
+
+    def __str__(self) -> str:
+        span = f"{self.began:.4f} to {self.ended:.4f}"
+        return f"{self.name} in mode {self.mode} with token {self.token} from {span}"
+
+
+@dataclass
+class Record:
+    """Everything that was written down."""
+
+    holds: list[Hold] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    longest_wait: float = 0.0
+    violations: list[str] = field(default_factory=list)
+
+
+def read(paths: Iterable[Path]) -> Record:
+    """Read journals, also those that end in the middle of a line."""
+    record = Record()
+    for path in paths:
+        holds: dict[str, Hold] = {}
+        totals: dict[str, float] = {}
+        for line in path.read_text().splitlines():
+            match line.split(" "):
+                case ["+", hold, name, mode, token, moment]:
+                    at = float(moment)
+                    holds[hold] = Hold(name, mode, int(token), at, at)
+                case ["=", hold, moment]:
+                    holds[hold].ended = float(moment)
+                case ["t", *_] if line.endswith("}"):
+                    totals = json.loads(line[2:])
+                case ["!", *_]:
+                    record.violations.append(line[2:])
+        record.longest_wait = max(record.longest_wait, totals.pop("longest wait", 0.0))
+        record.counts.update({key: int(value) for key, value in totals.items()})
+        record.holds += holds.values()
+    return record
+
+
+def check(holds: Iterable[Hold]) -> list[str]:
+    """Return what contradicts mutual exclusion, or the growth of tokens, one line each."""
+    by_name: defaultdict[str, list[Hold]] = defaultdict(list)
+    for hold in holds:
+        by_name[hold.name].append(hold)
+    found: list[str] = []
+    for same in by_name.values():
+        same.sort(key=lambda hold: hold.began)
+        found += _overlaps(same)
+        found += _tokens(same)
+    return found
+
+
+def _overlaps(holds: list[Hold]) -> list[str]:
+    found: list[str] = []
+    inside: list[Hold] = []
+    for hold in holds:
+        inside = [other for other in inside if other.ended > hold.began]
+        for other in inside:
+            if "x" in (hold.mode, other.mode):
+                found.append(f"exclusion: {hold} overlaps {other}")
+        limit = int(hold.mode[1:] or 0)
+        if limit and len(inside) >= limit:
+            found.append(f"limit: {hold} is one more beside {len(inside)} others")
+        inside.append(hold)
+    return found
+
+
+def _tokens(holds: list[Hold]) -> list[str]:
+    """An exclusive hold has a larger token than all that ended before, a later one a larger still."""
+    found: list[str] = []
+    seen: set[int] = set()
+    largest, exclusive = 0, 0
+    for hold in holds:  # in the order in which they began
+        floor = largest if hold.mode == "x" else exclusive
+        if hold.token <= floor:
+            found.append(f"token: {hold} came after {floor}")
+        if hold.token in seen:
+            found.append(f"token: {hold} has a token that was given before")
+        seen.add(hold.token)
+        largest = max(largest, hold.token)
+        if hold.mode == "x":
+            exclusive = max(exclusive, hold.token)
+    return found

@@ -1,0 +1,196 @@
+"""A worker process of a soak: many tasks take what they can get, in every mode, and write it down.
+
+    python -m tests.soak.worker URL JOURNAL SEED TASKS
+
+It ends, with a line about what is left of it, when its standard input is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import aiodlock
+from aiodlock import Lease, LockLost
+from aiodlock._clock import now
+from aiodlock.backends.redis.keys import keys_of
+
+from .journal import Journal
+
+TTL, WAITER_TTL, LIMIT = 3.0, 2.0, 3
+#: A wait that is longer is a violation. In a queue of 20 some die, some are stopped for 5 s and some
+#: hold for long, one after the other: the longest waits seen were 25 s.
+STARVED = 60.0
+
+Holding = AbstractAsyncContextManager[aiodlock.MultiLease] | AbstractAsyncContextManager[Lease]
+
+
+class Worker:
+    def __init__(self, client: aiodlock.Client, journal: Journal, rng: random.Random) -> None:
+        self._client = client
+        self._journal = journal
+        self._rng = rng
+        self._ending = asyncio.Event()
+        self.counts: Counter[str] = Counter()
+        self.longest_wait = 0.0
+
+    async def run(self, tasks: int) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._until_told())
+            group.create_task(self._tell())
+            for _ in range(tasks):
+                group.create_task(self._contend())
+        self._tell_once()
+
+    async def _until_told(self) -> None:
+        await asyncio.to_thread(sys.stdin.read)
+        self._ending.set()
+
+    async def _tell(self) -> None:
+        while not self._ending.is_set():
+            self._tell_once()
+            await asyncio.sleep(0.5)
+
+    def _tell_once(self) -> None:
+        self._journal.totals({**self.counts, "longest wait": self.longest_wait})
+
+    async def _contend(self) -> None:
+        turns: list[tuple[Callable[[], Awaitable[None]], int]] = [
+            (self._exclusive, 8),
+            (self._shared, 8),
+            (self._semaphore, 4),
+            (self._several, 3),
+            (self._fresh, 3),
+            (self._try, 3),
+            (self._impatient, 3),
+            (self._cancelled, 4),
+        ]
+        calls, weights = zip(*turns, strict=True)
+        while not self._ending.is_set():
+            (turn,) = self._rng.choices(calls, weights)
+            try:
+                await turn()
+            except LockLost as lost:
+                self.counts[f"lost: {lost.reason}"] += 1
+                if lost.reason != "expired":
+                    self._journal.violation(f"loss on a server that lost nothing: {lost!r}")
+            except aiodlock.LockError as error:
+                self._journal.violation(f"{turn.__name__}: {error!r}")
+            await asyncio.sleep(self._rng.random() * 0.01)
+
+    # -- turns -----------------------------------------------------------------------------------
+
+    async def _exclusive(self) -> None:
+        await self._hold(self._client.lock(f"hot-{self._rng.randrange(8)}"))
+
+    async def _shared(self) -> None:
+        pair = self._client.rwlock(f"pair-{self._rng.randrange(4)}")
+        await self._hold(pair.write if self._rng.random() < 0.3 else pair.read)
+
+    async def _semaphore(self) -> None:
+        await self._hold(self._client.semaphore(f"pool-{self._rng.randrange(3)}", LIMIT))
+
+    async def _several(self) -> None:
+        names = self._rng.sample([f"part-{n}" for n in range(9)], self._rng.randint(2, 3))
+        await self._hold(self._client.multilock(*names))
+
+    async def _fresh(self) -> None:
+        await self._hold(self._client.lock(f"once-{self._rng.getrandbits(48):x}"))
+
+    async def _try(self) -> None:
+        try:
+            lease = await self._client.lock(f"hot-{self._rng.randrange(8)}").acquire_nowait()
+        except (aiodlock.WouldBlock, aiodlock.BackendUnavailable) as no:
+            self.counts[type(no).__name__] += 1
+            return
+        async with lease:
+            await self._body(lease)
+
+    async def _impatient(self) -> None:
+        lock = self._client.lock(f"hot-{self._rng.randrange(8)}", timeout=self._rng.random() * 0.3)
+        try:
+            await self._hold(lock)
+        except (aiodlock.AcquireTimeout, aiodlock.BackendUnavailable) as no:
+            self.counts[type(no).__name__] += 1
+
+    async def _cancelled(self) -> None:
+        turn = self._rng.choice((self._exclusive, self._shared, self._semaphore, self._several))
+        task = asyncio.ensure_future(turn())
+        await asyncio.wait({task}, timeout=self._rng.random() * 0.1)
+        if task.cancel():
+            self.counts["cancelled"] += 1
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.result()
+
+    # -- holding ---------------------------------------------------------------------------------
+
+    async def _hold(self, lock: Holding) -> None:
+        asked = now()
+        async with lock as lease:
+            waited = now() - asked
+            self.longest_wait = max(self.longest_wait, waited)
+            if waited > STARVED:
+                self._journal.violation(f"starved: {lock!r} took {waited:.1f} s")
+            await self._body(lease)
+
+    async def _body(self, lease: Lease | aiodlock.MultiLease) -> None:
+        began = now()
+        if not lease.held:
+            self.counts["late"] += 1
+            return
+        self.counts["acquisitions"] += 1
+        leases = [lease] if isinstance(lease, Lease) else list(lease.values())
+        holds = [self._journal.began(one.name, self._mode(one), one.token, began) for one in leases]
+        self.counts["holds"] += len(holds)
+        try:
+            # Mostly short; one in 2,000 needs several extensions.
+            left = 1.5 * TTL if self._rng.random() < 0.0005 else self._rng.expovariate(1 / 0.002)
+            until = began + left
+            while now() < until:
+                await asyncio.sleep(min(0.1, until - now()))
+                self._lasts(lease, holds)
+        finally:
+            self._lasts(lease, holds)
+
+    def _lasts(self, lease: Lease | aiodlock.MultiLease, holds: list[int]) -> None:
+        moment = now()
+        if lease.held:
+            for hold in holds:
+                self._journal.lasts(hold, moment)
+
+    @staticmethod
+    def _mode(lease: Lease) -> str:
+        if lease.name.startswith("pool-"):
+            return f"s{LIMIT}"
+        return "x" if lease.mode == "exclusive" else "s"
+
+
+async def main(url: str, journal: str, seed: str, tasks: str) -> None:
+    # Its cache of key names has a limit: filled at the start, it does not look like a leak.
+    for number in range(keys_of.cache_info().maxsize or 0):
+        keys_of("aiodlock", "lock", f"once-{number:012x}")
+    logging.basicConfig(level=logging.ERROR)  # that a connection was lost is no news here
+    async with aiodlock.Client(url, ttl=TTL, waiter_ttl=WAITER_TTL, token_retention=10.0) as client:
+        worker = Worker(client, Journal(Path(journal)), random.Random(int(seed)))
+        print("ready", flush=True)
+        await worker.run(int(tasks))
+        session = client._session
+        assert session is not None
+        give_up_at = now() + 2 * TTL
+        while session.places and now() < give_up_at:
+            await asyncio.sleep(0.05)
+        left = {"places": len(session.places), "beats": len(session.extender)}
+    left["tasks"] = len(asyncio.all_tasks()) - 1
+    print(json.dumps(left), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
