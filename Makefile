@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup check format test demo bench clean
+.PHONY: setup check format test test-topologies soak simulate test-oldest docs demo bench clean
 
 setup: $(STAMP)
 
@@ -24,9 +24,38 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Pass options on: make test ARGS="-x -k fairness --store memory"
+# Most tests wait: for a lease to end, for a server to be away. So several run side by side, each process with
+# servers of its own. Pass options on: make test ARGS="-x -k fairness --store memory"
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --ignore=tests/topology $(ARGS)
+
+# What only several servers together can go through, and the contract on them. Failovers take their time.
+test-topologies: setup
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/topology $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 tests/contract --store cluster,sentinel,replicated $(ARGS)
+
+# Ten minutes of everything that goes wrong, on a real server: make soak ARGS="--minutes 60 --store redis70"
+soak: setup
+	$(BIN)/python -m tests.soak $(ARGS)
+
+# As many seeds as wanted: make simulate ARGS="--seeds 10000 --start 0"
+simulate: setup
+	$(BIN)/python -m tests.simulation $(ARGS)
+
+# The oldest versions that pyproject.toml allows; click's is as old as typer's.
+OLDEST := redis==6.0.0 anyio==4.4.0 fakeredis==2.40.0 fastapi==0.121.0 rich==13.0.0 typer==0.16.0 \
+	click==8.1.8 opentelemetry-api==1.30.0 opentelemetry-sdk==1.30.0
+
+test-oldest:
+	test -x $(VENV)/oldest/bin/python || $(PYTHON) -m venv $(VENV)/oldest
+	$(VENV)/oldest/bin/python -m pip install --quiet --editable '.[dev]' $(OLDEST)
+	$(VENV)/oldest/bin/python -m pytest --numprocesses 4 $(ARGS)
+
+# The pages, in site/. Strict: a link or an anchor that leads nowhere ends it. The variable silences an
+# advertisement of the theme's authors for another tool.
+docs: setup
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 demo: setup
 	$(BIN)/python -m examples.demo
@@ -37,6 +66,6 @@ bench: setup
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache \
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache \
 		.import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -14,7 +14,7 @@ from hypothesis import settings
 import aiodlock
 
 from .proxy import FaultProxy
-from .servers import ALL, MEMORY, REAL, Servers, Store, installed
+from .servers import ALL, MEMORY, OTHERS, REAL, Servers, Store, installed
 
 # Times vary too much between servers for a deadline per example.
 settings.register_profile("aiodlock", deadline=None, print_blob=True)
@@ -27,13 +27,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--store",
         default="",
-        help=f"run on these stores only, separated by commas: {', '.join(ALL)}",
+        help=f"run on these stores only, separated by commas: {', '.join((*ALL, *OTHERS))}",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if unknown := set(_chosen(config)) - set(ALL):
+    if unknown := set(_chosen(config)) - {*ALL, *OTHERS}:
         raise pytest.UsageError(f"--store: no such store: {', '.join(sorted(unknown))}")
+
+
+#: Tests that start many processes, or need a whole core: one at a time, whatever else runs beside them.
+_HEAVY = (
+    "integration/",
+    "soak/",
+    "cli/test_no_overlap",
+    "cli/test_demo",
+    "security/test_tls",
+    "unit/test_wheel",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have a run with several workers give the heavy tests to one of them, and begin with them."""
+    for item in items:
+        if _is_heavy(item):
+            item.add_marker(pytest.mark.xdist_group("heavy"))
+    items.sort(key=lambda item: not _is_heavy(item))
+
+
+def _is_heavy(item: pytest.Item) -> bool:
+    return any(f"tests/{heavy}" in item.nodeid for heavy in _HEAVY)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -65,7 +88,7 @@ def _chosen(config: pytest.Config) -> list[str]:
 
 def _wanted(metafunc: pytest.Metafunc) -> list[str]:
     markers = list(metafunc.definition.iter_markers("stores"))
-    names = [name for name in ALL if all(name in marker.args for marker in markers)]
+    names = [name for name in (*ALL, *OTHERS) if all(name in marker.args for marker in markers)]
     only_real = "real_store" in metafunc.fixturenames or any(
         metafunc.definition.iter_markers("real_store")
     )
@@ -137,7 +160,7 @@ def real_store(store: Store) -> Store:
 @pytest.fixture
 async def client(store: Store) -> AsyncIterator[aiodlock.Client]:
     """Give an entered client on the store, with the default options."""
-    async with aiodlock.Client(store.url) as client:
+    async with aiodlock.Client(store.url, **store.options) as client:
         yield client
 
 
@@ -150,6 +173,7 @@ async def make_client(store: Store) -> AsyncIterator[MakeClient]:
     async with AsyncExitStack() as stack:
 
         async def make(url: str | None = None, **options: Any) -> aiodlock.Client:
+            options = {**store.options, **options}
             client = aiodlock.Client(url if url is not None else store.url, **options)
             return await stack.enter_async_context(client)
 

@@ -6,16 +6,27 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import redis
 import redis.asyncio
 from fakeredis.aioredis import FakeRedis
+from redis.asyncio import RedisCluster
 
 from aiodlock._embedded import EmbeddedServer, find_redis62, find_redis_on_path, find_valkey9
+
+from .topology.cluster import Cluster
+from .topology.servers import SentinelService
 
 MEMORY = "memory"
 REAL = ("valkey9", "redis62", "redis70")
 ALL = (MEMORY, *REAL)
+# Only when asked for by --store: the contract is the same, and takes as long again.
+CLUSTER = "cluster"
+SENTINEL = "sentinel"
+# The same service, and clients that ask for both of its replicas.
+REPLICATED = "replicated"
+OTHERS = (CLUSTER, SENTINEL, REPLICATED)
 
 # What a waiter needs to hear of a key that goes: keyspace channels for generic commands, expiry
 # and eviction.
@@ -61,11 +72,15 @@ class Store:
     name: str
     url: str
     server: EmbeddedServer | None = None
+    cluster: Cluster | None = None
+    service: SentinelService | None = None
+    #: What the clients of tests are given besides their own options.
+    options: dict[str, Any] = field(default_factory=dict)
     _raw_clients: list[redis.asyncio.Redis] = field(default_factory=list)
 
     @property
     def is_memory(self) -> bool:
-        return self.server is None
+        return self.name == MEMORY
 
     async def raw(self, *, decode_responses: bool = True) -> redis.asyncio.Redis:
         """Return a redis-py client to the same store, to look at keys and to disturb them.
@@ -80,8 +95,16 @@ class Store:
         """Have the server send keyspace notifications, or not; the memory store always does."""
         if self.is_memory:
             return
+        events = NOTIFICATIONS if on else ""
+        if self.cluster is not None:
+            self.cluster.configure("notify-keyspace-events", events)
+            return
+        if self.service is not None:
+            for node in self.service.nodes:
+                node.call("CONFIG", "SET", "notify-keyspace-events", events)
+            return
         client = await self.raw()
-        await client.config_set("notify-keyspace-events", NOTIFICATIONS if on else "")
+        await client.config_set("notify-keyspace-events", events)
 
     async def aclose(self) -> None:
         for client in self._raw_clients:
@@ -89,6 +112,14 @@ class Store:
         self._raw_clients.clear()
 
     def _connect(self, decode_responses: bool) -> redis.asyncio.Redis:
+        if self.cluster is not None:
+            # It has the commands that tests use, though not the type.
+            return RedisCluster(  # type: ignore[return-value]
+                host="127.0.0.1", port=self.cluster.ports[0], decode_responses=decode_responses
+            )
+        if self.service is not None:
+            port = self.service.primary.port
+            return redis.asyncio.Redis(port=port, decode_responses=decode_responses)
         if not self.is_memory:
             return redis.asyncio.Redis.from_url(self.url, decode_responses=decode_responses)
         from aiodlock.backends.memory import shared_server
@@ -101,19 +132,49 @@ class Servers:
 
     def __init__(self) -> None:
         self._running: dict[str, EmbeddedServer] = {}
+        self._cluster: Cluster | None = None
+        self._service: SentinelService | None = None
 
     def store(self, name: str) -> Store:
         """Return an empty store, whatever the test before did to it."""
         if name == MEMORY:
             return Store(name, f"memory://test-{next(_numbers)}")
+        if name == CLUSTER:
+            return Store(name, self._cluster_url(), cluster=self._cluster)
+        if name in (SENTINEL, REPLICATED):
+            service = self._sentinel_service()
+            options = {"min_replicas": 2} if name == REPLICATED else {}
+            return Store(name, service.url, service=service, options=options)
         server = self._server(name)
         reset(server)
         return Store(name, server.url, server)
 
     def stop(self) -> None:
+        if self._cluster is not None:
+            self._cluster.__exit__(None, None, None)
+            self._cluster = None
+        if self._service is not None:
+            self._service.__exit__()
+            self._service = None
         for server in self._running.values():
             server.stop()
         self._running.clear()
+
+    def _cluster_url(self) -> str:
+        if self._cluster is None:
+            self._cluster = Cluster(BINARIES["valkey9"]()).__enter__()
+        for node in self._cluster.primaries:
+            reset(node)
+        return self._cluster.url
+
+    def _sentinel_service(self) -> SentinelService:
+        if self._service is None:
+            self._service = SentinelService(BINARIES["valkey9"]()).__enter__()
+        self._service.settle()
+        for node in self._service.nodes:
+            node.call("CONFIG", "SET", "notify-keyspace-events", "")
+        reset(self._service.primary)
+        return self._service
 
     def _server(self, name: str) -> EmbeddedServer:
         if name not in self._running:

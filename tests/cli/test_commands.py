@@ -1,4 +1,4 @@
-"""`ls`, `show`, `break`, `top`, `doctor`: what they print, and their exit codes."""
+"""`ls`, `show`, `break`, `top`: what they print, and their exit codes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import asyncio
 import json
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 import aiodlock
-from aiodlock.cli import _app, _doctor
+from aiodlock.cli import _app
 
 from ..servers import Store
 
@@ -91,65 +90,6 @@ async def test_top_counts(store: Store, client: aiodlock.Client) -> None:
         assert out.splitlines()[1].startswith("x\texclusive\t")
 
 
-async def findings(store: Store, *options: str) -> dict[str, dict[str, Any]]:
-    _, out = await call(store, "doctor", "--json", *options)
-    return {finding["subject"]: finding for finding in json.loads(out)}
-
-
-async def test_doctor_looks_at_everything_and_fixes_notifications(store: Store) -> None:
-    found = await findings(store)
-    subjects = "lock version notifications eviction persistence replicas acl clock"
-    assert list(found) == subjects.split()
-    assert found["lock"]["level"] == "ok"
-    assert found["version"]["found"].startswith("valkey 9")
-    assert found["acl"]["level"] == "ok", found["acl"]
-    assert found["clock"]["level"] == "ok"
-    assert found["notifications"]["level"] == "note"
-    assert "CONFIG SET" in found["notifications"]["mend"]
-    assert (await findings(store, "--fix"))["notifications"]["level"] == "ok"
-    assert (await findings(store))["notifications"]["level"] == "ok"
-    server = await store.raw()
-    await server.config_set("notify-keyspace-events", "")
-
-
-async def test_doctor_warns_of_eviction_and_ends_with_1(store: Store) -> None:
-    server = await store.raw()
-    try:
-        await server.config_set("maxmemory", "1gb")
-        await server.config_set("maxmemory-policy", "allkeys-lru")
-        code, out = await call(store, "doctor")
-        assert code == 1
-        assert "error\teviction\tallkeys-lru" in out
-        assert "noeviction" in out
-    finally:
-        await server.config_set("maxmemory-policy", "noeviction")
-        await server.config_set("maxmemory", "0")
-
-
-async def test_doctor_names_what_the_acl_forbids(store: Store) -> None:
-    server = await store.raw()
-    await server.execute_command(
-        "ACL", "SETUSER", "poor", "on", "nopass", "~*", "&*", "+@all", "-publish"
-    )  # type: ignore[no-untyped-call]
-    try:
-        doctor = _doctor._Doctor(server, "aiodlock")
-        refused = await doctor.acl()
-        assert refused.level == "ok"
-        whoami = server.execute_command
-
-        async def as_poor(*words: str) -> Any:
-            return "poor" if words[:2] == ("ACL", "WHOAMI") else await whoami(*words)  # type: ignore[no-untyped-call]
-
-        setattr(server, "execute_command", as_poor)  # noqa: B010
-        refused = await doctor.acl()
-        assert refused.level == "error"
-        assert "PUBLISH" in refused.found
-        assert "ACL SETUSER poor" in refused.mend
-    finally:
-        setattr(server, "execute_command", whoami)  # noqa: B010
-        await server.execute_command("ACL", "DELUSER", "poor")  # type: ignore[no-untyped-call]
-
-
 async def test_store_away_gives_69() -> None:
     """All at the same time, for each tries for almost five seconds."""
 
@@ -176,8 +116,32 @@ async def test_bad_input_gives_2(store: Store) -> None:
         assert (code, out.startswith("aiodlock: ")) == (2, True), out
 
 
-def test_missing_packages_are_named() -> None:
-    code = "import sys; sys.modules['typer'] = None; from aiodlock.cli import main; main()"
+@pytest.mark.parametrize(("package", "extra"), [("typer", "cli"), ("fakeredis", "memory")])
+def test_missing_packages_are_named(package: str, extra: str) -> None:
+    code = (
+        f"import sys; sys.modules[{package!r}] = None; "
+        "sys.argv = ['aiodlock', 'ls', '--url', 'memory://']; from aiodlock.cli import main; main()"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 70
-    assert "pip install 'aiodlock[cli]'" in done.stderr
+    assert f"pip install 'aiodlock[{extra}]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.stores("valkey9")
+async def test_top_counts_the_hand_overs_between_two_looks(
+    store: Store, client: aiodlock.Client
+) -> None:
+    busy = True
+
+    async def hand_over() -> None:
+        while busy:
+            async with client.lock("x"):
+                await asyncio.sleep(0.01)
+
+    tasks = [asyncio.create_task(hand_over()) for _ in range(2)]
+    _, out = await call(store, "top", "--count", "4", "--interval", "0.3", "--json")
+    busy = False
+    await asyncio.gather(*tasks)
+    rates = [json.loads(line)["hand_overs_per_second"] for line in out.splitlines()]
+    assert max(rate for rate in rates if rate is not None) > 10

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
 import aiodlock
 
 from ..conftest import MakeClient
-
-
-async def next_value(values: AsyncIterator[str]) -> str:
-    async with asyncio.timeout(5):
-        return await anext(values)
-
-
-async def until_waiting(client: aiodlock.Client, number: int) -> None:
-    async with asyncio.timeout(5):
-        while len((await client.inspect("boss")).waiters) != number:
-            await asyncio.sleep(0.005)
+from ..proxy import FaultProxy
+from ..scenes import until, until_cancelled, until_waiting
 
 
 async def test_leaders_follow_each_other_in_order_and_leaving_resigns(
@@ -42,10 +32,9 @@ async def test_leaders_follow_each_other_in_order_and_leaving_resigns(
         for number, value in enumerate("abc"):
             tasks.create_task(stand((first, second)[number % 2], value))
             if value != "a":
-                await until_waiting(first, number)
+                await until_waiting(first, "boss", number)
             else:
-                while not order:
-                    await asyncio.sleep(0.005)
+                await until(lambda: order)
         assert order == ["a"]
         resign.set()
     assert order == ["a", "b", "c"]
@@ -59,24 +48,63 @@ async def test_observer_sees_the_present_leader_and_then_the_changes(
     values = watcher.election("boss").observe(interval=0.02)
     nasty = "http://[::1]:80/ö {x}\x00\n%3A:"
     async with election.lead(nasty):
-        assert await next_value(values) == nasty
+        assert await anext(values) == nasty
     async with election.lead(nasty):
-        assert await next_value(values) == nasty
+        assert await anext(values) == nasty
     async with election.lead():
-        assert await next_value(values) == ""
+        assert await anext(values) == ""
     await values.aclose()
 
 
 async def test_observer_waits_while_nobody_leads_and_ignores_plain_locks(
-    client: aiodlock.Client,
+    client: aiodlock.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    values = client.election("boss").observe(interval=0.02)
+    looks = 0
+
+    async def look(name: str) -> aiodlock.LockInfo:
+        nonlocal looks
+        info = await aiodlock.Client.inspect(client, name)
+        looks += 1
+        return info
+
+    monkeypatch.setattr(client, "inspect", look)
+    values = client.election("boss").observe(interval=0.01)
+    waiting = asyncio.ensure_future(anext(values))
+    await until(lambda: looks >= 2)
     async with client.lock("boss"):
-        waiting = asyncio.ensure_future(anext(values))
-        done, _ = await asyncio.wait({waiting}, timeout=0.1)
-        assert not done
+        seen = looks
+        await until(lambda: looks >= seen + 2)
+        assert not waiting.done()
     async with client.election("boss").lead("x"):
-        assert await asyncio.wait_for(waiting, 5) == "x"
+        assert await waiting == "x"
+    await values.aclose()
+
+
+async def test_observer_hears_of_a_leader_without_looking_for_one(make_client: MakeClient) -> None:
+    leading, watching = await make_client(), await make_client()
+    values = watching.election("boss").observe(interval=600)
+    waiting = asyncio.ensure_future(anext(values))
+    for value in ("a", "b"):
+        async with asyncio.timeout(10), leading.election("boss").lead(value):
+            assert await waiting == value
+        waiting = asyncio.ensure_future(anext(values))
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    await values.aclose()
+
+
+async def test_observer_looks_again_after_its_connection_was_lost(
+    make_client: MakeClient, proxy: FaultProxy
+) -> None:
+    leading, watching = await make_client(), await make_client(proxy.url)
+    values = watching.election("boss").observe(interval=600)
+    waiting = asyncio.ensure_future(anext(values))
+    await asyncio.sleep(0)
+    await proxy.refuse()
+    proxy.cut()
+    async with asyncio.timeout(10), leading.election("boss").lead("a"):
+        await proxy.heal()
+        assert await waiting == "a"
     await values.aclose()
 
 
@@ -91,18 +119,17 @@ async def test_one_candidacy_used_by_two_tasks_makes_two_candidates(
         async with candidacy:
             leading += 1
             assert leading == 1
-            await asyncio.sleep(0.01)
+            await client.inspect("boss")  # time enough for another to come in
             leading -= 1
 
-    async with asyncio.timeout(5):
-        await asyncio.gather(stand(), stand(), stand())
+    await asyncio.gather(stand(), stand(), stand())
 
 
 async def test_deposed_leader_is_cancelled(client: aiodlock.Client) -> None:
     async def lead() -> None:
         async with client.election("boss").lead("x"):
             assert await client.break_lock("boss") == 1
-            await asyncio.sleep(5)
+            await until_cancelled()
 
     with pytest.raises(aiodlock.LockLost) as caught:
         await lead()
@@ -118,13 +145,12 @@ async def test_candidate_gives_up_at_its_timeout(client: aiodlock.Client) -> Non
 
 async def test_observer_is_told_when_its_client_is_left(make_client: MakeClient) -> None:
     client = await make_client()
-    values = client.election("boss").observe(interval=0.02)
+    values = client.election("boss").observe(interval=600)
     waiting = asyncio.ensure_future(anext(values))
     await asyncio.sleep(0)
     await client.__aexit__(None, None, None)
     with pytest.raises(aiodlock.ClientClosed):
-        async with asyncio.timeout(5):
-            await waiting
+        await waiting
 
 
 def test_bad_input_is_refused() -> None:

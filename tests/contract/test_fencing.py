@@ -22,7 +22,7 @@ async def test_redis_guard_refuses_older_tokens_only(store: Store) -> None:
     assert await guard.get("report") == ("again", 1795208823051904)
     assert await guard.set("report", "newer", token=1795208823051905)
     assert await guard.get("report") == ("newer", 1795208823051905)
-    assert await redis.keys("*") == ["guarded:report"]
+    assert [key async for key in redis.scan_iter("*")] == ["guarded:report"]
 
 
 async def test_redis_guard_expires_with_a_ttl_only(store: Store) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from aiodlock import AcquireTimeout, Client, Lock, LockLost, WouldBlock
+from aiodlock import AcquireTimeout, Client, Lease, Lock, LockLost, WouldBlock
 
 from ..conftest import MakeClient
-from .scenes import until
-
-
-def clock() -> float:
-    return asyncio.get_running_loop().time()
+from ..protocol.direct import Direct
+from ..scenes import stalls, until, until_cancelled
+from ..servers import Store
 
 
 async def test_release_opens_at_once(client: Client) -> None:
@@ -25,11 +22,11 @@ async def test_release_opens_at_once(client: Client) -> None:
     await lease.release()
 
 
-async def test_name_stays_closed_after_a_loss(make_client: MakeClient) -> None:
+async def test_name_stays_closed_after_a_loss(make_client: MakeClient, store: Store) -> None:
     client, other = await make_client(), await make_client()
     async with _lost(client.lock("a", ttl=0.3, auto_extend=False, lock_delay=0.5)):
-        await asyncio.sleep(10)
-    lost_at = clock()
+        opens_at = await _opens_at(store)
+        await until_cancelled()
     # Its body has ended before the server's deadline, and that does not make a release of it.
     await until(lambda: _closed(other), "closed")
     info = await other.inspect("a")
@@ -42,8 +39,19 @@ async def test_name_stays_closed_after_a_loss(make_client: MakeClient) -> None:
         await client.lock("a").acquire_nowait()
     with pytest.raises(AcquireTimeout):
         await other.rwlock("a").read.acquire(timeout=0.05)
-    async with other.lock("a", timeout=3.0):
-        assert 0.45 <= clock() - lost_at < 1.0
+    async with stalls() as stalled, other.lock("a", timeout=3.0) as lease:
+        assert opens_at <= _granted_at(lease) <= opens_at + 0.1 + stalled()
+
+
+async def _opens_at(store: Store) -> float:
+    """Return when the name is open again if its holder is lost, on the server's clock."""
+    (record,) = (await Direct(await store.raw(), "a").holders()).values()
+    return (record.deadline + record.delay) / 1000
+
+
+def _granted_at(lease: Lease) -> float:
+    """Return when the server granted it, on its clock: what a token is when nothing pushes it up."""
+    return lease.token / 1e6
 
 
 @asynccontextmanager
@@ -57,22 +65,24 @@ async def test_margin_does_not_make_a_release_of_a_loss(make_client: MakeClient)
     client, other = await make_client(), await make_client()
     lock = client.lock("a", ttl=0.6, margin=0.4, auto_extend=False, lock_delay=30)
     async with _lost(lock):
-        await asyncio.sleep(10)
-    for _ in range(10):
-        assert await other.lock("a").locked()
-        await asyncio.sleep(0.01)
+        await until_cancelled()
+    # Whatever its client still had to say about it comes before this, on the same connection.
+    assert await client.lock("a").locked()
+    assert await other.lock("a").locked()
 
 
 async def _closed(client: Client) -> bool:
     return (await client.inspect("a")).closed > 0
 
 
-async def test_waiter_is_let_in_when_the_delay_is_over(make_client: MakeClient) -> None:
+async def test_waiter_is_let_in_when_the_delay_is_over(
+    make_client: MakeClient, store: Store
+) -> None:
     client, other = await make_client(), await make_client()
-    started = clock()
     lease = await client.lock("a", ttl=0.3, auto_extend=False, lock_delay=0.3).acquire()
-    async with other.lock("a", timeout=5.0):
-        assert 0.55 <= clock() - started < 1.0
+    opens_at = await _opens_at(store)
+    async with stalls() as stalled, other.lock("a", timeout=5.0) as after:
+        assert opens_at <= _granted_at(after) <= opens_at + 0.1 + stalled()
         assert lease.lost is not None
     with pytest.raises(LockLost):
         await lease.release()
@@ -85,9 +95,8 @@ async def test_late_leave_does_not_open_early(make_client: MakeClient) -> None:
     await until(lambda: _closed(other), "closed")
     with pytest.raises(LockLost):
         await lease.release()
-    for _ in range(5):
-        assert await other.lock("a").locked()
-        await asyncio.sleep(0.01)
+    assert await client.lock("a").locked()
+    assert await other.lock("a").locked()
 
 
 async def test_readers_pass_where_a_reader_was_lost(make_client: MakeClient) -> None:

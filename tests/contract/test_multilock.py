@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -20,30 +19,16 @@ from aiodlock import (
 
 from ..conftest import MakeClient
 from ..proxy import FaultProxy
-
-
-async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Wait for a state of the store, five seconds at most."""
-    async with asyncio.timeout(5.0):
-        while not await condition():
-            await asyncio.sleep(0.005)
-    assert await condition(), what
-
-
-def waits(client: Client, name: str, number: int = 1) -> Callable[[], Awaitable[bool]]:
-    async def condition() -> bool:
-        return len((await client.inspect(name)).waiters) >= number
-
-    return condition
-
-
-def free(client: Client, *names: str) -> Callable[[], Awaitable[bool]]:
-    async def condition() -> bool:
-        infos = [await client.inspect(name) for name in names]
-        return not any(info.holders or info.waiters for info in infos)
-
-    return condition
-
+from ..scenes import (
+    SOON,
+    held_elsewhere,
+    is_free,
+    takes,
+    until,
+    until_cancelled,
+    until_free,
+    until_waiting,
+)
 
 # -- what is taken ---------------------------------------------------------------------------------
 
@@ -57,7 +42,7 @@ async def test_all_names_are_held_in_the_body_and_free_after_it(client: Client) 
         for name in "ab":
             assert [h.token for h in (await client.inspect(name)).holders] == [leases[name].token]
     assert leases.remaining() == 0.0
-    assert await free(client, "a", "b")()
+    assert await is_free(client, "a", "b")
 
 
 async def test_names_are_taken_in_the_order_of_their_bytes(client: Client) -> None:
@@ -76,43 +61,31 @@ async def test_none_is_held_when_one_is_not_granted_in_time(client: Client) -> N
             with pytest.raises(AcquireTimeout, match="'b'") as caught:
                 await client.multilock("a", "b", "c", timeout=0.1).acquire()
             assert caught.value.name == "b"
-            assert await free(client, "a", "c")()
+            assert await is_free(client, "a", "c")
 
         await asyncio.create_task(other())
 
 
 async def test_timeout_is_one_for_all_names(client: Client) -> None:
-    release_a = asyncio.Event()
+    async with held_elsewhere(client.lock("b")):
+        holding_a = await client.lock("a", owner="somebody else").acquire()
 
-    async def hold(name: str, end: asyncio.Event) -> None:
-        async with client.lock(name):
-            await end.wait()
+        async def release_a() -> None:
+            await asyncio.sleep(0.3)
+            await holding_a.release()
 
-    holders = [
-        asyncio.create_task(hold("a", release_a)),
-        asyncio.create_task(hold("b", asyncio.Event())),
-    ]
-    await until_locked(client, "a", "b")
-    asyncio.get_running_loop().call_later(0.2, release_a.set)
-    started = asyncio.get_running_loop().time()
-    with pytest.raises(AcquireTimeout):
-        await client.multilock("a", "b", timeout=0.3).acquire()
-    assert 0.29 <= asyncio.get_running_loop().time() - started < 0.45
-    for holder in holders:
-        holder.cancel()
-    await asyncio.wait(holders)
-
-
-async def until_locked(client: Client, *names: str) -> None:
-    for name in names:
-        await until(client.lock(name).locked, f"{name} is held")
+        releasing = asyncio.create_task(release_a())
+        async with takes(at_least=0.39, at_most=0.6):  # 0.7 if "b" had a timeout of its own
+            with pytest.raises(AcquireTimeout, match="'b'"):
+                await client.multilock("a", "b", timeout=0.4).acquire()
+        await releasing
 
 
 async def test_timeout_zero_tries_once(client: Client) -> None:
     leases = await client.multilock("a", "b").acquire(timeout=0)
     with pytest.raises(AcquireTimeout):
         await asyncio.create_task(client.multilock("b", "c").acquire(timeout=0))
-    assert await free(client, "c")()
+    assert await is_free(client, "c")
     await leases.release()
 
 
@@ -152,7 +125,7 @@ async def test_opposite_orders_do_not_deadlock(client: Client) -> None:
                 await asyncio.sleep(0)
                 inside -= 1
 
-    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+    async with asyncio.TaskGroup() as tasks:
         for number in range(6):
             tasks.create_task(transfer("a", "b") if number % 2 else transfer("b", "a"))
 
@@ -169,7 +142,7 @@ async def test_one_object_serves_many_tasks(client: Client) -> None:
 
     await asyncio.gather(*(work(number) for number in range(8)))
     assert sorted(order) == list(range(8))
-    assert await free(client, "a", "b")()
+    assert await is_free(client, "a", "b")
 
 
 async def test_a_task_that_holds_a_name_gets_in_again(client: Client) -> None:
@@ -184,7 +157,7 @@ async def test_shared_then_exclusive_is_a_deadlock_and_leaves_nothing(client: Cl
     async with client.rwlock("b").read:
         with pytest.raises(DeadlockError):
             await client.multilock("a", "b").acquire()
-        assert await free(client, "a")()
+        assert await is_free(client, "a")
 
 
 # -- waiting ---------------------------------------------------------------------------------------
@@ -192,12 +165,18 @@ async def test_shared_then_exclusive_is_a_deadlock_and_leaves_nothing(client: Cl
 
 async def test_what_is_taken_is_extended_while_the_rest_is_waited_for(client: Client) -> None:
     blocker = await client.lock("b").acquire()
-    waiting = asyncio.create_task(client.multilock("a", "b", ttl=0.4).acquire())
-    await until(waits(client, "b"), "the multilock waits for b")
+    waiting = asyncio.create_task(client.multilock("a", "b", ttl=0.6).acquire())
+    await until_waiting(client, "b")
+    clock = asyncio.get_running_loop().time
     (before,) = (await client.inspect("a")).holders
-    await asyncio.sleep(0.9)
-    (after,) = (await client.inspect("a")).holders
-    assert after.token == before.token
+    ends_at = clock() + before.remaining
+
+    async def outlived() -> bool:
+        (now,) = (await client.inspect("a")).holders
+        assert now.token == before.token
+        return clock() + now.remaining >= ends_at + 0.5
+
+    await until(outlived, "a longer life")
     await blocker.release()
     leases = await waiting
     assert leases.held
@@ -207,7 +186,7 @@ async def test_what_is_taken_is_extended_while_the_rest_is_waited_for(client: Cl
 async def test_loss_during_the_wait_starts_over(client: Client) -> None:
     blocker = await client.lock("b").acquire()
     waiting = asyncio.create_task(client.multilock("a", "b", timeout=5.0).acquire())
-    await until(waits(client, "b"), "the multilock waits for b")
+    await until_waiting(client, "b")
     first = (await client.inspect("a")).token
     await client.break_lock("a")
 
@@ -240,9 +219,9 @@ async def test_loss_of_an_earlier_hold_during_the_wait_is_raised(client: Client)
 
     blocker = await client.lock("b").acquire()
     waiting = asyncio.create_task(entered_again())
-    await until(waits(client, "b"), "the multilock waits for b")
+    await until_waiting(client, "b")
     await client.break_lock("a")
-    async with asyncio.timeout(2.0):
+    async with takes(at_most=SOON):
         await waiting
     await blocker.release()
 
@@ -250,11 +229,11 @@ async def test_loss_of_an_earlier_hold_during_the_wait_is_raised(client: Client)
 async def test_cancelled_acquire_leaves_nothing(client: Client) -> None:
     blocker = await client.lock("b").acquire()
     waiting = asyncio.create_task(client.multilock("a", "b").acquire())
-    await until(waits(client, "b"), "the multilock waits for b")
+    await until_waiting(client, "b")
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert await free(client, "a")()
+    assert await is_free(client, "a")
     assert not (await client.inspect("b")).waiters
     await blocker.release()
 
@@ -263,11 +242,11 @@ async def test_closing_the_client_ends_the_wait(make_client: MakeClient) -> None
     holder, client = await make_client(), await make_client()
     async with holder.lock("b"):
         waiting = asyncio.create_task(client.multilock("a", "b").acquire())
-        await until(waits(holder, "b"), "the multilock waits for b")
+        await until_waiting(holder, "b")
         await client.__aexit__(None, None, None)
         with pytest.raises(ClientClosed):
             await waiting
-        assert await free(holder, "a")()
+        assert await is_free(holder, "a")
 
 
 # -- losing ----------------------------------------------------------------------------------------
@@ -279,18 +258,19 @@ async def test_losing_one_cancels_the_body_once_and_frees_all(client: Client) ->
         async with client.multilock("a", "b", "c") as leases:
             try:
                 await client.break_lock("b")
-                await asyncio.sleep(10)
+                await until_cancelled()
             finally:
                 assert not leases.held
                 await client.break_lock("a")  # a second loss does not disturb the cleaning up
-                await asyncio.sleep(0.05)
+                await until(lambda: leases["a"].lost is not None)
+                await client.inspect("a")
                 cleaned_up = True
     assert cleaned_up
     assert (caught.value.name, caught.value.reason) in {("a", "broken"), ("b", "broken")}
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
-    await until(free(client, "a", "b", "c"), "all are free")
+    await until_free(client, "a", "b", "c")
 
 
 async def test_names_that_are_not_lost_stay_closed_until_the_body_has_ended(client: Client) -> None:
@@ -298,19 +278,19 @@ async def test_names_that_are_not_lost_stay_closed_until_the_body_has_ended(clie
         async with client.multilock("a", "b"):
             try:
                 await client.break_lock("b")
-                await asyncio.sleep(10)
+                await until_cancelled()
             finally:
                 assert await client.lock("a").locked()
-    await until(free(client, "a"), "a is free")
+    await until_free(client, "a")
 
 
 async def test_flag_only_flags(client: Client) -> None:
     with pytest.raises(LockLost):  # noqa: PT012
         async with client.multilock("a", "b", on_lost="flag") as leases:
             await client.break_lock("a")
-            lost = await asyncio.wait_for(leases.wait_lost(), 2.0)
+            lost = await leases.wait_lost()
             assert lost.name == "a"
-            await asyncio.sleep(0.02)
+            await client.inspect("a")  # time for a cancellation, if there were one
             assert not leases.held
             with pytest.raises(LockLost):
                 leases.ensure_held()
@@ -321,7 +301,7 @@ async def test_own_exception_of_the_body_comes_out_with_the_loss_as_a_note(clien
         async with client.multilock("a", "b"):
             try:
                 await client.break_lock("a")
-                await asyncio.sleep(10)
+                await until_cancelled()
             except asyncio.CancelledError:
                 raise ZeroDivisionError from None
     assert any("'a'" in note for note in caught.value.__notes__)
@@ -332,7 +312,7 @@ async def test_outer_cancellation_comes_before_the_loss(client: Client) -> None:
         async with client.multilock("a", "b", on_lost="flag") as leases:
             await client.break_lock("a")
             await leases.wait_lost()
-            await asyncio.sleep(10)
+            await until_cancelled()
 
     task = asyncio.create_task(body())
 
@@ -343,14 +323,14 @@ async def test_outer_cancellation_comes_before_the_loss(client: Client) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await until(free(client, "a", "b"), "all are free")
+    await until_free(client, "a", "b")
 
 
 async def test_exception_of_the_body_passes(client: Client) -> None:
     with pytest.raises(KeyError):
         async with client.multilock("a", "b"):
             raise KeyError
-    assert await free(client, "a", "b")()
+    assert await is_free(client, "a", "b")
 
 
 async def test_closing_the_client_cancels_the_body(make_client: MakeClient) -> None:
@@ -360,7 +340,7 @@ async def test_closing_the_client_cancels_the_body(make_client: MakeClient) -> N
     async def body() -> None:
         async with client.multilock("a", "b"):
             started.set()
-            await asyncio.sleep(10)
+            await until_cancelled()
 
     task = asyncio.create_task(body())
     await started.wait()
@@ -368,7 +348,7 @@ async def test_closing_the_client_cancels_the_body(make_client: MakeClient) -> N
     with pytest.raises(LockLost) as caught:
         await task
     assert caught.value.reason == "closed"
-    assert await free(other, "a", "b")()
+    assert await is_free(other, "a", "b")
 
 
 # -- releasing -------------------------------------------------------------------------------------
@@ -377,7 +357,7 @@ async def test_closing_the_client_cancels_the_body(make_client: MakeClient) -> N
 async def test_release_frees_all_once(client: Client) -> None:
     leases = await client.multilock("a", "b").acquire()
     await leases.release()
-    assert await free(client, "a", "b")()
+    assert await is_free(client, "a", "b")
     assert leases.lost is None
     with pytest.raises(NotHeld):
         await leases.release()
@@ -393,7 +373,7 @@ async def test_release_in_reverse_attempts_all_even_when_one_was_lost(client: Cl
     await leases.wait_lost()
     with pytest.raises(LockLost, match="'b'"):
         await leases.release()
-    await until(free(client, "a", "b", "c"), "all are free")
+    await until_free(client, "a", "b", "c")
 
 
 async def test_cancelled_release_still_frees_all(client: Client) -> None:
@@ -403,7 +383,7 @@ async def test_cancelled_release_still_frees_all(client: Client) -> None:
     releasing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await releasing
-    await until(free(client, "a", "b", "c"), "all are free")
+    await until_free(client, "a", "b", "c")
 
 
 async def test_cancellation_while_leaving_the_body_still_frees_all(client: Client) -> None:
@@ -418,7 +398,7 @@ async def test_cancellation_while_leaving_the_body_still_frees_all(client: Clien
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await until(free(client, "a", "b", "c"), "all are free")
+    await until_free(client, "a", "b", "c")
 
 
 async def test_release_wakes_who_waits_for_a_loss(client: Client) -> None:
@@ -427,7 +407,7 @@ async def test_release_wakes_who_waits_for_a_loss(client: Client) -> None:
     await asyncio.sleep(0)
     await leases.release()
     with pytest.raises(NotHeld):
-        await asyncio.wait_for(waiting, 1.0)
+        await waiting
 
 
 async def test_bare_leases_are_armed_by_async_with(client: Client) -> None:
@@ -435,8 +415,8 @@ async def test_bare_leases_are_armed_by_async_with(client: Client) -> None:
     with pytest.raises(LockLost):  # noqa: PT012
         async with leases:
             await client.break_lock("a")
-            await asyncio.sleep(10)
-    await until(free(client, "b"), "b is free")
+            await until_cancelled()
+    await until_free(client, "b")
 
 
 async def test_lease_released_in_the_body_is_no_error(client: Client) -> None:
@@ -444,7 +424,7 @@ async def test_lease_released_in_the_body_is_no_error(client: Client) -> None:
         await leases["a"].release()
         assert not await client.lock("a").locked()
         assert await client.lock("b").locked()
-    assert await free(client, "a", "b")()
+    assert await is_free(client, "a", "b")
 
 
 async def test_unanswered_release_holds_the_body_up_for_a_second_at_most(
@@ -454,11 +434,10 @@ async def test_unanswered_release_holds_the_body_up_for_a_second_at_most(
     multilock = client.multilock(*"abcdef", ttl=30)
     await multilock.__aenter__()
     proxy.stall()
-    started = asyncio.get_running_loop().time()
-    await multilock.__aexit__(None, None, None)
-    assert asyncio.get_running_loop().time() - started < 1.3
+    async with takes(at_most=1.0):
+        await multilock.__aexit__(None, None, None)
     await proxy.heal()
-    await until(free(await make_client(), *"abcdef"), "all are free")
+    await until_free(await make_client(), *"abcdef")
 
 
 # -- bad input -------------------------------------------------------------------------------------

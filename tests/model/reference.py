@@ -5,7 +5,7 @@ It knows no keys, records or sweeps: what is overdue is not there. Times are mil
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 Answer = tuple[object, ...]
 
@@ -18,8 +18,16 @@ class Entry:
     mode: str
     owner: str
     delay: int
-    deadline: int
+    client: str
+    deadline: int = 0
+    #: The longest that it was promised from any moment on.
+    length: int = 0
     token: int = 0
+
+    def promise(self, length: int, now: int) -> None:
+        """Push the deadline into the future, never nearer."""
+        self.deadline = max(self.deadline, now + length)
+        self.length = max(length, self.deadline - now)
 
 
 @dataclass
@@ -32,7 +40,8 @@ class Reference:
     token: int = 0
     broken: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
-    grants: list[str] = field(default_factory=list)
+    #: Client, word and request: what has been said to those who did not ask. Without hints.
+    notices: list[tuple[str, str, str]] = field(default_factory=list)
 
     # -- what is there at this moment --------------------------------------------------------------
 
@@ -49,11 +58,23 @@ class Reference:
     def find(self, id: str) -> Entry | None:
         return next((e for e in self.holders() + self.waiters() if e.id == id), None)
 
+    def head(self) -> Entry | None:
+        return next(iter(self.waiters()), None)
+
+    def earliest_end(self) -> int:
+        """Return when the first of the blockers ends, if nobody is heard of."""
+        return min(entry.deadline + entry.delay for entry in self.blockers())
+
     # -- the rules ---------------------------------------------------------------------------------
 
-    def acquire(
-        self, id: str, mode: str, owner: str, ttl: int, waiter_ttl: int, delay: int, wait: bool
-    ) -> Answer:
+    def clock_is_set_back(self, by: int) -> None:
+        """Nobody has more left than its length, from that moment on."""
+        self.now -= by
+        for entry in self.holding + self.waiting:
+            entry.deadline = min(entry.deadline, self.now + entry.length)
+
+    def acquire(self, new: Entry, ttl: int, waiter_ttl: int, wait: bool) -> Answer:
+        id, mode, owner = new.id, new.mode, new.owner
         if id in self.refused:
             return ("gone",)
         self._grant()
@@ -64,20 +85,21 @@ class Reference:
             return ("gone",)
         if mode == "x" and self._token_of(owner) and not self._holds_exclusively(owner):
             return ("deadlock",)
-        entry = Entry(id, mode, owner, delay, self.now + ttl)
+        entry = replace(new, deadline=0, length=0)
         if self._token_of(owner) or (not self.waiters() and self._fits(mode)):
+            entry.promise(ttl, self.now)
             self._admit(entry)
             return self._holds(entry)
         if not wait:
             return ("busy",)
-        entry.deadline = self.now + waiter_ttl
+        entry.promise(waiter_ttl, self.now)
         self.waiting.append(entry)
         return self._waits(entry)
 
     def extend(self, id: str, length: int) -> Answer:
         entry = self.find(id)
         if entry is not None:
-            entry.deadline = max(entry.deadline, self.now + length)
+            entry.promise(length, self.now)
             if entry in self.holding:
                 return ("held", entry.token, entry.deadline - self.now)
         self._grant()
@@ -112,6 +134,7 @@ class Reference:
     def break_lock(self) -> int:
         live = self.holders()
         self.broken.update(entry.id for entry in live)
+        self.notices += [(entry.client, "broken", entry.id) for entry in live]
         self.holding.clear()
         self._grant()
         return len(live)
@@ -127,13 +150,13 @@ class Reference:
             if not self._gets_in_again(head) and not self._fits(head.mode):
                 return
             self._admit(self.waiting.pop(0))
+            self.notices.append((head.client, "granted", head.id))
 
     def _admit(self, entry: Entry) -> None:
         entry.token = self._token_of(entry.owner)
         if not entry.token:
             entry.token = self.token = max(self.token + 1, self.now * 1000)
         self.holding = [*self.blockers(), entry]
-        self.grants.append(entry.id)
 
     def _fits(self, mode: str) -> bool:
         blockers = self.blockers()
@@ -158,8 +181,7 @@ class Reference:
 
     def _waits(self, entry: Entry) -> Answer:
         look = -1
-        if self.waiters()[0] is entry:
-            ends = [blocker.deadline + blocker.delay for blocker in self.blockers()]
-            look = max(0, min(ends) - self.now)
+        if self.head() is entry:
+            look = max(0, self.earliest_end() - self.now)
         floor = max(self.token, self.now * 1000)
         return ("waiting", entry.deadline - self.now, look, floor)

@@ -1,13 +1,18 @@
 """The scripts against the reference: any sequence of calls, the same answers, the same grants.
 
 The clock is virtual: in the test's copy of the scripts, the time is their last argument. So nothing is
-waited for, and a run means the same on fakeredis and on a server. Leases are minutes long, that no key
-expires by the real clock meanwhile.
+waited for, a run means the same on fakeredis and on a server, and the clock can be set back. Keys live a
+thousand times longer than they should, so that none expires by the real clock meanwhile. What the scripts
+say to clients goes to lists instead of channels.
+
+``AIODLOCK_MODEL_STEPS`` sets how many steps are taken per machine and store, about (default 2,000).
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import os
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
@@ -18,27 +23,61 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
     run_state_machine_as_test,
 )
 
-from aiodlock.backends.redis.keys import keys_of
+from aiodlock.backends.redis.keys import channel_prefix
 from aiodlock.backends.redis.scripts import Script
 
 from ..protocol.direct import PREFIX, Direct
 from ..servers import Store
 from .reference import Answer, Entry, Reference
 
+STEPS = int(os.environ.get("AIODLOCK_MODEL_STEPS", "2000"))
+#: What an example takes at the least, at the most, and on average.
+FEWEST, MOST, USUAL = 10, 50, 35
 MINUTE = 60_000
-TTLS = st.sampled_from([2 * MINUTE, 5 * MINUTE])
+TTLS = st.sampled_from([2 * MINUTE, 3 * MINUTE, 5 * MINUTE])
 DELAYS = st.sampled_from([0, 0, 0, MINUTE])
-STEPS = st.sampled_from([1, MINUTE - 1, MINUTE, 2 * MINUTE, 3 * MINUTE])
+WHILES = st.sampled_from([1, MINUTE // 2, MINUTE - 1, MINUTE, MINUTE, 2 * MINUTE])
 PLACES = st.integers(0, 1_000)
 
 _TIME = "local clock = redis.call('TIME')"
 _VIRTUAL = "local clock = {math.floor(ARGV[#ARGV] / 1000), ARGV[#ARGV] % 1000 * 1000}"
+CLIENTS = ("one", "two", "three")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request is made of."""
+
+    mode: int
+    owner: str
+    place: int
+    ttl: int
+    waiter_ttl: int
+    delay: int
+    client: str
+    wait: bool
+
+
+ASKED = st.builds(
+    Asked,
+    mode=st.integers(0, 1),
+    owner=st.sampled_from(["", "", "", "", "uA", "uB", "again"]),
+    place=PLACES,
+    ttl=TTLS,
+    waiter_ttl=st.sampled_from([2 * MINUTE, 10 * MINUTE]),
+    delay=DELAYS,
+    client=st.sampled_from(CLIENTS),
+    wait=st.sampled_from([True, True, True, True, False]),
+)
+
+_NOBODY = Entry("nobody", "x", "tnobody", 0, "")
 _names = count()
 
 _T = TypeVar("_T")
@@ -47,16 +86,35 @@ _T = TypeVar("_T")
 class VirtualDirect(Direct):
     """The scripts on a name of its own, at a time that the test says, by a blocking connection."""
 
-    def __init__(self, connection: redis.Redis, kind: str) -> None:
+    def __init__(
+        self, connection: redis.Redis, kind: str, sources: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(connection, f"name {next(_names)}", kind=kind, sources=sources)
         self.connection = connection
-        self.keys = keys_of(PREFIX, kind, f"name {next(_names)}")
         self.time = 0
 
     async def _run(self, script: Script, keys: list[str], arguments: list[str | int]) -> Any:
-        source = script.source.decode()
+        source = self._sources.get(script.name, script.source.decode())
         assert source.count(_TIME) == 1
-        source = source.replace(_TIME, _VIRTUAL)
-        return self.connection.eval(source, len(keys), *keys, *map(str, arguments), str(self.time))
+        source = source.replace(_TIME, _VIRTUAL).replace("'PEXPIRE'", "'EXPIRE'")
+        words = ["RPUSH" if word == "PUBLISH" else str(word) for word in arguments]
+        return self.connection.eval(source, len(keys), *keys, *words, str(self.time))
+
+    def said(self) -> list[tuple[str, str, str]]:
+        """Return client, word and request id of what was said since the last call."""
+        pipe = self.connection.pipeline(transaction=False)
+        channels = [channel_prefix(PREFIX) + client for client in CLIENTS]
+        for channel in channels:
+            pipe.lrange(channel, 0, -1)
+        pipe.delete(*channels)
+        *lists, _ = pipe.execute()
+        found = []
+        for client, messages in zip(CLIENTS, lists, strict=True):
+            for message in messages:
+                word, state, id, _ = message.split(" ")
+                assert state == self.keys.state
+                found.append((client, word, id))
+        return found
 
 
 def run(call: Coroutine[Any, Any, _T]) -> _T:
@@ -87,77 +145,88 @@ class Locks(RuleBasedStateMachine):
     kind = "lock"
     steps = 0
 
-    def __init__(self, connection: redis.Redis) -> None:
+    def __init__(self, connection: redis.Redis, sources: Mapping[str, str] | None = None) -> None:
         super().__init__()
-        self.scripts = VirtualDirect(connection, self.kind)
+        self.scripts = VirtualDirect(connection, self.kind, sources)
         self.reference = Reference(now=1_700_000_000_000)
         self.ids = (f"r{number}" for number in count())
         self.known: list[Entry] = []
+        self.left: set[str] = set()
+        #: When a waiter will look for the end of its blocker, if it knows, and when it will extend.
+        self.looks: dict[str, int] = {}
+        self.beats: dict[str, int] = {}
 
     def teardown(self) -> None:
-        self.scripts.connection.delete(*self.scripts.keys[:5])
+        channels = [channel_prefix(PREFIX) + client for client in CLIENTS]
+        self.scripts.connection.delete(*self.scripts.keys[:5], *channels)
 
     # -- steps -------------------------------------------------------------------------------------
 
-    @rule(
-        mode=st.integers(0, 1),
-        owner=st.sampled_from(["", "", "", "uA", "uB", "again"]),
-        place=PLACES,
-        ttl=TTLS,
-        delay=DELAYS,
-        wait=st.sampled_from([True, True, True, False]),
-    )
-    def request(self, mode: int, owner: str, place: int, ttl: int, delay: int, wait: bool) -> None:
-        id = next(self.ids)
-        holders = self.reference.holders()
-        if self.kind == "semaphore" or not owner or (owner == "again" and not holders):
-            owner = f"t{id}"
-        elif owner == "again":  # a task's, which asks for the other mode too, or anybody's
-            owner = holders[place % len(holders)].owner
-        entry = Entry(id, self.modes[mode % len(self.modes)], owner, delay, 0)
-        self.known.append(entry)
-        self._acquire(entry, ttl, wait)
+    @initialize(asked=st.lists(ASKED, min_size=3, max_size=7))
+    def many_requests_at_first(self, asked: list[Asked]) -> None:
+        for one in asked:
+            self._request(one)
+
+    @rule(one=ASKED)
+    def request(self, one: Asked) -> None:
+        self._request(one)
+
+    @rule(asked=st.lists(ASKED, min_size=2, max_size=4))
+    def more_requests(self, asked: list[Asked]) -> None:
+        for one in asked:
+            self._request(one)
 
     @precondition(lambda self: self.known)
     @rule(place=PLACES, ttl=TTLS)
     def repeat_a_request(self, place: int, ttl: int) -> None:
-        """As a client does that has had no reply; also late, after the leave that refuses it."""
-        entry = self._any(place)
-        if self.reference.find(entry.id) or entry.id in self.reference.refused:
-            self._acquire(entry, ttl, True)
+        """As a client does that has had no reply; also too late, and after the leave that refuses it."""
+        self._acquire(self._any(place), ttl, True)
 
     @precondition(lambda self: self.known)
     @rule(place=PLACES, length=TTLS)
     def extend(self, place: int, length: int) -> None:
-        entry = self._any(place)
-        reply = run(self.scripts.extend(entry.id, length, owner=entry.owner))
-        assert read(reply) == self.reference.extend(entry.id, length)
+        self._extend(self._any(place), length)
 
     @precondition(lambda self: self.known)
     @rule(place=PLACES, ambiguous=st.booleans())
     def leave(self, place: int, ambiguous: bool) -> None:
-        entry = self._any(place)
-        overdue = self.reference.find(entry.id) is None
-        answer = read(run(self.scripts.leave(entry.id, ambiguous=ambiguous)))
-        expected = self.reference.leave(entry.id, ambiguous=ambiguous)
-        # A waiter that is overdue may not have been met by a sweep yet; nobody cares.
-        assert answer == expected or (overdue and answer == ("withdrawn",))
+        self._leave(self._any(place), ambiguous)
 
+    @precondition(lambda self: self.reference.holders())
     @rule()
     def break_lock(self) -> None:
+        self.scripts.time = self.reference.now
         assert run(self.scripts.break_lock()) == self.reference.break_lock()
+        self._compare_what_was_said("")
 
-    @rule(by=STEPS)
+    @rule(by=WHILES)
     def time_passes(self, by: int) -> None:
         self.reference.now += by
 
-    @rule(by=STEPS)
-    def time_passes_and_some_are_heard_of(self, by: int) -> None:
-        """Every second request is extended in time, the others are ghosts."""
-        for entry in self.reference.holders()[::2] + self.reference.waiters()[::2]:
-            reply = run(self.scripts.extend(entry.id, 5 * MINUTE, owner=entry.owner))
-            assert read(reply) == self.reference.extend(entry.id, 5 * MINUTE)
+    @rule(by=WHILES, which=st.integers(1, 255), length=TTLS)
+    def time_passes_and_some_are_heard_of(self, by: int, which: int, length: int) -> None:
+        """Some are extended in time, the others are ghosts."""
+        present = self.reference.holders() + self.reference.waiters()
+        for number, entry in enumerate(present):
+            if which >> number % 8 & 1:
+                self._extend(entry, length)
         self.time_passes(by)
+
+    @rule(by=st.sampled_from([11 * MINUTE, 1_000 * MINUTE]))
+    def clock_is_set_back(self, by: int) -> None:
+        """By more than anything is long; and somebody looks.
+
+        Whoever was overdue has been found out before: an end that no script has met may come again.
+        """
+        for entry in self.known:
+            if self.reference.find(entry.id) is None:
+                self._leave(entry, False)
+        self._extend(_NOBODY, MINUTE)
+        self.reference.clock_is_set_back(by)
+        # The clients have clocks of their own.
+        self.looks = {id: moment - by for id, moment in self.looks.items()}
+        self.beats = {id: moment - by for id, moment in self.beats.items()}
+        self._extend(_NOBODY, MINUTE)
 
     # -- what must be the same ---------------------------------------------------------------------
 
@@ -190,6 +259,25 @@ class Locks(RuleBasedStateMachine):
         # Every grant of a new owner has a token of its own, so equal tokens are the same order.
         assert int(token or 0) == reference.token
 
+    def _compare_what_was_said(self, caller: str, *, scanned: bool = True) -> None:
+        """Hold the notices against the reference's, and see that the head knows when to look."""
+        reference, said = self.reference, self.scripts.said()
+        notices = [notice for notice in said if notice[1] != "look"]
+        assert sorted(notices) == sorted(reference.notices)
+        reference.notices.clear()
+        hints = [(client, id) for client, word, id in said if word == "look"]
+        head = reference.head()
+        for hint in hints:
+            assert head is not None
+            assert hint == (head.client, head.id) != (head.client, caller)
+        assert len(hints) <= 1
+        if head is not None and scanned:
+            end = reference.earliest_end()
+            if hints:
+                self.looks[head.id] = end  # it asks at once, and is told
+            beat = self.beats[head.id]
+            assert min(self.looks.get(head.id, beat), beat) <= end, "nobody will look in time"
+
     @invariant()
     def exclusion(self) -> None:
         holders = self.reference.holders()
@@ -200,28 +288,71 @@ class Locks(RuleBasedStateMachine):
 
     # -- parts -------------------------------------------------------------------------------------
 
-    def _acquire(self, entry: Entry, ttl: int, wait: bool) -> None:
+    def _request(self, asked: Asked) -> None:
+        id, owner = next(self.ids), asked.owner
+        holders = self.reference.blockers()
+        if self.kind == "semaphore" or not owner or (owner == "again" and not holders):
+            owner = f"t{id}"
+        elif owner == "again":  # one that holds, or has lost it a moment ago
+            owner = holders[asked.place % len(holders)].owner
+        mode = self.modes[asked.mode % len(self.modes)]
+        entry = Entry(id, mode, owner, asked.delay, asked.client)
+        self._acquire(entry, asked.ttl, asked.wait, asked.waiter_ttl)
+
+    def _acquire(self, entry: Entry, ttl: int, wait: bool, waiter_ttl: int = 2 * MINUTE) -> None:
         self.scripts.time = self.reference.now
-        reply = run(
-            self.scripts.acquire(
-                entry.id,
-                entry.mode,
-                owner=entry.owner,
-                ttl=ttl,
-                waiter_ttl=2 * MINUTE,
-                delay=entry.delay,
-                wait=wait,
-                retention=100 * MINUTE,
-            )
+        call = self.scripts.acquire(
+            entry.id,
+            entry.mode,
+            owner=entry.owner,
+            ttl=ttl,
+            waiter_ttl=waiter_ttl,
+            delay=entry.delay,
+            client=entry.client,
+            wait=wait,
+            retention=100 * MINUTE,
         )
-        assert read(reply) == self.reference.acquire(
-            entry.id, entry.mode, entry.owner, ttl, 2 * MINUTE, entry.delay, wait
-        )
+        answer = read(run(call))
+        assert answer == self.reference.acquire(entry, ttl, waiter_ttl, wait)
+        if answer[0] in ("granted", "waiting") and entry not in self.known:
+            self.known.append(entry)
+        self._note_look(entry, answer)
+        self._compare_what_was_said(entry.id, scanned=entry.id not in self.reference.refused)
+
+    def _extend(self, entry: Entry, length: int) -> None:
+        self.scripts.time = self.reference.now
+        held = any(entry.id == holder.id for holder in self.reference.holders())
+        answer = read(run(self.scripts.extend(entry.id, length, owner=entry.owner)))
+        assert answer == self.reference.extend(entry.id, length)
+        self._note_look(entry, answer)
+        self._compare_what_was_said(entry.id, scanned=not held)
+
+    def _leave(self, entry: Entry, ambiguous: bool) -> None:
+        self.scripts.time = self.reference.now
+        overdue = self.reference.find(entry.id) is None
+        self.left.add(entry.id)
+        answer = read(run(self.scripts.leave(entry.id, ambiguous=ambiguous)))
+        expected = self.reference.leave(entry.id, ambiguous=ambiguous)
+        # A waiter that is overdue may not have been met by a sweep yet; nobody cares.
+        assert answer == expected or (overdue and answer == ("withdrawn",))
+        self._compare_what_was_said(entry.id)
+
+    def _note_look(self, entry: Entry, answer: Answer) -> None:
+        waiter = self.reference.find(entry.id)
+        if answer[0] != "waiting" or waiter is None:
+            return
+        self.beats[entry.id] = waiter.deadline - waiter.length * 2 // 3
+        if isinstance(answer[2], int) and answer[2] >= 0:
+            self.looks[entry.id] = self.reference.now + answer[2]
 
     def _any(self, place: int) -> Entry:
-        """Return one of the requests there are, sometimes one of those there were."""
-        present = [e for e in self.known if self.reference.find(e.id)]
-        return (self.known[-8:] + 3 * present)[place % (len(self.known[-8:]) + 3 * len(present))]
+        """Return one of the requests there are, or one of those that ran out or were ended."""
+        present = [entry for entry in self.known if self.reference.find(entry.id)]
+        ran_out = [
+            entry for entry in self.known if entry not in present and entry.id not in self.left
+        ]
+        choice = self.known[-8:] + 2 * present + 2 * ran_out[-6:]
+        return choice[place % len(choice)]
 
 
 class Semaphores(Locks):
@@ -231,24 +362,110 @@ class Semaphores(Locks):
     kind = "semaphore"
 
 
+def hold_against_the_reference(
+    machine: type[Locks],
+    store: Store,
+    steps: int = STEPS,
+    sources: Mapping[str, str] | None = None,
+    **how: Any,
+) -> None:
+    """Take about so many steps; raise AssertionError at the first that differs."""
+    machine.steps = 0
+    with _connect(store) as connection:
+        run_state_machine_as_test(
+            lambda: machine(connection, sources),  # type: ignore[arg-type]
+            settings=settings(
+                max_examples=max(1, steps // USUAL),
+                stateful_step_count=MOST,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+                **how,
+            ),
+        )
+
+
+@pytest.mark.timeout(60 + STEPS / 50)
 @pytest.mark.parametrize("machine", [Locks, Semaphores])
 @pytest.mark.stores("memory", "valkey9", "redis62")
 def test_scripts_answer_and_grant_as_the_reference(store: Store, machine: type[Locks]) -> None:
-    connection = (
-        fakeredis.FakeRedis(decode_responses=True)
-        if store.is_memory
-        else redis.Redis.from_url(store.url, decode_responses=True)
-    )
-    machine.steps = 0
-    examples = 120 if machine is Locks else 40
-    with connection:
-        run_state_machine_as_test(
-            lambda: machine(connection),  # type: ignore[arg-type]
-            settings=settings(
-                max_examples=examples,
-                stateful_step_count=50,
-                deadline=None,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
-    assert machine.steps > examples * 10
+    steps = STEPS if machine is Locks else STEPS // 3  # there is less to go wrong with one mode
+    hold_against_the_reference(machine, store, steps)
+    assert machine.steps > steps // USUAL * FEWEST
+
+
+@pytest.mark.stores("memory", "valkey9", "redis62")
+def test_clock_set_back_costs_a_dead_holder_and_dead_waiters_one_length_each_not_more(
+    store: Store,
+) -> None:
+    """However often somebody looks: the deadline stays where the first look has put it."""
+    with _connect(store) as connection:
+        scripts = VirtualDirect(connection, "lock")
+        scripts.time = 1_700_000_000_000
+        run(scripts.acquire("dead-holder", ttl=2 * MINUTE))
+        for id in ("dead", "dead-too"):
+            run(scripts.acquire(id, waiter_ttl=2 * MINUTE))
+        run(scripts.acquire("live", waiter_ttl=10 * MINUTE))
+        scripts.time -= 60 * MINUTE
+        for _ in range(2):
+            assert run(scripts.extend("live", 10 * MINUTE))[0] == "waiting"
+            scripts.time += MINUTE
+        assert run(scripts.extend("live", 10 * MINUTE))[0] == "held"
+
+
+def test_request_repeated_after_its_lease_ran_out_holds_and_nobody_beside_it(store: Store) -> None:
+    """Found by the machine above: the new record was swept up together with the overdue one."""
+    with _connect(store) as connection:
+        scripts = VirtualDirect(connection, "lock")
+        run(scripts.acquire("a", ttl=2 * MINUTE))
+        scripts.time += 2 * MINUTE
+        assert run(scripts.acquire("a", ttl=2 * MINUTE))[0] == "granted"
+        assert run(scripts.acquire("b", wait=False)) == ["busy"]
+
+
+def test_head_is_told_that_it_became_one_also_when_its_blockers_owner_enters_again(
+    store: Store,
+) -> None:
+    """Found with the machine above: the next head would have looked when it extended, and not before."""
+    with _connect(store) as connection:
+        scripts = VirtualDirect(connection, "lock")
+        run(scripts.acquire("holder", owner="uA", ttl=2 * MINUTE))
+        run(scripts.acquire("ghost", waiter_ttl=2 * MINUTE, client="one"))
+        run(scripts.acquire("next", waiter_ttl=2 * MINUTE, client="two"))
+        scripts.time += MINUTE
+        run(scripts.extend("holder", 2 * MINUTE, owner="uA"))
+        run(scripts.extend("next", 10 * MINUTE))
+        scripts.time += MINUTE
+        assert scripts.said() == []
+        assert run(scripts.acquire("again", owner="uA", ttl=5 * MINUTE))[0] == "granted"
+        assert scripts.said() == [("two", "look", "next")]
+
+
+def test_nearer_time_to_look_is_told_also_when_a_waiter_gets_in_as_its_owner(store: Store) -> None:
+    """Found by the machine above: the head knew of the owner's first lease alone."""
+    with _connect(store) as connection:
+        scripts = VirtualDirect(connection, "lock")
+        run(scripts.acquire("holder", ttl=2 * MINUTE))
+        run(scripts.acquire("first", "s", owner="uA", waiter_ttl=10 * MINUTE, client="two"))
+        run(scripts.acquire("head", waiter_ttl=10 * MINUTE, client="one"))
+        run(scripts.acquire("second", "s", owner="uA", waiter_ttl=2 * MINUTE, client="three"))
+        run(scripts.leave("holder"))
+        assert scripts.said() == [("two", "granted", "first")]
+        assert run(scripts.extend("second", 2 * MINUTE, owner="uA"))[0] == "held"
+        assert scripts.said() == [("one", "look", "head")]
+
+
+def test_inspecting_after_the_clock_was_set_back_writes_nothing(store: Store) -> None:
+    with _connect(store) as connection:
+        scripts = VirtualDirect(connection, "lock")
+        scripts.time = 1_700_000_000_000
+        run(scripts.acquire("a", ttl=2 * MINUTE))
+        scripts.time -= 60 * MINUTE
+        before = connection.hgetall(scripts.keys.state)
+        run(scripts.inspect())
+        assert connection.hgetall(scripts.keys.state) == before
+
+
+def _connect(store: Store) -> redis.Redis:
+    if store.is_memory:
+        return fakeredis.FakeRedis(decode_responses=True)
+    return redis.Redis.from_url(store.url, decode_responses=True)

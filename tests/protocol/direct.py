@@ -6,7 +6,7 @@ long, and `set_clock_back` gives a record the deadline it would have after the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,6 @@ from aiodlock.backends.redis.scripts import Script
 PREFIX = "aiodlock"
 RETENTION = 60_000
 MARKER_TTL = 60_000
-#: TTLs are rounded up and read a moment later (ms).
-SLACK = 50
 
 
 @dataclass(frozen=True)
@@ -101,12 +99,19 @@ class Direct:
             [id, length, owner or f"t{id}", channel_prefix(PREFIX), RETENTION, "PUBLISH"],
         )
 
-    async def leave(self, id: str, *, ambiguous: bool = False) -> list[Any]:
+    async def leave(self, id: str, *, ambiguous: bool = False, lost: bool = False) -> list[Any]:
         keys = self.keys
         return await self._run(  # type: ignore[no-any-return]
             scripts.LEAVE,
             [keys.state, keys.queue, keys.waiters, keys.token, keys.marker + id, keys.broken],
-            [id, channel_prefix(PREFIX), RETENTION, "PUBLISH", MARKER_TTL if ambiguous else 0],
+            [
+                id,
+                channel_prefix(PREFIX),
+                RETENTION,
+                "PUBLISH",
+                MARKER_TTL if ambiguous else 0,
+                "lost" if lost else "ended",
+            ],
         )
 
     async def break_lock(self) -> int:
@@ -134,6 +139,12 @@ class Direct:
         """Return the server's time in milliseconds."""
         seconds, microseconds = await self.redis.time()
         return int(seconds * 1000 + microseconds // 1000)
+
+    async def timed(self, call: Awaitable[list[Any]]) -> tuple[list[Any], range]:
+        """Return the reply, and the moments (the server's milliseconds) at which it was made."""
+        before = await self.now()
+        reply = await call
+        return reply, range(before, await self.now() + 1)
 
     async def holders(self) -> dict[str, Holder]:
         records = await self.redis.hgetall(self.keys.state)

@@ -143,8 +143,8 @@ MUTATIONS = [
     ),
     Mutation(
         "an overdue record gives its owner nothing",
-        "if record.live and record.owner == owner then",
-        "if record.owner == owner then",
+        "if record.live then\n      local own",
+        "if true then\n      local own",
         test_acquire.test_lock_delay_keeps_out_its_own_owner_too,
     ),
     Mutation(
@@ -287,7 +287,31 @@ MUTATIONS = [
         "  bury(state, dead)\n"
         "  record.token = token or next_token(token_key, options.retention)\n"
         "  write_record(state, record)",
-        test_keys.test_script_refused_for_want_of_memory_has_done_nothing,
+        test_keys.test_acquire_refused_for_want_of_memory_has_done_nothing,
+    ),
+    Mutation(
+        "a leave that finds waiters needs no memory",
+        "need_no_memory(state)\nlocal result",
+        "local result",
+        test_keys.test_server_out_of_memory_still_extends_hands_off_withdraws_and_breaks,
+    ),
+    Mutation(
+        "an extension needs no memory",
+        "need_no_memory(state)\nlocal why",
+        "local why",
+        test_keys.test_server_out_of_memory_still_extends_hands_off_withdraws_and_breaks,
+    ),
+    Mutation(
+        "a lease that ran out early keeps its lock-delay, nobody waiting",
+        "if ARGV[6] == 'lost' and decode_record(id, text).delay > 0 then",
+        "if false then",
+        test_leave.test_leaving_a_lease_lost_early_keeps_its_lock_delay,
+    ),
+    Mutation(
+        "a lease that ran out early keeps its lock-delay, others waiting",
+        "record.live and (ARGV[6] ~= 'lost' or record.delay == 0)",
+        "record.live",
+        test_leave.test_leaving_a_lease_lost_early_keeps_its_lock_delay,
     ),
     Mutation(
         "thousands of dead holders are removed in pieces",
@@ -320,7 +344,10 @@ async def test_guard_taken_out_is_noticed(mutation: Mutation, store: Store, hear
 
 @pytest.mark.stores("valkey9")
 @pytest.mark.parametrize(
-    "check", {mutation.noticed_by for mutation in MUTATIONS}, ids=lambda check: check.__name__
+    # Each once, and in the same order in every process that collects them.
+    "check",
+    list(dict.fromkeys(mutation.noticed_by for mutation in MUTATIONS)),
+    ids=lambda check: check.__name__,
 )
 async def test_whoever_notices_is_content_with_the_scripts_as_they_are(
     check: Check, store: Store

@@ -158,7 +158,8 @@ def test_binaries_of_the_stores_exist() -> None:
 
 # The parent prints what it started, from a thread that ends, and waits for the end.
 _PARENT = """
-import sys, threading, time
+import signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
 from aiodlock._embedded import EmbeddedServer
 server = EmbeddedServer()
 thread = threading.Thread(target=server.start)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aiodlock
-from aiodlock import Client, Unsupported
+from aiodlock import Client
 from aiodlock._options import check_text
 from aiodlock.backends.redis.keys import keys_of, name_of
 
@@ -264,12 +264,6 @@ def test_empty_list_of_sources_is_a_value_error(source: Any) -> None:
 def test_blocking_redis_client_is_refused() -> None:
     source: Any = redis.Redis()
     with pytest.raises(TypeError, match="asyncio"):
-        Client(source)
-
-
-@pytest.mark.parametrize("source", ["redis+sentinel://h:1/s/0", "redis+cluster://h:1"])
-def test_source_of_a_later_version_is_unsupported(source: str) -> None:
-    with pytest.raises(Unsupported):
         Client(source)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,8 @@ from aiodlock.testing import (
     memory_client,
     memory_url,
 )
+
+from ..scenes import takes, until_cancelled, until_waiting
 
 
 def test_needs_no_plugin() -> None:
@@ -63,7 +64,6 @@ async def test_clients_share_a_store_by_its_url() -> None:
 
 async def test_expired_lease_cancels_its_body_in_milliseconds_and_lets_the_next_in() -> None:
     async with memory_client() as client:
-        started = time.monotonic()
         cleaned = False
         lock = client.lock("x")
         waiting: asyncio.Task[object] | None = None
@@ -75,17 +75,17 @@ async def test_expired_lease_cancels_its_body_in_milliseconds_and_lets_the_next_
                 expire(lease)
                 assert not lease.held
                 try:
-                    await asyncio.sleep(30)
+                    await until_cancelled()
                 finally:
                     cleaned = True
 
-        with pytest.raises(LockLost) as caught:
-            await body()
-        assert caught.value.reason == "expired"
-        assert cleaned
-        assert waiting is not None
-        await waiting
-        assert time.monotonic() - started < 2
+        async with takes(at_most=0.1):
+            with pytest.raises(LockLost) as caught:
+                await body()
+            assert caught.value.reason == "expired"
+            assert cleaned
+            assert waiting is not None
+            await waiting
         await client.break_lock("x")
 
 
@@ -118,8 +118,7 @@ async def test_waiter_is_granted_although_its_notice_was_dropped() -> None:
     async with memory_client(url) as one, memory_client(url, waiter_ttl=0.3) as two:
         async with one.lock("x"):
             waiting = asyncio.create_task(two.lock("x").acquire(timeout=5))
-            while not (await one.inspect("x")).waiters:
-                await asyncio.sleep(0.001)
+            await until_waiting(one, "x")
             dropped = drop_next_notice(two)
         lease = await waiting
         assert dropped.happened

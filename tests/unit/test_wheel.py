@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import sysconfig
@@ -31,7 +32,11 @@ print(json.dumps({
 
 def run(*command: str | Path, cwd: Path) -> str:
     done = subprocess.run(
-        [str(word) for word in command], cwd=cwd, capture_output=True, text=True, check=False
+        [str(word) for word in command],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, f"{command} failed:\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -78,3 +83,32 @@ def test_wheel_has_nothing_but_the_package(python: Path) -> None:
     (site,) = python.parents[1].glob("lib/python*/site-packages")
     packages = {path.name for path in site.iterdir() if path.is_dir()}
     assert packages == {"aiodlock", "aiodlock-0.1.0.dist-info"}
+
+
+def test_every_public_type_is_known_to_a_type_checker(python: Path, tmp_path: Path) -> None:
+    """Pyright infers nothing: what users' editors show does not depend on the checker."""
+    # Finds the Python whose packages it looks at on PATH.
+    environment = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
+    command = ("pyright", "--verifytypes", "aiodlock", "--ignoreexternal", "--outputjson")
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = json.loads(done.stdout)["typeCompleteness"]
+    unknown = [symbol["name"] for symbol in found["symbols"] if not symbol["isTypeKnown"]]
+    assert found["exportedSymbolCounts"]["withKnownType"] > 100
+    assert unknown == []
+    assert found["completenessScore"] == 1
+
+
+def test_command_of_the_wheel_runs(python: Path, tmp_path: Path) -> None:
+    command = python.parent / "aiodlock"
+    assert "run" in run(command, "--help", cwd=tmp_path)
+    results = json.loads(
+        run(command, "bench", "--url", "memory://", "--seconds", "0.1", "--json", cwd=tmp_path)
+    )
+    assert len(results) == 3

@@ -1,0 +1,123 @@
+"""Every Python block of the documentation runs; every command and file that it names exists."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import re
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+
+import aiodlock
+from aiodlock.cli._app import app
+
+from ..servers import Store
+from .pages import ROOT, commands, included, pages, python, title
+
+WITH_PYTHON = [page for page in pages() if python(page)]
+WITH_COMMANDS = [page for page in pages() if commands(page)]
+PAGES_WITH_FILES = [page for page in pages() if included(page)]
+
+
+@pytest.mark.stores("valkey9")
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=title)
+async def test_python_of_the_page_runs(page: Path, store: Store) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-W", "error", "-m", "tests.docs.run_page", str(page), store.url),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    printed, _ = await asyncio.wait_for(process.communicate(), 50)
+    assert process.returncode == 0, printed.decode()
+
+
+async def test_tutorial_can_be_typed_at_the_prompt() -> None:
+    """Blank lines end a block there, and only there."""
+    typed = "\n".join(block.code for block in python(ROOT / "docs/tutorial.md"))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "asyncio"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    printed, _ = await asyncio.wait_for(process.communicate(typed.encode()), 50)
+    assert "Error" not in printed.decode(), printed.decode()
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=title)
+def test_commands_of_the_page_exist(page: Path) -> None:
+    for command in commands(page):
+        try:
+            check_command(command)
+        except Exception as error:
+            error.add_note(f"in {title(page)}: {command}")
+            raise
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_FILES, ids=title)
+def test_files_shown_on_the_page_are_tested(page: Path) -> None:
+    tests = "".join(path.read_text() for path in ROOT.glob("tests/*/test_*.py"))
+    for path in included(page):
+        assert re.search(rf"\b{Path(path).stem}\b", tests), f"{path} has no test"
+
+
+def test_readme_links_to_pages_that_exist() -> None:
+    links = re.findall(r"\]\((?!https?://)([^)#]+)", (ROOT / "README.md").read_text())
+    assert links
+    for link in links:
+        assert (ROOT / link).exists(), link
+
+
+def test_reference_has_every_public_name() -> None:
+    text = "".join(page.read_text() for page in ROOT.glob("docs/reference/*.md"))
+    shown = set(re.findall(r"^::: aiodlock\.([A-Z]\w*)$", text, re.MULTILINE))
+    public = {name for name, value in vars(aiodlock).items() if is_public(name, value)}
+    assert shown == public
+
+
+def check_command(line: str) -> None:
+    """Raise when a command, or an option of ours, does not exist. Others' programs are not looked at."""
+    words = shlex.split(line, comments=True)
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words = words[1:]
+    words[:1] = [Path(word).name for word in words[:1]]
+    match words:
+        case ["aiodlock", *rest]:
+            check_ours(rest)
+        case ["make", target, *_]:
+            makefile = (ROOT / "Makefile").read_text()
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"no target {target}"
+        case ["pip", "install", *packages]:
+            extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+            for asked in re.findall(r"aiodlock\[([^\]]+)\]", " ".join(packages)):
+                assert set(asked.split(",")) <= set(extras["optional-dependencies"])
+        case ["python", "-m", module, *_] | ["uvicorn", module, *_] | ["gunicorn", module, *_]:
+            if module.startswith(("aiodlock", "examples", "benchmarks")):
+                assert importlib.util.find_spec(module.partition(":")[0]) is not None
+
+
+def check_ours(words: list[str]) -> None:
+    """Parse the arguments as the command would, and do nothing else."""
+    group: Any = typer.main.get_command(app)
+    assert words, "a command of aiodlock is missing"
+    command = group.commands.get(words[0])
+    assert command is not None, f"there is no command 'aiodlock {words[0]}'"
+    arguments = words[1:]
+    # `aiodlock run` in running text is a name; with arguments it is something to type.
+    if arguments and "..." not in arguments and "…" not in arguments:
+        for end in ("|", "&&", "&", ";", ">", "2>"):
+            if end in arguments:
+                arguments = arguments[: arguments.index(end)]
+        command.make_context(words[0], arguments)
+
+
+def is_public(name: str, value: object) -> bool:
+    return not name.startswith("_") and not isinstance(value, ModuleType)

@@ -1,0 +1,44 @@
+"""What an attack on the scripts found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ..servers import Store
+from .direct import Direct, Heard
+
+
+async def test_new_head_is_told_when_to_look_also_when_its_owner_gets_somebody_else_in(
+    direct: Direct, heard: Heard
+) -> None:
+    await direct.acquire("holder", owner="uone", ttl=1_000)
+    await direct.acquire("dead", waiter_ttl=9_000)
+    await direct.acquire("next", waiter_ttl=9_000, client="stranger")
+    await direct.acquire("again", waiter_ttl=9_000)  # as if its owner had come to hold since
+    await direct.age("dead", by=10_000)
+    await heard.notices()
+    assert (await direct.extend("again", 9_000, owner="uone"))[0] == "held"
+    assert ("stranger", "look", "next") in await heard.notices()
+
+
+@pytest.mark.stores("valkey9")
+async def test_time_to_grant_many_readers_grows_with_their_number_not_with_its_square(
+    store: Store, direct: Direct
+) -> None:
+    raw: Any = await store.raw()
+    times = []
+    for number in (1_000, 4_000):
+        best = float("inf")
+        for _ in range(3):
+            await raw.flushall()
+            await direct.acquire("writer")
+            for n in range(number):
+                await direct.acquire(f"reader {n}".replace(" ", "-"), "s", waiter_ttl=60_000)
+            await raw.config_resetstat()
+            await direct.leave("writer")
+            assert await raw.hlen(direct.keys.state) == number
+            best = min(best, (await raw.info("commandstats"))["cmdstat_eval"]["usec_per_call"])
+        times.append(best)
+    assert times[1] < 7 * times[0]  # it was 12 times

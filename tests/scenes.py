@@ -1,0 +1,149 @@
+"""What tests of every kind do again and again: wait for a state, queue, hold elsewhere, take the time."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import aiodlock
+
+#: For a state that has to come: far more than any machine needs.
+PATIENCE = 10.0
+#: What takes effect without waiting for a lease to end takes far less than this.
+SOON = 2.0
+
+_TICK = 0.01
+
+
+async def until(
+    condition: Callable[[], object], what: str = "the state", *, within: float = PATIENCE
+) -> None:
+    """Look again and again until the condition (or what it awaits) is true; fail after a while."""
+    give_up_at = time.monotonic() + within
+    while True:
+        answer = condition()
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if answer:
+            return
+        assert time.monotonic() < give_up_at, f"{what} did not come within {within:g} s"
+        await asyncio.sleep(0.002)
+
+
+async def until_waiting(client: aiodlock.Client, name: str, number: int = 1) -> None:
+    """Wait until that many requests are queued for the name."""
+
+    async def queued() -> bool:
+        return len((await client.inspect(name)).waiters) == number
+
+    await until(queued, f"{number} waiting for {name!r}")
+
+
+async def until_held(client: aiodlock.Client, *names: str) -> None:
+    """Wait until somebody holds each of the names."""
+    for name in names:
+        await until(client.lock(name).locked, f"a holder of {name!r}")
+
+
+async def until_free(client: aiodlock.Client, *names: str) -> None:
+    """Wait until nobody holds one of the names or waits for it."""
+    await until(lambda: is_free(client, *names), f"freedom of {names}")
+
+
+async def is_free(client: aiodlock.Client, *names: str) -> bool:
+    """Tell whether nobody holds one of the names or waits for it."""
+    infos = [await client.inspect(name) for name in names]
+    return not any(info.holders or info.waiters for info in infos)
+
+
+async def until_cancelled() -> None:
+    """Stand for a body that is to be cancelled: works on, and fails when nobody stops it."""
+    await asyncio.sleep(PATIENCE)
+    raise AssertionError("the body was not cancelled")
+
+
+async def until_outlived(lease: aiodlock.Lease) -> None:
+    """Wait until the lease has been extended by a whole ttl."""
+    clock = asyncio.get_running_loop().time
+    first = clock() + lease.remaining()
+    await until(lambda: clock() + lease.remaining() >= first + 0.9 * lease.ttl, "a longer life")
+
+
+@asynccontextmanager
+async def held_elsewhere(
+    lock: aiodlock.Lock | aiodlock.Semaphore,
+) -> AsyncIterator[aiodlock.Lease]:
+    """Hold the lock in another task for as long as the block lasts."""
+    held: asyncio.Future[aiodlock.Lease] = asyncio.get_running_loop().create_future()
+    enough = asyncio.Event()
+
+    async def hold() -> None:
+        try:
+            async with lock as lease:
+                held.set_result(lease)
+                await enough.wait()
+        except BaseException as error:
+            if not held.done():
+                held.set_exception(error)
+            raise
+
+    task = asyncio.create_task(hold())
+    try:
+        yield await held
+    finally:
+        enough.set()
+        await task
+
+
+async def cancelled(task: asyncio.Task[object]) -> None:
+    """Cancel the task and wait until it is over."""
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
+def is_held(lease: aiodlock.Lease) -> bool:
+    """Ask anew: a type checker believes that a property keeps the value it was asserted to have."""
+    return lease.held
+
+
+@asynccontextmanager
+async def stalls() -> AsyncIterator[Callable[[], float]]:
+    """Give for how many seconds of the block so far the machine did not let this process run.
+
+    An upper bound on elapsed time holds on a busy machine too when this is added to it. Nothing is
+    forgiven to the library: what the process itself computed meanwhile does not count.
+    """
+    stalled, began, computed = 0.0, time.monotonic(), time.process_time()
+
+    def late() -> float:
+        """How late the tick is that is waited for at this moment."""
+        passed = time.monotonic() - began - (time.process_time() - computed)
+        return passed - _TICK if passed > 1.2 * _TICK else 0.0
+
+    async def watch() -> None:
+        nonlocal stalled, began, computed
+        while True:
+            await asyncio.sleep(_TICK)
+            stalled += late()
+            began, computed = time.monotonic(), time.process_time()
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield lambda: stalled + late()
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+
+
+@asynccontextmanager
+async def takes(*, at_least: float = 0.0, at_most: float) -> AsyncIterator[None]:
+    """Assert how long the block takes, in seconds; when the machine stalls, it may take longer."""
+    async with stalls() as stalled:
+        began = time.monotonic()
+        yield
+        took, allowed = time.monotonic() - began, at_most + stalled()
+    assert at_least <= took <= allowed, f"took {took:.3f} s, not {at_least:g} to {allowed:.3f}"

@@ -1,0 +1,260 @@
+"""Locks on a Sentinel service: the primary is found, lost, and found again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from redis.asyncio.sentinel import Sentinel
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+import aiodlock
+from aiodlock._embedded import find_valkey9
+from aiodlock.backends.redis import Source
+
+from ..conftest import MakeClient
+from ..scenes import is_held, takes, until, until_waiting
+from .load import contending, fail_over, turns_so_far, until_turns
+from .servers import FAILOVER_WITHIN, SERVICE, Node, SentinelService
+from .servers import Sentinel as Watcher
+from .witness import Witness, create, judge
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+async def make_client(service: SentinelService) -> AsyncIterator[MakeClient]:
+    """Give a factory of entered clients of the service."""
+    async with AsyncExitStack() as stack:
+
+        async def make(url: str | None = None, **options: object) -> aiodlock.Client:
+            client = aiodlock.Client(url or service.url, **options)  # type: ignore[arg-type]
+            return await stack.enter_async_context(client)
+
+        yield make
+
+
+# -- finding the primary -----------------------------------------------------------------------------
+
+
+async def test_client_made_by_a_sentinel_is_a_source(service: SentinelService) -> None:
+    manager = Sentinel([("127.0.0.1", one.port) for one in service.sentinels])  # type: ignore[no-untyped-call]
+    ready = manager.master_for(SERVICE)
+    async with aiodlock.Client(ready) as client, aiodlock.Client(service.url) as other:
+        async with client.lock("name"):
+            assert await other.lock("name").locked()
+    assert await ready.ping(), "it stays its owner's"
+    await ready.aclose()
+    for sentinel in manager.sentinels:
+        await sentinel.aclose()
+
+
+async def test_sentinels_that_do_not_answer_are_passed_over(service: SentinelService) -> None:
+    for silent in service.sentinels[:2]:
+        silent.pause()
+    async with takes(at_most=5.0):
+        async with aiodlock.Client(service.url) as client, client.lock("name") as lease:
+            assert lease.held
+
+
+async def test_service_that_no_sentinel_knows_is_unavailable_and_named(
+    service: SentinelService,
+) -> None:
+    url = service.url.replace(f"/{SERVICE}/", "/nobody/")
+    with pytest.raises(aiodlock.BackendUnavailable, match="nobody"):
+        async with aiodlock.Client(url):
+            pass
+
+
+async def test_server_that_is_no_primary_any_more_is_refused_and_another_sentinel_asked(
+    service: SentinelService,
+) -> None:
+    source = Source.from_url(service.url)
+    lookup = source._kwargs["connection_pool"]
+    asked_first = lookup._addresses[0]
+    connection = source.make_connection()
+    demoted = ("127.0.0.1", service.followers[0].port)
+    with pytest.raises(RedisConnectionError, match="demoted"):
+        await connection.connect_to(demoted)  # type: ignore[attr-defined]
+    await connection.disconnect()
+    assert lookup._addresses[-1] == asked_first
+    await connection.connect()  # type: ignore[no-untyped-call]
+    assert connection.port == service.primary.port  # type: ignore[attr-defined]
+    await connection.disconnect()
+
+
+async def test_servers_and_sentinels_have_passwords_of_their_own(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        primary = stack.enter_context(Node(find_valkey9(), requirepass="of-servers"))
+        sentinel = stack.enter_context(
+            Watcher(
+                find_valkey9(),
+                tmp_path,
+                primary,
+                quorum=1,
+                **{"sentinel auth-pass": f"{SERVICE} of-servers", "requirepass": "of-sentinels"},
+            )
+        )
+        url = f"redis+sentinel://:of-servers@127.0.0.1:{sentinel.port}/{SERVICE}/0"
+        async with aiodlock.Client(f"{url}?sentinel_password=of-sentinels") as client:
+            async with client.lock("name") as lease:
+                assert lease.held
+        with pytest.raises(aiodlock.BackendUnavailable, match="uthentication"):
+            async with aiodlock.Client(url):
+                pass
+
+
+# -- failovers ---------------------------------------------------------------------------------------
+
+
+async def promoted(service: SentinelService, lost: Node) -> None:
+    await asyncio.to_thread(service.wait_promoted, lost)
+
+
+async def brought_back(service: SentinelService, node: Node) -> None:
+    await asyncio.to_thread(service.bring_back, node)
+
+
+async def test_holder_and_waiters_keep_what_the_new_primary_has(
+    service: SentinelService, make_client: MakeClient
+) -> None:
+    client, other = [await make_client(ttl=60.0, waiter_ttl=60.0) for _ in range(2)]
+    lease = await client.lock("name").acquire()
+    order: list[int] = []
+
+    async def turn(number: int) -> None:
+        async with (client, other)[number % 2].lock("name") as lease:
+            order.append(lease.token)
+
+    waiting = []
+    for number in range(4):
+        waiting.append(asyncio.create_task(turn(number)))
+        await until_waiting(client, "name", number + 1)
+    assert service.primary.call("WAIT", 0, 0) == 2
+    await until(lambda: all(has_all_of(service.primary, node) for node in service.followers))
+    lost = service.kill_primary()
+    await promoted(service, lost)
+    await until_waiting_again(client, 4)
+    assert lease.held
+    await lease.extend()
+    await lease.release()
+    await asyncio.gather(*waiting)
+    assert order == sorted(order), "in the order in which they came"
+    assert lease.token < order[0]
+    await brought_back(service, lost)
+
+
+def has_all_of(primary: Node, replica: Node) -> bool:
+    offset: int = primary.call("ROLE")[1]
+    return bool(replica.call("ROLE")[4] == offset)
+
+
+async def until_waiting_again(client: aiodlock.Client, number: int) -> None:
+    async def are_waiting() -> bool:
+        try:
+            return len((await client.inspect("name")).waiters) == number
+        except aiodlock.BackendUnavailable:
+            return False
+
+    await until(are_waiting, "the waiters", within=FAILOVER_WITHIN)
+
+
+async def test_holder_whom_the_new_primary_does_not_know_is_told_and_its_writes_refused(
+    service: SentinelService, make_client: MakeClient, tmp_path: Path
+) -> None:
+    """What can happen without ``min_replicas``: the grant is acknowledged, and lost with its server."""
+    create(tmp_path / "store.db")
+    store = Witness(tmp_path / "store.db")
+    first, second = [await make_client(ttl=60.0) for _ in range(2)]
+    service.cut_replicas_off()
+    lease = await first.lock("name").acquire()
+    assert store.write(lease.token)
+    lost = service.kill_primary()
+    service.resume_replicas()
+    await promoted(service, lost)
+    # Granted twice: the first body has not been told yet, or just now.
+    successor = await second.lock("name").acquire()
+    assert successor.token > lease.token
+    assert store.write(successor.token)
+    assert not store.write(lease.token), "the resource refuses the stale writer"
+    if is_held(lease):
+        with pytest.raises(aiodlock.LockLost):
+            await lease.extend()
+    assert (await lease.wait_lost()).reason in ("gone", "taken_over")
+    with pytest.raises(aiodlock.LockLost):
+        await lease.release()
+    await successor.release()
+    store.close()
+    await brought_back(service, lost)
+
+
+async def test_waiters_whom_the_new_primary_does_not_know_queue_again(
+    service: SentinelService, make_client: MakeClient
+) -> None:
+    client, other = [await make_client(ttl=3.0, waiter_ttl=3.0) for _ in range(2)]
+    held = await other.lock("name").acquire()
+    service.cut_replicas_off()
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        async with client.lock("name"):
+            turns += 1
+
+    waiting = [asyncio.create_task(turn()) for _ in range(5)]
+    await until_waiting(client, "name", 5)
+    lost = service.kill_primary()
+    service.resume_replicas()
+    await promoted(service, lost)
+    with suppress(aiodlock.LockLost):
+        await held.release()
+    await asyncio.gather(*waiting)
+    assert turns == 5
+    await brought_back(service, lost)
+
+
+async def test_failover_under_load_without_min_replicas_goes_on(
+    service: SentinelService, tmp_path: Path
+) -> None:
+    store = tmp_path / "store.db"
+    async with contending(service.url, store, ttl=2.0) as told:
+        await until_turns(store, 10)
+        await fail_over(service, "kill")
+        await until_turns(store, 10)
+    assert told["turns"] > 20
+
+
+async def test_failovers_with_min_replicas_under_load_violate_nothing(
+    small_service: SentinelService, tmp_path: Path
+) -> None:
+    store = tmp_path / "store.db"
+    async with contending(small_service.url, store, min_replicas=1, ttl=2.0):
+        await until_turns(store, 10)
+        for _ in range(2):
+            await fail_over(small_service, "kill")
+            before = turns_so_far(store)
+            await until_turns(store, 10)
+            assert turns_so_far(store) > before
+    verdict = judge(store)
+    assert verdict.all_is_well, verdict
+    assert verdict.turns >= 30
+
+
+async def test_wakeups_follow_the_commands_to_the_new_primary(
+    service: SentinelService, make_client: MakeClient
+) -> None:
+    client, other = [await make_client(ttl=30.0, waiter_ttl=30.0) for _ in range(2)]
+    frozen = service.pause_primary()
+    await promoted(service, frozen)
+    # The frozen server holds the old connections open. A notice must not be waited for on them.
+    held = await other.lock("name").acquire()
+    waiting = asyncio.create_task(client.lock("name").acquire())
+    await until_waiting_again(other, 1)
+    async with takes(at_most=3.0):
+        await held.release()
+        lease = await waiting
+    await lease.release()
+    frozen.resume()

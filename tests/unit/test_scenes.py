@@ -1,0 +1,40 @@
+"""The scenes themselves: what a test may take, and what it is forgiven."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from ..scenes import stalls, takes, until
+
+
+async def test_block_that_waits_too_long_or_not_long_enough_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="took"):
+        async with takes(at_most=0.05):
+            await asyncio.sleep(0.2)
+    with pytest.raises(AssertionError, match="took"):
+        async with takes(at_least=10, at_most=20):
+            await asyncio.sleep(0)
+
+
+async def test_time_in_which_the_process_could_not_run_is_forgiven() -> None:
+    async with takes(at_most=0.05), stalls() as stalled:
+        await asyncio.sleep(0)
+        time.sleep(0.2)  # for the event loop as if the machine had done something else
+        assert stalled() > 0.15
+
+
+async def test_time_in_which_the_process_computed_is_not_forgiven() -> None:
+    async with stalls() as stalled:
+        await asyncio.sleep(0)
+        began, until_computed = time.monotonic(), time.process_time() + 0.1
+        while time.process_time() < until_computed:
+            pass
+        assert stalled() <= time.monotonic() - began - 0.1 + 0.02
+
+
+async def test_state_that_never_comes_is_told_by_its_name() -> None:
+    with pytest.raises(AssertionError, match="the moon"):
+        await until(lambda: False, "the moon", within=0.01)
