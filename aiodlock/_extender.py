@@ -1,8 +1,9 @@
 """One task that extends every lease and every waiter of a client, in batches.
 
 Each place stands in one heap, at the moment when something is due: the next extension (a third of the
-length), the look of a head at its blocker's end, or the end of the lease. An extension has three
-outcomes: done, gone, unknown. Unknown is tried again until the local deadline, and is lost then.
+length, or a little earlier, so that what began at about the same time is extended together), the look of
+a head at its blocker's end, or the end of the lease. An extension has three outcomes: done, gone,
+unknown. Unknown is tried again until the local deadline, and is lost then.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _LONGEST_RETRY = 1.0
 _LOOK_SLACK = 0.003
 #: The loop's clock stands still while the machine sleeps, leases end: how late a body may hear of it.
 _LONGEST_TIMER = 1.0
+#: Extensions are due at moments that so many parts of their length lie apart.
+_GRID = 64
 _NEVER = float("inf")
 
 
@@ -50,6 +53,8 @@ class Extender:
         self._wake_at = _NEVER
         self._timer: asyncio.TimerHandle | None = None
         self._due = asyncio.Event()
+        # Each client has its own, so that a host's processes do not ask in step.
+        self._phase = random.random()
 
     def __len__(self) -> int:
         return len(self._heap) - self._dead
@@ -58,12 +63,10 @@ class Extender:
 
     def add(self, place: Place) -> None:
         """Take care of a place that was acknowledged just now."""
-        self._plan_beat(place)
-        if place.beat < _NEVER:
-            # The answer to a repetition tells what is left of a lease that began with the first message.
-            held = place.state is State.HELD
-            length = place.request.ttl if held else place.request.waiter_ttl
-            place.beat = min(place.beat, max(0.0, place.deadline - length * 2 / 3))
+        # The answer to a repetition tells what is left of a lease that began with the first message.
+        held = place.state is State.HELD
+        length = place.request.ttl if held else place.request.waiter_ttl
+        self._plan_beat(place, latest=place.deadline - length * 2 / 3)
         self._schedule(place)
 
     def look_at(self, place: Place, moment: float) -> None:
@@ -300,7 +303,7 @@ class Extender:
             if place.failures:
                 self.extend_now(place)
 
-    def _plan_beat(self, place: Place) -> None:
+    def _plan_beat(self, place: Place, latest: float = _NEVER) -> None:
         if place.state is State.HELD:
             if not place.options.auto_extend or self._at_maximum(place):
                 place.beat = _NEVER
@@ -308,7 +311,9 @@ class Extender:
             length = max(place.ttl - place.options.margin, place.ttl / 10)
         else:
             length = place.request.waiter_ttl
-        place.beat = now() + length / 3
+        step = length / _GRID
+        beat = min(now() + length / 3, latest)
+        place.beat = beat - (beat / step - self._phase) % 1.0 * step
 
     @staticmethod
     def _at_maximum(place: Place) -> bool:

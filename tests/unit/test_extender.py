@@ -134,6 +134,33 @@ async def test_what_is_due_together_is_sent_together(session: FakeSession) -> No
     assert len(session.backend.asked) <= 3
 
 
+async def test_what_began_at_about_the_same_time_is_due_together(session: FakeSession) -> None:
+    began = now()
+    places = [session.holder(str(number), ttl=64.0) for number in range(100)]
+    spent = now() - began
+    assert len({round(place.beat, 6) for place in places}) <= 2 + spent
+    for place in places:
+        assert began + 64 / 3 - 1.001 <= place.beat <= began + spent + 64 / 3
+
+
+async def test_processes_do_not_ask_in_step(session: FakeSession) -> None:
+    beats = set()
+    for _ in range(8):
+        session.extender = Extender(cast(Session, session))
+        beats.add(round(session.holder(ttl=64.0).beat % 1.0, 6))
+    assert len(beats) > 4
+
+
+async def test_answer_that_leaves_little_is_followed_by_an_extension_at_once(
+    session: FakeSession,
+) -> None:
+    place = session.place(ttl=6.0)
+    place.grant(1, now() + 0.5)
+    session.extender.add(place)
+    await until(lambda: session.backend.asked)
+    assert place.deadline > now() + 5
+
+
 async def test_deadline_never_comes_nearer(session: FakeSession) -> None:
     place = session.holder(ttl=0.6)
     before = place.deadline
