@@ -276,7 +276,7 @@ class Extender:
             return
         moment = now()
         session = self._session
-        session.extension_failed(place, error)
+        session.telling.extension_failed(place, error)
         if place.silent_since is None:
             place.silent_since = moment
         silent = moment - place.silent_since

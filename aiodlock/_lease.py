@@ -155,7 +155,7 @@ class Lease:
                 self.ensure_held()
                 return
             except (TimeoutError, BackendError) as error:
-                session.extension_failed(place, error)
+                session.telling.extension_failed(place, error)
                 self.ensure_held()
             await asyncio.sleep(min(_EXTEND_RETRY, self.remaining()))
             self.ensure_held()
@@ -183,7 +183,7 @@ class Lease:
         left = await session.release(place)
         if left.what == "gone":
             raise self._lost_on_leaving(left.reason)
-        session.released(place, held_at)
+        session.telling.released(place, held_at)
 
     async def __aenter__(self) -> Self:
         self.ensure_held()
@@ -254,12 +254,12 @@ class Lease:
             return None
         if not place.options.confirm_release or not wait:
             session.leave_soon(place)
-            session.released(place, place.granted_at)
+            session.telling.released(place, place.granted_at)
             return None
         left = await session.leave(place)
         if left is not None and left.what == "gone":
             return self._lost_on_leaving(left.reason)
-        session.released(place, place.granted_at)
+        session.telling.released(place, place.granted_at)
         return None
 
     def _is_over(self) -> bool:
@@ -294,7 +294,7 @@ class Lease:
         place.lose_if_overdue()
         place.lose(reason)
         place.state = State.OVER
-        self._session.report_loss(place)
+        self._session.telling.lost(place)
         assert place.lost is not None
         return place.lost.copy()
 
@@ -329,9 +329,8 @@ def _result_is_discarded(frame: Any) -> bool:
     instruction: str = dis.opname[code.co_code[at]]
     if instruction.startswith("STORE_FAST"):
         # pytest keeps the value of `assert await lock.acquire()` in a variable of its own, then clears it.
-        argument = code.co_code[
-            at + 1
-        ]  # of two instructions in one (3.13), the first has four bits
+        # Of two instructions in one (3.13), the first has four bits.
+        argument = code.co_code[at + 1]
         stored: str = code.co_varnames[argument if instruction == "STORE_FAST" else argument >> 4]
         return stored.startswith("@py_")
     return instruction.startswith(_DISCARDING)

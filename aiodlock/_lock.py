@@ -160,17 +160,16 @@ class Acquirable:
                     raise self._deadlock()
         place = self._new_place(session, request_id, owner, task)
         started = now()
-        about = session.acquiring(place)
+        about = session.telling.acquiring(place)
         try:
             place = await self._get(session, place, timeout, started)
         except BaseException as error:
-            session.not_acquired(about, started, error)
+            session.telling.not_acquired(about, started, error)
             raise
         session.add_hold(place)
-        lease = Lease(
-            session, place
-        )  # before hooks run: whatever comes out of them, it is collected
-        session.acquired(place, about, started)
+        # Before hooks run: whatever comes out of them, it is collected.
+        lease = Lease(session, place)
+        session.telling.acquired(place, about, started)
         return lease
 
     async def _get(

@@ -10,18 +10,18 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import anyio
 
 from ._clock import now
-from ._errors import BackendError, BackendUnavailable, ClientClosed, LockLost, LossReason
+from ._errors import BackendError, BackendUnavailable, ClientClosed, LockLost
 from ._extender import Extender
 from ._hooks import Hooks
-from ._model import Kind, Left, RequestInfo
+from ._model import Kind, Left
 from ._place import Place, State
+from ._telling import Telling
 from .backends.base import Backend
 
 _logger = logging.getLogger("aiodlock")
@@ -43,7 +43,7 @@ class Session:
     def __init__(self, backend: Backend, *, unavailable_after: float, hooks: list[Hooks]) -> None:
         self.backend = backend
         self.unavailable_after = unavailable_after
-        self.hooks = hooks
+        self.telling: Telling = Telling(hooks)
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.pid: int = os.getpid()
         self.places: dict[str, Place] = {}
@@ -111,7 +111,7 @@ class Session:
             place.wake(self._death_error())
             if place.state is State.HELD:
                 place.lose("closed", failure=self._death_error())
-                self.report_loss(place)
+                self.telling.lost(place)
 
     def _death_error(self) -> BackendError:
         assert self._death is not None
@@ -182,7 +182,7 @@ class Session:
             except asyncio.CancelledError as outer:
                 cancelled = outer
         for place in self.places.values():
-            self.released(place, place.granted_at)  # as far as this side will ever know
+            self.telling.released(place, place.granted_at)  # as far as this side will ever know
         if cancelled is not None:
             raise cancelled
 
@@ -331,7 +331,7 @@ class Session:
                 break
             except BackendError as error:
                 if now() >= give_up_at or self._death is not None:
-                    self.release_failed(place, error)
+                    self.telling.release_failed(place, error)
                     break
             await asyncio.sleep(min(pause, max(0.0, give_up_at - now())))
             pause = min(2 * pause, _LONGEST_RETRY)
@@ -339,7 +339,7 @@ class Session:
 
     def _remove_unawaited(self, place: Place) -> None:
         self._remove(place)
-        self.released(place, place.granted_at)
+        self.telling.released(place, place.granted_at)
 
     async def release(self, place: Place) -> Left:
         """Repeat the leave in the caller's task until the local deadline; then raise LockLost."""
@@ -364,7 +364,7 @@ class Session:
                 await asyncio.sleep(min(pause, max(0.0, place.deadline - now())))
                 pause = min(2 * pause, _LONGEST_RETRY)
         except LockLost as lost:
-            self._tell_lost(place, lost.reason)
+            self.telling.ended(place, lost.reason)
             raise
         except asyncio.CancelledError:
             await self._leave_and_wait(place)
@@ -436,65 +436,12 @@ class Session:
                 extra={"event": "unknown_grant"},
             )
 
-    # -- what others listen for --------------------------------------------------------------------
+    # -- losses, and leases that nobody has left ---------------------------------------------------
 
     def on_lost(self, place: Place) -> None:
         """A lease was marked as lost: stop extending, tell."""
         self.extender.forget(place)
-        self.report_loss(place)
-
-    def report_loss(self, place: Place) -> None:
-        lost = place.lost
-        assert lost is not None
-        name = place.request.name
-        _logger.warning("%s", lost, extra={"event": "lost", "lock": name, "reason": lost.reason})
-        self._tell_lost(place, lost.reason)
-
-    def _tell_lost(self, place: Place, reason: LossReason) -> None:
-        if place.told is not None:
-            told, place.told = place.told, None
-            self._tell("lost", told, now() - place.granted_at, reason)
-
-    def acquiring(self, place: Place) -> RequestInfo | None:
-        """A request begins; return what hooks are told of it, None when there are none."""
-        if not self.hooks:
-            return None
-        about = self._about(place)
-        self._tell("acquiring", about)
-        return about
-
-    def not_acquired(self, about: RequestInfo | None, started: float, error: BaseException) -> None:
-        if about is not None:
-            self._tell("not_acquired", about, now() - started, error)
-
-    def acquired(self, place: Place, about: RequestInfo | None, started: float) -> None:
-        if about is not None:
-            place.told = replace(about, token=place.token)
-            self._tell("acquired", place.told, now() - started)
-
-    def released(self, place: Place, granted_at: float) -> None:
-        if place.told is not None:
-            told, place.told = place.told, None
-            self._tell("released", told, now() - granted_at)
-
-    def _tell(self, event: str, *about: object) -> None:
-        for hook in self.hooks:
-            try:
-                getattr(hook, event)(*about)
-            except Exception:
-                _logger.exception("a hook raised", extra={"event": "hook_failed"})
-
-    @staticmethod
-    def _about(place: Place) -> RequestInfo:
-        request = place.request
-        return place.told or RequestInfo(
-            id=request.id,
-            kind=request.kind,
-            name=request.name,
-            mode=request.mode,
-            owner=place.options.owner or request.owner[1:],
-            token=place.token,
-        )
+        self.telling.lost(place)
 
     def forgotten(self, place: Place, serial: int) -> None:
         """A lease was collected, or its task has ended, before it was left. Called on any thread."""
@@ -531,27 +478,6 @@ class Session:
     def _leave_forgotten(self, place: Place) -> None:
         if not place.handles:  # its task may have entered it again meanwhile
             self.leave_soon(place)
-
-    def extension_failed(self, place: Place, error: Exception) -> None:
-        name = place.request.name
-        _logger.debug(
-            "extending %r failed: %r",
-            name,
-            error,
-            extra={"event": "extension_failed", "lock": name},
-        )
-        if self.hooks:
-            self._tell("extension_failed", self._about(place), error)
-
-    def release_failed(self, place: Place, error: Exception) -> None:
-        _logger.warning(
-            "%r could not be left; the server frees it when its lease ends: %r",
-            place.request.name,
-            error,
-            extra={"event": "release_failed", "lock": place.request.name},
-        )
-        if self.hooks:
-            self._tell("release_failed", self._about(place), error)
 
 
 def _root_cause(error: BaseException) -> BaseException:

@@ -63,6 +63,7 @@ class FakeSession:
         self.unavailable_after = 30.0
         self.lost: list[Place] = []
         self.failed: list[Place] = []
+        self.telling = self
         self.extender = Extender(cast(Session, self))
         self._tasks: set[asyncio.Task[Any]] = set()
 

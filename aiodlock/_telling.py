@@ -1,0 +1,111 @@
+"""What a session tells: each event in the life of a request, to the log and to whoever listens."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from ._clock import now
+from ._errors import LossReason
+from ._hooks import Hooks
+from ._model import RequestInfo
+from ._place import Place
+
+_logger = logging.getLogger("aiodlock")
+
+
+class Telling:
+    """The hooks of one client, and the words for the log.
+
+    What hooks were told of a lease stands in ``Place.told`` until they are told its end, once.
+    """
+
+    __slots__ = ("_hooks",)
+
+    def __init__(self, hooks: list[Hooks]) -> None:
+        self._hooks = hooks
+
+    # -- the life of a request ---------------------------------------------------------------------
+
+    def acquiring(self, place: Place) -> RequestInfo | None:
+        """A request begins; return what hooks are told of it, None when there are none."""
+        if not self._hooks:
+            return None
+        about = _about(place)
+        self._tell("acquiring", about)
+        return about
+
+    def not_acquired(self, about: RequestInfo | None, started: float, error: BaseException) -> None:
+        """A request was given up."""
+        if about is not None:
+            self._tell("not_acquired", about, now() - started, error)
+
+    def acquired(self, place: Place, about: RequestInfo | None, started: float) -> None:
+        """A request was granted."""
+        if about is not None:
+            place.told = replace(about, token=place.token)
+            self._tell("acquired", place.told, now() - started)
+
+    def released(self, place: Place, granted_at: float) -> None:
+        """A lease was released."""
+        if place.told is not None:
+            told, place.told = place.told, None
+            self._tell("released", told, now() - granted_at)
+
+    def lost(self, place: Place) -> None:
+        """A lease was marked as lost."""
+        lost = place.lost
+        assert lost is not None
+        name = place.request.name
+        _logger.warning("%s", lost, extra={"event": "lost", "lock": name, "reason": lost.reason})
+        self.ended(place, lost.reason)
+
+    def ended(self, place: Place, reason: LossReason) -> None:
+        """A lease ended while it was being released: its holder gets the error, hooks the event."""
+        if place.told is not None:
+            told, place.told = place.told, None
+            self._tell("lost", told, now() - place.granted_at, reason)
+
+    # -- what failed -------------------------------------------------------------------------------
+
+    def extension_failed(self, place: Place, error: Exception) -> None:
+        """An extension had no answer, or was refused."""
+        name = place.request.name
+        _logger.debug(
+            "extending %r failed: %r",
+            name,
+            error,
+            extra={"event": "extension_failed", "lock": name},
+        )
+        if self._hooks:
+            self._tell("extension_failed", _about(place), error)
+
+    def release_failed(self, place: Place, error: Exception) -> None:
+        """A leave that nobody awaits was given up."""
+        _logger.warning(
+            "%r could not be left; the server frees it when its lease ends: %r",
+            place.request.name,
+            error,
+            extra={"event": "release_failed", "lock": place.request.name},
+        )
+        if self._hooks:
+            self._tell("release_failed", _about(place), error)
+
+    def _tell(self, event: str, *about: object) -> None:
+        for hook in self._hooks:
+            try:
+                getattr(hook, event)(*about)
+            except Exception:
+                _logger.exception("a hook raised", extra={"event": "hook_failed"})
+
+
+def _about(place: Place) -> RequestInfo:
+    request = place.request
+    return place.told or RequestInfo(
+        id=request.id,
+        kind=request.kind,
+        name=request.name,
+        mode=request.mode,
+        owner=place.options.owner or request.owner[1:],
+        token=place.token,
+    )
