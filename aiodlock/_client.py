@@ -293,7 +293,10 @@ class Client:
         return await self._inspect("lock", check_text("name", name))
 
     async def locks(self, match: str = "*") -> AsyncIterator[LockInfo]:
-        """Iterate over every lock held or waited for whose name matches the glob."""
+        """Iterate over every lock held or waited for whose name matches the glob.
+
+        Not over a name that nobody waits for and only a lock-delay keeps closed; ``inspect`` tells that.
+        """
         if not isinstance(match, str):
             raise TypeError(f"match must be a str, not {match!r}")
         session = self._use()
@@ -305,7 +308,7 @@ class Client:
                     if name not in seen:
                         info = await self._inspect("lock", name)
                         seen.add(name)
-                        if info.holders or info.waiters or info.closed:
+                        if info.holders or info.waiters:
                             yield info
                 return
             except BackendUnavailable:
@@ -316,7 +319,8 @@ class Client:
     async def break_lock(self, name: str) -> int:
         """Release all holders by force; return their number. Waiters stay; lock-delay is ignored.
 
-        The holders learn it at once, at worst at their next extension.
+        The holders learn it at once, at worst at their next extension. When the connection is lost before
+        the answer comes, it is done again, and 0 may mean that the first attempt did it.
         """
         check_text("name", name)
         session = self._use(name)

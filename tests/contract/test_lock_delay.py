@@ -32,6 +32,8 @@ async def test_name_stays_closed_after_a_loss(make_client: MakeClient, store: St
     info = await other.inspect("a")
     assert info.holders == ()
     assert 0 < info.closed <= 0.5
+    # Neither held nor waited for.
+    assert not [listed async for listed in other.locks()]
     assert await other.lock("a").locked()
     with pytest.raises(WouldBlock):
         await other.lock("a").acquire_nowait()
