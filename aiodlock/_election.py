@@ -126,8 +126,8 @@ class Candidacy:
         owner = f"{_MARK}{secrets.token_hex(8)}:{self._value}"
         lock = election._client.lock(election._name, **election._options, owner=owner)
         lease = await lock.__aenter__()
-        lease._session.backend.announce("lock", election._name)
         self._leases.append((asyncio.current_task(), lease))
+        lease._session.backend.announce("lock", election._name)
         return lease
 
     async def __aexit__(
