@@ -13,6 +13,7 @@ import aiodlock
 from aiodlock._clock import now
 from aiodlock._embedded import EmbeddedServer
 from aiodlock.backends.redis import backend as backend_module
+from aiodlock.backends.redis import events
 
 from ..conftest import MakeClient
 from ..proxy import FaultProxy
@@ -153,7 +154,7 @@ async def test_connection_lost_right_after_entering_is_survived(
 ) -> None:
     """While the client still looks whether keyspace events arrive."""
     await store.notifications(True)
-    monkeypatch.setattr(backend_module, "_PROBE_AGAIN", 0.02)
+    monkeypatch.setattr(events, "_PROBE_AGAIN", 0.02)
     for fault in (proxy.drop_command, proxy.drop_reply):
         for what in (b"SUBSCRIBE", b"SET"):
             # Not the subscription of its own channel: without that it has not entered.

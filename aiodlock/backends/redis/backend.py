@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import quote
 
 import anyio
-from redis.exceptions import RedisError
 
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
@@ -28,6 +27,7 @@ from ..._model import (
     Waiting,
 )
 from ..base import Listener, Unanswered
+from . import events
 from .keys import Keys, channel_prefix, keys_of, name_of, probe_key, state_patterns
 from .link import Link
 from .permissions import check_permissions
@@ -42,9 +42,7 @@ _logger = logging.getLogger("aiodlock")
 
 #: For how long a marker refuses late duplicates, at the least (seconds).
 _SHORTEST_MARKER = 60.0
-#: Classes of keyspace events that are used: channel per key, generic, expired, evicted.
-_EVENT_CLASSES = "Kgxe"
-_PROBE_AGAIN = 0.5
+_CHECK_AGAIN = 0.5
 #: A server may well be busy for so long (seconds).
 _SHORTEST_SILENCE = 0.2
 
@@ -110,7 +108,7 @@ class RedisBackend:
                 await wakeups.link.first_up()
                 await self._check_permissions()
                 if self._configure:
-                    await self._turn_notifications_on()
+                    await events.turn_on(self._link, self._translate)
                 await self._prepare_to_listen(wakeups)
                 ready()
                 await wakeups.keep_alive()
@@ -136,7 +134,8 @@ class RedisBackend:
 
     async def _prepare_to_listen(self, wakeups: Wakeups) -> None:
         # Before anybody can look at the store, who would find the probe's key.
-        await self._probe_notifications(wakeups)
+        key = probe_key(self._prefix, self.label)
+        self.notifications = await events.arrive(self._link, wakeups, key)
 
     @property
     def failure(self) -> Exception | None:
@@ -156,69 +155,7 @@ class RedisBackend:
                 self._translate(wire, refused)
             except BackendUnavailable:
                 pass  # the connection was lost meanwhile
-            await asyncio.sleep(_PROBE_AGAIN)
-
-    async def _turn_notifications_on(self) -> None:
-        while True:
-            try:
-                await self._add_event_classes()
-                return
-            except BackendUnavailable:  # the connection was lost meanwhile
-                await asyncio.sleep(_PROBE_AGAIN)
-
-    async def _add_event_classes(self) -> None:
-        key = "notify-keyspace-events"
-        wire = await self._link.wait_up()
-        try:
-            reply = await wire.send("CONFIG", "GET", key)
-            present = reply[1].decode()
-            missing = "".join(c for c in _EVENT_CLASSES if c not in present.replace("A", "gxe"))
-            if missing:
-                await wire.send("CONFIG", "SET", key, present + missing)
-        except ReplyError as refused:
-            if will_pass(refused):
-                raise self._translate(wire, refused) from refused
-            raise BackendError(
-                f"configure_notifications=True, but the server refuses CONFIG: {refused}; set "
-                f"{key} to {_EVENT_CLASSES} on the server, or leave the option out"
-            ) from refused
-
-    async def _probe_notifications(self, wakeups: Wakeups) -> None:
-        """See whether keyspace events arrive; a subscription alone succeeds also when they do not."""
-        while self.notifications is None:
-            try:
-                self.notifications = await self._hears_of_an_expiry(wakeups)
-                if not self.notifications:
-                    self._do_without_notifications("turned off")
-            except ReplyError as why:
-                self._do_without_notifications(why)
-            except (BackendUnavailable, RedisError, OSError):
-                await asyncio.sleep(_PROBE_AGAIN)  # a connection was lost meanwhile
-            except BackendError as why:
-                self._do_without_notifications(why)
-
-    def _do_without_notifications(self, why: object) -> None:
-        self.notifications = False
-        _logger.info(
-            "no keyspace events (%s): heads look when their blocker's lease ends",
-            why,
-            extra={"event": "no_keyspace_events"},
-        )
-
-    async def _hears_of_an_expiry(self, wakeups: Wakeups) -> bool:
-        key = probe_key(self._prefix, self.label)
-        try:
-            heard = await wakeups.expect(key)
-            wire = await self._link.wait_up()
-            await wire.send("SET", key, "1", "PX", 1)
-            while await wire.send("EXISTS", key):  # noqa: ASYNC110  touching it makes an expired key fire
-                await asyncio.sleep(0.001)
-            # The server sends the event, if it does, before it answers this.
-            if not await wakeups.ping():
-                raise BackendUnavailable("the connection for wake-ups was lost")
-            return heard.is_set()
-        finally:
-            wakeups.stop_expecting(key)
+            await asyncio.sleep(_CHECK_AGAIN)
 
     # -- requests --------------------------------------------------------------------------------
 

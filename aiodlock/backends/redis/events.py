@@ -1,0 +1,85 @@
+"""Keyspace events, which tell a head at once that its blocker is gone: turned on, and looked for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from redis.exceptions import RedisError
+
+from ..._errors import BackendError, BackendUnavailable
+from .link import Link
+from .wakeups import Wakeups
+from .wire import ReplyError, Wire, will_pass
+
+_logger = logging.getLogger("aiodlock")
+
+_OPTION = "notify-keyspace-events"
+#: Classes of events that are used: channel per key, generic, expired, evicted.
+_CLASSES = "Kgxe"
+_PROBE_AGAIN = 0.5
+
+
+async def turn_on(link: Link, translate: Callable[[Wire, ReplyError], BackendError]) -> None:
+    """Add what is missing to the server's configuration, or raise BackendError when it refuses."""
+    while True:
+        try:
+            await _add_classes(link, translate)
+            return
+        except BackendUnavailable:  # the connection was lost meanwhile
+            await asyncio.sleep(_PROBE_AGAIN)
+
+
+async def _add_classes(link: Link, translate: Callable[[Wire, ReplyError], BackendError]) -> None:
+    wire = await link.wait_up()
+    try:
+        reply = await wire.send("CONFIG", "GET", _OPTION)
+        present = reply[1].decode()
+        missing = "".join(c for c in _CLASSES if c not in present.replace("A", "gxe"))
+        if missing:
+            await wire.send("CONFIG", "SET", _OPTION, present + missing)
+    except ReplyError as refused:
+        if will_pass(refused):
+            raise translate(wire, refused) from refused
+        raise BackendError(
+            f"configure_notifications=True, but the server refuses CONFIG: {refused}; set "
+            f"{_OPTION} to {_CLASSES} on the server, or leave the option out"
+        ) from refused
+
+
+async def arrive(link: Link, wakeups: Wakeups, key: str) -> bool:
+    """See whether events arrive; a subscription alone succeeds also when they do not."""
+    while True:
+        try:
+            if await _hears_of_an_expiry(link, wakeups, key):
+                return True
+            why: object = "turned off"
+        except ReplyError as refused:
+            why = refused
+        except (BackendUnavailable, RedisError, OSError):
+            await asyncio.sleep(_PROBE_AGAIN)  # a connection was lost meanwhile
+            continue
+        except BackendError as refused:
+            why = refused
+        _logger.info(
+            "no keyspace events (%s): heads look when their blocker's lease ends",
+            why,
+            extra={"event": "no_keyspace_events"},
+        )
+        return False
+
+
+async def _hears_of_an_expiry(link: Link, wakeups: Wakeups, key: str) -> bool:
+    try:
+        heard = await wakeups.expect(key)
+        wire = await link.wait_up()
+        await wire.send("SET", key, "1", "PX", 1)
+        while await wire.send("EXISTS", key):  # noqa: ASYNC110  touching it makes an expired key fire
+            await asyncio.sleep(0.001)
+        # The server sends the event, if it does, before it answers this.
+        if not await wakeups.ping():
+            raise BackendUnavailable("the connection for wake-ups was lost")
+        return heard.is_set()
+    finally:
+        wakeups.stop_expecting(key)
