@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import aiodlock
 
@@ -14,8 +15,16 @@ import aiodlock
 PATIENCE = 10.0
 #: What takes effect without waiting for a lease to end takes far less than this.
 SOON = 2.0
+#: For what a process of its own has to reach, which must start first.
+STARTING = 40.0
+#: A timeout that is to run out after the store has answered, also when the machine stalls meanwhile.
+BRIEF = 1.0
+#: A ttl that is extended in time, also when the machine stalls, and that a test may outlive.
+LASTING = 2.0
 
 _TICK = 0.01
+
+T = TypeVar("T")
 
 
 async def until(
@@ -42,10 +51,10 @@ async def until_waiting(client: aiodlock.Client, name: str, number: int = 1) -> 
     await until(queued, f"{number} waiting for {name!r}")
 
 
-async def until_held(client: aiodlock.Client, *names: str) -> None:
+async def until_held(client: aiodlock.Client, *names: str, within: float = PATIENCE) -> None:
     """Wait until somebody holds each of the names."""
     for name in names:
-        await until(client.lock(name).locked, f"a holder of {name!r}")
+        await until(client.lock(name).locked, f"a holder of {name!r}", within=within)
 
 
 async def until_free(client: aiodlock.Client, *names: str) -> None:
@@ -70,6 +79,27 @@ async def until_outlived(lease: aiodlock.Lease) -> None:
     clock = asyncio.get_running_loop().time
     first = clock() + lease.remaining()
     await until(lambda: clock() + lease.remaining() >= first + 0.9 * lease.ttl, "a longer life")
+
+
+async def until_extended(lease: aiodlock.Lease) -> None:
+    """Wait until the lease has been extended once more."""
+    clock = asyncio.get_running_loop().time
+    ends_at = lease.remaining() + clock()
+    await until(lambda: clock() + lease.remaining() > ends_at + 0.1 * lease.ttl, "an extension")
+
+
+async def settled(*clients: aiodlock.Client) -> None:
+    """Wait until the store has answered what the clients sent so far, and what they sent then.
+
+    Answers come in the order of the questions: what is asked now is answered last.
+    """
+    for _ in range(2):
+        await asyncio.gather(*(client.inspect("settled") for client in clients))
+
+
+def granted_at(lease: aiodlock.Lease) -> float:
+    """Return when the server granted it, on its own clock: the first token of its time."""
+    return lease.token / 1e6
 
 
 @asynccontextmanager
@@ -112,17 +142,25 @@ def is_held(lease: aiodlock.Lease) -> bool:
 
 @asynccontextmanager
 async def stalls() -> AsyncIterator[Callable[[], float]]:
-    """Give for how many seconds of the block so far the machine did not let this process run.
+    """Give for how many seconds of the block so far the machine did not let us run.
 
+    "Us" is this process and those it started: a server that waits for a processor answers late too.
     An upper bound on elapsed time holds on a busy machine too when this is added to it. Nothing is
     forgiven to the library: what the process itself computed meanwhile does not count.
     """
     stalled, began, computed = 0.0, time.monotonic(), time.process_time()
+    queued_before, stolen_before = _queued(), _stolen()
 
     def late() -> float:
         """How late the tick is that is waited for at this moment."""
         passed = time.monotonic() - began - (time.process_time() - computed)
         return passed - _TICK if passed > 1.2 * _TICK else 0.0
+
+    def so_far() -> float:
+        queued = {pid: waited - queued_before.get(pid, 0.0) for pid, waited in _queued().items()}
+        own = queued.pop(os.getpid(), 0.0)
+        # Late ticks are not only our own time in the run queue, and miss what is shorter than a tick.
+        return max(stalled + late(), own) + sum(queued.values()) + _stolen() - stolen_before
 
     async def watch() -> None:
         nonlocal stalled, began, computed
@@ -133,10 +171,38 @@ async def stalls() -> AsyncIterator[Callable[[], float]]:
 
     watching = asyncio.create_task(watch())
     try:
-        yield lambda: stalled + late()
+        yield so_far
     finally:
         watching.cancel()
         await asyncio.wait([watching])
+
+
+def _queued() -> dict[int, float]:
+    """Return for how long this process and all below it have waited for a processor, by pid.
+
+    Linux tells; elsewhere nothing is known of it. A process that is gone takes its account with it.
+    """
+    found: dict[int, float] = {}
+    pids = [os.getpid()]
+    while pids:
+        pid = pids.pop()
+        try:
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                _ran, waited, _turns = (task / "schedstat").read_text().split()
+                found[pid] = found.get(pid, 0.0) + int(waited) / 1e9
+                pids += map(int, (task / "children").read_text().split())
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def _stolen() -> float:
+    """Return for how many seconds other virtual machines were given the processors of this one."""
+    try:
+        first, *_ = Path("/proc/stat").read_text().splitlines()
+        return int(first.split()[8]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 @asynccontextmanager
@@ -147,3 +213,9 @@ async def takes(*, at_least: float = 0.0, at_most: float) -> AsyncIterator[None]
         yield
         took, allowed = time.monotonic() - began, at_most + stalled()
     assert at_least <= took <= allowed, f"took {took:.3f} s, not {at_least:g} to {allowed:.3f}"
+
+
+async def soon(awaitable: Awaitable[T]) -> T:
+    """Await what takes effect without waiting for a lease to end."""
+    async with takes(at_most=SOON), asyncio.timeout(PATIENCE):
+        return await awaitable

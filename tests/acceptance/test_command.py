@@ -14,7 +14,7 @@ import pytest
 
 import aiodlock
 
-from ..scenes import held_elsewhere, until_free, until_held
+from ..scenes import BRIEF, STARTING, held_elsewhere, until_free
 from ..servers import Store
 
 pytestmark = pytest.mark.stores("valkey9")
@@ -51,7 +51,7 @@ async def start(store: Store) -> AsyncIterator[Start]:
 
 
 async def ended(process: asyncio.subprocess.Process) -> tuple[int, str]:
-    async with asyncio.timeout(50):
+    async with asyncio.timeout(STARTING):
         out, _ = await process.communicate()
     assert process.returncode is not None
     return process.returncode, out.decode()
@@ -77,7 +77,7 @@ async def test_the_childs_sequencer_holds_while_it_runs(
     text = "import os, time; print(os.environ['AIODLOCK_SEQUENCER'], flush=True); time.sleep(30)"
     process = await start("run", "job", "--", sys.executable, "-c", text)
     assert process.stdout is not None
-    async with asyncio.timeout(50):
+    async with asyncio.timeout(STARTING):
         line = (await process.stdout.readline()).decode().strip()
     assert await client.check_sequencer(line)
     process.send_signal(signal.SIGTERM)
@@ -96,15 +96,16 @@ async def test_ends_with_75_when_not_acquired(start: Start, client: aiodlock.Cli
     async with held_elsewhere(client.lock("job")):
         processes = [
             await start("run", "job", *options, "--", "echo", "ran")
-            for options in (["--nonblock"], ["--timeout", "0.2"], ["--timeout", "0"])
+            for options in (["--nonblock"], ["--timeout", f"{BRIEF}"], ["--timeout", "0"])
         ]
         assert [await ended(process) for process in processes] == [(75, "")] * 3
 
 
 async def test_ends_with_76_when_lost(start: Start, client: aiodlock.Client) -> None:
-    process = await start("run", "job", "--", "sleep", "30")
-    await until_held(client, "job")
-    await asyncio.sleep(0.2)
+    process = await start("run", "job", "--", "sh", "-c", "echo ready; exec sleep 30")
+    assert process.stdout is not None
+    async with asyncio.timeout(STARTING):
+        assert await process.stdout.readline() == b"ready\n"
     assert await client.break_lock("job") == 1
     assert (await ended(process))[0] == 76
 

@@ -14,7 +14,7 @@ import aiodlock
 from aiodlock.testing import lose
 
 from ..conftest import MakeClient
-from ..scenes import held_elsewhere, until_held
+from ..scenes import BRIEF, held_elsewhere, until_held
 
 pytestmark = pytest.mark.stores("memory", "valkey9")
 
@@ -50,7 +50,11 @@ async def raised_by_use(client: aiodlock.Client) -> AsyncIterator[aiodlock.LockE
     """Give one of each error that concerns a lock, as a user meets it."""
     lock = client.lock(NAME)
     async with held_elsewhere(lock):
-        for attempt in (lock.acquire(timeout=0), lock.acquire(timeout=0.05), lock.acquire_nowait()):
+        for attempt in (
+            lock.acquire(timeout=0),
+            lock.acquire(timeout=BRIEF),
+            lock.acquire_nowait(),
+        ):
             with pytest.raises(aiodlock.LockError) as raised:
                 await attempt
             yield raised.value

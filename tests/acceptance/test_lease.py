@@ -18,14 +18,18 @@ from aiodlock.testing import expire, lose
 from ..conftest import MakeClient
 from ..proxy import FaultProxy, containing
 from ..scenes import (
+    LASTING,
+    PATIENCE,
     SOON,
     held_elsewhere,
     is_free,
     is_held,
+    settled,
     takes,
     until,
     until_cancelled,
     until_free,
+    until_outlived,
 )
 from ..servers import Store
 
@@ -33,15 +37,15 @@ pytestmark = pytest.mark.stores("memory", "valkey9")
 
 
 async def test_attributes(client: aiodlock.Client) -> None:
-    async with client.lock("x", ttl=7) as lease:
+    async with client.lock("x", ttl=70) as lease:
         assert isinstance(lease, aiodlock.Lease)
-        assert (lease.name, lease.mode, lease.ttl) == ("x", "exclusive", 7)
+        assert (lease.name, lease.mode, lease.ttl) == ("x", "exclusive", 70)
         assert type(lease.token) is int
         assert isinstance(lease.owner, str)
         assert lease.owner
         assert lease.held is True
         assert lease.lost is None
-        assert 6 < lease.remaining() < 7
+        assert 60 < lease.remaining() < 70
         assert isinstance(lease.sequencer, str)
         assert "x" in lease.sequencer
         assert "exclusive" in lease.sequencer
@@ -70,8 +74,8 @@ async def test_attributes_cannot_be_written(client: aiodlock.Client) -> None:
 async def test_a_lease_is_lost_a_margin_before_the_server_gives_it_away(
     client: aiodlock.Client,
 ) -> None:
-    lease = await client.lock("x", ttl=1.5, margin=1.3, auto_extend=False).acquire()
-    async with takes(at_least=0.1, at_most=1.0):
+    async with takes(at_least=0.1, at_most=SOON):
+        lease = await client.lock("x", ttl=4, margin=3.6, auto_extend=False).acquire()
         lost = await lease.wait_lost()
     assert lost.reason == "expired"
     assert not lease.held
@@ -83,15 +87,15 @@ async def test_a_lease_is_lost_a_margin_before_the_server_gives_it_away(
 
 
 async def test_a_lease_is_extended_in_the_background(client: aiodlock.Client) -> None:
-    async with client.lock("x", ttl=0.3) as lease:
-        await asyncio.sleep(0.7)
+    async with client.lock("x", ttl=LASTING) as lease:
+        await until_outlived(lease)
         lease.ensure_held()
         assert (await client.inspect("x")).holders
 
 
 async def test_without_auto_extend_a_lease_ends(client: aiodlock.Client) -> None:
-    lease = await client.lock("x", ttl=0.3, auto_extend=False).acquire()
     async with takes(at_least=0.2, at_most=0.3 + SOON):
+        lease = await client.lock("x", ttl=0.3, auto_extend=False).acquire()
         lost = await lease.wait_lost()
     assert lost.reason == "expired"
     assert not lease.held
@@ -101,16 +105,20 @@ async def test_without_auto_extend_a_lease_ends(client: aiodlock.Client) -> None
 
 
 async def test_extend_by_hand(client: aiodlock.Client) -> None:
-    lease = await client.lock("x", ttl=0.4, auto_extend=False).acquire()
-    for _ in range(4):
-        await asyncio.sleep(0.15)
+    clock = asyncio.get_running_loop().time
+    lease = await client.lock("x", ttl=LASTING, auto_extend=False).acquire()
+    outlived_at = clock() + LASTING
+    while clock() < outlived_at:
+        await asyncio.sleep(0.3)
+        asked_at = clock()
         await lease.extend()
-        assert lease.remaining() > 0.3
+        assert lease.remaining() + clock() > asked_at + 0.9 * LASTING
+    assert is_held(lease)
     await lease.release()
 
 
 async def test_extend_with_a_new_ttl_holds_from_then_on(client: aiodlock.Client) -> None:
-    lease = await client.lock("x", ttl=0.4).acquire()
+    lease = await client.lock("x", ttl=LASTING).acquire()
     await lease.extend(20)
     assert lease.ttl == 20
     assert lease.remaining() > 15
@@ -188,9 +196,8 @@ async def test_after_release_nothing_is_held(client: aiodlock.Client) -> None:
 async def test_a_bare_lease_is_never_cancelled(client: aiodlock.Client) -> None:
     lease = await client.lock("x").acquire()
     expire(lease)
-    await asyncio.sleep(0.05)
-    assert lease.lost is not None
-    assert lease.lost.reason == "expired"
+    assert (await lease.wait_lost()).reason == "expired"
+    await settled(client)
     task = asyncio.current_task()
     assert task is not None
     assert not task.cancelling()
@@ -273,7 +280,7 @@ async def test_wait_lost_does_not_hang_when_the_lease_is_released(client: aiodlo
     wait = asyncio.create_task(lease.wait_lost())
     await asyncio.sleep(0)
     await lease.release()
-    done, _ = await asyncio.wait([wait], timeout=SOON)
+    done, _ = await asyncio.wait([wait], timeout=PATIENCE)
     assert done, "nobody would ever tell it"
     with pytest.raises(aiodlock.NotHeld):
         wait.result()
@@ -360,7 +367,7 @@ async def test_reason_broken_is_told_at_once(client: aiodlock.Client) -> None:
 async def test_reason_gone_when_the_store_was_emptied(
     store: Store, client: aiodlock.Client
 ) -> None:
-    lease = await client.lock("x", ttl=0.6).acquire()
+    lease = await client.lock("x", ttl=LASTING).acquire()
     await (await store.raw()).flushall()
     assert (await lease.wait_lost()).reason == "gone"
     with pytest.raises(aiodlock.LockLost):
@@ -371,7 +378,7 @@ async def test_reason_taken_over_when_another_holds_after_the_store_was_emptied(
     store: Store, make_client: MakeClient
 ) -> None:
     client, other = await make_client(), await make_client()
-    lease = await client.lock("x", ttl=0.9).acquire()
+    lease = await client.lock("x", ttl=LASTING).acquire()
     await (await store.raw()).flushall()
     async with other.lock("x"):
         assert (await lease.wait_lost()).reason == "taken_over"
@@ -389,18 +396,18 @@ async def test_reason_max_hold(client: aiodlock.Client) -> None:
 
 
 async def test_max_hold_is_never_extended_past_by_hand(client: aiodlock.Client) -> None:
-    lease = await client.lock("x", ttl=5, max_hold=0.4).acquire()
+    lease = await client.lock("x", ttl=5, max_hold=LASTING).acquire()
     await lease.extend(20)
-    assert lease.remaining() <= 0.4
+    assert lease.remaining() <= LASTING
     assert (await lease.wait_lost()).reason == "max_hold"
     with pytest.raises(aiodlock.LockLost):
         await lease.release()
 
 
 async def test_max_hold_may_be_longer_than_the_ttl(client: aiodlock.Client) -> None:
-    async with takes(at_least=1.3, at_most=1.5 + SOON):
+    async with takes(at_least=2.5, at_most=2.6 + SOON):
         with pytest.raises(aiodlock.LockLost) as raised:
-            async with client.lock("x", ttl=0.9, max_hold=1.5):
+            async with client.lock("x", ttl=LASTING, max_hold=2.6):
                 await until_cancelled()
     assert raised.value.reason == "max_hold"
 
@@ -481,9 +488,9 @@ async def test_a_grant_that_arrives_too_late_never_starts_a_body(proxy: FaultPro
     async with aiodlock.Client(proxy.url) as client:
         await client.inspect("x")
         late = proxy.hold_reply(containing(b"{x}"))
-        asking = asyncio.create_task(client.lock("x", ttl=0.3).acquire())
+        asking = asyncio.create_task(client.lock("x", ttl=LASTING).acquire())
         await late.happened.wait()
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(LASTING)
         late.release()
         lease = await asking
         assert lease.held
@@ -498,7 +505,7 @@ async def test_a_try_whose_grant_arrives_too_late_fails_loudly(proxy: FaultProxy
         late = proxy.hold_reply(containing(b"{x}"))
         asking = asyncio.create_task(client.lock("x", ttl=0.3).acquire_nowait())
         await late.happened.wait()
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(0.3)
         late.release()
         with pytest.raises(aiodlock.LockError):
             await asking

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from contextlib import AsyncExitStack
 
 import anyio
 import pytest
@@ -14,6 +15,7 @@ from aiodlock.testing import expire
 
 from ..proxy import FaultProxy, named
 from ..scenes import (
+    LASTING,
     SOON,
     cancelled,
     held_elsewhere,
@@ -339,9 +341,11 @@ async def test_after_leaving_the_lease_is_over(client: aiodlock.Client) -> None:
 @pytest.mark.stores("valkey9")
 async def test_leaving_returns_within_a_second_when_nobody_answers(proxy: FaultProxy) -> None:
     async with aiodlock.Client(proxy.url) as client:
-        async with takes(at_most=1.2 + 0.1):
-            async with client.lock("x") as lease:
-                proxy.stall()
+        async with AsyncExitStack() as stack:
+            lease = await stack.enter_async_context(client.lock("x"))
+            proxy.stall()
+            async with takes(at_most=1.3):
+                await stack.aclose()
         assert not lease.held
         assert lease.lost is None
         await proxy.heal()
@@ -424,7 +428,7 @@ async def test_the_body_is_told_before_the_server_lets_the_next_in(
 
         async def body() -> None:
             try:
-                async with client.lock("x", ttl=0.6):
+                async with client.lock("x", ttl=LASTING):
                     proxy.stall()
                     await until_cancelled()
             except aiodlock.LockLost as lost:

@@ -13,6 +13,7 @@ import aiodlock
 
 from ..proxy import FaultProxy, named
 from ..scenes import (
+    PATIENCE,
     SOON,
     cancelled,
     held_elsewhere,
@@ -20,7 +21,8 @@ from ..scenes import (
     takes,
     until,
     until_cancelled,
-    until_outlived,
+    until_extended,
+    until_free,
     until_waiting,
 )
 from ..servers import Store
@@ -146,12 +148,13 @@ async def test_a_waiter_is_told_after_unavailable_after(
         held_elsewhere(other.lock("x")),
         aiodlock.Client(proxy.url, unavailable_after=1.0, waiter_ttl=0.6) as client,
     ):
-        waiting = asyncio.create_task(client.lock("x").acquire())
-        await until_waiting(other, "x")
-        await away(proxy, how)
-        async with takes(at_least=0.5, at_most=1.0 + SOON):
-            with pytest.raises(aiodlock.BackendUnavailable):
-                await waiting
+        async with takes(at_least=0.99, at_most=PATIENCE):
+            waiting = asyncio.create_task(client.lock("x").acquire())
+            await until_waiting(other, "x")
+            await away(proxy, how)
+            async with takes(at_most=1.0 + SOON):
+                with pytest.raises(aiodlock.BackendUnavailable):
+                    await waiting
         await until_waiting(other, "x", 0)
         await proxy.heal()
 
@@ -219,7 +222,7 @@ async def test_a_waiter_is_granted_although_its_wake_up_was_lost(
             await proxy.refuse()
             proxy.cut()
         await proxy.accept()
-        async with asyncio.timeout(8):
+        async with takes(at_most=8):
             lease = await waiting
         assert lease.held
         await lease.release()
@@ -228,7 +231,7 @@ async def test_a_waiter_is_granted_although_its_wake_up_was_lost(
 @pytest.mark.parametrize("how", ["cut", "refused for a moment"])
 async def test_a_holder_survives_a_short_outage(proxy: FaultProxy, how: str) -> None:
     async with aiodlock.Client(proxy.url) as client:
-        async with client.lock("x", ttl=1.5) as lease:
+        async with client.lock("x", ttl=4) as lease:
             if how == "cut":
                 proxy.cut()
             else:
@@ -236,7 +239,7 @@ async def test_a_holder_survives_a_short_outage(proxy: FaultProxy, how: str) -> 
                 proxy.cut()
                 await asyncio.sleep(0.4)
                 await proxy.accept()
-            await until_outlived(lease)
+            await until_extended(lease)
             lease.ensure_held()
 
 
@@ -261,7 +264,7 @@ async def test_a_lost_reply_leaves_no_ghost(proxy: FaultProxy) -> None:
             proxy.drop_reply(named("EVALSHA", nth))
             async with client.lock("x"):
                 pass
-            assert await is_free(client, "x")
+            await until_free(client, "x")
 
 
 async def test_a_lost_command_leaves_no_ghost(proxy: FaultProxy) -> None:
@@ -271,7 +274,7 @@ async def test_a_lost_command_leaves_no_ghost(proxy: FaultProxy) -> None:
             proxy.drop_command(named("EVALSHA", nth))
             async with client.lock("x"):
                 pass
-            assert await is_free(client, "x")
+            await until_free(client, "x")
 
 
 async def test_cancelled_while_the_store_is_away_leaves_no_ghost(proxy: FaultProxy) -> None:

@@ -20,6 +20,8 @@ from ..scenes import (
     cancelled,
     held_elsewhere,
     is_free,
+    settled,
+    soon,
     takes,
     until,
     until_cancelled,
@@ -68,7 +70,7 @@ async def test_shared_again_in_the_same_task(client: aiodlock.Client) -> None:
 async def test_without_a_round_trip(proxy: FaultProxy) -> None:
     async with aiodlock.Client(proxy.url) as client:
         async with client.lock("x"):
-            await asyncio.sleep(0.05)  # what the first grant still sends
+            await settled(client)
             proxy.forget()
             async with client.lock("x"):
                 pass
@@ -221,7 +223,7 @@ async def test_the_last_of_an_owner_to_leave_frees_the_name(make_client: MakeCli
     await until_waiting(one, "x")
     await first.release()
     assert second.held
-    await asyncio.sleep(0.05)
+    await settled(one)
     assert not waiting.done()
     await second.release()
     third = await waiting
@@ -316,8 +318,7 @@ async def test_a_downgrade_lets_waiting_readers_in(client: aiodlock.Client) -> N
     waiting = asyncio.create_task(both.read.acquire())
     await until_waiting(client, "x")
     await write.release()
-    async with asyncio.timeout(SOON):
-        other = await waiting
+    other = await soon(waiting)
     assert read.held
     await other.release()
     await read.release()

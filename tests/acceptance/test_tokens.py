@@ -86,7 +86,7 @@ async def test_tokens_grow_when_the_server_clock_was_set_back(
     raw = await store.raw()
     key = await token_key(store, lease.token)
     ahead = lease.token + 1800 * 1_000_000
-    await raw.set(key, str(await raw.get(key)).replace(str(lease.token), str(ahead)), px=2000)
+    await raw.set(key, str(await raw.get(key)).replace(str(lease.token), str(ahead)), px=60_000)
     tokens = [ahead]
     for _ in range(3):
         async with client.lock("x") as lease:
