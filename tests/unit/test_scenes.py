@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +37,20 @@ async def test_time_in_which_the_process_computed_is_not_forgiven() -> None:
         while time.process_time() < until_computed:
             pass
         assert stalled() <= time.monotonic() - began - 0.1 + 0.02
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="only Linux tells")
+async def test_time_in_which_a_process_that_we_started_could_not_run_is_forgiven() -> None:
+    """A server that waits for its turn answers late, however idle this process is."""
+    busy = [sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(busy) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        async with stalls() as stalled:
+            await until(lambda: stalled() > 0.05)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 async def test_state_that_never_comes_is_told_by_its_name() -> None:
