@@ -75,7 +75,7 @@ async def test_a_lease_is_lost_a_margin_before_the_server_gives_it_away(
     client: aiodlock.Client,
 ) -> None:
     async with takes(at_least=0.1, at_most=SOON):
-        lease = await client.lock("x", ttl=4, margin=3.6, auto_extend=False).acquire()
+        lease = await client.lock("x", ttl=4, margin=3.5, auto_extend=False).acquire()
         lost = await lease.wait_lost()
     assert lost.reason == "expired"
     assert not lease.held
