@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -43,6 +44,8 @@ _logger = logging.getLogger("aiodlock")
 #: For how long a marker refuses late duplicates, at the least (seconds).
 _SHORTEST_MARKER = 60.0
 _CHECK_AGAIN = 0.5
+#: So many different messages are remembered (some 500 bytes each).
+_MOST_PACKED = 8192
 #: A server may well be busy for so long (seconds).
 _SHORTEST_SILENCE = 0.2
 
@@ -85,6 +88,9 @@ class RedisBackend:
         self._refusal: BackendUnavailable | None = None
         self._wakeups: Wakeups | None = None
         self._replicated: ReplicatedLink | None = None
+        #: What the messages of all requests of one lock have in common, packed once.
+        self._acquires: dict[tuple[object, ...], _Packed] = {}
+        self._leaves: dict[tuple[object, ...], _Packed] = {}
         #: Whether keyspace events arrive: unknown (None) until the probe has seen.
         self.notifications: bool | None = None
 
@@ -125,6 +131,9 @@ class RedisBackend:
 
     async def _on_connected(self, wire: Wire) -> None:
         """Commands go to another server after a failover: let everything follow."""
+        # What a cluster's node is told to say may have changed.
+        self._acquires.clear()
+        self._leaves.clear()
         await _load_scripts(wire)
         others = [self._wakeups.link.wire if self._wakeups else None]
         others += [self._replicated.link.wire if self._replicated else None]
@@ -162,30 +171,18 @@ class RedisBackend:
     async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
         link = self._granting
         wire = link.wire or await link.wait_up(hurry=not wait)
-        keys = self._keys(request)
-        names = (keys.state, keys.queue, keys.waiters, keys.token, keys.marker + request.id)
-        arguments = (
-            request.id,
-            _wire_mode(request),
-            request.owner,
-            _ms(request.ttl),
-            _ms(request.waiter_ttl),
-            _ms(request.lock_delay),
-            self.label,
-            *self._speaking(keys),
-            "wait" if wait else "nowait",
-        )
         request.sent_on = wire
         sent = now()
         extension = None
         try:
-            first = wire.send("EVALSHA", ACQUIRE.sha, ACQUIRE.number_of_keys, *names, *arguments)
+            first = wire.send_packed(self._packed_acquire(request, wait))
             if request.ambiguous and self._replicated is not None:
                 # A repeated acquire may write nothing, and then WAIT would look at nothing.
                 extension = self._extend(wire, request, request.waiter_ttl)
             try:
                 reply = await first
             except ReplyError as refused:
+                names, arguments = self._acquiring(request, wait)
                 reply = await self._after_refusal(wire, refused, ACQUIRE, names, arguments)
         except Unanswered:
             # It may be carried out at any time from now on; leaving will have to refuse that.
@@ -200,6 +197,53 @@ class RedisBackend:
             if isinstance(answer, Granted):  # perhaps a while ago
                 return await self._extend(wire, request, request.ttl)
         return answer
+
+    def _packed_acquire(self, request: Request, wait: bool) -> bytes:
+        lock = (
+            request.kind,
+            request.name,
+            request.mode,
+            request.limit,
+            request.ttl,
+            request.waiter_ttl,
+            request.lock_delay,
+            wait,
+        )
+        packed = self._acquires.get(lock)
+        if packed is None:
+            names, arguments = self._acquiring(request, wait)
+            (*names_before, _), (_, mode, _, *others) = names, arguments
+            packed = _Packed(
+                head=f"*{2 + 1 + 5 + 11}\r\n"
+                + _resp("EVALSHA", ACQUIRE.sha, ACQUIRE.number_of_keys, *names_before),
+                marker=self._keys(request).marker,
+                between=_resp(mode),
+                tail=_resp(*others),
+            )
+            _keep(self._acquires, lock, packed)
+        id, owner, size = request.id, request.owner, len(request.id)
+        return (
+            f"{packed.head}${len(packed.marker) + size}\r\n{packed.marker}{id}\r\n${size}\r\n{id}\r\n"
+            f"{packed.between}${len(owner)}\r\n{owner}\r\n{packed.tail}"
+        ).encode("ascii")
+
+    def _acquiring(
+        self, request: Request, wait: bool
+    ) -> tuple[tuple[str, ...], tuple[str | int, ...]]:
+        keys = self._keys(request)
+        names = (keys.state, keys.queue, keys.waiters, keys.token, keys.marker + request.id)
+        arguments = (
+            request.id,
+            _wire_mode(request),
+            request.owner,
+            _ms(request.ttl),
+            _ms(request.waiter_ttl),
+            _ms(request.lock_delay),
+            self.label,
+            *self._speaking(keys),
+            "wait" if wait else "nowait",
+        )
+        return names, arguments
 
     def extend(
         self, batch: Sequence[tuple[Request, float]]
@@ -240,15 +284,14 @@ class RedisBackend:
             wire = await link.wait_up()
             if within is not None:
                 within = max(0.001, within - (now() - started))
-        names, arguments = self._leaving(request, wire, lost)
+        late = self._late(request, wire)
         sent = now()
         try:
-            reply = await wire.send(
-                "EVALSHA", LEAVE.sha, LEAVE.number_of_keys, *names, *arguments, within=within
-            )
+            reply = await wire.send_packed(self._packed_leave(request, late, lost), within=within)
         except ReplyError as refused:
             if within is not None:
                 within = max(0.001, within - (now() - sent))
+            names, arguments = self._leaving(request, late, lost)
             reply = await self._after_refusal(wire, refused, LEAVE, names, arguments, within)
         return left_of(reply)
 
@@ -258,7 +301,6 @@ class RedisBackend:
         wire = self._commands.wire if self._commands is not None else None
         if wire is None:
             return False
-        names, arguments = self._leaving(request, wire, lost)
 
         def on_reply(reply: asyncio.Future[Any]) -> None:
             try:
@@ -269,10 +311,36 @@ class RedisBackend:
                 result = error
             done(result)
 
-        wire.send(
-            "EVALSHA", LEAVE.sha, LEAVE.number_of_keys, *names, *arguments, later=True
-        ).add_done_callback(on_reply)
+        packed = self._packed_leave(request, self._late(request, wire), lost)
+        wire.send_packed(packed, later=True).add_done_callback(on_reply)
         return True
+
+    @staticmethod
+    def _late(request: Request, wire: Wire) -> bool:
+        """Whether an acquire may still arrive after this leave."""
+        # What is in flight on this very wire is carried out before this leave.
+        return request.ambiguous or (request.sent_on is not None and request.sent_on is not wire)
+
+    def _packed_leave(self, request: Request, late: bool, lost: bool) -> bytes:
+        self._on_leaving(request)
+        how = (request.kind, request.name, late, lost)
+        packed = self._leaves.get(how)
+        if packed is None:
+            names, arguments = self._leaving(request, late, lost)
+            (*names_before, _, broken), (_, *others) = names, arguments
+            packed = _Packed(
+                head=f"*{2 + 1 + 6 + 6}\r\n"
+                + _resp("EVALSHA", LEAVE.sha, LEAVE.number_of_keys, *names_before),
+                marker=self._keys(request).marker,
+                between=_resp(broken),
+                tail=_resp(*others),
+            )
+            _keep(self._leaves, how, packed)
+        id, size = request.id, len(request.id)
+        return (
+            f"{packed.head}${len(packed.marker) + size}\r\n{packed.marker}{id}\r\n"
+            f"{packed.between}${size}\r\n{id}\r\n{packed.tail}"
+        ).encode("ascii")
 
     async def leave_unknown(self, request_id: str, where: str) -> None:
         kind, name = name_of(where)
@@ -284,12 +352,9 @@ class RedisBackend:
         left_of(await self._run(wire, LEAVE, names, request_id, *self._speaking(keys), 0, "ended"))
 
     def _leaving(
-        self, request: Request, wire: Wire, lost: bool
+        self, request: Request, late: bool, lost: bool
     ) -> tuple[tuple[str, ...], tuple[str | int, ...]]:
         keys = self._keys(request)
-        self._on_leaving(request)
-        # What is in flight on this very wire is carried out before this leave.
-        late = request.ambiguous or (request.sent_on is not None and request.sent_on is not wire)
         arguments = (
             request.id,
             *self._speaking(keys),
@@ -507,6 +572,30 @@ class Outcome:
 
     def __await__(self) -> Generator[Any, None, Granted | Waiting | Gone]:
         return self._get().__await__()
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A message in RESP but for what differs from request to request: its id, and its owner.
+
+    Packing the whole command each time takes four times as long as putting these in.
+    """
+
+    head: str  # up to the keys before the marker
+    marker: str  # without the id, which ends it
+    between: str
+    tail: str
+
+
+def _resp(*words: str | bytes | int) -> str:
+    texts = (word.decode() if isinstance(word, bytes) else str(word) for word in words)
+    return "".join(f"${len(text)}\r\n{text}\r\n" for text in texts)
+
+
+def _keep(known: dict[tuple[object, ...], _Packed], key: tuple[object, ...], new: _Packed) -> None:
+    if len(known) >= _MOST_PACKED:
+        known.clear()
+    known[key] = new
 
 
 def _wire_mode(request: Request) -> str:

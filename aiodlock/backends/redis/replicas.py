@@ -17,6 +17,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import hiredis
+
 from ..._errors import BackendError, BackendUnavailable
 from ..._model import Capabilities
 from ..base import Unanswered
@@ -29,7 +31,7 @@ _ASK_AGAIN = 0.05
 #: Answers that promise something. A refusal or a loss may be told at once.
 _PROMISES = (b"granted", b"held", b"waiting")
 
-_Asked = tuple[tuple[bytes | str | int, ...], "asyncio.Future[Any]"]
+_Asked = tuple[bytes, "asyncio.Future[Any]"]
 _Answer = tuple["asyncio.Future[Any]", "asyncio.Future[Any]"]
 
 
@@ -49,7 +51,11 @@ class ReplicatedWire:
         wire.lost.add_done_callback(self._on_lost)
 
     def send(self, *command: bytes | str | int, within: float | None = None) -> asyncio.Future[Any]:
-        """Send one command; its reply arrives when the replicas have confirmed it.
+        """Send one command; see ``send_packed``."""
+        return self.send_packed(hiredis.pack_command(command), within=within)  # type: ignore[arg-type]
+
+    def send_packed(self, command: bytes, *, within: float | None = None) -> asyncio.Future[Any]:
+        """Send one command in RESP; its reply arrives when the replicas have confirmed it.
 
         :param within: not used: a round has its own end.
         """
@@ -70,7 +76,7 @@ class ReplicatedWire:
         if not asked:
             self._busy = False
             return
-        answers = [(self.wire.send(*command), reply) for command, reply in asked]
+        answers = [(self.wire.send_packed(command), reply) for command, reply in asked]
         wait = self.wire.send("WAIT", self._link.least, self._link.wait_ms)
         wait.add_done_callback(lambda wait: self._end_round(answers, wait))
 

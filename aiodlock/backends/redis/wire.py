@@ -95,7 +95,13 @@ class Wire:
     def send(
         self, *command: bytes | str | int, later: bool = False, within: float | None = None
     ) -> asyncio.Future[Any]:
-        """Send one command; the future gives its reply, or raises ReplyError or Unanswered.
+        """Send one command; see ``send_packed``."""
+        return self.send_packed(hiredis.pack_command(command), later=later, within=within)  # type: ignore[arg-type]
+
+    def send_packed(
+        self, command: bytes, *, later: bool = False, within: float | None = None
+    ) -> asyncio.Future[Any]:
+        """Send one command in RESP; the future gives its reply, or raises ReplyError or Unanswered.
 
         :param later: nobody waits for the reply, so it is written with what this turn still brings.
         :param within: seconds after which it counts as unanswered. All users of one wire should
@@ -106,18 +112,17 @@ class Wire:
             reply.set_exception(Unanswered("the connection is closed"))
             reply.exception()  # its reader may be cancelled before it looks: no news for the log
             return reply
-        out = self._out
-        if later or len(out) != len(self._waiting):
-            self.post(*command)
-        else:
+        out, waiting = self._out, self._waiting
+        if later or len(out) != len(waiting):
+            self._post(command)
+        elif out:
             # Nothing is in flight, so nobody to be written together with but what was held back: a
             # lone command need not wait for the next turn.
-            data = hiredis.pack_command(command)  # type: ignore[arg-type]
-            if out:
-                data = b"".join((*out, data))
-                self._out = []
-            self._write(data)
-        self._waiting.append(reply)
+            self._out = []
+            self._write(b"".join((*out, command)))
+        else:
+            self._write(command)
+        waiting.append(reply)
         if within is not None:
             self._limited.append((self._loop.time() + within, reply))
             if self._limit is None:
@@ -128,9 +133,12 @@ class Wire:
 
     def post(self, *command: bytes | str | int) -> None:
         """Send one command whose reply arrives as a message."""
+        self._post(hiredis.pack_command(command))  # type: ignore[arg-type]
+
+    def _post(self, command: bytes) -> None:
         if not self._out:
             self._loop.call_soon(self._flush)
-        self._out.append(hiredis.pack_command(command))  # type: ignore[arg-type]
+        self._out.append(command)
         if len(self._out) >= _WRITE_AT:
             self._flush()
 
