@@ -15,6 +15,7 @@ from ._errors import BackendError, LockLost, NotHeld
 from ._model import Mode
 from ._options import LARGEST_MARGIN, SHORTEST_TTL, check_seconds
 from ._place import Place, State
+from ._scope import BodyScope
 
 if TYPE_CHECKING:
     from ._session import Session
@@ -40,7 +41,7 @@ class Lease:
         self._session = session
         self._place = place
         self._serial = place.new_handle()
-        self._scope: asyncio.Timeout | None = None
+        self._scope: BodyScope | None = None
         self._scope_task: asyncio.Task[Any] | None = None
 
     def __repr__(self) -> str:
@@ -190,10 +191,11 @@ class Lease:
         self._arm()
         return self
 
-    def _arm(self) -> None:
+    def _arm(self) -> asyncio.Task[Any]:
         """Make a loss cancel the current task's body, once, however often the lock is nested.
 
         With ``on_lost="flag"`` too: nothing is cancelled then, but leaving the client waits for it.
+        Returns that task.
         """
         place = self._place
         task = asyncio.current_task()
@@ -207,24 +209,19 @@ class Lease:
                 )
             self._scope = self._scope_task = None
         if task not in place.armed:
-            scope = asyncio.Timeout(None)
-            _enter(scope)
-            place.armed[task] = self._scope = scope
+            place.armed[task] = self._scope = BodyScope(task)
             self._scope_task = task
+        return task
 
-    def _disarm(self, exc_type: type[BaseException] | None, exc: BaseException | None) -> bool:
-        """Return whether ``exc`` is the cancellation that the loss caused."""
+    def _disarm(self, exc_type: type[BaseException] | None) -> bool:
+        """Return whether what comes out of the body is the cancellation that the loss caused."""
         scope, task = self._scope, self._scope_task
         if scope is None or task is None:
             return False
         self._scope = self._scope_task = None
         if self._place.armed:
             self._place.armed.pop(task, None)
-        try:
-            _exit(scope, exc_type, exc)
-        except TimeoutError:
-            return True
-        return False
+        return scope.leave(exc_type)
 
     async def __aexit__(
         self,
@@ -232,7 +229,7 @@ class Lease:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        cancelled_by_loss = self._disarm(exc_type, exc)
+        cancelled_by_loss = self._disarm(exc_type)
         # A coroutine that is being closed cannot await.
         loss = await self._leave(wait=exc_type is not GeneratorExit)
         if loss is not None:
@@ -334,23 +331,3 @@ def _result_is_discarded(frame: Any) -> bool:
         stored: str = code.co_varnames[argument if instruction == "STORE_FAST" else argument >> 4]
         return stored.startswith("@py_")
     return instruction.startswith(_DISCARDING)
-
-
-def _enter(scope: asyncio.Timeout) -> None:
-    """``async with scope`` in pieces: neither half of ``asyncio.Timeout`` ever suspends."""
-    _finish(scope.__aenter__())
-
-
-def _exit(
-    scope: asyncio.Timeout, exc_type: type[BaseException] | None, exc: BaseException | None
-) -> None:
-    _finish(scope.__aexit__(exc_type, exc, None))
-
-
-def _finish(coroutine: Any) -> None:
-    try:
-        coroutine.send(None)
-    except StopIteration:
-        return
-    coroutine.close()
-    raise RuntimeError("asyncio.Timeout suspended")  # pragma: no cover

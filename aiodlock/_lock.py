@@ -42,6 +42,8 @@ def pop_entered(entered: list[tuple[asyncio.Task[Any] | None, _L]]) -> _L:
     """Find whose block ends: this task's latest, else one whose task is gone, else the latest."""
     current = asyncio.current_task()
     last = len(entered) - 1
+    if entered[last][0] is current:
+        return entered.pop()[1]
     index = next((i for i in range(last, -1, -1) if entered[i][0] is current), -1)
     if index < 0:
         gone = (i for i in range(last, -1, -1) if (t := entered[i][0]) is None or t.done())
@@ -65,6 +67,9 @@ class Acquirable:
         self._mode: Mode = mode
         self._options = options
         self._limit = limit
+        longest = options.ttl if options.max_hold is None else options.max_hold
+        self._ttl = min(options.ttl, longest)
+        self._waiter_ttl = min(client._waiter_ttl, options.ttl)
         self._entered: list[tuple[asyncio.Task[Any] | None, Lease]] = []
 
     @property
@@ -126,8 +131,7 @@ class Acquirable:
 
     async def __aenter__(self) -> Lease:
         lease = await self._acquire(self._options.timeout)
-        lease._arm()
-        self._entered.append((asyncio.current_task(), lease))
+        self._entered.append((lease._arm(), lease))
         return lease
 
     async def __aexit__(
@@ -332,21 +336,18 @@ class Acquirable:
     def _new_place(
         self, session: Session, request_id: str, owner: str, task: asyncio.Task[Any] | None
     ) -> Place:
-        options = self._options
         request = Request(
-            id=request_id,
-            kind=self._kind,
-            name=self._name,
-            mode=self._mode,
-            limit=self._limit,
-            owner=owner,
-            ttl=options.ttl,
-            waiter_ttl=min(self._client._waiter_ttl, options.ttl),
-            lock_delay=options.lock_delay,
+            request_id,
+            self._kind,
+            self._name,
+            self._mode,
+            self._limit,
+            owner,
+            self._ttl,
+            self._waiter_ttl,
+            self._options.lock_delay,
         )
-        if options.max_hold is not None:
-            request.ttl = min(request.ttl, options.max_hold)
-        return Place(request, options, task)
+        return Place(request, self._options, task)
 
     @staticmethod
     def _is_away(session: Session, place: Place, started: float) -> bool:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ._clock import now
 from ._errors import AcquireTimeout, BackendError, LockLost, NotHeld
-from ._lease import Lease, _enter, _exit, raise_loss
+from ._lease import Lease, raise_loss
 from ._lock import _UNSET, Lock, pop_entered
 from ._options import check_timeout
 from ._place import Place
+from ._scope import BodyScope
 from ._session import Session
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class MultiLease(Mapping[str, Lease]):
         self._session = session
         self._leases: dict[str, Lease] = {}
         self._over = False
-        self._scope: asyncio.Timeout | None = None
+        self._scope: BodyScope | None = None
         self._scope_task: asyncio.Task[Any] | None = None
         self._armed: list[Place] = []
         self._watchers: list[asyncio.Future[None]] = []
@@ -296,7 +297,7 @@ class MultiLease(Mapping[str, Lease]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        cancelled_by_loss = self._disarm(exc_type, exc)
+        cancelled_by_loss = self._disarm(exc_type)
         # A coroutine that is being closed cannot await.
         loss = await self._leave_all(wait=exc_type is not GeneratorExit)
         if loss is not None:
@@ -308,7 +309,7 @@ class MultiLease(Mapping[str, Lease]):
         """Make a loss cancel the current task's body, once, whichever and however many are lost."""
         task = asyncio.current_task()
         assert task is not None
-        scope = asyncio.Timeout(None)
+        scope = BodyScope(task)
         for lease in self._leases.values():
             place = lease._place
             if place.armed is None:
@@ -318,11 +319,10 @@ class MultiLease(Mapping[str, Lease]):
                 place.armed[task] = scope
                 self._armed.append(place)
         if self._armed:
-            _enter(scope)
             self._scope, self._scope_task = scope, task
 
-    def _disarm(self, exc_type: type[BaseException] | None, exc: BaseException | None) -> bool:
-        """Return whether ``exc`` is the cancellation that the loss caused."""
+    def _disarm(self, exc_type: type[BaseException] | None) -> bool:
+        """Return whether what comes out of the body is the cancellation that the loss caused."""
         scope, task = self._scope, self._scope_task
         if scope is None or task is None:
             return False
@@ -331,11 +331,7 @@ class MultiLease(Mapping[str, Lease]):
             if place.armed is not None:
                 place.armed.pop(task, None)
         self._armed.clear()
-        try:
-            _exit(scope, exc_type, exc)
-        except TimeoutError:
-            return True
-        return False
+        return scope.leave(exc_type)
 
     async def _leave_all(self, *, wait: bool) -> LockLost | BackendError | None:
         """Leave in reverse; return the loss, if any. What fails or is cancelled ends only the waiting."""

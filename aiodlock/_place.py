@@ -16,6 +16,7 @@ from ._clock import now
 from ._errors import BackendError, LockLost, LossReason
 from ._model import Request, RequestInfo
 from ._options import LockOptions
+from ._scope import BodyScope
 
 
 class State(Enum):
@@ -92,7 +93,7 @@ class Place:
         self.woken: asyncio.Future[None] | None = None
         self.lost: LockLost | None = None
         self.failure: BackendError | None = None
-        self.armed: dict[asyncio.Task[Any], asyncio.Timeout] | None = None
+        self.armed: dict[asyncio.Task[Any], BodyScope] | None = None
         self.watchers: list[asyncio.Future[None]] | None = None
         self.handles: list[int] = []
         # Serials of handles whose lease was thrown away, and what watches for the end of their task.
@@ -174,10 +175,10 @@ class Place:
         if self.options.on_lost == "cancel" and self.armed:
             current = asyncio.current_task()
             for task, scope in self.armed.items():
-                # Not the one who closes the client from inside a body, and a scope that several
-                # places share (a multilock's) only once.
-                if task is not current and scope.when() is None:
-                    scope.reschedule(task.get_loop().time())
+                # Not the one who closes the client from inside a body. (A scope that several places
+                # share, a multilock's, cancels only once.)
+                if task is not current:
+                    scope.cancel()
 
     def wake_watchers(self) -> None:
         """Let those who wait for the loss look again."""

@@ -79,7 +79,7 @@ def lose(lease: Lease, reason: LossReason) -> asyncio.Future[None]:
         scope = (place.armed or {}).get(current)
         if scope is not None:
             # A body that loses its own lease is cancelled too, at its next await.
-            scope.reschedule(session.loop.time())
+            scope.cancel()
     gone: asyncio.Future[None] = session.loop.create_future()
 
     async def leave() -> None:
