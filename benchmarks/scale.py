@@ -114,6 +114,7 @@ def main() -> None:
     for name, part in _PARTS.items():
         if options.only in (None, name):
             part(options)
+    print(f"load after: {os.getloadavg()[0]:.1f}")
 
 
 def _numbers(text: str) -> list[int]:
@@ -292,32 +293,35 @@ def _shapes(options: argparse.Namespace) -> None:
 
 
 def _replay(options: argparse.Namespace) -> None:
-    """Nodes that are the limit: on one core, however many, and two of them on two."""
-    alone = "2 nodes, 2 cores"
-    table = Table(
-        "Busy nodes: 16 connections to each, a command at a time", [*_columns(options), alone]
-    )
+    """A node that is the limit, with more and more others beside it; and two on two cores."""
+    both = "both of 2, on 2 cores"
+    columns = [f"1 of {count}" for count in options.nodes]
+    table = Table("Busy nodes: 16 connections to each, a command at a time", [*columns, both])
     cpus = sorted(os.sched_getaffinity(0))
     with ExitStack() as stack:
         clusters = {
-            _column(count): stack.enter_context(cluster_of(count)) for count in options.nodes
+            column: stack.enter_context(cluster_of(count))
+            for column, count in zip(columns, options.nodes, strict=True)
         }
         if len(cpus) > 1:
-            clusters[alone] = stack.enter_context(cluster_of(2))
-            _move(clusters[alone].nodes[0], cpus[-2:-1])
-        written = {
-            column: asyncio.run(_record(cluster, 64 * len(cluster.nodes)))
-            for column, cluster in clusters.items()
-        }
+            clusters[both] = stack.enter_context(cluster_of(2))
+            _move(clusters[both].nodes[0], cpus[-2:-1])
+        written: dict[str, dict[int, list[bytes]]] = {}
+        for column, cluster in clusters.items():
+            recorded = asyncio.run(_record(cluster, 64 * len(cluster.nodes)))
+            first = port(cluster.nodes[0])
+            written[column] = recorded if column == both else {first: recorded[first]}
         for _ in range(options.rounds):
             for column, cluster in clusters.items():
-                os.sched_setaffinity(0, cpus if column == alone else cpus[:1])
+                os.sched_setaffinity(0, cpus if column == both else cpus[:1])
                 before, started, cpu = look(cluster), time.perf_counter(), time.process_time()
                 _send_again(written[column], 16, options.seconds)
                 seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-                _tell_replay(table, column, done_since(cluster, before), seconds, cpu)
+                did = done_since(cluster, before)[: len(written[column])]
+                _tell_replay(table, column, did, seconds, cpu)
+        os.sched_setaffinity(0, cpus)
     table.show()
-    _predict(table.median("pairs per second of a node's CPU", _columns(options)[0]))
+    _predict(table.median("pairs per second of a node's CPU", columns[0]))
 
 
 def _move(node: EmbeddedServer, cpus: list[int]) -> None:
