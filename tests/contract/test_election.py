@@ -10,7 +10,7 @@ import aiodlock
 
 from ..conftest import MakeClient
 from ..proxy import FaultProxy
-from ..scenes import until, until_cancelled, until_waiting
+from ..scenes import BRIEF, until, until_cancelled, until_waiting
 
 
 async def test_leaders_follow_each_other_in_order_and_leaving_resigns(
@@ -139,7 +139,7 @@ async def test_deposed_leader_is_cancelled(client: aiodlock.Client) -> None:
 async def test_candidate_gives_up_at_its_timeout(client: aiodlock.Client) -> None:
     async with client.election("boss").lead("x"):
         with pytest.raises(aiodlock.AcquireTimeout):
-            async with client.election("boss", timeout=0.05).lead("y"):
+            async with client.election("boss", timeout=BRIEF).lead("y"):
                 raise AssertionError("two leaders")
 
 

@@ -15,6 +15,7 @@ import aiodlock
 from aiodlock import testing
 
 from ..conftest import MakeClient
+from ..scenes import BRIEF
 from ..servers import Store
 
 pytestmark = pytest.mark.stores("memory", "valkey9")
@@ -115,7 +116,7 @@ async def test_request_that_is_given_up_is_told_with_the_error(
                 await client.lock("x").acquire_nowait()
         elif how == "timeout":
             with pytest.raises(aiodlock.AcquireTimeout):
-                await client.lock("x", timeout=0.05).acquire()
+                await client.lock("x", timeout=BRIEF).acquire()
         else:
             task = asyncio.create_task(client.lock("x").acquire())
             await heard.until("acquiring")
@@ -210,6 +211,8 @@ async def test_every_beginning_has_exactly_one_end_whatever_happens(store: Store
         for task in dice.sample(tasks, 60):
             await asyncio.sleep(0.002)
             task.cancel()
+        for end in ("released", "lost", "not_acquired"):
+            await heard.until(end)
     await asyncio.gather(*tasks, return_exceptions=True)
     per_request: dict[str, list[str]] = collections.defaultdict(list)
     for event, request, _ in heard.all:

@@ -11,6 +11,8 @@ from aiodlock import AcquireTimeout, Client, DeadlockError, LockLost, NotHeld, W
 
 from ..conftest import MakeClient
 from ..scenes import (
+    BRIEF,
+    PATIENCE,
     SOON,
     cancelled,
     held_elsewhere,
@@ -133,9 +135,9 @@ async def test_token_grows_over_clients_and_over_the_expiry_of_its_key(
 
 async def test_timeout_runs_out_and_leaves_the_queue(client: Client) -> None:
     async with held_elsewhere(client.lock("x")):
-        async with takes(at_least=0.09, at_most=0.3):
+        async with takes(at_least=BRIEF - 0.01, at_most=BRIEF + 0.2):
             with pytest.raises(AcquireTimeout) as elapsed:
-                await client.lock("x").acquire(timeout=0.1)
+                await client.lock("x").acquire(timeout=BRIEF)
         assert isinstance(elapsed.value, TimeoutError)
         assert elapsed.value.name == "x"
         assert "'x'" in str(elapsed.value)
@@ -145,7 +147,7 @@ async def test_timeout_runs_out_and_leaves_the_queue(client: Client) -> None:
 async def test_timeout_of_the_lock_holds_for_async_with(client: Client) -> None:
     async with held_elsewhere(client.lock("x")):
         with pytest.raises(AcquireTimeout):
-            async with client.lock("x", timeout=0.05):
+            async with client.lock("x", timeout=BRIEF):
                 pytest.fail("two are in")
         assert not (await client.inspect("x")).waiters
 
@@ -376,7 +378,7 @@ async def test_child_task_is_another_owner(client: Client) -> None:
 
             async def child() -> None:
                 with pytest.raises(AcquireTimeout):
-                    await lock.acquire(timeout=0.05)
+                    await lock.acquire(timeout=BRIEF)
 
             group.create_task(child())
 
@@ -459,7 +461,7 @@ async def test_named_owner_passes_the_waiters(make_client: MakeClient) -> None:
     async with first.lock("x", owner="me"):
         waiting = asyncio.create_task(first.lock("x").acquire())
         await until_waiting(first, "x")
-        async with second.lock("x", owner="me", timeout=2):
+        async with second.lock("x", owner="me", timeout=PATIENCE):
             assert not waiting.done()
     await (await waiting).release()
 

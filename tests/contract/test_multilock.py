@@ -20,6 +20,9 @@ from aiodlock import (
 from ..conftest import MakeClient
 from ..proxy import FaultProxy
 from ..scenes import (
+    BRIEF,
+    LASTING,
+    PATIENCE,
     SOON,
     held_elsewhere,
     is_free,
@@ -59,7 +62,7 @@ async def test_none_is_held_when_one_is_not_granted_in_time(client: Client) -> N
 
         async def other() -> None:
             with pytest.raises(AcquireTimeout, match="'b'") as caught:
-                await client.multilock("a", "b", "c", timeout=0.1).acquire()
+                await client.multilock("a", "b", "c", timeout=BRIEF).acquire()
             assert caught.value.name == "b"
             assert await is_free(client, "a", "c")
 
@@ -71,13 +74,13 @@ async def test_timeout_is_one_for_all_names(client: Client) -> None:
         holding_a = await client.lock("a", owner="somebody else").acquire()
 
         async def release_a() -> None:
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.5)
             await holding_a.release()
 
         releasing = asyncio.create_task(release_a())
-        async with takes(at_least=0.39, at_most=0.6):  # 0.7 if "b" had a timeout of its own
+        async with takes(at_least=1.49, at_most=1.8):  # 2.0 if "b" had a timeout of its own
             with pytest.raises(AcquireTimeout, match="'b'"):
-                await client.multilock("a", "b", timeout=0.4).acquire()
+                await client.multilock("a", "b", timeout=1.5).acquire()
         await releasing
 
 
@@ -104,7 +107,7 @@ async def test_modes_are_mixed_through_lock_objects(client: Client) -> None:
             "account": "exclusive",
             "rates": "shared",
         }
-        reader = await asyncio.create_task(client.rwlock("rates").read.acquire(timeout=1.0))
+        reader = await asyncio.create_task(client.rwlock("rates").read.acquire(timeout=PATIENCE))
         await reader.release()
 
 
@@ -147,7 +150,7 @@ async def test_one_object_serves_many_tasks(client: Client) -> None:
 
 async def test_a_task_that_holds_a_name_gets_in_again(client: Client) -> None:
     async with client.lock("a") as outer:
-        async with client.multilock("b", "a", timeout=1.0) as leases:
+        async with client.multilock("b", "a", timeout=PATIENCE) as leases:
             assert leases["a"].token == outer.token
         assert outer.held
         assert not await client.lock("b").locked()
@@ -165,7 +168,7 @@ async def test_shared_then_exclusive_is_a_deadlock_and_leaves_nothing(client: Cl
 
 async def test_what_is_taken_is_extended_while_the_rest_is_waited_for(client: Client) -> None:
     blocker = await client.lock("b").acquire()
-    waiting = asyncio.create_task(client.multilock("a", "b", ttl=0.6).acquire())
+    waiting = asyncio.create_task(client.multilock("a", "b", ttl=LASTING).acquire())
     await until_waiting(client, "b")
     clock = asyncio.get_running_loop().time
     (before,) = (await client.inspect("a")).holders
@@ -174,7 +177,7 @@ async def test_what_is_taken_is_extended_while_the_rest_is_waited_for(client: Cl
     async def outlived() -> bool:
         (now,) = (await client.inspect("a")).holders
         assert now.token == before.token
-        return clock() + now.remaining >= ends_at + 0.5
+        return clock() + now.remaining >= ends_at + LASTING - 0.2
 
     await until(outlived, "a longer life")
     await blocker.release()
@@ -185,7 +188,7 @@ async def test_what_is_taken_is_extended_while_the_rest_is_waited_for(client: Cl
 
 async def test_loss_during_the_wait_starts_over(client: Client) -> None:
     blocker = await client.lock("b").acquire()
-    waiting = asyncio.create_task(client.multilock("a", "b", timeout=5.0).acquire())
+    waiting = asyncio.create_task(client.multilock("a", "b", timeout=PATIENCE).acquire())
     await until_waiting(client, "b")
     first = (await client.inspect("a")).token
     await client.break_lock("a")

@@ -8,7 +8,7 @@ import pytest
 
 from aiodlock import AcquireTimeout, Client, WouldBlock
 
-from ..scenes import until_free
+from ..scenes import BRIEF, PATIENCE, until_free
 
 
 async def test_at_most_limit_hold_at_a_time(client: Client) -> None:
@@ -34,11 +34,11 @@ async def test_it_is_not_reentrant(client: Client) -> None:
         with pytest.raises(WouldBlock):
             await semaphore.acquire_nowait()
         with pytest.raises(AcquireTimeout):
-            await semaphore.acquire(timeout=0.05)
+            await semaphore.acquire(timeout=BRIEF)
 
 
 async def test_lock_of_the_same_name_is_another_thing(client: Client) -> None:
-    async with client.semaphore("a", 1), client.lock("a", timeout=1.0):
+    async with client.semaphore("a", 1), client.lock("a", timeout=PATIENCE):
         assert len((await client.inspect("a")).holders) == 1
 
 
@@ -66,7 +66,7 @@ async def test_differing_limit_is_a_value_error(client: Client) -> None:
     async with client.semaphore("a", 2):
         with pytest.raises(ValueError, match="limit 2"):
             await client.semaphore("a", 3).acquire()
-    async with client.semaphore("a", 3, timeout=1.0):
+    async with client.semaphore("a", 3, timeout=PATIENCE):
         pass
     await until_free(client, "a")
 

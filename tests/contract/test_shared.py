@@ -7,7 +7,7 @@ import asyncio
 from aiodlock import Client, Lock
 
 from ..conftest import MakeClient
-from ..scenes import cancelled, held_elsewhere, until, until_waiting
+from ..scenes import cancelled, held_elsewhere, soon, until, until_waiting
 
 
 async def test_downgrade_lets_readers_in_and_no_writer(client: Client) -> None:
@@ -18,7 +18,7 @@ async def test_downgrade_lets_readers_in_and_no_writer(client: Client) -> None:
     writer = asyncio.create_task(_pass(rwlock.write))
     await until_waiting(client, "a", 2)
     await write.release()
-    await asyncio.wait_for(reader, 2.0)
+    await soon(reader)
     assert not writer.done()
     await read.release()
     await writer
@@ -55,7 +55,7 @@ async def test_abandoned_head_costs_one_waiter_ttl(make_client: MakeClient, clie
             return len((await client.inspect("a")).waiters) == 1
 
         await until(alone, "the ghosts being gone")
-    await asyncio.wait_for(mine, 1.0)
+    await soon(mine)
     for task in tasks:
         await cancelled(task)
 

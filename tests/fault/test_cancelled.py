@@ -21,9 +21,9 @@ from aiodlock.backends.redis.scripts import ACQUIRE, LEAVE, Script
 
 from ..conftest import MakeClient
 from ..proxy import FaultProxy
+from ..scenes import PATIENCE
 from ..servers import Store
 from .scenes import (
-    SOON,
     calling,
     free_at_once,
     no_places_soon,
@@ -166,10 +166,10 @@ async def drive(
         return await steps
 
     task = asyncio.create_task(run())
-    await asyncio.wait([task], timeout=5.0)
+    await asyncio.wait([task], timeout=PATIENCE)
     if not task.done():
         task.cancel()
-        await asyncio.wait([task], timeout=5.0)
+        await asyncio.wait([task], timeout=PATIENCE)
         raise AssertionError(f"cancelled at {sorted(cancel_at)}, it did not come to an end")
     return steps, task
 
@@ -304,7 +304,7 @@ async def test_reader_cancelled_at_every_await_leaves_the_others_alone(
             async def is_alone() -> bool:
                 return len((await client.inspect("name")).holders) == 1
 
-            await until(is_alone, within=SOON)
+            await until(is_alone)
             await no_places_soon(mine)
 
         await cancel_everywhere(run, check, at_least=3)
@@ -392,7 +392,8 @@ async def test_time_running_out_as_the_grant_arrives(
             await held.release()
 
         async def try_for(seconds: float) -> None:
-            with suppress(aiodlock.AcquireTimeout):
+            # Unavailable: on a busy machine the time may be over before the store has answered.
+            with suppress(aiodlock.AcquireTimeout, aiodlock.BackendUnavailable):
                 await (await mine.lock("name").acquire(timeout=seconds)).release()
 
         async with asyncio.TaskGroup() as tasks:

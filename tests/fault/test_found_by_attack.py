@@ -19,7 +19,7 @@ from aiodlock.backends.redis.permissions import check_permissions
 from aiodlock.backends.redis.wire import Wire
 
 from ..conftest import MakeClient
-from ..scenes import until, until_cancelled, until_waiting
+from ..scenes import PATIENCE, SOON, takes, until, until_cancelled, until_outlived, until_waiting
 from ..security.fake_server import FakeServer
 from ..servers import BINARIES, Store
 from ..topology.cluster import Cluster, port
@@ -44,7 +44,7 @@ async def test_holder_whom_the_store_takes_for_a_waiter_again_is_told(
     real_store: Store, make_client: MakeClient
 ) -> None:
     """A failover lost the hand-off: the new primary knows the request, in the queue."""
-    first, second = [await make_client(ttl=1.0) for _ in range(2)]
+    first, second = [await make_client(ttl=3.0) for _ in range(2)]
     held, (waiting,) = await line_up(first, second)
     restore = await _snapshot(real_store)
     await held.release()
@@ -60,7 +60,7 @@ async def test_holder_whom_the_store_has_granted_anew_is_told(
     real_store: Store, make_client: MakeClient
 ) -> None:
     """The same, and by the time it asks the ghost before it is over: its token is of another grant."""
-    first, second = [await make_client(ttl=0.6) for _ in range(2)]
+    first, second = [await make_client(ttl=3.0) for _ in range(2)]
     held, (waiting,) = await line_up(first, second)
     restore = await _snapshot(real_store)
     await held.release()
@@ -90,18 +90,19 @@ async def test_hint_that_overtakes_the_answer_to_acquire_is_not_forgotten(
     async def acquire(request: Request, *, wait: bool) -> Any:
         answer = await send(request, wait=wait)
         assert isinstance(answer, Waiting)
-        noticing, session.on_granted = session.on_granted, lambda *_: None  # type: ignore[method-assign]
+        missed = asyncio.Event()
+        noticing = session.on_granted
+        session.on_granted = lambda *_: missed.set()  # type: ignore[method-assign]
         try:
             await held.release()
-            await until(first.lock("name").locked, "the hand-off")
-            await asyncio.sleep(0.05)  # until the notice has come, and was missed
+            await missed.wait()
         finally:
             session.on_granted = noticing  # type: ignore[method-assign]
         listener.on_look(request.id if about == "one" else None)
         return answer
 
     session.backend.acquire = acquire  # type: ignore[method-assign]
-    async with asyncio.timeout(2.0):  # the next extension is due after 3.3 s
+    async with takes(at_most=SOON):  # the next extension is due after 3.3 s
         lease = await second.lock("name").acquire()
     await lease.release()
 
@@ -136,7 +137,7 @@ def cluster() -> Iterator[Cluster]:
 
 async def test_silent_node_of_a_cluster_costs_no_lease_on_another(cluster: Cluster) -> None:
     cluster.configure("cluster-require-full-coverage", "no")
-    async with aiodlock.Client(cluster.url, ttl=1.0) as client:
+    async with aiodlock.Client(cluster.url, ttl=3.0) as client:
         # Extended in one batch.
         leases = [await client.lock(f"name {n}").acquire() for n in range(20)]
         nodes = [cluster.primary_of(f"aiodlock:1:lock:{{name%20{n}}}:state") for n in range(20)]
@@ -147,10 +148,11 @@ async def test_silent_node_of_a_cluster_costs_no_lease_on_another(cluster: Clust
         stopped.pause()
         try:
             # A silent connection is given up after a second.
-            assert isinstance(await asyncio.wait_for(leases[0].wait_lost(), 5.0), aiodlock.LockLost)
-            await asyncio.sleep(1.0)
-            lost = [n for n, lease in enumerate(leases) if lease.lost and nodes[n] is not stopped]
-            assert lost == []
+            async with asyncio.timeout(PATIENCE):
+                await leases[0].wait_lost()
+            others = [lease for n, lease in enumerate(leases) if nodes[n] is not stopped]
+            await asyncio.gather(*(until_outlived(lease) for lease in others))
+            assert [lease for lease in others if lease.lost] == []
         finally:
             stopped.resume()
 
@@ -183,7 +185,7 @@ async def test_node_is_only_asked_to_speak_as_it_can(
             waiting = asyncio.create_task(client.lock("name").acquire())
             await until_waiting(client, "name")
             await held.release()
-            lease = await asyncio.wait_for(waiting, 5.0)
+            lease = await asyncio.wait_for(waiting, PATIENCE)
             await lease.release()
             assert not node.up.is_set()
             go_on.set()
@@ -246,8 +248,8 @@ async def test_waiter_that_was_given_up_while_its_node_was_away_is_not_listened_
     cluster: Cluster,
 ) -> None:
     cluster.configure("cluster-require-full-coverage", "no")
-    async with aiodlock.Client(cluster.url, ttl=0.5) as client:
-        held = await client.lock("name", ttl=1.0).acquire()
+    async with aiodlock.Client(cluster.url, ttl=2.0) as client:
+        held = await client.lock("name", ttl=3.0).acquire()
         backend = session_of(client).backend
         assert isinstance(backend, ClusterBackend)
         waiting = asyncio.create_task(client.lock("name").acquire())

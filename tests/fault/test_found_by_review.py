@@ -12,6 +12,7 @@ from aiodlock._clock import now
 from aiodlock.backends.redis.scripts import ACQUIRE
 
 from ..conftest import MakeClient
+from ..protocol.direct import Direct
 from ..proxy import FaultProxy
 from ..scenes import until_free
 from ..servers import Store, embedded
@@ -130,15 +131,17 @@ async def test_demoted_server_is_named_in_the_error_and_not_flooded_with_connect
 
 
 async def test_lease_is_extended_in_time_when_its_first_answer_came_late(
-    unlucky: aiodlock.Client, proxy: FaultProxy
+    unlucky: aiodlock.Client, proxy: FaultProxy, real_store: Store
 ) -> None:
     """A repeated acquire is answered with what is left of a ttl that began with the first one."""
     lost = proxy.hold_reply(calling(ACQUIRE))
-    acquiring = asyncio.create_task(unlucky.lock("name", ttl=1.2).acquire())
+    acquiring = asyncio.create_task(unlucky.lock("name", ttl=30).acquire())
     await lost.happened.wait()
-    await asyncio.sleep(0.9)
+    direct = Direct(await real_store.raw())
+    (id,) = await direct.holders()
+    await direct.age(id, by=27_000)  # less is left than the third after which it is extended
     proxy.cut()
     lease = await acquiring
-    assert 0 < lease.remaining() < 0.35
-    await until(lambda: lease.remaining() > 0.8, "an extension")
+    assert 0 < lease.remaining() < 3
+    await until(lambda: lease.remaining() > 20, "an extension")
     await lease.release()

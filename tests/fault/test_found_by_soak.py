@@ -12,6 +12,7 @@ from aiodlock.backends.redis.scripts import ACQUIRE
 
 from ..conftest import MakeClient
 from ..proxy import FaultProxy
+from ..scenes import LASTING
 from .scenes import calling, until
 
 
@@ -22,7 +23,7 @@ async def test_repeated_acquire_whose_first_grant_was_overdue_holds_what_it_is_t
     away = await make_client(proxy.url)
     other = await client.rwlock("name", ttl=30).read.acquire()  # or the key would have expired
     lost = proxy.drop_reply(calling(ACQUIRE))
-    task = asyncio.create_task(away.rwlock("name", ttl=0.3).read.acquire())
+    task = asyncio.create_task(away.rwlock("name", ttl=LASTING).read.acquire())
     await lost.happened.wait()
     await proxy.refuse()
 
@@ -48,8 +49,8 @@ async def test_multilock_whose_loss_is_known_by_the_clock_alone_says_so(
 
 
 async def test_multilease_that_is_asked_after_its_end_says_so(client: aiodlock.Client) -> None:
-    leases = await client.multilock("a", "b", ttl=0.1, auto_extend=False).acquire()
-    time.sleep(0.15)
+    leases = await client.multilock("a", "b", ttl=0.8, auto_extend=False).acquire()
+    time.sleep(0.85)
     with pytest.raises(aiodlock.LockLost):
         leases.ensure_held()
     with pytest.raises(aiodlock.LockLost):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -13,12 +14,14 @@ import aiodlock
 
 from ..conftest import MakeClient
 from ..protocol.direct import Direct
+from ..scenes import granted_at
 from ..servers import Store
 from .scenes import free_at_once, queued, stalls, takes, waiting_for_notice
 
 Hold = Callable[..., Awaitable[asyncio.subprocess.Process]]
 
-TTL = 0.6
+#: Far longer than a machine stalls: nothing but a death ends a lease here.
+TTL = 1.5
 #: How late the next one may be in, on the server's clock.
 LATE = 0.1
 
@@ -50,15 +53,14 @@ async def hold(real_store: Store) -> AsyncIterator[Hold]:
 
 async def kill(process: asyncio.subprocess.Process, store: Store) -> float:
     """Kill the process; return when the server drops its lease, on the server's clock."""
+    direct = Direct(await store.raw())
+    # Stopped it is as dead, and at once: until a killed process is waited for its lease may be over.
+    process.send_signal(signal.SIGSTOP)
+    await direct.now()  # what it had sent has arrived
+    (holder,) = (await direct.holders()).values()
     process.kill()
     await process.wait()
-    (holder,) = (await Direct(await store.raw()).holders()).values()
     return holder.deadline / 1000
-
-
-def granted_at(lease: aiodlock.Lease) -> float:
-    """Return when the server granted it, on the server's clock: the first token of its time."""
-    return lease.token / 1e6
 
 
 async def test_live_head_is_in_when_the_killed_holders_lease_ends(
@@ -125,7 +127,7 @@ async def test_all_readers_at_the_head_are_in_when_the_killed_holders_lease_ends
 async def test_fifty_waiters_killed_with_the_holder_cost_one_waiter_ttl_and_a_third(
     hold: Hold, make_client: MakeClient, store: Store, notifications: bool
 ) -> None:
-    waiter_ttl = 0.6
+    waiter_ttl = TTL
     client = await make_client(waiter_ttl=waiter_ttl)
     process = await hold(waiters=50, waiter_ttl=waiter_ttl)
     task = asyncio.create_task(client.lock("name").acquire())
@@ -144,8 +146,8 @@ async def test_fifty_waiters_killed_with_the_holder_cost_one_waiter_ttl_and_a_th
 async def test_everything_is_as_ever_after_a_killed_process_is_forgotten(
     hold: Hold, make_client: MakeClient
 ) -> None:
-    client = await make_client(waiter_ttl=0.6)
-    process = await hold(waiters=20, waiter_ttl=0.6)
+    client = await make_client(waiter_ttl=TTL)
+    process = await hold(waiters=20, waiter_ttl=TTL)
     task = asyncio.create_task(client.lock("name").acquire())
     await queued(client, 21)
     process.kill()

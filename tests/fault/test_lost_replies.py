@@ -15,6 +15,7 @@ from aiodlock.backends.redis.scripts import ACQUIRE, EXTEND, LEAVE
 
 from ..conftest import MakeClient
 from ..proxy import FaultProxy
+from ..scenes import BRIEF
 from ..servers import Store
 from .scenes import (
     SOON,
@@ -156,7 +157,7 @@ async def test_lost_reply_to_a_withdrawal(
     async with client.lock("name"):
         lost = proxy.drop_reply(calling(LEAVE))
         with pytest.raises(aiodlock.AcquireTimeout):
-            await unlucky.lock("name").acquire(timeout=0.1)
+            await unlucky.lock("name").acquire(timeout=BRIEF)
         assert lost.happened.is_set()
         await queued(client, 0)
     await free_at_once(store, client)
@@ -167,7 +168,7 @@ async def test_lost_reply_to_a_withdrawal(
 async def test_lost_replies_to_extensions_of_a_holder(
     proxy: FaultProxy, make_unlucky: MakeClient
 ) -> None:
-    unlucky = await make_unlucky(ttl=1.2)
+    unlucky = await make_unlucky(ttl=3.0)
     async with unlucky.lock("name") as lease:
         lost = proxy.drop_reply(calling(EXTEND))
         before = lease._place.deadline
@@ -181,7 +182,7 @@ async def test_lost_replies_to_extensions_of_a_holder(
 async def test_lost_replies_to_extensions_of_a_waiter_cost_no_place(
     proxy: FaultProxy, make_unlucky: MakeClient, client: aiodlock.Client
 ) -> None:
-    unlucky = await make_unlucky(waiter_ttl=1.2)
+    unlucky = await make_unlucky(waiter_ttl=3.0)
     held, (first, second) = await line_up(client, unlucky, client)
     (place,) = session_of(unlucky).places.values()
     lost = proxy.drop_reply(calling(EXTEND))
@@ -198,7 +199,7 @@ async def test_all_replies_of_a_while_are_lost(
     proxy: FaultProxy, make_unlucky: MakeClient, store: Store, client: aiodlock.Client
 ) -> None:
     """Each step of a life of requests loses its reply once."""
-    unlucky = await make_unlucky(ttl=2.0)
+    unlucky = await make_unlucky(ttl=20.0)
     for _ in range(3):
         for script in (ACQUIRE, LEAVE):
             proxy.drop_reply(calling(script))
@@ -300,10 +301,13 @@ async def test_local_deadline_of_a_repeated_message_counts_from_its_own_sending(
     task = asyncio.create_task(unlucky.lock("name", ttl=5.0, auto_extend=False).acquire())
     await lost.happened.wait()
     await proxy.refuse()
-    await asyncio.sleep(0.5)  # that much of the lease is over when it asks again
+    await asyncio.sleep(1.0)  # that much of the lease is over when it asks again
     late = proxy.hold_reply(calling(ACQUIRE))
-    asked_again_after = now()
+    before = proxy.accepted
     await proxy.accept()
+    while proxy.accepted == before:
+        asked_again_after = now()
+        await asyncio.sleep(0.002)
     await late.happened.wait()
     answered_before = now()
     await asyncio.sleep(0.3)  # and that much when the answer is here

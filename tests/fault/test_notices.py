@@ -75,7 +75,7 @@ async def stale_notice_after_the_local_deadline(
     proxy: FaultProxy, make_unlucky: MakeClient, store: Store, client: aiodlock.Client
 ) -> None:
     """A grant is announced, and arrives when the server has dropped it and let another in."""
-    late = await make_unlucky(waiter_ttl=0.4, ttl=0.4)
+    late = await make_unlucky(waiter_ttl=1.5, ttl=1.5)
     held, (task,) = await line_up(client, late)
     (place,) = session_of(late).places.values()
     proxy.stall()

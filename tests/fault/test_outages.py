@@ -119,7 +119,7 @@ async def test_holder_is_told_in_time_when_the_server_is_killed(server: Embedded
 async def test_waiters_stand_in_line_again_after_the_server_came_back_empty(
     server: EmbeddedServer,
 ) -> None:
-    async with aiodlock.Client(server.url, ttl=1.5, waiter_ttl=1.0) as client:
+    async with aiodlock.Client(server.url, ttl=5.0, waiter_ttl=1.0) as client:
         held, tasks = await line_up(client, client, client, client)
         server.kill()
         server.start()
@@ -183,8 +183,8 @@ async def test_holder_is_told_at_its_local_deadline(
         with pytest.raises(aiodlock.LockLost):  # noqa: PT012
             async with unlucky.lock("name", ttl=0.6) as lease:
                 await go_away(proxy)
-                deadline = lease._place.deadline
                 await until_cancelled()
+        deadline = lease._place.deadline
         assert deadline <= now() <= deadline + TOLD_WITHIN + stalled()
     await proxy.heal()
 
@@ -241,11 +241,13 @@ async def test_waiting_gives_up_when_nothing_answers_for_long(
     proxy: FaultProxy, make_unlucky: MakeClient, client: aiodlock.Client, go_away: Away
 ) -> None:
     away = await make_unlucky(unavailable_after=0.5, waiter_ttl=0.6)
+    began = now()
     held, (task,) = await line_up(client, away)
     await go_away(proxy)
-    async with takes(at_least=0.4, at_most=1.5):
+    async with takes(at_most=1.5):
         with pytest.raises(aiodlock.BackendUnavailable, match="name"):
             await task
+    assert now() - began >= 0.5
     await proxy.heal()
     await held.release()
 
@@ -407,8 +409,9 @@ async def test_paused_server_is_not_answered_with_ever_more_connections(
     before = proxy.accepted
     proxy.stall()
     tasks = [asyncio.create_task(unlucky.lock(f"name {n}").acquire()) for n in range(50)]
-    await asyncio.sleep(1.6)  # time is under test: how many in it
-    assert proxy.accepted - before <= 4
+    async with stalls() as stalled:
+        await asyncio.sleep(1.6)  # time is under test: how many in it
+        assert proxy.accepted - before <= 4 + 2 * stalled()
     await proxy.heal()
     for lease in await asyncio.gather(*tasks):
         await lease.release()
