@@ -10,7 +10,7 @@ from anyio.abc import TaskStatus
 
 from aiodlock import Client, Lock, Semaphore, WouldBlock
 
-from ..scenes import SOON, until, until_free, until_waiting
+from ..scenes import PATIENCE, soon, until, until_free, until_waiting
 
 pytestmark = pytest.mark.stores("memory", "valkey9")
 
@@ -83,7 +83,7 @@ async def test_waiter_whose_scope_is_cancelled_never_comes_in(
         task_status.started()
         async with one:
             entered = True
-            await anyio.sleep(SOON)
+            await anyio.sleep(PATIENCE)
 
     lease = await one.acquire()
     async with anyio.create_task_group() as tasks:
@@ -129,7 +129,7 @@ async def test_cancelled_waiter_does_not_block_the_next(one: Lock | Semaphore) -
     first, second = asyncio.create_task(acquire()), asyncio.create_task(acquire())
     await asyncio.sleep(0)
     first.cancel()
-    await asyncio.wait_for(second, SOON)
+    await soon(second)
     await asyncio.wait([first])
     assert not await one.locked()
 
@@ -195,6 +195,6 @@ async def test_scope_with_a_deadline_ends_the_wait(client: Client, timeout: str)
         assert (await client.inspect("a")).waiters == ()
     with anyio.move_on_after(0.1) as scope:
         async with lock:
-            await anyio.sleep(SOON)
+            await anyio.sleep(PATIENCE)
     assert scope.cancelled_caught
     await until_free(client, "a")

@@ -11,11 +11,9 @@ import pytest
 
 from aiodlock import Client, Lease, Lock, Semaphore, WouldBlock
 
-from ..scenes import held_elsewhere, until, until_free, until_waiting
+from ..scenes import held_elsewhere, soon, until, until_free, until_waiting
 
 pytestmark = pytest.mark.stores("memory", "valkey9")
-
-SOON = 5.0
 
 
 @pytest.fixture
@@ -152,7 +150,7 @@ async def test_release_and_cancellation_of_the_next_at_once_let_the_third_in(
     else:
         second.cancel()
         may_go_on.set()
-    await asyncio.wait_for(asyncio.gather(holder, third), SOON)
+    await soon(asyncio.gather(holder, third))
     await asyncio.wait([second])
     await until_free(client, "a")
 
@@ -254,7 +252,7 @@ async def test_one_gets_in_for_each_release(client: Client) -> None:
         await until(partial(_has_entered, entered, number + 1))
         await _until_semaphore_waits(client, "s", 3 - number)
     everybody_may_go.set()
-    await asyncio.wait_for(asyncio.gather(*tasks), SOON)
+    await soon(asyncio.gather(*tasks))
     assert entered == [0, 1, 2, 3]
     assert not await semaphore.locked()
 
@@ -290,9 +288,9 @@ async def test_waiters_cancelled_before_they_run_pass_their_turn_on(
         for number in cancelled:
             tasks[number].cancel()
     left = [task for number, task in enumerate(tasks) if number not in cancelled]
-    await asyncio.wait_for(asyncio.gather(*left), SOON)
+    await soon(asyncio.gather(*left))
     await asyncio.wait(tasks)
-    await asyncio.wait_for(enter(), SOON)
+    await soon(enter())
     assert not await one.locked()
 
 
@@ -325,7 +323,7 @@ async def test_who_releases_and_comes_again_is_behind_who_waits(one: Semaphore) 
     async with one:
         for name in "abc":
             await start(name)
-    await asyncio.wait_for(asyncio.gather(*tasks), SOON)
+    await soon(asyncio.gather(*tasks))
     assert order == ["a1", "b1", "c1", "a2", "b2", "c2"]
 
 
@@ -347,6 +345,6 @@ async def test_first_that_is_cancelled_changes_nothing_about_the_others_order(
     tasks[0].cancel()
     await asyncio.wait([tasks[0]])
     await leases[0].release()
-    await asyncio.wait_for(asyncio.gather(*tasks[1:]), SOON)
+    await soon(asyncio.gather(*tasks[1:]))
     assert entered == [1, 2]
     await leases[1].release()

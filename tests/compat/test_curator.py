@@ -24,9 +24,11 @@ from aiodlock import (
 
 from ..conftest import MakeClient
 from ..scenes import (
-    SOON,
+    BRIEF,
+    LASTING,
     held_elsewhere,
     is_held,
+    soon,
     until,
     until_cancelled,
     until_free,
@@ -37,7 +39,7 @@ from ..servers import Store
 
 pytestmark = pytest.mark.stores("memory", "valkey9")
 
-PATIENCE = 20.0
+PATIENCE = 40.0
 
 
 @pytest.fixture(params=["lock", "multilock"])
@@ -57,7 +59,7 @@ async def test_waiter_gets_in_after_the_server_was_stopped_and_started(
     server = store.server
     assert server is not None
     client = await make_client()
-    lock, passed, tasks = client.lock("a", ttl=0.5), list[int](), list[asyncio.Task[None]]()
+    lock, passed, tasks = client.lock("a", ttl=LASTING), list[int](), list[asyncio.Task[None]]()
 
     async def work(number: int) -> None:
         async with lock:
@@ -118,7 +120,7 @@ async def test_names_without_holders_leave_nothing_that_stays(
 async def test_prefix_keeps_names_apart(make_client: MakeClient) -> None:
     """testWithNamespace."""
     one, two = await make_client(prefix="one"), await make_client(prefix="two")
-    async with one.lock("a"), two.lock("a", timeout=SOON):
+    async with one.lock("a"), two.lock("a", timeout=PATIENCE):
         pass
 
 
@@ -144,12 +146,12 @@ async def test_task_enters_again_and_another_does_not(
 
     async def is_refused() -> None:
         with pytest.raises(AcquireTimeout):
-            await mutex.acquire(timeout=0.3)
+            await mutex.acquire(timeout=BRIEF)
 
-    first = await mutex.acquire(timeout=SOON)
-    second = await mutex.acquire(timeout=SOON)
+    first = await mutex.acquire(timeout=PATIENCE)
+    second = await mutex.acquire(timeout=PATIENCE)
     await asyncio.create_task(is_refused())
-    third = await mutex.acquire(timeout=SOON)
+    third = await mutex.acquire(timeout=PATIENCE)
     for lease in (third, second):
         await lease.release()
         assert first.held
@@ -161,11 +163,11 @@ async def test_task_enters_again_and_another_does_not(
 async def test_second_client_has_it_when_the_first_has_left(make_client: MakeClient) -> None:
     """test2Clients."""
     one, two = await make_client(), await make_client()
-    lease = await one.lock("a").acquire(timeout=SOON)
+    lease = await one.lock("a").acquire(timeout=PATIENCE)
     second = asyncio.create_task(two.lock("a").acquire(timeout=PATIENCE))
     await until_waiting(one, "a")
     await lease.release()
-    other = await asyncio.wait_for(second, SOON)
+    other = await soon(second)
     assert (is_held(lease), is_held(other)) == (False, True)
     await other.release()
 
@@ -177,8 +179,8 @@ async def test_holder_that_is_asked_to_leave_hears_it(client: Client) -> None:
     (holder,) = (await client.inspect("a")).holders
     assert holder.token == lease.token
     assert await client.break_lock("a") == 1
-    async with client.lock("a", owner="other", timeout=SOON):
-        assert (await asyncio.wait_for(revoked, SOON)).reason == "broken"
+    async with client.lock("a", owner="other", timeout=PATIENCE):
+        assert (await soon(revoked)).reason == "broken"
     with pytest.raises(LockLost):
         await lease.release()
 
@@ -198,7 +200,7 @@ async def test_one_release_that_fails_does_not_keep_the_others(client: Client) -
 async def test_none_is_kept_when_one_cannot_be_acquired(client: Client) -> None:
     """testSomeLocksFailToLock."""
     async with client.rwlock("b").read:
-        acquiring = asyncio.create_task(client.multilock("a", "b").acquire(timeout=SOON))
+        acquiring = asyncio.create_task(client.multilock("a", "b").acquire(timeout=PATIENCE))
         await until_held(client, "a")
         acquiring.cancel()
         await asyncio.wait([acquiring])
@@ -239,7 +241,7 @@ async def test_reader_may_not_become_a_writer(client: Client) -> None:
     pair = client.rwlock("a")
     async with pair.read:
         with pytest.raises(DeadlockError):
-            await pair.write.acquire(timeout=SOON)
+            await pair.write.acquire(timeout=PATIENCE)
 
 
 async def test_writer_may_read_beside_itself_and_nobody_else_may(client: Client) -> None:
@@ -248,11 +250,11 @@ async def test_writer_may_read_beside_itself_and_nobody_else_may(client: Client)
 
     async def is_refused() -> None:
         with pytest.raises(AcquireTimeout):
-            await pair.read.acquire(timeout=0.3)
+            await pair.read.acquire(timeout=BRIEF)
 
     write = await pair.write.acquire()
     await asyncio.create_task(is_refused())
-    read = await pair.read.acquire(timeout=SOON)
+    read = await pair.read.acquire(timeout=PATIENCE)
     await write.release()
     await read.release()
     await until_free(client, "a")
@@ -333,10 +335,10 @@ async def test_random_readers_and_writers_never_meet(make_client: MakeClient) ->
 async def test_leaving_a_client_gives_its_places_back(make_client: MakeClient) -> None:
     """testClientClose."""
     one, two = await make_client(), await make_client()
-    await (await two.semaphore("s", 1).acquire(timeout=SOON)).release()
-    lease = await one.semaphore("s", 1).acquire(timeout=SOON)
+    await (await two.semaphore("s", 1).acquire(timeout=PATIENCE)).release()
+    lease = await one.semaphore("s", 1).acquire(timeout=PATIENCE)
     await one.__aexit__(None, None, None)
-    async with two.semaphore("s", 1, timeout=SOON):
+    async with two.semaphore("s", 1, timeout=PATIENCE):
         assert not is_held(lease)
 
 
@@ -359,12 +361,12 @@ async def test_half_of_the_clients_are_inside_and_all_come_in(make_client: MakeC
 
 async def test_place_is_given_to_one_at_a_time(client: Client) -> None:
     """testThreads, testSimple, testSimple2: the fourth of three is refused until one leaves."""
-    leases = [await client.semaphore("s", 3).acquire(timeout=SOON) for _ in range(3)]
+    leases = [await client.semaphore("s", 3).acquire(timeout=PATIENCE) for _ in range(3)]
     for _ in range(2):
         with pytest.raises(AcquireTimeout):
-            await client.semaphore("s", 3).acquire(timeout=0.3)
+            await client.semaphore("s", 3).acquire(timeout=BRIEF)
     await leases.pop(0).release()
-    leases.append(await client.semaphore("s", 3).acquire(timeout=SOON))
+    leases.append(await client.semaphore("s", 3).acquire(timeout=PATIENCE))
     with pytest.raises(WouldBlock):
         await client.semaphore("s", 3).acquire_nowait()
     for lease in leases:
@@ -375,7 +377,7 @@ async def test_waiter_whose_record_was_deleted_still_gets_in_and_leaves_nothing(
     client: Client, store: Store
 ) -> None:
     """testNoOrphanedNodes."""
-    lock = client.lock("a", ttl=0.6)
+    lock = client.lock("a", ttl=LASTING)
     async with held_elsewhere(lock):
         waiter = asyncio.create_task(lock.acquire(timeout=PATIENCE))
         await until_waiting(client, "a")
@@ -384,5 +386,5 @@ async def test_waiter_whose_record_was_deleted_still_gets_in_and_leaves_nothing(
         await raw.delete(*gone)
     await (await waiter).release()
     await until_free(client, "a")
-    async with client.lock("a", timeout=SOON):
+    async with client.lock("a", timeout=PATIENCE):
         pass

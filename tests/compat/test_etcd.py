@@ -12,19 +12,19 @@ import pytest
 from aiodlock import AcquireTimeout, Client, Lock, LockLost, NotHeld, WouldBlock
 
 from ..conftest import MakeClient
-from ..scenes import SOON, is_held, until, until_free, until_waiting
+from ..scenes import BRIEF, LASTING, is_held, soon, until_free, until_waiting
 
 pytestmark = pytest.mark.stores("memory", "valkey9")
 
 TTL = 0.4
-PATIENCE = 20.0
+PATIENCE = 40.0
 
 
 def _lock(client: Client, owner: str, ttl: float = 10) -> Lock:
     return client.lock("lock-1", ttl=ttl, auto_extend=False, owner=owner)
 
 
-@pytest.mark.parametrize("timeout", [0, 0.3])
+@pytest.mark.parametrize("timeout", [0, BRIEF])
 async def test_second_is_refused_while_the_first_holds(client: Client, timeout: float) -> None:
     """test_lock_acquire, test_lock_double_acquire_release."""
     first = _lock(client, "one")
@@ -38,7 +38,7 @@ async def test_second_is_refused_while_the_first_holds(client: Client, timeout: 
 async def test_released_lock_is_acquired_again(client: Client) -> None:
     """test_lock_release."""
     lock = _lock(client, "one")
-    for timeout in (SOON, None):
+    for timeout in (PATIENCE, None):
         lease = await lock.acquire(timeout=timeout)
         await lock.release()
         assert not await lock.locked()
@@ -62,10 +62,10 @@ async def test_lease_that_is_not_refreshed_ends(client: Client) -> None:
 async def test_lease_that_is_refreshed_does_not_end(client: Client) -> None:
     """test_lock_refresh."""
     clock = asyncio.get_running_loop().time
-    lease = await _lock(client, "one", 0.9).acquire()
-    for _ in range(6):
-        next_at = clock() + 0.2
-        await until(lambda: clock() > next_at)  # noqa: B023
+    lease = await _lock(client, "one", LASTING).acquire()
+    outlived_at = clock() + LASTING
+    while clock() < outlived_at:
+        await asyncio.sleep(0.3)
         await lease.extend()
     assert is_held(lease)
     assert await _lock(client, "one").locked()
@@ -106,7 +106,7 @@ async def test_release_just_before_the_waiter_waits_is_not_missed(client: Client
         for _ in range(turns):
             await asyncio.sleep(0)
         await lease.release()
-        await (await asyncio.wait_for(waiter, SOON)).release()
+        await (await soon(waiter)).release()
 
 
 async def test_release_wakes_the_next_in_line_alone(client: Client) -> None:
@@ -118,7 +118,7 @@ async def test_release_wakes_the_next_in_line_alone(client: Client) -> None:
         await until_waiting(client, "lock-1", number + 1)
     for number, waiter in enumerate(waiters):
         await leases[-1].release()
-        leases.append(await asyncio.wait_for(waiter, SOON))
+        leases.append(await soon(waiter))
         assert [other.done() for other in waiters] == [n <= number for n in range(3)]
         with pytest.raises(WouldBlock):
             await _lock(client, "late").acquire_nowait()

@@ -13,7 +13,16 @@ import pytest
 from aiodlock import AcquireTimeout, Client, DeadlockError, Lock, NotHeld, ReadWriteLock, WouldBlock
 
 from ..conftest import MakeClient
-from ..scenes import SOON, cancelled, held_elsewhere, is_held, until, until_free, until_waiting
+from ..scenes import (
+    BRIEF,
+    cancelled,
+    held_elsewhere,
+    is_held,
+    soon,
+    until,
+    until_free,
+    until_waiting,
+)
 
 pytestmark = pytest.mark.stores("memory", "valkey9")
 
@@ -126,7 +135,7 @@ async def test_body_and_loss_are_told_together(client: Client) -> None:
     async def body() -> None:
         async with client.lock("a", on_lost="flag") as lease:
             await client.break_lock("a")
-            await asyncio.wait_for(lease.wait_lost(), SOON)
+            await soon(lease.wait_lost())
             raise ValueError
 
     with pytest.raises(ValueError) as raised:
@@ -187,7 +196,7 @@ async def test_cancelled_first_acquire_does_not_take_the_second_ones(
         second = asyncio.create_task(lock.acquire())
         await until_waiting(client, "a", 2)
         await cancelled(first)
-    lease = await asyncio.wait_for(second, SOON)
+    lease = await soon(second)
     assert is_held(lease)
     assert not await _try(lock)
     await lease.release()
@@ -236,7 +245,7 @@ async def test_reader_may_not_become_a_writer(client: Client) -> None:
         pass
 
 
-@pytest.mark.parametrize("timeout", [0, 0.3])
+@pytest.mark.parametrize("timeout", [0, BRIEF])
 async def test_the_other_mode_is_refused(client: Client, mode: Lock, timeout: float) -> None:
     """test_non_blocking_conflict, test_timeout_expires, test_a_writer_times_out_waiting_for_another_..."""
     pair = client.rwlock("a")
@@ -259,7 +268,7 @@ async def test_closed_client_takes_no_more(make_client: MakeClient) -> None:
 
 async def test_modes_follow_each_other(client: Client) -> None:
     """test_sequential_mode_switch, test_context_manager_uses_instance_defaults."""
-    pair = client.rwlock("a", timeout=3.0)
+    pair = client.rwlock("a", timeout=10.0)
     for lock in (pair.read, pair.write, pair.read):
         async with lock as lease:
             assert lease.mode == lock.mode
@@ -280,7 +289,7 @@ async def test_tasks_sharing_a_lock_write_one_at_a_time_and_read_together(client
 
     async def read() -> None:
         async with pair.read:
-            await asyncio.wait_for(together.wait(), SOON)
+            await soon(together.wait())
 
     await asyncio.gather(*(write() for _ in range(20)))
     await asyncio.gather(read(), read())
@@ -313,7 +322,7 @@ async def test_waiting_writer_goes_ahead_of_new_readers_until_it_is_cancelled(
         assert await _try(pair.read)
         writer = asyncio.create_task(pair.write.acquire())
         await until_waiting(client, "a")
-    await (await asyncio.wait_for(writer, SOON)).release()
+    await (await soon(writer)).release()
 
 
 @pytest.mark.parametrize("timeout", [None, 0, 1.0])
@@ -330,7 +339,7 @@ async def test_acquiring_outside_of_a_task_is_a_runtime_error(
             outcome.set_result(error)
 
     asyncio.get_running_loop().call_soon(drive)
-    error = await asyncio.wait_for(outcome, SOON)
+    error = await soon(outcome)
     assert isinstance(error, RuntimeError)
     assert "inside an asyncio task" in str(error)
     assert not await lock.locked()

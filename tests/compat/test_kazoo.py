@@ -12,11 +12,21 @@ import pytest
 from aiodlock import AcquireTimeout, Client, Lock, LockLost, NotHeld, Semaphore, WouldBlock
 
 from ..conftest import MakeClient
-from ..scenes import SOON, cancelled, held_elsewhere, is_held, until, until_free, until_waiting
+from ..scenes import (
+    BRIEF,
+    LASTING,
+    cancelled,
+    held_elsewhere,
+    is_held,
+    soon,
+    until,
+    until_free,
+    until_waiting,
+)
 
 pytestmark = pytest.mark.stores("memory", "valkey9")
 
-PATIENCE = 20.0
+PATIENCE = 40.0
 
 
 async def contenders(client: Client, name: str) -> list[str]:
@@ -59,7 +69,7 @@ async def test_contenders_are_known_by_their_names_and_claim_it_in_order(client:
 
 async def test_waiter_gets_in_when_the_holders_record_is_gone(client: Client) -> None:
     """test_lock_reconnect: the holder's session has ended, and it hears of it."""
-    lease = await client.lock("a", owner="test", ttl=1.0).acquire()
+    lease = await client.lock("a", owner="test", ttl=LASTING).acquire()
     entered, end = list[str](), asyncio.Event()
     one = client.lock("a", owner="contender")
     waiter = asyncio.create_task(_hold(one, entered, end))
@@ -150,7 +160,7 @@ async def test_waiting_for_what_another_client_holds_times_out(
     for mine, theirs in pairs:
         async with mine:
             with pytest.raises(AcquireTimeout):
-                await theirs.acquire(timeout=0.3)
+                await theirs.acquire(timeout=BRIEF)
 
 
 async def test_readers_share_and_no_writer_does(make_client: MakeClient) -> None:
@@ -208,10 +218,10 @@ async def test_second_gets_in_when_the_first_leaves(client: Client) -> None:
     lease = await first.acquire()
     task = asyncio.create_task(enter())
     with pytest.raises(AcquireTimeout):
-        await second.acquire(timeout=0.3)
+        await second.acquire(timeout=BRIEF)
     assert not entered.is_set()
     await lease.release()
-    await asyncio.wait_for(task, SOON)
+    await soon(task)
 
 
 async def test_third_of_two_places_is_refused_until_one_is_free(client: Client) -> None:
@@ -249,10 +259,10 @@ async def test_cancelled_waiter_of_a_semaphore_may_come_again(client: Client) ->
     async with semaphore:
         waiter = asyncio.create_task(semaphore.acquire())
         with pytest.raises(AcquireTimeout):
-            await semaphore.acquire(timeout=0.3)
+            await semaphore.acquire(timeout=BRIEF)
         assert not waiter.done()
         await cancelled(waiter)
-    async with client.semaphore("a", 1, timeout=SOON):
+    async with client.semaphore("a", 1, timeout=PATIENCE):
         pass
 
 
@@ -303,7 +313,7 @@ async def test_candidates_lead_one_after_the_other_in_order(client: Client) -> N
 
 async def test_error_of_the_leader_comes_out_and_the_next_leads(client: Client) -> None:
     """KazooElectionTests.test_bad_func: what the leader does fails."""
-    election = client.election("chair", timeout=SOON)
+    election = client.election("chair", timeout=PATIENCE)
 
     async def fail() -> None:
         async with election.lead("one"):

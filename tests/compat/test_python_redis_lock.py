@@ -12,12 +12,22 @@ import pytest
 from aiodlock import AcquireTimeout, Client, LockLost, NotHeld, WouldBlock
 
 from ..conftest import MakeClient
-from ..scenes import SOON, held_elsewhere, is_held, until, until_free, until_outlived, until_waiting
+from ..scenes import (
+    BRIEF,
+    LASTING,
+    held_elsewhere,
+    is_held,
+    soon,
+    until,
+    until_free,
+    until_outlived,
+    until_waiting,
+)
 from ..servers import Store
 
 pytestmark = pytest.mark.stores("memory", "valkey9")
 
-PATIENCE = 20.0
+PATIENCE = 40.0
 
 
 async def test_attempt_beside_a_holder_fails(client: Client, make_client: MakeClient) -> None:
@@ -27,14 +37,14 @@ async def test_attempt_beside_a_holder_fails(client: Client, make_client: MakeCl
         with pytest.raises(WouldBlock):
             await other.acquire_nowait()
         with pytest.raises(AcquireTimeout):
-            await other.acquire(timeout=0.3)
+            await other.acquire(timeout=BRIEF)
     async with other:
         pass
 
 
 async def test_lease_that_is_not_extended_ends(client: Client) -> None:
     """test_timeout_expire, test_expire, test_expire_without_timeout, test_no_auto_renewal."""
-    first = await client.lock("a", ttl=0.4, auto_extend=False, owner="one").acquire()
+    first = await client.lock("a", ttl=LASTING, auto_extend=False, owner="one").acquire()
     second = client.lock("a", owner="two")
     with pytest.raises(WouldBlock):
         await second.acquire_nowait()
@@ -46,7 +56,7 @@ async def test_lease_that_is_not_extended_ends(client: Client) -> None:
 
 async def test_lease_that_is_extended_does_not_end(client: Client) -> None:
     """test_timeout_expire_with_renewal, test_auto_renewal."""
-    lock = client.lock("a", ttl=0.6)
+    lock = client.lock("a", ttl=LASTING)
     async with held_elsewhere(lock) as lease:
         waiter = asyncio.create_task(lock.acquire())
         await until_outlived(lease)
@@ -69,10 +79,11 @@ async def test_lease_is_extended_by_more_than_it_had_and_by_its_own_ttl(client: 
         assert lease.remaining() <= 100
         await lease.extend(1000)
         assert lease.remaining() > 100
-    async with client.lock("a", ttl=5, auto_extend=False) as lease:
-        await until(lambda: lease.remaining() < 4.8)
+    async with client.lock("a", ttl=20, auto_extend=False) as lease:
+        await until(lambda: lease.remaining() < 19.5)
+        before = lease.remaining()
         await lease.extend()
-        assert 4.8 < lease.remaining() <= 5
+        assert before < lease.remaining() <= 20
 
 
 async def test_another_object_of_the_same_owner_is_in_at_once(client: Client) -> None:
@@ -123,7 +134,7 @@ async def test_reset_frees_it_and_lets_the_waiter_in(client: Client) -> None:
     waiter = asyncio.create_task(client.lock("a", owner="two").acquire())
     await until_waiting(client, "a")
     await client.break_lock("a")
-    await (await asyncio.wait_for(waiter, SOON)).release()
+    await (await soon(waiter)).release()
     with pytest.raises(LockLost):
         await lease.release()
 
@@ -141,7 +152,7 @@ async def test_reset_of_all_is_a_loop_over_the_locks(client: Client) -> None:
     await until_waiting(client, "one")
     async for info in client.locks():
         await client.break_lock(info.name)
-    await asyncio.wait_for(waiter, SOON)
+    await soon(waiter)
     for lease in leases:
         with pytest.raises(LockLost):
             await lease.release()
@@ -180,10 +191,10 @@ async def test_what_stays_after_a_release_or_a_reset_expires(client: Client, sto
 
 async def test_extending_stops_when_the_lease_is_collected(client: Client) -> None:
     """test_auto_renewal_stops_after_gc."""
-    lease = await client.lock("a", ttl=0.5).acquire()
+    lease = await client.lock("a", ttl=LASTING).acquire()
     with pytest.warns(ResourceWarning):
         del lease
-    async with client.lock("a", owner="other", timeout=SOON):
+    async with client.lock("a", owner="other", timeout=PATIENCE):
         pass
 
 

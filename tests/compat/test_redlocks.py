@@ -20,7 +20,18 @@ from aiodlock import (
 )
 
 from ..conftest import MakeClient
-from ..scenes import SOON, held_elsewhere, is_held, until, until_free, until_outlived, until_waiting
+from ..scenes import (
+    BRIEF,
+    LASTING,
+    PATIENCE,
+    held_elsewhere,
+    is_held,
+    soon,
+    until,
+    until_free,
+    until_outlived,
+    until_waiting,
+)
 
 pytestmark = pytest.mark.stores("memory", "valkey9")
 
@@ -67,7 +78,7 @@ async def test_second_on_one_name_is_an_error_and_disturbs_nothing(client: Clien
     """acceptance: test_aioredlock_two_locks_on_same_resource_one_instance."""
     first = await client.lock("a", owner="one").acquire()
     with pytest.raises(LockError):
-        await client.lock("a", owner="two", timeout=0.3).acquire()
+        await client.lock("a", owner="two", timeout=BRIEF).acquire()
     assert is_held(first)
     await first.release()
     await until_free(client, "a")
@@ -128,7 +139,7 @@ async def test_leaving_the_client_gives_up_all_it_holds(make_client: MakeClient)
 
 async def test_lease_is_extended_over_several_ttls(client: Client) -> None:
     """ut: test_auto_extend."""
-    async with client.lock("a", ttl=0.6) as lease:
+    async with client.lock("a", ttl=LASTING) as lease:
         for _ in range(2):
             await until_outlived(lease)
         assert lease.held
@@ -139,7 +150,7 @@ async def test_lease_is_extended_over_several_ttls(client: Client) -> None:
 
 async def test_lease_that_is_not_extended_ends_by_itself(client: Client) -> None:
     """test_acquire_and_time_out, test_acquired, test_acquire_same_lock_twice_non_blocking_..."""
-    lock = client.lock("a", ttl=TTL, auto_extend=False, owner="one")
+    lock = client.lock("a", ttl=LASTING, auto_extend=False, owner="one")
     lease = await lock.acquire()
     with pytest.raises(WouldBlock):
         await client.lock("a", owner="two").acquire_nowait()
@@ -161,7 +172,7 @@ async def test_second_waits_for_the_end_of_the_first_lease(client: Client) -> No
         await first.release()
 
 
-@pytest.mark.parametrize("timeout", [0, 0.3])
+@pytest.mark.parametrize("timeout", [0, BRIEF])
 async def test_second_gives_up_at_its_timeout(client: Client, timeout: float) -> None:
     """test_acquire_same_lock_twice_blocking_with_timeout."""
     async with held_elsewhere(client.lock("a")):
@@ -188,7 +199,7 @@ async def test_block_that_outlasts_its_lease_ends_with_an_error(
     client: Client, on_lost: str
 ) -> None:
     """test_context_manager_time_out_before_exit, ..._acquired_time_out_before_exit."""
-    lock = client.lock("a", ttl=TTL, auto_extend=False, on_lost=on_lost)  # type: ignore[arg-type]
+    lock = client.lock("a", ttl=LASTING, auto_extend=False, on_lost=on_lost)  # type: ignore[arg-type]
 
     async def body() -> None:
         async with lock:
@@ -240,7 +251,7 @@ async def test_decorated_functions_run_one_at_a_time(client: Client) -> None:
 
     async def func() -> None:
         nonlocal inside
-        async with client.lock("synchronized-func", ttl=1.5):
+        async with client.lock("synchronized-func", ttl=10):
             inside += 1
             assert inside == 1
             await asyncio.sleep(0.02)
@@ -255,7 +266,7 @@ async def test_decorated_functions_run_one_at_a_time(client: Client) -> None:
 async def test_namespaces_are_prefixes(make_client: MakeClient) -> None:
     """TestRedisLock.test_acquire_with_namespace, test_release_with_namespace."""
     one, two = await make_client(prefix="ns"), await make_client()
-    async with one.lock("a"), two.lock("a", timeout=SOON):
+    async with one.lock("a"), two.lock("a", timeout=PATIENCE):
         pass
     await until_free(one, "a")
 
@@ -276,7 +287,7 @@ async def test_acquire_obeys_its_timeout_without_polling(client: Client) -> None
     """test_acquire_obeys_timeout, test_acquire_obeys_retry_interval: there is no interval here."""
     async with held_elsewhere(client.lock("a")):
         with pytest.raises(TimeoutError) as over:
-            await client.lock("a", timeout=0.3).acquire()
+            await client.lock("a", timeout=BRIEF).acquire()
         assert isinstance(over.value, LockError)
 
 
@@ -287,7 +298,7 @@ async def test_collected_lease_frees_the_lock(client: Client) -> None:
     await until_waiting(client, "a")
     with pytest.warns(ResourceWarning):
         del lease
-    await (await asyncio.wait_for(waiter, SOON)).release()
+    await (await soon(waiter)).release()
 
 
 async def test_lock_cannot_be_used_before_its_client_is_open(client: Client) -> None:
