@@ -44,13 +44,15 @@ async def until(
         await asyncio.sleep(0.002)
 
 
-async def until_waiting(client: aiodlock.Client, name: str, number: int = 1) -> None:
+async def until_waiting(
+    client: aiodlock.Client, name: str, number: int = 1, *, within: float = PATIENCE
+) -> None:
     """Wait until that many requests are queued for the name."""
 
     async def queued() -> bool:
         return len((await client.inspect(name)).waiters) == number
 
-    await until(queued, f"{number} waiting for {name!r}")
+    await until(queued, f"{number} waiting for {name!r}", within=within)
 
 
 async def until_held(client: aiodlock.Client, *names: str, within: float = PATIENCE) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from aiodlock.cli import _demo_worker
 
+from ..scenes import STARTING, until
 from ..servers import Store
 from .test_commands import call
 
@@ -55,9 +56,11 @@ async def test_bench_measures_and_leaves_nothing(store: Store) -> None:
     _, out = await call(store, "bench", "--seconds", "0.1")
     assert [line.count("\t") for line in out.splitlines()] == [3] * 4
     server = await store.raw()
-    async with asyncio.timeout(10):
-        while await server.dbsize():
-            await asyncio.sleep(0.05)
+
+    async def is_empty() -> bool:
+        return not await server.dbsize()
+
+    await until(is_empty, "an empty server", within=STARTING)
 
 
 async def test_bench_works_in_memory() -> None:

@@ -16,9 +16,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 import aiodlock
 from aiodlock.cli import _guardian
 
+from ..scenes import STARTING
 from ..servers import embedded
 from .test_run import alive, guardian_of, until_dead
 
@@ -39,7 +42,9 @@ note("+")
 time.sleep(float(seconds))
 note("-")
 """
-_FOR_EVER = 60.0
+_FOR_EVER = 300.0
+
+pytestmark = pytest.mark.timeout(400)
 
 
 class Scene:
@@ -55,18 +60,18 @@ class Scene:
         lines = (self._folder / "log").read_text().splitlines()
         return [(word, int(pid), int(token)) for word, pid, token in map(str.split, lines)]
 
-    async def queue(self, seconds: float, *, ttl: float = 1.5) -> asyncio.subprocess.Process:
+    async def queue(self, seconds: float, *, ttl: float = 3) -> asyncio.subprocess.Process:
         """Start one more, and wait until it holds or waits."""
         run = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "aiodlock", "run", "job"),
-            *("--ttl", str(ttl), "--margin", "0.4", "--"),
+            *("--ttl", str(ttl), "--margin", "1", "--"),
             *(sys.executable, "-S", str(self._folder / "child.py"), str(self._folder)),
             str(seconds),
             env={**os.environ, "AIODLOCK_URL": self._url},
             stderr=asyncio.subprocess.DEVNULL,
         )
         self.runs.append(run)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(STARTING):
             while True:
                 info = await self._client.inspect("job")
                 if len(info.holders) + len(info.waiters) >= len(self.runs):
@@ -76,7 +81,7 @@ class Scene:
 
     async def running(self, number: int) -> int:
         """Wait for the start of the child of that number; return its pid."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(STARTING):
             while True:
                 started = [pid for word, pid, _ in self.notes() if word == "+"]
                 if len(started) > number:
@@ -137,11 +142,11 @@ async def test_full_queue_whose_parents_and_guardians_are_stopped_and_killed(
                 os.kill(guardian, signal.SIGCONT)
 
             await acts.running(4)
-            assert await asyncio.wait_for(acts.runs[4].wait(), 15) == 0
+            assert await asyncio.wait_for(acts.runs[4].wait(), STARTING) == 0
             acts.runs[0].send_signal(signal.SIGCONT)
-            assert await asyncio.wait_for(acts.runs[0].wait(), 15) == 76
-            assert await asyncio.wait_for(acts.runs[2].wait(), 15) == 70
-            assert await asyncio.wait_for(acts.runs[3].wait(), 15) == 76
+            assert await asyncio.wait_for(acts.runs[0].wait(), STARTING) == 76
+            assert await asyncio.wait_for(acts.runs[2].wait(), STARTING) == 70
+            assert await asyncio.wait_for(acts.runs[3].wait(), STARTING) == 76
             acts.check()
 
 
@@ -149,15 +154,15 @@ async def test_server_that_is_killed_and_comes_back_with_its_data(tmp_path: Path
     durable = embedded("valkey9", appendonly="yes", appendfsync="always")
     with durable as server:
         async with scene(server.url, tmp_path) as acts:
-            first = await acts.queue(_FOR_EVER, ttl=1.2)
+            first = await acts.queue(_FOR_EVER)
             await acts.queue(0.05)
             child = await acts.running(0)
             server.kill()
-            await until_dead([child], within=1.2 + 0.5)
+            await until_dead([child], within=3 + 0.5)
             server.start()
             await acts.running(1)
-            assert await asyncio.wait_for(acts.runs[1].wait(), 15) == 0
-            assert await asyncio.wait_for(first.wait(), 15) == 76
+            assert await asyncio.wait_for(acts.runs[1].wait(), STARTING) == 0
+            assert await asyncio.wait_for(first.wait(), STARTING) == 76
             acts.check()
 
 
@@ -169,8 +174,8 @@ async def test_server_that_is_killed_and_comes_back_empty(tmp_path: Path) -> Non
             child = await acts.running(0)
             server.kill()
             server.start()
-            await until_dead([child], within=0.4 + 1)
-            assert await asyncio.wait_for(first.wait(), 15) == 76
+            await until_dead([child], within=1 + 1)
+            assert await asyncio.wait_for(first.wait(), STARTING) == 76
 
 
 def test_command_does_not_start_before_its_pid_is_known(tmp_path: Path) -> None:
