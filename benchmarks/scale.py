@@ -40,6 +40,8 @@ _NAMES_PER_TASK = 20
 #: A waiter is extended every third of its lease; each look lasts three of them.
 _WAITER_BEAT = 10 / 3
 _PREDICTED = (1, 3, 10, 100)
+#: What is compared takes turns in so many slices of a round: what disturbs one disturbs the others.
+_SLICES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +67,26 @@ class Table:
         self._title = title
         self._columns = columns
         self._rows: dict[tuple[str, str], dict[str, list[float]]] = {}
+        self._ratios: dict[str, list[str]] = {}
 
     def add(self, what: str, column: str, value: float, form: str = ",.0f") -> None:
         self._rows.setdefault((what, form), {}).setdefault(column, []).append(value)
 
     def median(self, what: str, column: str) -> float:
+        return statistics.median(self._row(what)[column])
+
+    def compare(self, what: str) -> None:
+        """Add a row of ratios to the first column, taken within each round; with quartiles."""
+        row, cells = self._row(what), []
+        for column in self._columns:
+            pairs = zip(row[column], row[self._columns[0]], strict=True)
+            low, middle, high = statistics.quantiles((a / b for a, b in pairs), n=4)
+            cells.append(f"{middle:.2f} ({low:.2f} to {high:.2f})" if low < high else "1")
+        self._ratios[f"{what}: of the first column's in the same round, quartiles"] = cells
+
+    def _row(self, what: str) -> dict[str, list[float]]:
         (row,) = (row for (name, _), row in self._rows.items() if name == what)
-        return statistics.median(row[column])
+        return row
 
     def show(self) -> None:
         """Print it; behind a median the lowest and the highest."""
@@ -81,6 +96,8 @@ class Table:
         for (what, form), row in self._rows.items():
             cells = (_cell(row.get(column, []), form) for column in self._columns)
             print(f"| {what} |", " | ".join(cells), "|")
+        for what, ratios in self._ratios.items():
+            print(f"| {what} |", " | ".join(ratios), "|")
         print(flush=True)
 
 
@@ -189,6 +206,7 @@ def _pairs(options: argparse.Namespace) -> None:
     with ExitStack() as stack:
         clusters = {count: stack.enter_context(cluster_of(count)) for count in options.nodes}
         asyncio.run(_pairs_by_turns(clusters, table, options))
+    table.compare("node's CPU per pair, µs")
     table.show()
 
 
@@ -209,15 +227,17 @@ async def _pairs_by_turns(
         for count, cluster in clusters.items():
             clients[count] = await stack.enter_async_context(aiodlock.Client(cluster.url))
             await _lock_names([clients[count]], 64 * count, 0.2)
-        for _ in range(options.rounds):
-            for count, cluster in clusters.items():
+        for count, cluster in clusters.items():
+            for _ in range(options.rounds):
                 before = look(cluster)
                 await asyncio.sleep(1.0)
                 idle = statistics.mean(each.cpu for each in done_since(cluster, before))
                 table.add("idle node: % of a core", _column(count), idle * 100, ".2f")
+        short = argparse.Namespace(**vars(options) | {"seconds": options.seconds / _SLICES})
+        for _ in range(options.rounds * _SLICES):
             for count, cluster in clusters.items():
                 client = [clients[count]]
-                await _tell_round(cluster, table, _column(count), client, 64 * count, options)
+                await _tell_round(cluster, table, _column(count), client, 64 * count, short)
 
 
 async def _pairs_of(
@@ -311,15 +331,17 @@ def _replay(options: argparse.Namespace) -> None:
             recorded = asyncio.run(_record(cluster, 64 * len(cluster.nodes)))
             first = port(cluster.nodes[0])
             written[column] = recorded if column == both else {first: recorded[first]}
-        for _ in range(options.rounds):
+        for _ in range(options.rounds * _SLICES):
             for column, cluster in clusters.items():
                 os.sched_setaffinity(0, cpus if column == both else cpus[:1])
                 before, started, cpu = look(cluster), time.perf_counter(), time.process_time()
-                _send_again(written[column], 16, options.seconds)
+                _send_again(written[column], 16, options.seconds / _SLICES)
                 seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
                 did = done_since(cluster, before)[: len(written[column])]
                 _tell_replay(table, column, did, seconds, cpu)
         os.sched_setaffinity(0, cpus)
+    table.compare("node's CPU per pair, µs")
+    table.compare("pairs per second")
     table.show()
     _predict(table.median("pairs per second of a node's CPU", columns[0]))
 
