@@ -384,7 +384,7 @@ def hold_against_the_reference(
         )
 
 
-@pytest.mark.timeout(60 + STEPS / 50)
+@pytest.mark.timeout(300 + STEPS / 10)
 @pytest.mark.parametrize("machine", [Locks, Semaphores])
 @pytest.mark.stores("memory", "valkey9", "redis62")
 def test_scripts_answer_and_grant_as_the_reference(store: Store, machine: type[Locks]) -> None:

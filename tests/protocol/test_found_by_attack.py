@@ -28,17 +28,26 @@ async def test_time_to_grant_many_readers_grows_with_their_number_not_with_its_s
     store: Store, direct: Direct
 ) -> None:
     raw: Any = await store.raw()
+
+    async def computed() -> float:
+        """Return what the server has computed: that does not depend on what else runs."""
+        used = await raw.info("cpu")
+        return float(used["used_cpu_user"] + used["used_cpu_sys"])
+
     times = []
     for number in (1_000, 4_000):
         best = float("inf")
         for _ in range(3):
             await raw.flushall()
-            await direct.acquire("writer")
-            for n in range(number):
-                await direct.acquire(f"reader {n}".replace(" ", "-"), "s", waiter_ttl=60_000)
-            await raw.config_resetstat()
+            await direct.acquire("writer", ttl=600_000)
+            for first in range(0, number, 500):
+                pipe = raw.pipeline(transaction=False)
+                for n in range(first, first + 500):
+                    await Direct(pipe).acquire(f"reader-{n}", "s", waiter_ttl=600_000)
+                await pipe.execute()
+            before = await computed()
             await direct.leave("writer")
+            best = min(best, await computed() - before)
             assert await raw.hlen(direct.keys.state) == number
-            best = min(best, (await raw.info("commandstats"))["cmdstat_eval"]["usec_per_call"])
         times.append(best)
     assert times[1] < 7 * times[0]  # it was 12 times

@@ -205,14 +205,14 @@ async def test_name_with_only_ghosts_waiting_is_free(direct: Direct) -> None:
 
 
 async def test_thousands_of_ghosts_are_skipped_in_one_step(direct: Direct) -> None:
-    await direct.acquire("a")
+    await direct.acquire("a", ttl=600_000)
     pipe = direct.redis.pipeline(transaction=False)
     overdue = await direct.now() - 1
     for number in range(1, 3_001):
         pipe.xadd(direct.keys.queue, {"id": f"g{number}", "r": "x 0 tg client"}, id=f"1-{number}")
         pipe.hset(direct.keys.waiters, f"g{number}", f"1-{number} {overdue} 1000")
     await pipe.execute()
-    await direct.acquire("b")
+    await direct.acquire("b", waiter_ttl=600_000)
     await direct.leave("a")
     assert set(await direct.holders()) == {"b"}
     assert await direct.all_keys() == {"state", "token"}

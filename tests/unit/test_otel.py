@@ -18,6 +18,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import aiodlock
 from aiodlock import otel, testing
 
+from ..scenes import BRIEF
+
 
 class Telemetry:
     """Providers of a test's own, and what was exported."""
@@ -142,7 +144,7 @@ async def test_time_out_cancellation_and_refusal_are_told_apart(
 
         async def timed_out() -> None:
             with pytest.raises(aiodlock.AcquireTimeout):
-                await client.lock("x", timeout=0.01).acquire()
+                await client.lock("x", timeout=BRIEF).acquire()
 
         await asyncio.create_task(timed_out())
         cancelled = asyncio.create_task(client.lock("x").acquire())

@@ -203,7 +203,7 @@ async def test_refused_until_accepted_on_the_same_port(proxy: FaultProxy, connec
 async def test_half_open_connection_swallows_and_is_cut_by_heal(
     proxy: FaultProxy, connect: Make
 ) -> None:
-    client = connect(socket_timeout=0.1)
+    client = connect(socket_timeout=1.0)
     await client.ping()
     proxy.half_open()
     with pytest.raises(redis.TimeoutError):

@@ -20,7 +20,7 @@ from aiodlock.testing import (
     memory_url,
 )
 
-from ..scenes import takes, until_cancelled, until_waiting
+from ..scenes import PATIENCE, takes, until_cancelled, until_waiting
 
 
 def test_needs_no_plugin() -> None:
@@ -71,7 +71,7 @@ async def test_expired_lease_cancels_its_body_in_milliseconds_and_lets_the_next_
         async def body() -> None:
             nonlocal cleaned, waiting
             async with lock as lease:
-                waiting = asyncio.create_task(client.lock("x").acquire(timeout=5))
+                waiting = asyncio.create_task(client.lock("x").acquire(timeout=PATIENCE))
                 expire(lease)
                 assert not lease.held
                 try:
@@ -79,7 +79,7 @@ async def test_expired_lease_cancels_its_body_in_milliseconds_and_lets_the_next_
                 finally:
                     cleaned = True
 
-        async with takes(at_most=0.1):
+        async with takes(at_most=0.5):
             with pytest.raises(LockLost) as caught:
                 await body()
             assert caught.value.reason == "expired"
@@ -115,9 +115,9 @@ async def test_held_lock_keeps_also_the_same_task_out() -> None:
 
 async def test_waiter_is_granted_although_its_notice_was_dropped() -> None:
     url = memory_url()
-    async with memory_client(url) as one, memory_client(url, waiter_ttl=0.3) as two:
+    async with memory_client(url) as one, memory_client(url, waiter_ttl=1.5) as two:
         async with one.lock("x"):
-            waiting = asyncio.create_task(two.lock("x").acquire(timeout=5))
+            waiting = asyncio.create_task(two.lock("x").acquire(timeout=PATIENCE))
             await until_waiting(one, "x")
             dropped = drop_next_notice(two)
         lease = await waiting
