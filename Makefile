@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# The tests start some hundred Pythons. Without byte code on disk, each compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup check format test test-topologies soak simulate test-oldest docs demo bench clean
 
 setup: $(STAMP)
