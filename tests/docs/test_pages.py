@@ -35,7 +35,7 @@ async def test_python_of_the_page_runs(page: Path, store: Store) -> None:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    printed, _ = await asyncio.wait_for(process.communicate(), 50)
+    printed, _ = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode == 0, printed.decode()
 
 
@@ -48,7 +48,7 @@ async def test_tutorial_can_be_typed_at_the_prompt() -> None:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    printed, _ = await asyncio.wait_for(process.communicate(typed.encode()), 50)
+    printed, _ = await asyncio.wait_for(process.communicate(typed.encode()), 120)
     assert "Error" not in printed.decode(), printed.decode()
 
 

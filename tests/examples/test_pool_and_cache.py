@@ -15,7 +15,7 @@ async def test_worker_pool_cleans_up_in_one_worker_at_a_time(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_pool, "URL", store.url)
-    pool = await asyncio.wait_for(worker_pool.main(), 30)
+    pool = await asyncio.wait_for(worker_pool.main(), 120)
     assert sorted(pool.done) == list(range(40))
     assert pool.cleaned_by
     assert pool.cleaning == 0
@@ -25,5 +25,5 @@ async def test_cache_is_loaded_once_per_change(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache_refresh, "URL", store.url)
-    catalogue = await asyncio.wait_for(cache_refresh.main(), 30)
+    catalogue = await asyncio.wait_for(cache_refresh.main(), 120)
     assert catalogue.loads == 3

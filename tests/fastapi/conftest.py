@@ -31,7 +31,7 @@ async def serve_app(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
             await asyncio.sleep(0.005)
         base = f"http://127.0.0.1:{listening.getsockname()[1]}"
         try:
-            async with httpx.AsyncClient(base_url=base, timeout=10) as http:
+            async with httpx.AsyncClient(base_url=base, timeout=60) as http:
                 yield http
         finally:
             server.should_exit = True

@@ -16,24 +16,13 @@ import aiodlock
 from aiodlock import Client, Lease
 from aiodlock.fastapi import LockClient, Locked, lifespan
 
+from ..scenes import BRIEF, PATIENCE, until, until_cancelled
 from ..servers import Store
 from .conftest import Serve
 
 ORDER_LOCK = Locked("orders:{order_id}")
 
 pytestmark = pytest.mark.stores("memory", "valkey9")
-
-
-async def until(holds: Callable[[], Any], what: str) -> None:
-    async with asyncio.timeout(5):
-        while True:
-            result = holds()
-            if asyncio.iscoroutine(result):
-                result = await result
-            if result:
-                return
-            await asyncio.sleep(0.005)
-    raise AssertionError(what)
 
 
 @pytest.fixture
@@ -64,7 +53,7 @@ async def test_handler_runs_with_the_lock_and_it_is_free_when_the_answer_arrives
 ) -> None:
     @app.get("/orders/{order_id}")
     async def show(
-        order_id: int, lease: Annotated[Lease, Locked("orders:{order_id}", timeout=2)]
+        order_id: int, lease: Annotated[Lease, Locked("orders:{order_id}")]
     ) -> dict[str, Any]:
         info = await app.state.aiodlock.inspect("orders:7")
         return {"name": lease.name, "token": lease.token, "holders": len(info.holders)}
@@ -79,7 +68,7 @@ async def test_handler_runs_with_the_lock_and_it_is_free_when_the_answer_arrives
 
 async def test_busy_lock_gives_423_with_retry_after_and_problem(app: FastAPI, serve: Serve) -> None:
     @app.get("/orders/{order_id}")
-    async def show(lease: Annotated[Lease, Locked("orders:{order_id}", timeout=0.05)]) -> None:
+    async def show(lease: Annotated[Lease, Locked("orders:{order_id}", timeout=BRIEF)]) -> None:
         raise AssertionError("must not run")
 
     async with serve(app) as http:
@@ -99,7 +88,7 @@ async def test_lost_lease_cancels_the_handler_and_gives_409(app: FastAPI, serve:
     @app.get("/slow")
     async def slow(lease: Annotated[Lease, Locked("slow")]) -> None:
         try:
-            await asyncio.sleep(30)
+            await until_cancelled()
         finally:
             cancelled.set()
 
@@ -128,8 +117,8 @@ async def test_shared_locks_are_held_together(app: FastAPI, serve: Serve) -> Non
     both = asyncio.Barrier(2)
 
     @app.get("/read")
-    async def read(lease: Annotated[Lease, Locked("doc", shared=True, timeout=1)]) -> str:
-        async with asyncio.timeout(2):
+    async def read(lease: Annotated[Lease, Locked("doc", shared=True)]) -> str:
+        async with asyncio.timeout(PATIENCE):
             await both.wait()
         return lease.mode
 

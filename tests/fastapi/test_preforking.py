@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from ..scenes import STARTING
 from ..servers import Store
 
 pytestmark = pytest.mark.stores("valkey9")
@@ -38,12 +39,12 @@ async def served(
     # A connection for every request, so that both workers get some.
     limits = httpx.Limits(max_keepalive_connections=0)
     try:
-        async with httpx.AsyncClient(base_url=base, timeout=20, limits=limits) as http:
+        async with httpx.AsyncClient(base_url=base, timeout=60, limits=limits) as http:
             yield http
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(process.wait(), 10)
+            await asyncio.wait_for(process.wait(), STARTING)
         finally:
             if process.returncode is None:
                 process.kill()
@@ -62,7 +63,7 @@ async def test_workers_of_gunicorn_exclude_each_other(
             command.append("--preload")
         async with served(store, log, *command, listening=listening) as http:
             count, workers = 0, set[int]()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(3 * STARTING):
                 # The kernel chooses the worker of each connection.
                 while len(workers) < 2 or count < 40:
                     answers = await asyncio.gather(*(http.post("/orders/7/pay") for _ in range(20)))

@@ -13,6 +13,7 @@ import redis.asyncio
 import aiodlock
 from aiodlock.backends.redis.permissions import CHECKED
 
+from ..scenes import soon
 from ..servers import Store
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +62,7 @@ async def use_everything(client: aiodlock.Client, raw: redis.asyncio.Redis) -> N
         await lease.extend()
         assert [info.name async for info in client.locks()] == ["name"]
         await raw.script_flush()
-    handed_over = await asyncio.wait_for(waiting, 5.0)  # which PUBLISH has told
+    handed_over = await soon(waiting)  # which PUBLISH has told
     assert await client.break_lock("name") == 1
     assert (await handed_over.wait_lost()).reason == "broken"
     with pytest.raises(aiodlock.LockLost):

@@ -164,7 +164,7 @@ class Soak:
                 )
 
     async def _look_at_what_is_left(self) -> None:
-        give_up_at = time.monotonic() + 3 * TTL
+        give_up_at = time.monotonic() + 10 * TTL
         async with redis.asyncio.Redis.from_url(self._server.url, decode_responses=True) as client:
             while True:
                 keys = [str(key) async for key in client.scan_iter(count=1000)]

@@ -184,7 +184,7 @@ async def main(url: str, journal: str, seed: str, tasks: str) -> None:
         await worker.run(int(tasks))
         session = client._session
         assert session is not None
-        give_up_at = now() + 2 * TTL
+        give_up_at = now() + 10 * TTL
         while session.places and now() < give_up_at:
             await asyncio.sleep(0.05)
         left = {"places": len(session.places), "beats": len(session.extender)}
