@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
@@ -30,7 +31,14 @@ from ._options import (
 )
 from ._session import Session
 from .backends.base import Backend
-from .backends.redis import SENTINEL_SCHEMES, ClusterBackend, RedisBackend, Source, seeds_of
+from .backends.redis import (
+    SENTINEL_SCHEMES,
+    ClusterBackend,
+    QuorumBackend,
+    RedisBackend,
+    Source,
+    seeds_of,
+)
 
 SourceLike: TypeAlias = "str | Redis | RedisCluster | Sequence[str | Redis]"
 
@@ -40,10 +48,18 @@ _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _TOKEN = re.compile(r"[1-9][0-9]{0,15}")
 _CLUSTER = ("redis+cluster", "rediss+cluster")
 _SCHEMES = ("redis", "rediss", "unix", "memory", *SENTINEL_SCHEMES, *_CLUSTER)
+_SMALLEST_QUORUM = 3
+
+
+@dataclass(frozen=True)
+class _Quorum:
+    """Several independent servers; a str is a memory URL."""
+
+    nodes: tuple[Source | str, ...]
 
 
 class Client:
-    """Locks on one Redis or Valkey server, on a cluster, or in memory.
+    """Locks on one Redis or Valkey server, on a cluster, on a quorum of servers, or in memory.
 
     Constructing does no I/O and binds no event loop. Entering (``async with``) connects, within 5 s;
     leaving ends every wait with ``ClientClosed``, cancels bodies that still hold, releases, and stops.
@@ -53,7 +69,8 @@ class Client:
         ``memory://NAME`` (shared by the clients of one event loop),
         ``redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB``, ``redis+cluster://HOST:PORT,HOST:PORT`` (those
         nodes are asked first), or a ready ``redis.asyncio.Redis`` (as ``Sentinel.master_for`` makes) or
-        ``RedisCluster``, whose connection settings are used and which stays yours.
+        ``RedisCluster``, whose connection settings are used and which stays yours. A list of at least
+        three of the others is a quorum of independent servers: a majority of them decides.
     :param prefix: what every key and channel begins with: letters, digits and ``_.:-``.
     :param ttl: seconds a lease lives without being extended, for locks that say nothing else.
     :param waiter_ttl: seconds a waiter keeps its place without being heard of.
@@ -63,9 +80,12 @@ class Client:
     :param unavailable_after: seconds without any answer after which ``acquire`` gives up.
     :param close_timeout: seconds that leaving waits for bodies to end.
     :param configure_notifications: turn the server's keyspace events on (CONFIG SET) if they are off.
+    :param restart_delay: with a quorum, seconds for which a server does not count after it came back
+        without its memory, or after its clock stepped. At least the longest ttl or lock-delay in use by
+        any client; default: this client's ttl. 0 for servers that lose nothing (``appendfsync always``).
     :raises TypeError: for input of a wrong type.
     :raises ValueError: for other bad input.
-    :raises Unsupported: for a list of sources, and ``min_replicas`` on ``memory://``.
+    :raises Unsupported: for ``min_replicas`` on ``memory://`` and on a quorum.
     """
 
     def __init__(
@@ -80,6 +100,7 @@ class Client:
         unavailable_after: float = 30.0,
         close_timeout: float = 5.0,
         configure_notifications: bool = False,
+        restart_delay: float | None = None,
     ) -> None:
         if not isinstance(prefix, str):
             raise TypeError(f"prefix must be a str, not {prefix!r}")
@@ -101,9 +122,17 @@ class Client:
         self._prefix = prefix
         self._configure_notifications = configure_notifications
         self._source, self._described = _read_source(source)
+        if isinstance(self._source, _Quorum):
+            if min_replicas:
+                raise Unsupported("min_replicas above 0 has no meaning with a quorum of servers")
+        elif restart_delay is not None:
+            raise ValueError("restart_delay is for a quorum: give a list of sources")
         if min_replicas and isinstance(self._source, str):
             raise Unsupported(f"min_replicas above 0 needs servers, and {source!r} is in memory")
         self._min_replicas = min_replicas
+        self._restart_delay = self._ttl
+        if restart_delay is not None:
+            self._restart_delay = check_seconds("restart_delay", restart_delay)
         self._session: Session | None = None
         self._entering = False
         self._hooks: list[Hooks] = []
@@ -157,11 +186,13 @@ class Client:
         }
         if isinstance(source, list):
             return ClusterBackend(source, **options)
-        if isinstance(source, str):
-            from .backends.memory import memory_source
-
-            source = memory_source(source)
-        return RedisBackend(source, **options)
+        if isinstance(source, _Quorum):
+            del options["min_replicas"]
+            nodes = [_source_of(node) for node in source.nodes]
+            return QuorumBackend(
+                nodes, restart_delay=self._restart_delay, described=self._described, **options
+            )
+        return RedisBackend(_source_of(source), **options)
 
     def _use(self, name: str | None = None) -> Session:
         session = self._session
@@ -225,6 +256,11 @@ class Client:
         if options.pop("owner", None) is not None:
             raise ValueError("a semaphore is not reentrant: owner has no meaning")
         described = self.lock(name, **options)
+        if isinstance(self._source, _Quorum):
+            raise Unsupported(
+                "a semaphore needs one place that counts its holders, and a quorum has several: use one "
+                "server, Sentinel or a cluster"
+            )
         return Semaphore(self, described.name, "shared", described._options, check_limit(limit))
 
     def election(self, name: str, **options: Any) -> Election:
@@ -361,7 +397,16 @@ class Client:
             ) from backend.failure
 
 
-def _read_source(source: SourceLike) -> tuple[Source | list[Source] | str, str]:
+def _source_of(source: Source | str) -> Source:
+    """Return connection settings also for a memory URL. Needs a running loop."""
+    if isinstance(source, Source):
+        return source
+    from .backends.memory import memory_source
+
+    return memory_source(source)
+
+
+def _read_source(source: SourceLike) -> tuple[Source | list[Source] | _Quorum | str, str]:
     """Return connection settings (of a cluster: of its first nodes; or a memory URL, which needs a loop)
     and a text without secrets."""
     if isinstance(source, RedisCluster):
@@ -371,7 +416,7 @@ def _read_source(source: SourceLike) -> tuple[Source | list[Source] | str, str]:
         settings = Source.from_client(source)
         return settings, settings.described
     if isinstance(source, list | tuple):
-        raise Unsupported("a quorum (a list of sources) is not supported yet")
+        return _read_quorum(source)
     if not isinstance(source, str):
         raise TypeError(
             f"source must be a URL or a redis.asyncio.Redis, not {type(source).__name__}"
@@ -393,6 +438,27 @@ def _read_source(source: SourceLike) -> tuple[Source | list[Source] | str, str]:
         return seeds, "redis+cluster at " + ", ".join(seed.described for seed in seeds)
     settings = _read_url(source)
     return settings, settings.described
+
+
+def _read_quorum(sources: Sequence[Any]) -> tuple[_Quorum, str]:
+    if len(sources) < _SMALLEST_QUORUM:
+        raise ValueError(
+            f"source must list at least {_SMALLEST_QUORUM} servers for a quorum (5 survive the loss of 2), "
+            f"got {len(sources)}"
+        )
+    nodes: list[Source | str] = []
+    described: list[str] = []
+    for one in sources:
+        if isinstance(one, list | tuple):
+            raise TypeError("source must be a flat list of servers")
+        node, text = _read_source(one)
+        if isinstance(node, list | _Quorum):
+            raise Unsupported(f"a quorum is made of independent servers, and {text} is a cluster")
+        if text in described and text != "memory://":
+            raise ValueError(f"source must list different servers, {text} is there twice")
+        nodes.append(node)
+        described.append(text)
+    return _Quorum(tuple(nodes)), f"a quorum of {', '.join(described)}"
 
 
 def _read_url(url: str) -> Source:

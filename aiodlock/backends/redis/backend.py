@@ -122,7 +122,7 @@ class RedisBackend:
             self._commands = self._wakeups = self._replicated = None
 
     async def _find_replicas(self, tasks: anyio.abc.TaskGroup) -> None:
-        link = Link(self._source, prepare=_load_scripts, longest_silence=self._longest_silence)
+        link = Link(self._source, prepare=load_scripts, longest_silence=self._longest_silence)
         replicated = self._replicated = ReplicatedLink(
             link, self._min_replicas, self._source.described, self._longest_silence
         )
@@ -130,11 +130,14 @@ class RedisBackend:
         await replicated.enough()
 
     async def _on_connected(self, wire: Wire) -> None:
+        await load_scripts(wire)
+        self._follow(wire)
+
+    def _follow(self, wire: Wire) -> None:
         """Commands go to another server after a failover: let everything follow."""
         # What a cluster's node is told to say may have changed.
         self._acquires.clear()
         self._leaves.clear()
-        await _load_scripts(wire)
         others = [self._wakeups.link.wire if self._wakeups else None]
         others += [self._replicated.link.wire if self._replicated else None]
         for other in others:
@@ -553,9 +556,9 @@ def make_label() -> str:
     return f"{quote(socket.gethostname(), safe='')}-{os.getpid()}-{secrets.token_hex(6)}"
 
 
-async def _load_scripts(wire: Wire) -> None:
+async def load_scripts(wire: Wire, scripts: Sequence[Script] = ALL) -> None:
     """Spare the first calls, and a batch of thousands of extensions, the refusal of an unknown script."""
-    for loading in [wire.send("SCRIPT", "LOAD", script.source) for script in ALL]:
+    for loading in [wire.send("SCRIPT", "LOAD", script.source) for script in scripts]:
         try:
             await loading
         except ReplyError as refused:  # by an ACL, or for now: EVAL does it when it is needed

@@ -22,11 +22,13 @@ def local_deadline(sent: float, left_ms: int) -> float:
     return sent + left - (left * _DRIFT_SHARE + _DRIFT)
 
 
-def _mode(wire_mode: bytes) -> Mode:
+def mode_of(wire_mode: bytes) -> Mode:
+    """Read the mode of a record."""
     return "exclusive" if wire_mode == b"x" else "shared"
 
 
-def _owner(wire_owner: bytes) -> str:
+def owner_of(wire_owner: bytes) -> str:
+    """Read the owner of a record, as the user named it or as the task's id."""
     text = wire_owner.decode()
     return unquote(text[1:]) if text.startswith("u") else text[1:]
 
@@ -76,8 +78,8 @@ def holders_of(flat: Sequence[bytes]) -> tuple[HolderInfo, ...]:
     for owner, mode, token, left, client in zip(*[iter(flat)] * 5, strict=True):
         before = found.get((owner, mode))
         found[owner, mode] = HolderInfo(
-            owner=_owner(owner),
-            mode=_mode(mode),
+            owner=owner_of(owner),
+            mode=mode_of(mode),
             token=int(token),
             count=before.count + 1 if before else 1,
             remaining=max(int(left) / 1000, before.remaining if before else 0.0),
@@ -89,6 +91,6 @@ def holders_of(flat: Sequence[bytes]) -> tuple[HolderInfo, ...]:
 def waiters_of(flat: Sequence[bytes]) -> tuple[WaiterInfo, ...]:
     rows = zip(*[iter(flat)] * 4, strict=True)
     return tuple(
-        WaiterInfo(_owner(owner), _mode(mode), position, int(waited) / 1000, client.decode())
+        WaiterInfo(owner_of(owner), mode_of(mode), position, int(waited) / 1000, client.decode())
         for position, (owner, mode, waited, client) in enumerate(rows)
     )

@@ -17,9 +17,10 @@ class Script:
     number_of_keys: bytes
 
 
-def _load(name: str, number_of_keys: int) -> Script:
+def _load(name: str, number_of_keys: int, *shared: str) -> Script:
     folder = files(__package__) / "lua"
-    source = (folder / "prelude.lua").read_bytes() + b"\n" + (folder / f"{name}.lua").read_bytes()
+    parts = [(folder / f"{part}.lua").read_bytes() for part in ("prelude", *shared, name)]
+    source = b"\n".join(parts)
     sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
     return Script(name, source, sha, str(number_of_keys).encode())
 
@@ -30,3 +31,10 @@ LEAVE = _load("leave", 6)
 BREAK = _load("break", 5)
 INSPECT = _load("inspect", 4)
 ALL = (ACQUIRE, EXTEND, LEAVE, BREAK, INSPECT)
+
+# What the nodes of a quorum run.
+VOTE = _load("vote", 6, "tickets")
+UNVOTE = _load("unvote", 6, "tickets")
+BREAK_VOTES = _load("break_votes", 5, "tickets")
+INSPECT_VOTES = _load("inspect_votes", 4, "tickets")
+VOTING = (VOTE, UNVOTE, BREAK_VOTES, INSPECT_VOTES)

@@ -1,0 +1,160 @@
+-- tickets: what the scripts of a quorum's node share; it comes after the prelude.
+--
+-- A vote        "mode token deadline length delay owner client ticket stage", in the state hash
+-- A waiter      the same without a token yet: "mode 0 deadline length delay owner client ticket v"
+-- The queue     a sorted set of request ids; the scores are tickets, so it has the same order on every node.
+-- Stages        v  given, and may be asked back
+--               c  confirmed: its request holds the name by a majority, with this token
+--               a  given to an owner that already holds the name here, with that token
+
+local function decode_vote(id, text)
+  local mode, token, deadline, length, delay, owner, client, ticket, stage =
+    string.match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
+  local vote = {
+    id = id, mode = mode, token = token, deadline = clamp(deadline, length), length = tonumber(length),
+    delay = tonumber(delay), owner = owner, client = client, ticket = tonumber(ticket), stage = stage,
+  }
+  vote.set_back = vote.deadline < tonumber(deadline)
+  vote.live = now < vote.deadline
+  -- Only who has held closes the name behind itself.
+  vote.closed_until = vote.deadline + (stage == 'v' and 0 or vote.delay)
+  return vote
+end
+
+local function encode_vote(vote)
+  return table.concat({
+    vote.mode, vote.token, int(vote.deadline), int(vote.length), int(vote.delay), vote.owner, vote.client,
+    int(vote.ticket), vote.stage,
+  }, ' ')
+end
+
+local function load_votes(state, read_only)
+  local votes, dead = {}, {}
+  local fields = redis.call('HGETALL', state)
+  for i = 1, #fields, 2 do
+    local vote = decode_vote(fields[i], fields[i + 1])
+    if now < vote.closed_until then
+      if vote.set_back and not read_only then
+        redis.pcall('HSET', state, vote.id, encode_vote(vote)) -- an out-of-memory server may refuse it
+      end
+      votes[#votes + 1] = vote
+    else
+      dead[#dead + 1] = vote.id
+    end
+  end
+  return votes, dead
+end
+
+local function find(votes, id)
+  for index, vote in ipairs(votes) do
+    if vote.id == id then
+      return vote, index
+    end
+  end
+end
+
+-- Whether one request goes before another, on every node alike.
+local function before(one, other)
+  return one.ticket < other.ticket or (one.ticket == other.ticket and one.id < other.id)
+end
+
+-- What the owner holds here for certain: its token, and whether it is exclusive.
+local function confirmed_hold(owner, votes)
+  local token, exclusive
+  for _, vote in ipairs(votes) do
+    if vote.owner == owner and vote.live and vote.stage ~= 'v' then
+      token, exclusive = token or vote.token, exclusive or vote.mode == 'x'
+    end
+  end
+  return token, exclusive
+end
+
+local function stand(keys, waiter)
+  redis.call('HSET', keys.waiters, waiter.id, encode_vote(waiter))
+  redis.call('ZADD', keys.queue, int(waiter.ticket), waiter.id)
+  keep_queue_until(keys.queue, keys.waiters, waiter.deadline)
+end
+
+local function withdraw(keys, id)
+  redis.call('ZREM', keys.queue, id)
+  return redis.call('HDEL', keys.waiters, id) == 1
+end
+
+-- The oldest live waiter; overdue ones before it are dropped on the way.
+local function find_oldest(keys)
+  while true do
+    local id = redis.call('ZRANGE', keys.queue, 0, 0)[1]
+    if not id then
+      redis.call('DEL', keys.queue, keys.waiters)
+      return nil
+    end
+    local text = redis.call('HGET', keys.waiters, id)
+    local waiter = text and decode_vote(id, text)
+    if waiter and waiter.live then
+      if waiter.set_back then
+        redis.pcall('HSET', keys.waiters, id, encode_vote(waiter))
+      end
+      return waiter
+    end
+    withdraw(keys, id)
+  end
+end
+
+-- Gives votes from the oldest waiter on, as far as the other votes allow, each with a notice.
+-- Returns the waiter that is the oldest then.
+local function vote_for_oldest(keys, options, votes, silent_for)
+  local given = false
+  while true do
+    local oldest = find_oldest(keys)
+    local token, exclusive
+    if oldest then
+      token, exclusive = confirmed_hold(oldest.owner, votes)
+    end
+    local again = token and (oldest.mode ~= 'x' or exclusive)
+    if not oldest or not (again or compatible(oldest.mode, votes)) then
+      if given then
+        keep_state(keys.state, votes)
+      end
+      return oldest
+    end
+    oldest.token = again and token or next_token(keys.token, options.retention)
+    oldest.stage = again and 'a' or 'v'
+    oldest.closed_until = oldest.deadline + (again and oldest.delay or 0)
+    redis.call('HSET', keys.state, oldest.id, encode_vote(oldest))
+    votes[#votes + 1] = oldest
+    given = true
+    withdraw(keys, oldest.id)
+    if oldest.id ~= silent_for then
+      say(options.publish, options.channel .. oldest.client, 'granted', keys.state, oldest.id, oldest.token)
+    end
+  end
+end
+
+-- The vote may be asked back: a request with an older ticket waits here. (Maekawa 1985, corrected by Sanders 1987.)
+local function in_the_way(vote, oldest)
+  return oldest ~= nil and vote.stage == 'v' and vote.live and before(oldest, vote)
+end
+
+-- Tells those whose votes are in the way of the oldest. An inquiry that is lost is repeated by the next answer.
+local function inquire(keys, options, votes, oldest)
+  for _, vote in ipairs(votes) do
+    if in_the_way(vote, oldest) then
+      say(options.publish, options.channel .. vote.client, 'look', keys.state, vote.id, vote.token)
+    end
+  end
+end
+
+-- {'vote', token, ms left, stage, 1 if it is asked back, server time in us}
+-- {'waiting', ms left, ms until the earliest blocker ends if it is the oldest, else -1, server time in us}
+local function answer(id, votes, oldest, waiter)
+  local vote = find(votes, id)
+  if vote then
+    local back = in_the_way(vote, oldest) and '1' or '0'
+    return {'vote', vote.token, int(vote.deadline - now), vote.stage, back, int(now_us)}
+  end
+  local look = -1
+  if oldest and oldest.id == id then
+    look = math.max(0, (earliest_end(votes) or now) - now)
+  end
+  return {'waiting', int(waiter.deadline - now), int(look), int(now_us)}
+end

@@ -1,0 +1,66 @@
+-- unvote: give the vote of one node of a quorum back, or the place in its queue, and hand it on.
+--
+-- KEYS  1 state  2 queue  3 waiters  4 token  5 marker  6 broken
+-- ARGV  1 id  2 "ended": the request is over; "lost": its lease ran out for the holder, so its lock-delay is
+--         kept; "yield": an older request goes first, if one waits, and this one waits on
+--       3 marker ttl (ms): refuse a late duplicate of the request for that long; 0 writes none
+--       4 with "yield", the token of the vote that is meant; else '0'
+--       5 channel prefix  6 token retention (ms)  7 publish command
+-- Result  {'released'}  {'withdrawn'}  {'gone', 'broken' | 'expired' | 'gone'}
+--         with "yield" what the script vote answers, or {'gone', 'gone', server time in us}
+local keys = {state = KEYS[1], queue = KEYS[2], waiters = KEYS[3], token = KEYS[4]}
+local marker, broken = KEYS[5], KEYS[6]
+local id, what = ARGV[1], ARGV[2]
+local options = {channel = ARGV[5], retention = tonumber(ARGV[6]), publish = ARGV[7]}
+
+need_no_memory(keys.state)
+if ARGV[3] ~= '0' then
+  redis.call('SET', marker, '1', 'PX', ARGV[3])
+end
+local head_before = redis.call('ZRANGE', keys.queue, 0, 0)[1]
+local votes, dead = load_votes(keys.state)
+local vote, index = find(votes, id)
+
+if what == 'yield' then
+  local oldest = find_oldest(keys)
+  if vote and vote.token == ARGV[4] and in_the_way(vote, oldest) then
+    table.remove(votes, index)
+    votes.known = nil
+    vote.token = '0'
+    stand(keys, vote)
+    oldest = vote_for_oldest(keys, options, votes, id)
+    if not find(votes, id) then
+      dead[#dead + 1] = id
+    end
+  end
+  bury(keys.state, dead)
+  local text = redis.call('HGET', keys.waiters, id)
+  local waiter = text and decode_vote(id, text)
+  if find(votes, id) or (waiter and waiter.live) then
+    return answer(id, votes, oldest, waiter)
+  end
+  return {'gone', 'gone', int(now_us)}
+end
+
+local result = {'gone', 'gone'}
+if withdraw(keys, id) then
+  result = {'withdrawn'}
+end
+if vote and vote.live and (what ~= 'lost' or vote.delay == 0) then
+  table.remove(votes, index)
+  dead[#dead + 1] = id
+  result = {'released'}
+elseif vote then
+  -- Lost, here or for its holder, and within its lock-delay: leaving does not open the name early.
+  result = {'gone', 'expired'}
+end
+local oldest = vote_for_oldest(keys, options, votes)
+bury(keys.state, dead)
+if oldest and oldest.id ~= head_before then
+  inquire(keys, options, votes, oldest)
+  hint(keys, options, oldest, votes)
+end
+if result[1] == 'gone' and redis.call('HEXISTS', broken, id) == 1 then
+  return {'gone', 'broken'}
+end
+return result

@@ -1,0 +1,129 @@
+-- vote: ask one node of a quorum for its vote, keep it, or make it count. One message for all, so that a node
+-- which was away, or has forgotten, hears everything it needs; repeating it is harmless.
+--
+-- KEYS  1 state  2 queue  3 waiters  4 token  5 marker  6 broken
+-- ARGV  1 id  2 mode  3 owner  4 length (ms)  5 lock-delay (ms)  6 client  7 ticket (us)
+--       8 "ask" for a vote or a place in the queue, "try" for a vote only, "fence": write the token,
+--         "held": the name is held by a majority with this token
+--       9 token, '0' with "ask" and "try"
+--       10 channel prefix  11 token retention (ms)  12 publish command
+-- Result  {'vote', token, ms left, stage, 1 if it is asked back, server time in us}
+--         {'waiting', ms left, ms until the earliest blocker ends if it is the oldest, else -1, server time in us}
+--         {'busy', server time in us}  {'deadlock', server time in us}
+--         {'gone', 'broken' | 'expired' | 'gone', server time in us}
+local keys = {state = KEYS[1], queue = KEYS[2], waiters = KEYS[3], token = KEYS[4]}
+local marker, broken = KEYS[5], KEYS[6]
+local id, mode, owner, length = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local what, fence = ARGV[8], ARGV[9]
+local options = {channel = ARGV[10], retention = tonumber(ARGV[11]), publish = ARGV[12]}
+
+-- An out-of-memory server refuses new requests, and those alone.
+if what == 'held' or redis.call('HEXISTS', keys.state, id) == 1 or redis.call('HEXISTS', keys.waiters, id) == 1 then
+  need_no_memory(keys.state)
+end
+if redis.call('EXISTS', marker) == 1 then
+  return {'gone', 'gone', int(now_us)}
+end
+if redis.call('HEXISTS', broken, id) == 1 then
+  return {'gone', 'broken', int(now_us)}
+end
+
+-- No later vote of this node has a smaller token.
+local function remember(token)
+  local last = redis.call('GET', keys.token)
+  if not last or tonumber(last) < tonumber(token) then
+    local left = last and redis.call('PTTL', keys.token) or 0
+    local keep = math.max(left, options.retention + math.max(0, math.ceil(tonumber(token) / 1000) - now))
+    redis.call('SET', keys.token, token, 'PX', int(keep))
+  end
+end
+
+local function push(record)
+  record.deadline = math.max(record.deadline, now + length)
+  record.length = math.max(length, record.deadline - now)
+end
+
+-- Readers that hold together are told apart by their tokens too; the holds of one owner have the same.
+local function taken(votes, token)
+  for _, other in ipairs(votes) do
+    if other.token == token and other.owner ~= owner then
+      return true
+    end
+  end
+end
+
+local votes, dead = load_votes(keys.state)
+local vote = find(votes, id)
+local overdue = vote ~= nil and not vote.live
+for i = #dead, 1, -1 do
+  if dead[i] == id then
+    redis.call('HDEL', keys.state, id)
+    table.remove(dead, i)
+    overdue = overdue or what == 'held' or what == 'fence'
+  end
+end
+if overdue or (what == 'fence' and not vote) then
+  return {'gone', overdue and 'expired' or 'gone', int(now_us)}
+end
+
+local waiter
+if vote then
+  push(vote)
+  if what == 'held' then
+    vote.token, vote.stage = fence, 'c'
+    remember(fence)
+  elseif what == 'fence' and tonumber(fence) >= tonumber(vote.token) then
+    if taken(votes, fence) then
+      vote.token = next_token(keys.token, options.retention)
+    else
+      vote.token, vote.stage = fence, 'c'
+      remember(fence)
+    end
+  elseif what == 'ask' and vote.stage == 'c' then
+    vote.stage = 'v' -- its client could not confirm it by a majority
+  end
+  vote.closed_until = vote.deadline + (vote.stage == 'v' and 0 or vote.delay)
+  redis.call('HSET', keys.state, id, encode_vote(vote))
+  keep_until(keys.state, vote.closed_until)
+else
+  local token, exclusive = confirmed_hold(owner, votes)
+  local deadlock = token and mode == 'x' and not exclusive
+  local text = redis.call('HGET', keys.waiters, id)
+  waiter = text and decode_vote(id, text)
+  if waiter and waiter.live then
+    push(waiter)
+  elseif deadlock then
+    return {'deadlock', int(now_us)}
+  else
+    waiter = {
+      id = id, mode = mode, token = '0', deadline = now + length, length = length, delay = tonumber(ARGV[5]),
+      owner = owner, client = ARGV[6], ticket = tonumber(ARGV[7]), stage = 'v', live = true,
+    }
+  end
+  if token and not deadlock then
+    -- Its owner is in already, and does not wait behind anybody.
+    waiter.token, waiter.stage, waiter.closed_until = token, 'a', waiter.deadline + waiter.delay
+    redis.call('HSET', keys.state, id, encode_vote(waiter))
+    withdraw(keys, id)
+    votes[#votes + 1] = waiter
+    keep_state(keys.state, votes)
+  else
+    stand(keys, waiter)
+  end
+end
+
+local head_before = redis.call('ZRANGE', keys.queue, 0, 0)[1]
+local oldest = vote_for_oldest(keys, options, votes, id)
+bury(keys.state, dead)
+if what == 'try' and not find(votes, id) then
+  withdraw(keys, id)
+  find_oldest(keys)
+  return {'busy', int(now_us)}
+end
+if oldest and (oldest.id == id or oldest.id ~= head_before) then
+  inquire(keys, options, votes, oldest)
+  if oldest.id ~= id then
+    hint(keys, options, oldest, votes)
+  end
+end
+return answer(id, votes, oldest, waiter)

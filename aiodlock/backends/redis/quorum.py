@@ -1,0 +1,787 @@
+"""A quorum of independent servers: the Redlock algorithm (Antirez, 2015) with what it lacks.
+
+Every server is a ``Voter`` with a queue of its own, ordered by tickets, so alike on all. All are asked at
+once. Who has the votes of a majority writes its token to them, the largest that any of them proposed, and
+holds when a majority took it. A vote that stands in the way of an older ticket is asked back, and given
+back unless a majority is there: no split votes, no random retries (Maekawa 1985, corrected by Sanders
+1987).
+What the answers mean is in ``votes``; which servers may be believed in ``trust``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import anyio
+
+from ..._clock import now
+from ..._errors import BackendError, BackendUnavailable
+from ..._model import Capabilities, Gone, Granted, Left, LockInfo, Refused, Request, Waiting
+from ..base import Listener, Unanswered
+from .backend import Outcome, RedisBackend, load_scripts, make_label
+from .keys import Keys, keys_of, name_of
+from .replies import left_of, wrong_shape
+from .scripts import BREAK_VOTES, INSPECT_VOTES, UNVOTE, VOTE, VOTING, Script
+from .seen import Seen, merge
+from .source import Source
+from .trust import Trust
+from .votes import Answer, Ballot, Denied, Queued, Round, Tally, read_answer
+from .wire import ReplyError, Wire
+
+_logger = logging.getLogger("aiodlock")
+
+_T = TypeVar("_T")
+
+#: How long a node's answer is waited for; afterwards it counts as one that did not answer.
+_ANSWER_WITHIN = 0.5
+#: How long the others are waited for when a majority has answered, and has not decided.
+_GRACE = 0.02
+#: Rounds of writing a token, when a reader took the same one at the same time.
+_ATTEMPTS = 5
+_CONNECT_AGAIN = 1.0
+_LEAVE_AGAIN = 0.2
+_LONGEST_PAUSE = 2.0
+#: How long entering waits for nodes that are not up when a majority is.
+_WAIT_FOR_ALL = 0.5
+_LOOK_AGAIN, _JUDGE_AGAIN = 0.1, 1.0
+
+_Hear = Callable[[Answer | Exception], None]
+
+
+class Voter(RedisBackend):
+    """One node: sends it what concerns it, and hands its answers on. Tasks of its own are connections."""
+
+    def __init__(self, node: int, source: Source, restart_delay: float, **options: Any) -> None:
+        super().__init__(source, **options)
+        self.node = node
+        self.up: asyncio.Event = asyncio.Event()
+        self.trust: Trust = Trust(keys_of_member(self._prefix), restart_delay, self._retention)
+
+    async def _on_connected(self, wire: Wire) -> None:
+        await load_scripts(wire, VOTING)
+        await self.trust.meet(wire, self._source.described)
+        self._follow(wire)
+
+    @property
+    def connecting(self) -> bool:
+        """Whether it is not known yet if the node can be reached."""
+        return not self.up.is_set() and self.failure is None
+
+    @property
+    def wire(self) -> Wire | None:
+        """The connection, if there is one."""
+        return self._commands.wire if self._commands is not None else None
+
+    def vote(
+        self, tally: Tally, ballot: Ballot, what: str, length: float, token: int, hear: _Hear
+    ) -> None:
+        """Send one message about the request; ``hear`` is called with the answer, never from within."""
+        request = tally.request
+        wire = self.wire
+        if wire is None or tally.leaving:
+            hear_later(hear, self._away())
+            return
+        keys = self._keys(request)
+        arguments = (
+            request.id,
+            "x" if request.mode == "exclusive" else "s",
+            request.owner,
+            round(length * 1000),
+            round(request.lock_delay * 1000),
+            self.label,
+            tally.ticket,
+            what,
+            token,
+            *self._options,
+        )
+        ballot.asked = True
+        if ballot.pending and ballot.sent_on is not wire:
+            ballot.ambiguous = True
+        ballot.sent_on = wire
+        ballot.pending += 1
+        notices, sent = ballot.notices, now()
+
+        def on_reply(reply: Any) -> None:
+            ballot.pending -= 1
+            if isinstance(reply, Exception):
+                # It may be carried out at any time from now on; leaving will have to refuse that.
+                ballot.ambiguous = ballot.ambiguous or isinstance(reply, Unanswered)
+                hear(reply)
+                return
+            try:
+                answer, clock = read_answer(reply, sent)
+            except BackendError as wrong:
+                hear(wrong)
+                return
+            self.trust.hear_clock(clock, sent)
+            ballot.take(answer, notices)
+            hear(answer)
+
+        self._call(wire, VOTE, self._names(keys, request.id), arguments, on_reply)
+
+    def give_back(self, tally: Tally, ballot: Ballot) -> None:
+        """Give the vote back, for an older request. It does not count from now on."""
+        wire = self.wire
+        if wire is None:
+            return
+        ballot.given_back = ballot.token
+        request, sent, notices = tally.request, now(), ballot.notices
+
+        def on_reply(reply: Any) -> None:
+            if isinstance(reply, Exception):
+                return  # the next message to this node will show what became of it
+            try:
+                answer, clock = read_answer(reply, sent)
+            except BackendError:
+                return
+            self.trust.hear_clock(clock, sent)
+            ballot.take(answer, notices)
+
+        names = self._names(self._keys(request), request.id)
+        arguments = (request.id, "yield", 0, ballot.token, *self._options)
+        self._call(wire, UNVOTE, names, arguments, on_reply)
+
+    def unvote(
+        self, request: Request, ballot: Ballot, lost: bool, later: bool, hear: Callable[[Any], None]
+    ) -> None:
+        """Leave this node; ``hear`` is called with a Left or an exception, never from within."""
+        wire = self.wire
+        if wire is None:
+            # What it was sent before may still be carried out.
+            ballot.ambiguous = ballot.ambiguous or ballot.pending > 0
+            hear_later(hear, self._away())
+            return
+        # What is in flight on this very wire is carried out before this.
+        late = ballot.ambiguous or (ballot.pending > 0 and ballot.sent_on is not wire)
+        arguments = (
+            request.id,
+            "lost" if lost else "ended",
+            self._marker_ttl if late else 0,
+            0,
+            *self._options,
+        )
+
+        def on_reply(reply: Any) -> None:
+            if not isinstance(reply, Exception):
+                try:
+                    reply = left_of(reply)
+                except BackendError as wrong:
+                    reply = wrong
+            hear(reply)
+
+        self._call(
+            wire, UNVOTE, self._names(self._keys(request), request.id), arguments, on_reply, later
+        )
+
+    async def leave_unknown(self, request_id: str, where: str) -> None:
+        kind, name = name_of(where)
+        wire = await self._link.wait_up()
+        names = self._names(keys_of(self._prefix, kind, name), request_id)
+        left_of(await self._run(wire, UNVOTE, names, request_id, "ended", 0, 0, *self._options))
+
+    async def seen(self, kind: str, name: str) -> Seen:
+        """Return what this node knows of a name."""
+        keys = keys_of(self._prefix, kind, name)
+        wire = await self._link.wait_up(hurry=True)
+        reply = await self._run(
+            wire, INSPECT_VOTES, (keys.state, keys.queue, keys.waiters, keys.token)
+        )
+        return Seen.of(reply)
+
+    async def break_votes(self, name: str, remember: float) -> set[str]:
+        """Release the holders at this node; return the ids of those."""
+        keys = keys_of(self._prefix, "lock", name)
+        wire = await self._link.wait_up(hurry=True)
+        names = (keys.state, keys.queue, keys.waiters, keys.token, keys.broken)
+        reply = await self._run(wire, BREAK_VOTES, names, *self._options, round(remember * 1000))
+        try:
+            return {id.decode() for id in reply}
+        except (TypeError, AttributeError) as wrong:
+            raise wrong_shape("break_votes", reply) from wrong
+
+    def _away(self) -> BackendUnavailable:
+        error = BackendUnavailable(f"no connection to {self._source.described}")
+        error.__cause__ = self.failure
+        return error
+
+    @staticmethod
+    def _names(keys: Keys, request_id: str) -> tuple[str, ...]:
+        marker = keys.marker + request_id
+        return keys.state, keys.queue, keys.waiters, keys.token, marker, keys.broken
+
+    def _call(
+        self,
+        wire: Wire,
+        script: Script,
+        names: tuple[str, ...],
+        arguments: tuple[str | int, ...],
+        on_reply: Callable[[Any], None],
+        later: bool = False,
+    ) -> None:
+        """Run a script, and give its result or an exception; a forgotten script is sent again."""
+        call = (script.number_of_keys, *names, *arguments)
+
+        def on_done(known: bool, reply: asyncio.Future[Any]) -> None:
+            try:
+                result = reply.result()
+            except ReplyError as refused:
+                if known and refused.code == "NOSCRIPT":
+                    again = wire.send("EVAL", script.source, *call, within=_ANSWER_WITHIN)
+                    again.add_done_callback(partial(on_done, False))
+                    return
+                result = self._translate(wire, refused)
+            except BackendError as error:
+                result = error
+            on_reply(result)
+
+        within = None if later else _ANSWER_WITHIN
+        sent = wire.send("EVALSHA", script.sha, *call, within=within, later=later)
+        sent.add_done_callback(partial(on_done, True))
+
+
+def hear_later(hear: Callable[[Any], None], error: Exception) -> None:
+    """Call back at the next turn of the loop, as replies do."""
+    asyncio.get_running_loop().call_soon(hear, error)
+
+
+def keys_of_member(prefix: str) -> str:
+    """Return the key by which a node is known as a member of the quorum."""
+    return f"{prefix}:1:quorum"
+
+
+@dataclass(slots=True)
+class _Ear:
+    """Hears the notices of one node."""
+
+    quorum: QuorumBackend
+    voter: Voter
+
+    def on_granted(self, request_id: str, token: int, where: str) -> None:
+        self.quorum.on_vote(self.voter, request_id, token, where)
+
+    def on_look(self, request_id: str | None) -> None:
+        self.quorum.on_look(self.voter, request_id)
+
+    def on_broken(self, request_id: str) -> None:
+        self.quorum.on_broken(request_id)
+
+
+class QuorumBackend:
+    """All nodes of a quorum, asked at once.
+
+    Mutable state: ``_tallies`` (by request id, from before the first message until a majority has
+    confirmed the leave), ``_refusals`` (nodes that refuse this client, and why), ``_believed`` (which nodes
+    counted when last looked at), ``_last_ticket``.
+    """
+
+    def __init__(
+        self, sources: Sequence[Source], *, restart_delay: float, described: str, **options: Any
+    ) -> None:
+        self.capabilities: Capabilities = Capabilities(
+            fair="by ticket", semaphores=False, notices="hints"
+        )
+        self.label: str = make_label()
+        self._described = described
+        self._majority = len(sources) // 2 + 1
+        self._voters = [
+            Voter(node, source, restart_delay, label=self.label, **options)
+            for node, source in enumerate(sources)
+        ]
+        self._remember_breaks = max(60.0, float(options.get("unavailable_after", 0.0)))
+        self._tallies: dict[str, Tally] = {}
+        self._refusals: dict[int, BackendError] = {}
+        self._believed: list[bool] = []
+        self._last_ticket = 0
+        self._listener: Listener | None = None
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    def __repr__(self) -> str:
+        return f"<QuorumBackend {self._described}>"
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def run(self, listener: Listener, ready: Callable[[], None]) -> None:
+        self._listener = listener
+        came_up = asyncio.Event()
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                for voter in self._voters:
+                    self._tasks.start_soon(self._run_voter, voter, came_up)
+                while sum(voter.up.is_set() for voter in self._voters) < self._majority:
+                    came_up.clear()
+                    await came_up.wait()
+                # A new quorum is told by all of its nodes together.
+                give_up_at = now() + _WAIT_FOR_ALL
+                while now() < give_up_at and any(voter.connecting for voter in self._voters):  # noqa: ASYNC110
+                    await asyncio.sleep(_WAIT_FOR_ALL / 50)
+                undecided = await self._judge()
+                ready()
+                while True:
+                    await asyncio.sleep(_LOOK_AGAIN if undecided else _JUDGE_AGAIN)
+                    undecided = await self._judge()
+        finally:
+            self._tasks = self._listener = None
+            self._tallies.clear()
+
+    async def _run_voter(self, voter: Voter, came_up: asyncio.Event) -> None:
+        def on_up() -> None:
+            voter.up.set()
+            came_up.set()
+
+        while True:
+            try:
+                await voter.run(_Ear(self, voter), on_up)
+            except BackendUnavailable as error:
+                _logger.debug("%r: %s", voter, error)
+            except BackendError as error:
+                # One that refuses us is one that is away, until too many do.
+                self._refusals[voter.node] = error
+                if len(self._refusals) > len(self._voters) - self._majority:
+                    raise
+                _logger.warning("a node of the quorum: %s", error, extra={"event": "node_refuses"})
+            voter.up.clear()
+            await asyncio.sleep(_CONNECT_AGAIN * random.uniform(0.5, 1.0))
+
+    async def _judge(self) -> bool:
+        """Form an opinion of which nodes may be believed; return whether it is to be formed soon again."""
+        nodes = [(voter.trust, voter.wire) for voter in self._voters]
+        undecided = await Trust.judge(nodes, self._majority)
+        before, self._believed = self._believed, [voter.trust.given for voter in self._voters]
+        if before != self._believed and self._listener is not None:
+            self._listener.on_look(None)
+        return undecided
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why there is no majority of connections, if there is none."""
+        failures = [voter.failure for voter in self._voters]
+        missing = [failure for failure in failures if failure is not None]
+        return missing[0] if len(missing) > len(self._voters) - self._majority else None
+
+    def _trusted(self, node: int) -> bool:
+        return self._voters[node].trust.given
+
+    # -- requests --------------------------------------------------------------------------------
+
+    async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+        tally = self._tally(request)
+        length = request.waiter_ttl
+        first = self._send(tally, "ask" if wait else "try", length, partial(self._decided, tally))
+        await first.settled
+        denied = [answer.why for answer in first.answers.values() if isinstance(answer, Denied)]
+        if denied and (wait or not self._voted(tally)):
+            if len(denied) < len(self._voters):
+                request.ambiguous = True  # others vote for it, or may: they have to be left
+            else:
+                self._tallies.pop(request.id, None)
+            return Refused("deadlock" if "deadlock" in denied else "busy")
+        answer = await self._outcome(tally, first, length)
+        if wait or isinstance(answer, Granted | Gone):
+            return answer
+        request.ambiguous = True
+        return Refused("busy")
+
+    def extend(
+        self, batch: Sequence[tuple[Request, float]]
+    ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
+        return [self._extend(request, length) for request, length in batch]
+
+    def _extend(self, request: Request, length: float) -> Awaitable[Granted | Waiting | Gone]:
+        tally = self._tallies.get(request.id)
+        if tally is None or tally.leaving:
+            return Outcome(_gone)  # it left meanwhile: asking now would queue it again
+        if tally.token:
+            held = self._send_held(tally, tally.token, length)
+            return Outcome(lambda: self._still_held(tally, held))
+        if self._voted(tally):
+            return Outcome(lambda: self._outcome(tally, None, length))
+        asked = self._send(tally, "ask", length, partial(self._decided, tally))
+        return Outcome(lambda: self._outcome(tally, asked, length))
+
+    def server_of(self, request: Request) -> object:
+        # Who may have to ask twice must not keep the others waiting.
+        tally = self._tallies.get(request.id)
+        return None if tally is not None and tally.token else request.id
+
+    def _tally(self, request: Request) -> Tally:
+        tally = self._tallies.get(request.id)
+        if tally is None:
+            tally = Tally(request, self._ticket(), len(self._voters))
+            self._tallies[request.id] = tally
+        return tally
+
+    def _ticket(self) -> int:
+        """Return the time of the nodes, as last heard, in microseconds: the median, whoever steps.
+
+        Later requests of one client have larger ones.
+        """
+        moment = now()
+        times = sorted(time for voter in self._voters if (time := voter.trust.time_at(moment)))
+        time = int(times[len(times) // 2] * 1e6) if times else 0
+        self._last_ticket = max(self._last_ticket + 1, time)
+        return self._last_ticket
+
+    def _send(
+        self,
+        tally: Tally,
+        what: str,
+        length: float,
+        enough: Callable[[], bool],
+        *,
+        token: int = 0,
+        ballots: Sequence[Ballot] | None = None,
+    ) -> Round[Answer]:
+        """Send one message to every node (or those of the ballots)."""
+        asked = tally.ballots if ballots is None else ballots
+        round = Round[Answer](len(asked), self._majority, _GRACE, enough)
+        for ballot in asked:
+            hear = partial(self._hear, tally, ballot, round)
+            self._voters[ballot.node].vote(tally, ballot, what, length, token, hear)
+        return round
+
+    def _hear(
+        self, tally: Tally, ballot: Ballot, round: Round[Answer], answer: Answer | Exception
+    ) -> None:
+        waited_for = not round.settled.done()
+        round.take(ballot.node, answer)
+        if tally.leaving:
+            return
+        self._consider_giving_back(tally, ballot)
+        if not waited_for and not tally.token and self._voted(tally) and self._listener is not None:
+            self._listener.on_look(tally.request.id)  # a late answer has made the majority
+
+    def _voted(self, tally: Tally) -> bool:
+        return len(tally.votes(self._trusted)) >= self._majority
+
+    def _decided(self, tally: Tally) -> bool:
+        """Tell whether no further answer is needed: the token of an owner that holds is a majority's."""
+        votes = tally.votes(self._trusted)
+        mixed = any(vote.stage == "a" for vote in votes) and not tally.token_of_owner(votes)
+        return len(votes) >= self._majority and not mixed
+
+    async def _outcome(
+        self, tally: Tally, first: Round[Answer] | None, length: float
+    ) -> Granted | Waiting | Gone:
+        """Return what follows from the votes, once they are confirmed if they are enough."""
+        if first is not None:
+            await first.settled
+        for _ in range(_ATTEMPTS):
+            if tally.token or not self._voted(tally):
+                break
+            granted = await self._confirm(tally)
+            if granted is not None:
+                return granted
+        if tally.token:
+            # Confirmed by another call for the same request.
+            return await self._still_held(tally, self._send_held(tally, tally.token, length))
+        answers = list(first.answers.values()) if first is not None else []
+        gone = [answer for answer in answers if isinstance(answer, Gone)]
+        if len(gone) > len(self._voters) - self._majority:
+            return _worst(gone)
+        if first is not None and len(first.answers) < self._majority:
+            raise _unanswered(self._described, first)
+        standing = [ballot for ballot in tally.ballots if ballot.stage is not None]
+        looks = [ballot.look_at for ballot in standing if ballot.look_at is not None]
+        return Waiting(tally.deadline(standing), min(looks) if looks else None)
+
+    async def _confirm(self, tally: Tally) -> Granted | None:
+        """Write the token to the nodes that vote for the request; None if no majority took it."""
+        fencing = tally.fencing
+        if fencing is not None:  # another call for the same request is at it
+            await fencing.settled
+            return None
+        votes = tally.votes(self._trusted)
+        known = tally.token_of_owner(votes)
+        token = known or max(vote.token for vote in votes)
+        enough = partial(self._has_confirmed, tally, token)
+        length = tally.request.ttl
+        fencing = tally.fencing = self._send(
+            tally,
+            "held" if known else "fence",
+            length,
+            enough,
+            token=token,
+            ballots=votes,
+        )
+        try:
+            await fencing.settled
+        finally:
+            tally.fencing = None
+        if not enough():
+            return None
+        tally.token = token
+        return Granted(token, tally.deadline(tally.confirmed(token, self._trusted)))
+
+    def _has_confirmed(self, tally: Tally, token: int) -> bool:
+        return len(tally.confirmed(token, self._trusted)) >= self._majority
+
+    # -- holding ---------------------------------------------------------------------------------
+
+    def _send_held(self, tally: Tally, token: int, length: float) -> Round[Answer]:
+        """Extend a holder; a node that has forgotten it, or never knew, is asked for its vote again."""
+        round: Round[Answer]
+
+        def enough() -> bool:
+            return len(self._kept(tally, round)) >= self._majority
+
+        round = Round[Answer](len(tally.ballots), self._majority, _GRACE, enough)
+        for ballot in tally.ballots:
+            hear = partial(self._hear_held, tally, ballot, round)
+            self._voters[ballot.node].vote(tally, ballot, "held", length, token, hear)
+        return round
+
+    def _hear_held(
+        self, tally: Tally, ballot: Ballot, round: Round[Answer], answer: Answer | Exception
+    ) -> None:
+        if not isinstance(answer, Exception) and ballot.stage != "c":
+            ballot.healing = True
+        round.take(ballot.node, answer)
+
+    def _kept(self, tally: Tally, round: Round[Answer]) -> list[Ballot]:
+        """Return the votes that this round has extended, and that were never interrupted."""
+        confirmed = tally.confirmed(tally.token, self._trusted)
+        return [vote for vote in confirmed if vote.node in round.answers and not vote.healing]
+
+    async def _still_held(self, tally: Tally, round: Round[Answer]) -> Granted | Gone:
+        await round.settled
+        kept = self._kept(tally, round)
+        if len(kept) >= self._majority:
+            confirmed = tally.confirmed(tally.token, self._trusted)
+            for vote in confirmed:
+                vote.healing = False  # the others alone suffice, so nobody was in between
+            return Granted(tally.token, tally.deadline(confirmed))
+        silent = len(self._voters) - len(round.answers)
+        if len(kept) + silent < self._majority:
+            gone = [answer for answer in round.answers.values() if isinstance(answer, Gone)]
+            queued = any(isinstance(answer, Queued) for answer in round.answers.values())
+            return _worst(gone) if gone or not queued else Gone("taken_over")
+        raise _unanswered(self._described, round)
+
+    # -- leaving ---------------------------------------------------------------------------------
+
+    async def leave(
+        self, request: Request, *, lost: bool = False, within: float | None = None
+    ) -> Left:
+        left = asyncio.get_running_loop().create_future()
+
+        def done(result: Left | BackendError) -> None:
+            if not left.done():
+                left.set_result(result)
+
+        self._depart(request, lost, False, done)
+        result: Left | BackendError = await left
+        if isinstance(result, BackendError):
+            raise result
+        return result
+
+    def leave_later(
+        self, request: Request, done: Callable[[Left | BackendError], object], *, lost: bool = False
+    ) -> bool:
+        self._depart(request, lost, True, done)
+        return True
+
+    def _depart(
+        self,
+        request: Request,
+        lost: bool,
+        later: bool,
+        done: Callable[[Left | BackendError], object],
+    ) -> None:
+        """Leave every node that was ever asked; those that do not answer are asked again later on."""
+        tally = self._tally(request)
+        tally.leaving = True
+        asked = [ballot for ballot in tally.ballots if ballot.asked]
+        round: Round[Left]
+
+        def enough() -> bool:
+            return len(round.answers) >= self._majority
+
+        round = Round[Left](len(asked), self._majority, _GRACE, enough)
+        for ballot in asked:
+            self._voters[ballot.node].unvote(
+                request, ballot, lost, later, partial(round.take, ballot.node)
+            )
+
+        def on_settled(_: asyncio.Future[None]) -> None:
+            if len(round.answers) < min(self._majority, len(asked)):
+                done(_unanswered(self._described, round))
+                return
+            self._tallies.pop(request.id, None)
+            for ballot in asked:
+                if ballot.node not in round.answers and self._tasks is not None:
+                    self._tasks.start_soon(
+                        self._leave_at, self._voters[ballot.node], request, ballot
+                    )
+            done(_what_was_left(list(round.answers.values())))
+
+        round.settled.add_done_callback(on_settled)
+
+    async def _leave_at(self, voter: Voter, request: Request, ballot: Ballot) -> None:
+        """Leave one node that did not answer, until it does or has surely dropped the request."""
+        give_up_at = now() + max(request.ttl, request.waiter_ttl) + request.lock_delay
+        pause = _LEAVE_AGAIN
+        while now() < give_up_at:
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            ballot.ambiguous = True
+            voter.unvote(request, ballot, False, False, partial(_give, answer))
+            if not isinstance(await answer, Exception):
+                return
+
+    async def leave_unknown(self, request_id: str, where: str) -> None:
+        await self._all(lambda voter: voter.leave_unknown(request_id, where))
+
+    # -- what the nodes say by themselves ------------------------------------------------------------
+
+    def on_vote(self, voter: Voter, request_id: str, token: int, where: str) -> None:
+        """A notice: this node votes for the request now."""
+        tally = self._tallies.get(request_id)
+        if tally is None:
+            if self._tasks is not None:
+                self._tasks.start_soon(self._leave_unknown, voter, request_id, where)
+            return
+        tally.ballots[voter.node].notice(token)
+        if not tally.leaving and not tally.token and self._voted(tally) and self._listener:
+            self._listener.on_look(request_id)
+
+    async def _leave_unknown(self, voter: Voter, request_id: str, where: str) -> None:
+        try:
+            await voter.leave_unknown(request_id, where)
+        except BackendError as error:
+            _logger.warning(
+                "giving back an unknown vote failed, it ends by itself: %r",
+                error,
+                extra={"event": "unknown_grant"},
+            )
+
+    def on_look(self, voter: Voter, request_id: str | None) -> None:
+        """A hint: the vote of this node is asked back, or there is something to see."""
+        tally = self._tallies.get(request_id) if request_id is not None else None
+        if tally is not None and not tally.leaving:
+            ballot = tally.ballots[voter.node]
+            if ballot.stage == "v" and not tally.token:
+                ballot.asked_back = True
+                self._consider_giving_back(tally, ballot)
+                return
+        if self._listener is not None:
+            self._listener.on_look(request_id)
+
+    def on_broken(self, request_id: str) -> None:
+        """An operator broke the lease."""
+        if self._listener is not None:
+            self._listener.on_broken(request_id)
+
+    def _consider_giving_back(self, tally: Tally, ballot: Ballot) -> None:
+        """Give the vote back that an older request waits for, unless a majority is there."""
+        if tally.token or tally.fencing is not None or tally.leaving or not ballot.asked_back:
+            return
+        if ballot.stage == "v" and not self._voted(tally):
+            ballot.asked_back = False
+            self._voters[ballot.node].give_back(tally, ballot)
+
+    def watch(self, request: Request, watching: bool) -> None:
+        for voter in self._voters:
+            voter.watch(request, watching)
+
+    def announce(self, kind: str, name: str) -> None:
+        for voter in self._voters:
+            voter.announce(kind, name)
+
+    def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
+        stops = [voter.observe(kind, name, changed) for voter in self._voters]
+
+        def stop() -> None:
+            for one in stops:
+                one()
+
+        return stop
+
+    # -- for people ------------------------------------------------------------------------------
+
+    async def inspect(self, kind: str, name: str) -> LockInfo:
+        seen = await self._all(lambda voter: voter.seen(kind, name))
+        return merge(name, seen, len(self._voters))
+
+    async def names(self, match: str) -> AsyncIterator[str]:
+        found = await self._all(lambda voter: _collected(voter.names("*")))
+        for name in sorted(set().union(*found)):
+            if fnmatch.fnmatchcase(name, match):
+                yield name
+
+    async def break_lock(self, name: str) -> int:
+        broken = await self._all(lambda voter: voter.break_votes(name, self._remember_breaks))
+        return len(set().union(*broken))
+
+    async def _all(self, call: Callable[[Voter], Coroutine[Any, Any, _T]]) -> list[_T]:
+        """Call every node; return the answers when a majority has given one."""
+        answers: list[_T] = []
+        failures: list[BackendError] = []
+
+        async def one(voter: Voter) -> None:
+            try:
+                async with asyncio.timeout(2 * _ANSWER_WITHIN):
+                    answers.append(await call(voter))
+            except BackendError as error:
+                failures.append(error)
+            except TimeoutError:
+                failures.append(Unanswered(f"{voter!r} did not answer in time"))
+
+        connected = [voter for voter in self._voters if voter.wire is not None]
+        async with anyio.create_task_group() as tasks:
+            for voter in connected if len(connected) >= self._majority else self._voters:
+                tasks.start_soon(one, voter)
+        if len(answers) < self._majority:
+            refused = [error for error in failures if not isinstance(error, BackendUnavailable)]
+            raise refused[0] if refused else _too_few(self._described, len(answers), failures)
+        return answers
+
+
+async def _gone() -> Gone:
+    return Gone("gone")
+
+
+async def _collected(names: AsyncIterator[str]) -> set[str]:
+    return {name async for name in names}
+
+
+def _give(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _worst(gone: Iterable[Gone]) -> Gone:
+    reasons = [answer.reason for answer in gone]
+    return Gone(next((known for known in ("broken", "expired") if known in reasons), "gone"))
+
+
+def _what_was_left(answers: Sequence[Left]) -> Left:
+    for what in ("released", "withdrawn"):
+        if any(answer.what == what for answer in answers):
+            return Left(what)
+    reasons = [answer.reason for answer in answers]
+    return Left("gone", next((one for one in ("broken", "expired") if one in reasons), "gone"))
+
+
+def _unanswered(described: str, round: Round[Any]) -> BackendError:
+    refused = [
+        error
+        for error in round.failures
+        if isinstance(error, BackendError) and not isinstance(error, BackendUnavailable)
+    ]
+    return refused[0] if refused else _too_few(described, len(round.answers), round.failures)
+
+
+def _too_few(described: str, answers: int, failures: Sequence[Exception]) -> Unanswered:
+    error = Unanswered(
+        f"{described}: {answers} nodes answered, which is no majority: {failures[0]}"
+    )
+    error.__cause__ = failures[0]
+    return error

@@ -1,0 +1,111 @@
+"""What the nodes of a quorum know of a name, and what follows from it for people who look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..._model import HolderInfo, LockInfo, WaiterInfo
+from .replies import mode_of, owner_of, wrong_shape
+
+
+@dataclass(frozen=True, slots=True)
+class SeenVote:
+    """One vote at one node."""
+
+    owner: bytes
+    mode: bytes
+    token: int
+    left: float
+    client: bytes
+    stage: bytes
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeenWaiter:
+    """One waiter at one node."""
+
+    owner: bytes
+    mode: bytes
+    client: bytes
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one node knows of a name. ``votes`` and ``waiters`` by request id."""
+
+    token: int
+    closed: float
+    votes: dict[bytes, SeenVote]
+    waiters: dict[bytes, SeenWaiter]
+    clock: float
+
+    @classmethod
+    def of(cls, reply: Any) -> Seen:
+        """Read what the script ``inspect_votes`` answers."""
+        try:
+            token, closed, voted, waiting, clock = reply
+            votes = {
+                id: SeenVote(owner, mode, int(token), int(left) / 1000, client, stage, int(ticket))
+                for id, owner, mode, token, left, client, stage, ticket in zip(
+                    *[iter(voted)] * 8, strict=True
+                )
+            }
+            waiters = {
+                id: SeenWaiter(owner, mode, client, int(ticket))
+                for id, owner, mode, client, ticket in zip(*[iter(waiting)] * 5, strict=True)
+            }
+            return cls(int(token), int(closed) / 1000, votes, waiters, int(clock) / 1e6)
+        except (ValueError, TypeError) as wrong:
+            raise wrong_shape("inspect_votes", reply) from wrong
+
+
+def merge(name: str, seen: Sequence[Seen], nodes: int) -> LockInfo:
+    """Return who holds by a majority of all nodes; everybody else waits, in order of the tickets."""
+    majority = nodes // 2 + 1
+    votes: dict[bytes, list[SeenVote]] = {}
+    waiting: dict[bytes, SeenVote | SeenWaiter] = {}
+    for one in seen:
+        for id, vote in one.votes.items():
+            votes.setdefault(id, []).append(vote)
+            waiting.setdefault(id, vote)
+        for id, waiter in one.waiters.items():
+            waiting.setdefault(id, waiter)
+    holders: dict[tuple[bytes, bytes], HolderInfo] = {}
+    for id, cast in votes.items():
+        confirmed = [vote for vote in cast if vote.stage != b"v"]
+        if len(confirmed) < majority:
+            continue
+        del waiting[id]
+        vote = cast[0]
+        before = holders.get((vote.owner, vote.mode))
+        left = sorted((vote.left for vote in confirmed), reverse=True)[majority - 1]
+        holders[vote.owner, vote.mode] = HolderInfo(
+            owner=owner_of(vote.owner),
+            mode=mode_of(vote.mode),
+            token=max(vote.token for vote in confirmed),
+            count=before.count + 1 if before else 1,
+            remaining=max(left, before.remaining if before else 0.0),
+            client=vote.client.decode(),
+        )
+    clock = sorted(one.clock for one in seen)[len(seen) // 2]
+    ordered = sorted(waiting.items(), key=lambda item: (item[1].ticket, item[0]))
+    waiters = tuple(
+        WaiterInfo(
+            owner_of(waiter.owner),
+            mode_of(waiter.mode),
+            position,
+            max(0.0, clock - waiter.ticket / 1e6),
+            waiter.client.decode(),
+        )
+        for position, (_, waiter) in enumerate(ordered)
+    )
+    # A token that was given is known to a majority; a larger one, to fewer, was only proposed.
+    tokens = sorted((one.token for one in seen), reverse=True)
+    token = tokens[majority - 1]
+    closed = sorted(one.closed for one in seen)[majority - 1]
+    given = [holder.token for holder in holders.values()]
+    return LockInfo(name, tuple(holders.values()), waiters, max(given, default=token), closed)

@@ -1,0 +1,224 @@
+"""What the nodes of a quorum have said of one request, and what follows from it. No I/O.
+
+A request holds when a majority of all nodes has its votes *confirmed*: each wrote the token that the
+request chose, and none of them votes for another while that vote's lease lasts. Of any two majorities at
+least one node is in both, so two exclusive requests never hold at once, and the later one's token, which is
+not smaller than any of its votes' tokens, is larger than the earlier one's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from ..._clock import now
+from ..._model import Gone, Request
+from .replies import local_deadline, wrong_shape
+
+#: ``v``: given, and may be asked back. ``c``: confirmed. ``a``: its owner holds at this node already.
+Stage = Literal["v", "c", "a"]
+_STAGES: dict[bytes, Stage] = {b"v": "v", b"c": "c", b"a": "a"}
+
+
+@dataclass(frozen=True, slots=True)
+class Voted:
+    """The node votes for the request, certainly until ``deadline``."""
+
+    token: int
+    deadline: float
+    stage: Stage
+    asked_back: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """The request waits for the node's vote; see ``Waiting``."""
+
+    deadline: float
+    look_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """The node did not queue the request; see ``Refused``."""
+
+    why: Literal["busy", "deadlock"]
+
+
+Answer = Voted | Queued | Denied | Gone
+
+
+def read_answer(reply: Any, sent: float) -> tuple[Answer, float]:
+    """Return what a node says of a request, and its clock in seconds."""
+    try:
+        match reply:
+            case [b"vote", token, left, stage, back, clock]:
+                deadline = local_deadline(sent, int(left))
+                answer: Answer = Voted(int(token), deadline, _STAGES[stage], back == b"1")
+            case [b"waiting", left, look, clock]:
+                look_at = now() + int(look) / 1000 if int(look) >= 0 else None
+                answer = Queued(local_deadline(sent, int(left)), look_at)
+            case [b"busy", clock]:
+                answer = Denied("busy")
+            case [b"deadlock", clock]:
+                answer = Denied("deadlock")
+            case [b"gone", b"broken" | b"expired" | b"gone" as reason, clock]:
+                answer = Gone(reason.decode())
+            case _:
+                raise wrong_shape("vote", reply)
+        return answer, int(clock) / 1e6
+    except (ValueError, TypeError, KeyError) as wrong:
+        raise wrong_shape("vote", reply) from wrong
+
+
+class Ballot:
+    """What one node has said of one request.
+
+    Mutable state: ``stage`` (``q`` for queued, None for unknown), ``token``, ``deadline`` (until when the
+    node certainly keeps vote or place), ``look_at``, ``given_back`` (the token of the vote that was
+    yielded: it does not count any more, whatever answers still say), ``notices`` (their number),
+    ``healing`` (the node had lost the vote of a holder: it counts again after the others were seen to
+    suffice), and for the leave: ``asked``, ``pending``, ``sent_on``, ``ambiguous``.
+    """
+
+    __slots__ = (
+        "ambiguous",
+        "asked",
+        "asked_back",
+        "deadline",
+        "given_back",
+        "healing",
+        "look_at",
+        "node",
+        "notices",
+        "pending",
+        "sent_on",
+        "stage",
+        "token",
+    )
+
+    def __init__(self, node: int) -> None:
+        self.node: int = node
+        self.stage: Stage | Literal["q"] | None = None
+        self.token: int = 0
+        self.deadline: float = 0.0
+        self.look_at: float | None = None
+        self.asked_back: bool = False
+        self.given_back: int = 0
+        self.notices: int = 0
+        self.healing: bool = False
+        self.asked: bool = False
+        self.pending: int = 0
+        self.sent_on: object | None = None
+        self.ambiguous: bool = False
+
+    @property
+    def counts(self) -> bool:
+        """Whether the node certainly votes for the request at this moment."""
+        voted = self.stage in ("v", "c", "a") and self.token != self.given_back
+        return voted and now() < self.deadline
+
+    def take(self, answer: Answer, notices: int) -> None:
+        """Take an answer to a message that was sent when ``notices`` had arrived."""
+        match answer:
+            case Voted(token, deadline, stage, asked_back):
+                self.stage, self.token, self.asked_back = stage, token, asked_back
+                self.deadline = max(self.deadline, deadline)
+                self.look_at = None
+            case Queued(deadline, look_at):
+                self.deadline = max(self.deadline, deadline)
+                if notices == self.notices:
+                    self.stage, self.token, self.asked_back = "q", 0, False
+                    self.look_at = look_at
+                # Else a notice has overtaken the answer.
+            case _:
+                self.stage, self.token, self.asked_back, self.deadline = None, 0, False, 0.0
+                self.look_at = None
+
+    def notice(self, token: int) -> None:
+        """A notice: the node votes for the request now. Confirming will show whether it still does."""
+        if self.stage in ("q", None) and token > self.given_back:
+            self.stage, self.token = "v", token
+            self.notices += 1
+
+
+class Tally:
+    """One request, over all nodes.
+
+    Mutable state: ``token`` (the one it holds with; 0 before), ``fencing`` (the round that writes the
+    token, while it is on its way), ``leaving``.
+    """
+
+    def __init__(self, request: Request, ticket: int, nodes: int) -> None:
+        self.request: Request = request
+        self.ticket: int = ticket
+        self.majority: int = nodes // 2 + 1
+        self.ballots: list[Ballot] = [Ballot(node) for node in range(nodes)]
+        self.token: int = 0
+        self.fencing: Round[Answer] | None = None
+        self.leaving: bool = False
+
+    def votes(self, trusted: Callable[[int], bool]) -> list[Ballot]:
+        """Return the votes that count, of trusted nodes."""
+        return [ballot for ballot in self.ballots if ballot.counts and trusted(ballot.node)]
+
+    def token_of_owner(self, votes: Sequence[Ballot]) -> int:
+        """Return the token that the owner holds with already, by a majority of these votes; else 0."""
+        tokens = [ballot.token for ballot in votes if ballot.stage == "a"]
+        return next((token for token in tokens if tokens.count(token) >= self.majority), 0)
+
+    def confirmed(self, token: int, trusted: Callable[[int], bool]) -> list[Ballot]:
+        """Return the votes that carry the token, as their nodes said."""
+        votes = self.votes(trusted)
+        return [vote for vote in votes if vote.stage == "c" and vote.token == token]
+
+    def deadline(self, ballots: Sequence[Ballot]) -> float:
+        """Return until when a majority keeps its word: its latest by the majority's number; 0 for never."""
+        moments = sorted((ballot.deadline for ballot in ballots), reverse=True)
+        return moments[self.majority - 1] if len(moments) >= self.majority else 0.0
+
+
+_A = TypeVar("_A")
+
+
+class Round(Generic[_A]):
+    """One message to several nodes, and what has come back.
+
+    ``settled`` is done when the answers suffice, when all are in, or a moment after a majority of all
+    nodes has answered: one that is silent must not keep the others waiting.
+    """
+
+    def __init__(self, asked: int, majority: int, grace: float, enough: Callable[[], bool]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._left = asked
+        self._majority = majority
+        self._grace = grace
+        self._enough = enough
+        self._timer: asyncio.TimerHandle | None = None
+        self.answers: dict[int, _A] = {}
+        self.failures: list[Exception] = []
+        self.settled: asyncio.Future[None] = self._loop.create_future()
+        if not asked:
+            self._settle()
+
+    def take(self, node: int, answer: _A | Exception) -> None:
+        """Take what one node answered, or why it did not."""
+        self._left -= 1
+        if isinstance(answer, Exception):
+            self.failures.append(answer)
+        else:
+            self.answers[node] = answer
+        if self.settled.done():
+            return
+        if self._left == 0 or self._enough():
+            self._settle()
+        elif len(self.answers) >= self._majority and self._timer is None:
+            self._timer = self._loop.call_later(self._grace, self._settle)
+
+    def _settle(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.settled.done():
+            self.settled.set_result(None)
