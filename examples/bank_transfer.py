@@ -103,10 +103,12 @@ async def prove_that_a_stale_writer_is_refused(
         await paused.release()
 
 
-async def main(url: str = "memory://", *, tasks: int = 50, transfers: int = 4) -> int:
+async def main(
+    source: str | list[str] = "memory://", *, tasks: int = 50, transfers: int = 4
+) -> int:
     """Return the sum of all accounts after the transfers: what it was before."""
     database = open_bank()
-    async with Client(url) as client:
+    async with Client(source) as client:
 
         async def clerk() -> None:
             for _ in range(transfers):

@@ -181,7 +181,7 @@ def real_store(store: Store) -> Store:
 @pytest.fixture
 async def client(store: Store) -> AsyncIterator[aiodlock.Client]:
     """Give an entered client on the store, with the default options."""
-    async with aiodlock.Client(store.url, **store.options) as client:
+    async with aiodlock.Client(store.source, **store.options) as client:
         yield client
 
 
@@ -195,7 +195,7 @@ async def make_client(store: Store) -> AsyncIterator[MakeClient]:
 
         async def make(url: str | None = None, **options: Any) -> aiodlock.Client:
             options = {**store.options, **options}
-            client = aiodlock.Client(url if url is not None else store.url, **options)
+            client = aiodlock.Client(url if url is not None else store.source, **options)
             return await stack.enter_async_context(client)
 
         yield make

@@ -26,7 +26,9 @@ CLUSTER = "cluster"
 SENTINEL = "sentinel"
 # The same service, and clients that ask for both of its replicas.
 REPLICATED = "replicated"
-OTHERS = (CLUSTER, SENTINEL, REPLICATED)
+# Three independent servers, and five of which two are dead.
+QUORUM, QUORUM5 = "quorum", "quorum5"
+OTHERS = (CLUSTER, SENTINEL, REPLICATED, QUORUM, QUORUM5)
 
 # What a waiter needs to hear of a key that goes: keyspace channels for generic commands, expiry
 # and eviction.
@@ -74,9 +76,16 @@ class Store:
     server: EmbeddedServer | None = None
     cluster: Cluster | None = None
     service: SentinelService | None = None
+    #: The servers of a quorum, the dead ones too.
+    quorum: list[EmbeddedServer] = field(default_factory=list)
     #: What the clients of tests are given besides their own options.
     options: dict[str, Any] = field(default_factory=dict)
     _raw_clients: list[redis.asyncio.Redis] = field(default_factory=list)
+
+    @property
+    def source(self) -> Any:
+        """What a client is made with."""
+        return [node.url for node in self.quorum] or self.url
 
     @property
     def is_memory(self) -> bool:
@@ -117,6 +126,14 @@ class Store:
             return RedisCluster(  # type: ignore[return-value]
                 host="127.0.0.1", port=self.cluster.ports[0], decode_responses=decode_responses
             )
+        if self.quorum:
+            return _Everywhere(  # type: ignore[return-value]
+                [
+                    redis.asyncio.Redis.from_url(node.url, decode_responses=decode_responses)
+                    for node in self.quorum
+                    if node.running
+                ]
+            )
         if self.service is not None:
             port = self.service.primary.port
             return redis.asyncio.Redis(port=port, decode_responses=decode_responses)
@@ -127,6 +144,24 @@ class Store:
         return FakeRedis(server=shared_server(self.url), decode_responses=decode_responses)
 
 
+class _Everywhere:
+    """Every command goes to each server of a quorum; what the first one answers counts."""
+
+    def __init__(self, clients: list[redis.asyncio.Redis]) -> None:
+        self._clients = clients
+
+    def __getattr__(self, command: str) -> Callable[..., Any]:
+        calls = [getattr(one, command) for one in self._clients]
+        if command in ("pipeline", "pubsub", "register_script", "scan_iter"):
+            return calls[0]  # type: ignore[no-any-return]
+
+        async def call(*arguments: Any, **options: Any) -> Any:
+            answers = [await one(*arguments, **options) for one in calls]
+            return answers[0]
+
+        return call
+
+
 class Servers:
     """Starts each kind of server when a test first asks for it, and stops all in the end."""
 
@@ -134,6 +169,7 @@ class Servers:
         self._running: dict[str, EmbeddedServer] = {}
         self._cluster: Cluster | None = None
         self._service: SentinelService | None = None
+        self._quorums: dict[str, list[EmbeddedServer]] = {}
 
     def store(self, name: str) -> Store:
         """Return an empty store, whatever the test before did to it."""
@@ -145,6 +181,8 @@ class Servers:
             service = self._sentinel_service()
             options = {"min_replicas": 2} if name == REPLICATED else {}
             return Store(name, service.url, service=service, options=options)
+        if name in (QUORUM, QUORUM5):
+            return Store(name, "", quorum=self._quorum(name))
         server = self._server(name)
         reset(server)
         return Store(name, server.url, server)
@@ -156,8 +194,10 @@ class Servers:
         if self._service is not None:
             self._service.__exit__()
             self._service = None
-        for server in self._running.values():
+        quorums = itertools.chain.from_iterable(self._quorums.values())
+        for server in (*self._running.values(), *quorums):
             server.stop()
+        self._quorums.clear()
         self._running.clear()
 
     def _cluster_url(self) -> str:
@@ -175,6 +215,21 @@ class Servers:
             node.call("CONFIG", "SET", "notify-keyspace-events", "")
         reset(self._service.primary)
         return self._service
+
+    def _quorum(self, name: str) -> list[EmbeddedServer]:
+        if name not in self._quorums:
+            number = 3 if name == QUORUM else 5
+            nodes = self._quorums[name] = [embedded("valkey9") for _ in range(number)]
+            for node in nodes:
+                node.start()
+            for node in nodes[3:]:
+                node.kill()
+        for server in self._quorums[name][:3]:
+            server.resume()
+            if not server.running:
+                server.start()
+            reset(server)
+        return self._quorums[name]
 
     def _server(self, name: str) -> EmbeddedServer:
         if name not in self._running:

@@ -44,7 +44,7 @@ async def _use(client: Client) -> int:
 
 
 async def test_client_that_was_not_entered_is_closed(store: Store) -> None:
-    client = Client(store.url)
+    client = Client(store.source)
     lock = client.lock("x")
     assert "closed" in repr(client)
     attempts: list[Coroutine[Any, Any, object]] = [
@@ -64,7 +64,7 @@ async def test_client_that_was_not_entered_is_closed(store: Store) -> None:
 
 
 async def test_locks_made_before_entering_work(store: Store) -> None:
-    client = Client(store.url)
+    client = Client(store.source)
     lock = client.lock("x")
     async with client as entered:
         assert entered is client
@@ -74,7 +74,7 @@ async def test_locks_made_before_entering_work(store: Store) -> None:
 
 
 async def test_client_is_entered_again_after_it_was_left(store: Store) -> None:
-    client = Client(store.url)
+    client = Client(store.source)
     lock = client.lock("x")
     tokens = []
     for _ in range(3):
@@ -86,14 +86,14 @@ async def test_client_is_entered_again_after_it_was_left(store: Store) -> None:
 
 
 async def test_client_is_not_entered_twice_at_a_time(store: Store) -> None:
-    async with Client(store.url) as client:
+    async with Client(store.source) as client:
         with pytest.raises(RuntimeError):
             await client.__aenter__()
         await _use(client)
 
 
 async def test_client_is_entered_and_left_in_different_tasks(store: Store) -> None:
-    client = Client(store.url)
+    client = Client(store.source)
     await asyncio.create_task(client.__aenter__())
     await _use(client)
     await asyncio.create_task(client.__aexit__(None, None, None))
@@ -115,7 +115,7 @@ def test_client_is_entered_again_on_another_loop() -> None:
 
 @pytest.mark.real_store
 async def test_real_client_is_entered_again_on_another_loop(store: Store) -> None:
-    client = Client(store.url)
+    client = Client(store.source)
     async with client:
         first = await _use(client)
     second = []
@@ -202,7 +202,7 @@ async def test_leaving_ends_waits_and_bodies_and_releases(
     store: Store, make_client: MakeClient
 ) -> None:
     other = await make_client()
-    client = Client(store.url)
+    client = Client(store.source)
     await client.__aenter__()
     entered = asyncio.Event()
     cleaned = []
@@ -235,7 +235,7 @@ async def test_leaving_ends_waits_and_bodies_and_releases(
 
 async def test_leaving_releases_bare_leases(store: Store, make_client: MakeClient) -> None:
     other = await make_client()
-    async with Client(store.url) as client:
+    async with Client(store.source) as client:
         lease = await client.lock("x").acquire()
     assert not await other.lock("x").locked()
     assert not lease.held
@@ -247,7 +247,7 @@ async def test_leaving_waits_no_longer_than_close_timeout(
     store: Store, make_client: MakeClient
 ) -> None:
     other = await make_client()
-    client = Client(store.url, close_timeout=0.2)
+    client = Client(store.source, close_timeout=0.2)
     await client.__aenter__()
     entered, enough = asyncio.Event(), asyncio.Event()
 
@@ -270,7 +270,7 @@ async def test_leaving_waits_no_longer_than_close_timeout(
 
 
 async def test_leaving_from_inside_a_body_does_not_hang(store: Store) -> None:
-    client = Client(store.url)
+    client = Client(store.source)
     await client.__aenter__()
     async with takes(at_most=0.5):  # far less than close_timeout
         with pytest.raises(LockLost) as lost:
@@ -281,7 +281,7 @@ async def test_leaving_from_inside_a_body_does_not_hang(store: Store) -> None:
 
 async def test_exception_of_the_clients_body_comes_out(store: Store) -> None:
     async def body() -> None:
-        async with Client(store.url) as client:
+        async with Client(store.source) as client:
             await client.lock("x").acquire()
             raise ValueError("mine")
 
@@ -290,7 +290,7 @@ async def test_exception_of_the_clients_body_comes_out(store: Store) -> None:
 
 
 async def test_leaving_twice_is_harmless(store: Store) -> None:
-    client = Client(store.url)
+    client = Client(store.source)
     await client.__aenter__()
     await client.__aexit__(None, None, None)
     await client.__aexit__(None, None, None)

@@ -63,6 +63,6 @@ async def test_bank_keeps_its_sum_and_refuses_the_stale_writer(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with asyncio.timeout(40):
-        total = await bank_transfer.main(store.url)
+        total = await bank_transfer.main(store.source)
     assert total == bank_transfer.ACCOUNTS * bank_transfer.OPENING_BALANCE
     assert "refused" in capsys.readouterr().out

@@ -129,7 +129,7 @@ async def test_leaving_the_client_in_a_forked_child_releases_nothing_of_the_pare
 async def test_leaving_the_client_waits_for_a_body_that_is_only_flagged(
     store: Store, client: aiodlock.Client
 ) -> None:
-    leaving = aiodlock.Client(store.url)
+    leaving = aiodlock.Client(store.source)
     await leaving.__aenter__()
     told, finish = asyncio.Event(), asyncio.Event()
 

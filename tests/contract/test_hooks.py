@@ -153,7 +153,7 @@ async def test_loss_found_on_release_is_told(
 @pytest.mark.parametrize("how", ["unconfirmed", "forgotten", "closed"])
 async def test_other_ends_are_told_once_too(store: Store, how: str) -> None:
     heard = Heard()
-    client = aiodlock.Client(store.url)
+    client = aiodlock.Client(store.source)
     client.add_hooks(heard)
     async with client:
         if how == "unconfirmed":
@@ -190,7 +190,7 @@ async def test_failing_extension_and_its_loss_are_told(
 
 async def test_every_beginning_has_exactly_one_end_whatever_happens(store: Store) -> None:
     heard = Heard()
-    client = aiodlock.Client(store.url, ttl=0.5, close_timeout=0.5)
+    client = aiodlock.Client(store.source, ttl=0.5, close_timeout=0.5)
     client.add_hooks(heard)
     dice = random.Random(7)
 
@@ -231,7 +231,7 @@ async def test_every_beginning_has_exactly_one_end_whatever_happens(store: Store
 @pytest.mark.stores("valkey9")
 async def test_release_that_is_never_answered_is_told_when_the_client_is_left(store: Store) -> None:
     heard = Heard()
-    client = aiodlock.Client(store.url, close_timeout=0.1)
+    client = aiodlock.Client(store.source, close_timeout=0.1)
     client.add_hooks(heard)
     assert store.server is not None
     async with client:

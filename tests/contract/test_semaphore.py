@@ -9,6 +9,10 @@ import pytest
 from aiodlock import AcquireTimeout, Client, WouldBlock
 
 from ..scenes import BRIEF, PATIENCE, until_free
+from ..servers import ALL, CLUSTER, REPLICATED, SENTINEL
+
+# A quorum has no one place that could count: it refuses them.
+pytestmark = pytest.mark.stores(*ALL, CLUSTER, SENTINEL, REPLICATED)
 
 
 async def test_at_most_limit_hold_at_a_time(client: Client) -> None:

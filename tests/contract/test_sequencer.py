@@ -12,7 +12,7 @@ import aiodlock
 from aiodlock import Client
 
 from ..conftest import MakeClient
-from ..servers import Store
+from ..servers import ALL, CLUSTER, REPLICATED, SENTINEL, Store
 
 
 async def test_sequencer_is_true_while_the_grant_holds(make_client: MakeClient) -> None:
@@ -39,6 +39,7 @@ async def test_each_reader_has_its_own(client: Client) -> None:
         await lease.release()
 
 
+@pytest.mark.stores(*ALL, CLUSTER, SENTINEL, REPLICATED)
 async def test_semaphore_and_lock_of_one_name_are_told_apart(client: Client) -> None:
     async with client.semaphore("a", 2) as lease:
         assert await client.check_sequencer(lease.sequencer)

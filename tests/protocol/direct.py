@@ -209,7 +209,8 @@ def waiting(reply: list[Any]) -> tuple[int, int]:
 
 
 def _holder(text: str) -> Holder:
-    mode, token, deadline, length, delay, owner, client = text.split(" ")
+    # A quorum's node keeps two words more: ticket and stage.
+    mode, token, deadline, length, delay, owner, client = text.split(" ")[:7]
     return Holder(mode, int(token), int(deadline), int(length), int(delay), owner, client)
 
 
