@@ -15,6 +15,9 @@ import redis
 from aiodlock._embedded import EmbeddedServer, EmbeddedServerError
 
 SLOTS = 16384
+#: How long a node has to be silent before the others call it dead, in ms. On a machine that stalls, nodes
+#: are silent for a second though nothing is the matter with them.
+NODE_TIMEOUT = 3000
 #: A node's bus has the port 10,000 above its own. Both below those that the kernel gives to clients.
 _PORTS = (11_000, 22_000)
 
@@ -75,12 +78,12 @@ class Cluster:
 
     def call(self, node: EmbeddedServer, *command: str | int) -> Any:
         """Send one command to one node."""
-        with redis.Redis(port=port(node), decode_responses=True, socket_timeout=5.0) as client:
+        with redis.Redis(port=port(node), decode_responses=True, socket_timeout=30.0) as client:
             # The plain reply, not what redis-py makes of it.
             client.response_callbacks.clear()
             return client.execute_command(*command)
 
-    def wait(self, condition: Callable[[], bool], what: str, within: float = 20.0) -> None:
+    def wait(self, condition: Callable[[], bool], what: str, within: float = 60.0) -> None:
         """Look again and again until it is so."""
         give_up = time.monotonic() + within
         while not condition():
@@ -113,7 +116,7 @@ class Cluster:
             config={
                 "cluster-enabled": "yes",
                 "cluster-config-file": "nodes.conf",
-                "cluster-node-timeout": 600,
+                "cluster-node-timeout": NODE_TIMEOUT,
                 "cluster-replica-validity-factor": 0,
                 "repl-diskless-sync-delay": 0,
             },

@@ -71,7 +71,7 @@ def turns_so_far(store: Path) -> int:
     return judge(store).turns
 
 
-async def until_turns(store: Path, more: int, within: float = 60.0) -> None:
+async def until_turns(store: Path, more: int, within: float = 120.0) -> None:
     """Wait for so many further turns."""
     wanted, give_up_at = turns_so_far(store) + more, time.monotonic() + within
     while turns_so_far(store) < wanted:
@@ -104,7 +104,7 @@ async def _main(
 ) -> Verdict:
     with (
         tempfile.TemporaryDirectory() as directory,
-        SentinelService(find_valkey9(), replicas=replicas) as service,
+        SentinelService(find_valkey9(), replicas=replicas, down_after=1000) as service,
     ):
         store = Path(directory) / "witness.db"
         async with contending(service.url, store, min_replicas=min_replicas, ttl=ttl) as told:

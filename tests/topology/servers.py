@@ -17,8 +17,9 @@ from aiodlock._embedded import EmbeddedServer
 SERVICE = "primary"
 #: A failover takes a few seconds; on a machine that is busy, far more.
 FAILOVER_WITHIN = 60.0
-#: How long a server has to be silent before a sentinel calls it down, in ms.
-DOWN_AFTER = 1000
+#: How long a server has to be silent before a sentinel calls it down, in ms. On a machine that stalls,
+#: servers are silent for a second though nothing is the matter with them.
+DOWN_AFTER = 3000
 
 
 class Node(EmbeddedServer):
@@ -125,9 +126,12 @@ class SentinelService(Replicated):
     ``primary`` is the server that is the primary now, ``followers`` are the others.
     """
 
-    def __init__(self, binary: Path, *, replicas: int = 2, **config: str | int) -> None:
+    def __init__(
+        self, binary: Path, *, replicas: int = 2, down_after: int = DOWN_AFTER, **config: str | int
+    ) -> None:
         super().__init__(binary, replicas=replicas, **config)
         self._binary = binary
+        self._watching = {"sentinel down-after-milliseconds": f"{SERVICE} {down_after}"}
         self._directory: Path | None = None
         self.sentinels: list[Sentinel] = []
 
@@ -137,7 +141,13 @@ class SentinelService(Replicated):
             self._directory = Path(tempfile.mkdtemp(prefix="aiodlock-"))
             for _ in range(3):
                 self.sentinels.append(
-                    Sentinel(self._binary, self._directory, self.primary, quorum=2)
+                    Sentinel(
+                        self._binary,
+                        self._directory,
+                        self.primary,
+                        quorum=2,
+                        **self._watching,
+                    )
                 )
                 self.sentinels[-1].start()
             self.settle()
