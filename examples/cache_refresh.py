@@ -17,7 +17,7 @@ class Catalogue:
     """Prices in two places that have to agree; loading them is slow and dear."""
 
     def __init__(self, client: aiodlock.Client) -> None:
-        self._lock = client.rwlock("catalogue", ttl=10, timeout=5)
+        self._lock = client.rwlock("catalogue", ttl=10, timeout=30)
         self._prices: dict[str, int] = {}
         self._total = 0
         self._stale = True

@@ -24,7 +24,7 @@ async def worker(name: str, terms: list[str]) -> None:
                 if name == "worker-2":  # an operator removes it
                     await client.break_lock("scheduler")
                     await asyncio.sleep(60)  # ends here: its body is cancelled
-                await asyncio.sleep(0.1)  # what only the leader does
+                await asyncio.sleep(0.5)  # what only the leader does
             print(f"{name} has resigned")
         except aiodlock.LockLost as lost:
             print(f"{name} was deposed: {lost.reason}")

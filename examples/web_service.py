@@ -25,9 +25,9 @@ paid: dict[int, int] = {}
 
 @app.post("/orders/{order_id}/pay")
 async def pay(
-    order_id: int, lease: Annotated[Lease, Locked("orders:{order_id}", timeout=2, ttl=10)]
+    order_id: int, lease: Annotated[Lease, Locked("orders:{order_id}", timeout=10, ttl=10)]
 ) -> dict[str, int | bool]:
-    """Pay an order. 423 when another request is at it for longer than 2 s."""
+    """Pay an order. 423 when another request is at it for longer than 10 s."""
     first = order_id not in paid
     await asyncio.sleep(0.02)  # the bank
     # A database would be told: UPDATE ... SET fence = :token WHERE id = :id AND fence < :token
