@@ -30,7 +30,8 @@ def _rules() -> list[str]:
     nodes = (DOCS / "topologies" / "cluster.md").read_text()
     one = re.search(r"```text\nACL SETUSER locks (.*?)```", server, re.DOTALL)
     more = re.search(r"```text\n(\+cluster.*?)```", nodes, re.DOTALL)
-    assert one is not None and more is not None
+    assert one is not None
+    assert more is not None
     return [*one[1].split(), *more[1].split()]
 
 

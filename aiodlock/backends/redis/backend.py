@@ -82,7 +82,9 @@ class RedisBackend:
         self._configure = configure_notifications
         self.label: str = label or make_label()
         self._channels = channel_prefix(prefix)
-        self._options = (self._channels, self._retention, "PUBLISH")
+        #: The command that scripts announce grants with.
+        self._publish = "PUBLISH"
+        self._options = (self._channels, self._retention, self._publish)
         self._commands: Link | None = None
         #: Why the server, though it answers, did not do what it was asked; None since it did.
         self._refusal: BackendUnavailable | None = None
@@ -161,7 +163,9 @@ class RedisBackend:
         while True:
             try:
                 wire = await self._link.wait_up()
-                await check_permissions(wire, key=key, channel=channel, prefix=self._prefix)
+                await check_permissions(
+                    wire, key=key, channel=channel, prefix=self._prefix, publish=self._publish
+                )
                 return
             except ReplyError as refused:  # a replica takes no writes, until it is the primary
                 self._translate(wire, refused)

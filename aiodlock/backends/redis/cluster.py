@@ -58,7 +58,6 @@ class Node(RedisBackend):
         self.address = address
         self.up: asyncio.Event = asyncio.Event()
         self.scope: anyio.CancelScope = anyio.CancelScope()
-        self._publish = "PUBLISH"
 
     async def _on_connected(self, wire: Wire) -> None:
         # Before anybody calls a script: one that says SPUBLISH in vain has half its writes done.

@@ -29,15 +29,20 @@ CHECKED: dict[str, tuple[str, ...]] = {
 }
 
 
-async def check_permissions(wire: Wire, *, key: str, channel: str, prefix: str) -> None:
+async def check_permissions(
+    wire: Wire, *, key: str, channel: str, prefix: str, publish: str = "PUBLISH"
+) -> None:
     """Raise BackendError that names every command, key or channel the user may not use.
 
+    :param publish: the command that the scripts publish with; SPUBLISH on a cluster's node.
     :raises ReplyError: when the server refuses to write, for now (READONLY, LOADING).
     """
     calls: list[tuple[str, ...]] = [("SET", key, "1", "PX", "1000")]
     calls += [(command, key, *rest) for command, rest in CHECKED.items()]
     calls += [("TIME",), ("PING",), ("EVAL", "return 1", "0"), ("EVALSHA", "0" * 40, "0")]
     calls += [("PUBLISH", channel, ""), ("UNSUBSCRIBE", channel)]
+    if publish == "SPUBLISH":
+        calls += [("SPUBLISH", channel, ""), ("SUNSUBSCRIBE", channel)]
     missing: dict[str, None] = {}  # in order, each once
     for call, reply in [(call, wire.send(*call)) for call in calls]:
         try:
