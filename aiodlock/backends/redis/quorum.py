@@ -231,6 +231,7 @@ class Voter(RedisBackend):
         def on_done(known: bool, reply: asyncio.Future[Any]) -> None:
             try:
                 result = reply.result()
+                self._refusal = None
             except ReplyError as refused:
                 if known and refused.code == "NOSCRIPT":
                     again = wire.send("EVAL", script.source, *call, within=_ANSWER_WITHIN)
@@ -332,6 +333,7 @@ class QuorumBackend:
 
     async def _run_voter(self, voter: Voter, came_up: asyncio.Event) -> None:
         def on_up() -> None:
+            self._refusals.pop(voter.node, None)
             voter.up.set()
             came_up.set()
 
@@ -342,10 +344,13 @@ class QuorumBackend:
                 _logger.debug("%r: %s", voter, error)
             except BackendError as error:
                 # One that refuses us is one that is away, until too many do.
+                level = logging.DEBUG if voter.node in self._refusals else logging.WARNING
                 self._refusals[voter.node] = error
                 if len(self._refusals) > len(self._voters) - self._majority:
                     raise
-                _logger.warning("a node of the quorum: %s", error, extra={"event": "node_refuses"})
+                _logger.log(
+                    level, "a node of the quorum: %s", error, extra={"event": "node_refuses"}
+                )
             voter.up.clear()
             await asyncio.sleep(_CONNECT_AGAIN * random.uniform(0.5, 1.0))
 
@@ -617,13 +622,13 @@ class QuorumBackend:
             for ballot in asked:
                 if ballot.node not in round.answers and self._tasks is not None:
                     self._tasks.start_soon(
-                        self._leave_at, self._voters[ballot.node], request, ballot
+                        self._leave_at, self._voters[ballot.node], request, ballot, lost
                     )
             done(_what_was_left(list(round.answers.values())))
 
         round.settled.add_done_callback(on_settled)
 
-    async def _leave_at(self, voter: Voter, request: Request, ballot: Ballot) -> None:
+    async def _leave_at(self, voter: Voter, request: Request, ballot: Ballot, lost: bool) -> None:
         """Leave one node that did not answer, until it does or has surely dropped the request."""
         give_up_at = now() + max(request.ttl, request.waiter_ttl) + request.lock_delay
         pause = _LEAVE_AGAIN
@@ -632,7 +637,7 @@ class QuorumBackend:
             pause = min(2 * pause, _LONGEST_PAUSE)
             answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             ballot.ambiguous = True
-            voter.unvote(request, ballot, False, False, partial(_give, answer))
+            voter.unvote(request, ballot, lost, False, partial(_give, answer))
             if not isinstance(await answer, Exception):
                 return
 

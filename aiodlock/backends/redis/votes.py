@@ -127,6 +127,8 @@ class Ballot:
                 self.stage, self.token, self.asked_back = stage, token, asked_back
                 self.deadline = max(self.deadline, deadline)
                 self.look_at = None
+                if stage == "a":
+                    self.given_back = 0  # such a vote is never taken back
             case Queued(deadline, look_at):
                 self.deadline = max(self.deadline, deadline)
                 if notices == self.notices:
@@ -139,7 +141,8 @@ class Ballot:
 
     def notice(self, token: int) -> None:
         """A notice: the node votes for the request now. Confirming will show whether it still does."""
-        if self.stage in ("q", None) and token > self.given_back:
+        known = self.stage in ("v", "c", "a") and self.token != self.given_back
+        if not known and token > self.given_back:
             self.stage, self.token = "v", token
             self.notices += 1
 

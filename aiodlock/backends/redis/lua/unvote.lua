@@ -23,7 +23,13 @@ local vote, index = find(votes, id)
 
 if what == 'yield' then
   local oldest = find_oldest(keys)
-  if vote and vote.token == ARGV[4] and in_the_way(vote, oldest) then
+  local meant = vote and vote.live and vote.stage == 'v' and vote.token == ARGV[4]
+  if meant and not in_the_way(vote, oldest) then
+    -- Who gave it back counts it no more: under a token of its own it is a new vote, which a late
+    -- repetition of this does not take.
+    vote.token = next_token(keys.token, options.retention)
+    redis.call('HSET', keys.state, id, encode_vote(vote))
+  elseif meant then
     table.remove(votes, index)
     votes.known = nil
     vote.token = '0'
