@@ -190,14 +190,24 @@ def _queued() -> dict[int, float]:
     pids = [os.getpid()]
     while pids:
         pid = pids.pop()
+        found[pid] = queued_for(pid)
         try:
             for task in Path(f"/proc/{pid}/task").iterdir():
-                _ran, waited, _turns = (task / "schedstat").read_text().split()
-                found[pid] = found.get(pid, 0.0) + int(waited) / 1e9
                 pids += map(int, (task / "children").read_text().split())
         except (OSError, ValueError):
             continue
     return found
+
+
+def queued_for(pid: int) -> float:
+    """Return for how many seconds of its life the process has waited for a processor."""
+    waited = 0
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            waited += int((task / "schedstat").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        pass
+    return waited / 1e9
 
 
 def _stolen() -> float:

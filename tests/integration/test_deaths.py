@@ -13,18 +13,29 @@ from pathlib import Path
 
 import pytest
 
-from aiodlock import AcquireTimeout, Client, Lease, Lock
+from aiodlock import AcquireTimeout, BackendUnavailable, Client, Lease, Lock
 
 from ..conftest import MakeClient
 from ..protocol.direct import Direct
-from ..scenes import cancelled, held_elsewhere, stalls, until_outlived, until_waiting
+from ..scenes import (
+    BRIEF,
+    LASTING,
+    STARTING,
+    cancelled,
+    granted_at,
+    held_elsewhere,
+    stalls,
+    until_outlived,
+    until_waiting,
+)
 from ..servers import Store
 from .history import monitored
 
 Stand = Callable[..., Awaitable[asyncio.subprocess.Process]]
 
 NAME = "name"
-TTL = 0.6
+#: Far longer than a machine stalls: nothing but a death ends a lease here.
+TTL = 1.5
 #: How late the next one may be in, on the server's clock.
 LATE = 0.1
 #: Whoever is not the head finds out with its own extension that those in front are dead.
@@ -49,7 +60,7 @@ async def stand(real_store: Store) -> AsyncIterator[Stand]:
         )
         processes.append(process)
         assert process.stdout is not None
-        assert await asyncio.wait_for(process.stdout.readline(), 20.0) == b"standing\n"
+        assert await asyncio.wait_for(process.stdout.readline(), STARTING) == b"standing\n"
         return process
 
     yield start
@@ -79,11 +90,6 @@ async def holders_end(store: Store) -> float:
     """Return when the first lease of the holders ends unless it is extended."""
     holders = await Direct(await store.raw(), NAME).holders()
     return min(holder.deadline for holder in holders.values()) / 1000
-
-
-def granted_at(lease: Lease) -> float:
-    """Return when the server granted it: the first token of its time."""
-    return lease.token / 1e6
 
 
 def asking(lock: Lock) -> asyncio.Task[Lease]:
@@ -141,7 +147,7 @@ async def test_dead_reader_among_live_ones_delays_a_writer_by_its_own_ttl(
 
 
 async def test_readers_are_extended_alone_and_together(make_client: MakeClient) -> None:
-    client = await make_client(ttl=0.8, waiter_ttl=0.8)
+    client = await make_client(ttl=LASTING, waiter_ttl=LASTING)
     pair = client.rwlock(NAME)
     async with held_elsewhere(pair.write):
         waiting = [asking(pair.read) for _ in range(3)]
@@ -196,17 +202,18 @@ async def test_dead_writer_that_is_granted_holds_readers_back_no_longer(
 
 
 async def test_leases_that_nobody_releases_end_in_order_of_arrival(client: Client) -> None:
-    """Redisson, testLeaseTimeout and testExpire: eight leases that end by themselves, one by one."""
-    lock = client.lock(NAME, ttl=0.2, auto_extend=False)
+    """Redisson, testLeaseTimeout and testExpire: five leases that end by themselves, one by one."""
+    ttl = 0.8
+    lock = client.lock(NAME, ttl=ttl, auto_extend=False)
     tasks = []
-    for number in range(8):
+    for _ in range(5):
         tasks.append(asking(lock))
-        await until_waiting(client, NAME, number)
+        await asyncio.sleep(0)  # each request is sent by its first step, in order
     async with stalls() as stalled:
         leases = await asyncio.gather(*tasks)
         moments = [granted_at(lease) for lease in leases]
         assert moments == sorted(moments)
-        assert moments[-1] - moments[0] <= 7 * (0.2 + LATE) + stalled()
+        assert moments[-1] - moments[0] <= 4 * (ttl + LATE) + stalled()
     for lease in leases:
         await lease.wait_lost()
         with pytest.raises(Exception, match="expired"):
@@ -222,7 +229,8 @@ async def test_attempts_that_time_out_do_not_put_off_those_who_come_later(
 
         async def try_in_vain() -> None:
             for _ in range(10):
-                with pytest.raises(AcquireTimeout):
+                # Unavailable: on a busy machine the time may be over before the server has answered.
+                with pytest.raises((AcquireTimeout, BackendUnavailable)):
                     await client.lock(NAME).acquire(timeout=0.02)
 
         await asyncio.gather(*(try_in_vain() for _ in range(3)))
@@ -329,7 +337,7 @@ async def test_try_that_timed_out_leaves_nothing_that_keeps_the_next_one_out(
     """Redisson, testTryLockNonDelayed."""
     async with held_elsewhere(client.lock(NAME)):
         with pytest.raises(AcquireTimeout):
-            await client.lock(NAME).acquire(timeout=0.1)
+            await client.lock(NAME).acquire(timeout=BRIEF)
     await (await client.lock(NAME).acquire_nowait()).release()
 
 
@@ -342,8 +350,8 @@ async def test_time_out_behind_a_dead_holder_is_as_long_as_it_says(
     async with stalls() as stalled:
         began = clock()
         with pytest.raises(AcquireTimeout):
-            await client.lock(NAME).acquire(timeout=0.5)
-        assert 0.5 <= clock() - began <= 0.5 + LATE + stalled()
+            await client.lock(NAME).acquire(timeout=BRIEF)
+        assert BRIEF <= clock() - began <= BRIEF + LATE + stalled()
 
 
 async def test_process_that_starts_again_waits_for_its_own_ghosts_one_lease_at_most(

@@ -107,7 +107,7 @@ async def main(url: str, database: str, seed: int, tasks: int, turns: int, reade
                 group.create_task(contender())
         session = client._session
         assert session is not None
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while session.places:
                 await asyncio.sleep(0.01)
         left = {"places": len(session.places), "beats": len(session.extender)}

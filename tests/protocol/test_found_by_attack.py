@@ -23,6 +23,7 @@ async def test_new_head_is_told_when_to_look_also_when_its_owner_gets_somebody_e
     assert ("stranger", "look", "next") in await heard.notices()
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.stores("valkey9")
 async def test_time_to_grant_many_readers_grows_with_their_number_not_with_its_square(
     store: Store, direct: Direct
