@@ -11,7 +11,7 @@ say to clients goes to lists instead of channels.
 from __future__ import annotations
 
 import os
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
@@ -83,6 +83,28 @@ _names = count()
 _T = TypeVar("_T")
 
 
+# Both in one script, because most of the time would go to and fro. What is said follows the answer.
+_HEARD = """
+local reply = (function() %s
+end)()
+local said = {{}, {}, {}}
+local channels = {unpack(ARGV, #ARGV - 3, #ARGV - 1)}
+if redis.call('EXISTS', unpack(channels)) > 0 then
+  for number, channel in ipairs(channels) do
+    said[number] = redis.call('LRANGE', channel, 0, -1)
+  end
+  redis.call('DEL', unpack(channels))
+end
+return {reply, said}
+"""
+_LOOK = """
+return {
+  redis.call('HGETALL', KEYS[1]), redis.call('HGETALL', KEYS[2]), redis.call('XRANGE', KEYS[3], '-', '+'),
+  redis.call('GET', KEYS[4]),
+}
+"""
+
+
 class VirtualDirect(Direct):
     """The scripts on a name of its own, at a time that the test says, by a blocking connection."""
 
@@ -92,29 +114,57 @@ class VirtualDirect(Direct):
         super().__init__(connection, f"name {next(_names)}", kind=kind, sources=sources)
         self.connection = connection
         self.time = 0
+        self._channels = [channel_prefix(PREFIX) + client for client in CLIENTS]
+        self._said: list[tuple[str, str, str]] = []
+        self._loaded: dict[str, str] = {}
 
     async def _run(self, script: Script, keys: list[str], arguments: list[str | int]) -> Any:
+        words = ["RPUSH" if word == "PUBLISH" else str(word) for word in arguments]
+        reply, said = self._call(
+            script.name,
+            lambda: self._virtual(script),
+            keys,
+            *words,
+            *self._channels,
+            str(self.time),
+        )
+        self._hear(said)
+        return reply
+
+    def _virtual(self, script: Script) -> str:
         source = self._sources.get(script.name, script.source.decode())
         assert source.count(_TIME) == 1
-        source = source.replace(_TIME, _VIRTUAL).replace("'PEXPIRE'", "'EXPIRE'")
-        words = ["RPUSH" if word == "PUBLISH" else str(word) for word in arguments]
-        return self.connection.eval(source, len(keys), *keys, *words, str(self.time))
+        return _HEARD % source.replace(_TIME, _VIRTUAL).replace("'PEXPIRE'", "'EXPIRE'")
 
-    def said(self) -> list[tuple[str, str, str]]:
-        """Return client, word and request id of what was said since the last call."""
-        pipe = self.connection.pipeline(transaction=False)
-        channels = [channel_prefix(PREFIX) + client for client in CLIENTS]
-        for channel in channels:
-            pipe.lrange(channel, 0, -1)
-        pipe.delete(*channels)
-        *lists, _ = pipe.execute()
-        found = []
-        for client, messages in zip(CLIENTS, lists, strict=True):
+    def _call(self, name: str, source: Callable[[], str], keys: list[str], *words: str) -> Any:
+        if name not in self._loaded:
+            self._loaded[name] = self.connection.script_load(source())
+        return self.connection.evalsha(self._loaded[name], len(keys), *keys, *words)
+
+    def _hear(self, said: list[list[str]]) -> None:
+        for client, messages in zip(CLIENTS, said, strict=True):
             for message in messages:
                 word, state, id, _ = message.split(" ")
                 assert state == self.keys.state
-                found.append((client, word, id))
-        return found
+                self._said.append((client, word, id))
+
+    def said(self) -> list[tuple[str, str, str]]:
+        """Return client, word and request id of what was said since the last call."""
+        said, self._said = self._said, []
+        return said
+
+    def look(self) -> tuple[dict[str, str], dict[str, str], list[tuple[str, dict[str, str]]], int]:
+        """Return the state, the waiters, the queue and the last token, as stored."""
+        keys = self.keys
+        state, waiters, queue, token = self._call(
+            "look", lambda: _LOOK, [keys.state, keys.waiters, keys.queue, keys.token]
+        )
+        entries = [(stream_id, _pairs(fields)) for stream_id, fields in queue]
+        return _pairs(state), _pairs(waiters), entries, int(token or 0)
+
+
+def _pairs(flat: list[str]) -> dict[str, str]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def run(call: Coroutine[Any, Any, _T]) -> _T:
@@ -157,8 +207,7 @@ class Locks(RuleBasedStateMachine):
         self.beats: dict[str, int] = {}
 
     def teardown(self) -> None:
-        channels = [channel_prefix(PREFIX) + client for client in CLIENTS]
-        self.scripts.connection.delete(*self.scripts.keys[:5], *channels)
+        self.scripts.connection.delete(*self.scripts.keys[:5])
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -235,13 +284,7 @@ class Locks(RuleBasedStateMachine):
         type(self).steps += 1
         reference = self.reference
         self.scripts.time = reference.now
-        connection, keys = self.scripts.connection, self.scripts.keys
-        pipe = connection.pipeline(transaction=False)
-        pipe.hgetall(keys.state)
-        pipe.hgetall(keys.waiters)
-        pipe.xrange(keys.queue)
-        pipe.get(keys.token)
-        state, waiters, queue, token = pipe.execute()
+        state, waiters, queue, token = self.scripts.look()
         holding = set()
         for id, text in state.items():
             mode, own_token, deadline, _, _, owner, _ = text.split(" ")
@@ -257,7 +300,7 @@ class Locks(RuleBasedStateMachine):
                 waiting.append((fields["id"], int(deadline)))
         assert waiting == [(e.id, e.deadline) for e in reference.waiters()]
         # Every grant of a new owner has a token of its own, so equal tokens are the same order.
-        assert int(token or 0) == reference.token
+        assert token == reference.token
 
     def _compare_what_was_said(self, caller: str, *, scanned: bool = True) -> None:
         """Hold the notices against the reference's, and see that the head knows when to look."""
