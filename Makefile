@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # The tests start some hundred Pythons. Without byte code on disk, each compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup check format test test-topologies soak simulate test-oldest docs demo bench clean
+.PHONY: setup check format test test-suite test-topologies soak simulate test-oldest docs demo bench clean
 
 setup: $(STAMP)
 
@@ -28,9 +28,13 @@ format: setup
 	$(BIN)/ruff format .
 
 # Most tests wait: for a lease to end, for a server to be away. So several run side by side, each process with
-# servers of its own. Pass options on: make test ARGS="-x -k fairness --store memory"
-test: setup
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --ignore=tests/topology $(ARGS)
+# servers of its own; who has nothing left takes tests from another. With options, the suite alone:
+# make test ARGS="-x -k fairness --store memory"
+test: test-suite
+	$(if $(ARGS),,$(MAKE) test-topologies)
+
+test-suite: setup
+	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal --ignore=tests/topology $(ARGS)
 
 # What only several servers together can go through, and the contract on them. Failovers take their time.
 test-topologies: setup

@@ -57,27 +57,31 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-#: Tests that start many processes, or need a whole core: one at a time, whatever else runs beside them.
+#: Tests that start many processes, or need a whole core. The last ones may be taken over by other workers.
 _HEAVY = (
-    "integration/",
+    "integration/test_processes",
+    "integration/test_mixed_load",
     "soak/",
     "cli/test_no_overlap",
     "cli/test_demo",
-    "security/test_tls",
     "unit/test_wheel",
+    "security/test_tls",
+    "integration/",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have a run with several workers give the heavy tests to one of them, and begin with them."""
-    for item in items:
-        if _is_heavy(item):
-            item.add_marker(pytest.mark.xdist_group("heavy"))
-    items.sort(key=lambda item: not _is_heavy(item))
+    """Begin with the heavy tests, one after the other.
+
+    Of several workers that steal work from each other, the first one has them in front, and who has nothing
+    left to do takes from the back. So they do not run beside each other while there is anything else.
+    """
+    items.sort(key=_place)
 
 
-def _is_heavy(item: pytest.Item) -> bool:
-    return any(f"tests/{heavy}" in item.nodeid for heavy in _HEAVY)
+def _place(item: pytest.Item) -> int:
+    starts = [item.nodeid.startswith(f"tests/{heavy}") for heavy in _HEAVY]
+    return starts.index(True) if any(starts) else len(_HEAVY)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
