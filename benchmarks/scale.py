@@ -457,10 +457,10 @@ async def _wait_for(
 ) -> None:
     async with aiodlock.Client(cluster.url) as holder, aiodlock.Client(cluster.url) as client:
         held = [await holder.lock(f"waited{n}", ttl=3600).acquire() for n in range(names)]
-        await _queue(cluster, client, names, count)  # the buffers grow to their size
+        await _queue(client, names, count)  # the buffers grow to their size
         for _ in range(rounds):
             (before,) = look(cluster)
-            tasks = await _queue(cluster, client, names, count, stay=True)
+            tasks = await _queue(client, names, count, stay=True)
             (queued,) = done_since(cluster, [before])
             table.add("memory per waiter, bytes", column, queued.memory / count)
             table.add("sharded channels per waiter", column, queued.channels / count, ".3f")
@@ -479,7 +479,7 @@ async def _wait_for(
 
 
 async def _queue(
-    cluster: Cluster, client: aiodlock.Client, names: int, count: int, *, stay: bool = False
+    client: aiodlock.Client, names: int, count: int, *, stay: bool = False
 ) -> list[asyncio.Task[Any]]:
     """Let tasks wait; without ``stay`` they leave again."""
     tasks = [asyncio.create_task(client.lock(f"waited{n % names}").acquire()) for n in range(count)]
