@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,3 +119,10 @@ async def test_who_does_not_fit_is_told_within_five_seconds(secured: Secured) ->
 
     async with takes(at_most=9.0):  # five at the same time, and leaving them
         await asyncio.gather(*(is_refused(*attempt) for attempt in attempts.values()))
+
+
+async def test_server_that_does_not_speak_tls_at_all_is_named_with_what_it_did_not_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = aiodlock.Client(f"rediss://127.0.0.1:{silent.getsockname()[1]}/0")
+        with pytest.raises(aiodlock.BackendUnavailable, match=r"no answer within 2 s \("):
+            await client.__aenter__()

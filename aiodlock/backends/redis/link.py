@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import anyio
@@ -131,7 +131,7 @@ class Link:
     async def _prepare_and_use(self, wire: Wire) -> Exception:
         try:
             if self._prepare is not None:
-                with anyio.fail_after(_CONNECT_TIMEOUT):
+                with _in_time():
                     await self._prepare(wire)
         except (BackendError, RedisError, OSError) as failed:
             return failed
@@ -150,9 +150,21 @@ class Link:
     async def _connect(self, reply_timeout: float) -> Wire:
         connection = self._source.make_connection()
         try:
-            with anyio.fail_after(_CONNECT_TIMEOUT):
+            with _in_time():
                 await connection.connect()  # type: ignore[no-untyped-call]
             return open_wire(connection, reply_timeout, self._on_message)
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
+
+
+@contextmanager
+def _in_time() -> Iterator[None]:
+    """End what takes too long, and say so: anyio's own error is without a word."""
+    try:
+        with anyio.fail_after(_CONNECT_TIMEOUT):
+            yield
+    except TimeoutError as late:
+        if late.args:
+            raise
+        raise TimeoutError(f"no answer within {_CONNECT_TIMEOUT:g} s") from late
