@@ -1,4 +1,4 @@
-"""Which URLs and ready clients name a Sentinel service, and what the others are told."""
+"""Which URLs, ready clients and lists of them name what, and what the others are told."""
 
 from __future__ import annotations
 
@@ -124,3 +124,93 @@ def test_replicas_of_a_store_in_memory_are_unsupported() -> None:
 def test_notice_of_a_grant_is_only_a_hint_where_replicas_have_to_confirm_it(url: str) -> None:
     assert Client(url)._make_backend().capabilities.notices == "grants"
     assert Client(url, min_replicas=1)._make_backend().capabilities.notices == "hints"
+
+
+THREE = ["redis://one", "redis://two", "redis://three"]
+
+
+@pytest.mark.parametrize(
+    ("sources", "says"),
+    [
+        ([], "at least 3 servers for a quorum .5 survive the loss of 2., got 0"),
+        (THREE[:2], "at least 3 servers for a quorum .5 survive the loss of 2., got 2"),
+        ([*THREE, THREE[0]], "different servers, redis://one is there twice"),
+        ([*THREE, "redis://user:secret@one"], "different servers, redis://one is there twice"),
+        (["memory://a", "memory://b", "memory://a"], "different servers, memory://a is there"),
+        ([*THREE, "http://four"], "must be a URL that begins with one of redis://"),
+    ],
+)
+def test_bad_list_of_servers_is_a_value_error_that_says_what_is_wrong(
+    sources: list[str], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        Client(sources)
+
+
+def test_quorum_takes_urls_services_and_ready_clients_alike() -> None:
+    client = Client(["redis://one", "redis+sentinel://h:1/m", Redis(host="three")])
+    assert repr(client).startswith(
+        "<aiodlock.Client a quorum of redis://one, redis+sentinel://h:1/m, Redis at three:6379"
+    )
+
+
+def test_quorum_in_memory_may_have_several_private_stores() -> None:
+    assert "memory://, memory://" in repr(Client(["memory://"] * 3))
+
+
+def test_quorum_shows_no_password_of_a_node() -> None:
+    client = Client(["redis://u:secret@one", *THREE[1:]])
+    assert "secret" not in repr(client)
+    assert "redis://one" in repr(client)
+
+
+@pytest.mark.parametrize("nested", [THREE, tuple(THREE)])
+def test_list_in_a_list_is_a_type_error(nested: Any) -> None:
+    with pytest.raises(TypeError, match="a flat list of servers"):
+        Client([*THREE, nested])
+
+
+def test_what_is_no_source_in_a_list_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match=r"a URL or a redis\.asyncio\.Redis, not int"):
+        Client([*THREE, 6379])  # type: ignore[list-item]
+
+
+def test_cluster_is_no_node_of_a_quorum() -> None:
+    with pytest.raises(Unsupported, match="independent servers, and redis.cluster at .* cluster"):
+        Client([*THREE, "redis+cluster://four:1"])
+
+
+def test_replicas_of_the_nodes_are_unsupported() -> None:
+    with pytest.raises(Unsupported, match="min_replicas above 0 has no meaning with a quorum"):
+        Client(THREE, min_replicas=1)
+
+
+@pytest.mark.parametrize("source", ["redis://one", "memory://", "redis+cluster://one"])
+def test_restart_delay_is_for_a_quorum(source: str) -> None:
+    with pytest.raises(ValueError, match="restart_delay is for a quorum: give a list of sources"):
+        Client(source, restart_delay=1)
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf")])
+def test_restart_delay_is_a_number_of_seconds(wrong: float) -> None:
+    with pytest.raises(ValueError, match="restart_delay"):
+        Client(THREE, restart_delay=wrong)
+
+
+def test_restart_delay_may_be_zero() -> None:
+    assert Client(THREE, restart_delay=0)._restart_delay == 0
+
+
+def test_restart_delay_is_the_ttl_if_not_given() -> None:
+    assert Client(THREE, ttl=7)._restart_delay == 7
+
+
+def test_semaphore_of_a_quorum_is_unsupported_and_says_what_to_use() -> None:
+    with pytest.raises(Unsupported, match="use one server, Sentinel or a cluster"):
+        Client(THREE).semaphore("printers", 2)
+
+
+def test_quorum_says_what_it_can_do() -> None:
+    capabilities = Client(THREE)._make_backend().capabilities
+    assert (capabilities.fair, capabilities.semaphores) == ("by ticket", False)
+    assert capabilities.notices == "hints"
