@@ -65,8 +65,8 @@ class Direct:
         mode: str = "x",
         *,
         owner: str | None = None,
-        ttl: int = 10_000,
-        waiter_ttl: int = 5_000,
+        ttl: int = 100_000,
+        waiter_ttl: int = 50_000,
         delay: int = 0,
         client: str = "client",
         wait: bool = True,
@@ -91,7 +91,9 @@ class Direct:
             ],
         )
 
-    async def extend(self, id: str, length: int = 10_000, *, owner: str | None = None) -> list[Any]:
+    async def extend(
+        self, id: str, length: int = 100_000, *, owner: str | None = None
+    ) -> list[Any]:
         keys = self.keys
         return await self._run(  # type: ignore[no-any-return]
             scripts.EXTEND,

@@ -9,18 +9,18 @@ from .direct import Direct, Heard
 
 async def test_free_name_is_granted_for_the_ttl(direct: Direct) -> None:
     before = await direct.now()
-    word, token, left = await direct.acquire("a", ttl=10_000)
-    assert (word, left) == ("granted", "10000")
+    word, token, left = await direct.acquire("a", ttl=100_000)
+    assert (word, left) == ("granted", "100000")
     record = (await direct.holders())["a"]
     assert record.token == int(token)
-    assert before + 10_000 <= record.deadline <= await direct.now() + 10_000
+    assert before + 100_000 <= record.deadline <= await direct.now() + 100_000
 
 
 async def test_known_holder_gets_its_present_state(direct: Direct) -> None:
-    _, token, _ = await direct.acquire("a", ttl=10_000)
-    await direct.age("a", by=4_000)
+    _, token, _ = await direct.acquire("a", ttl=100_000)
+    await direct.age("a", by=40_000)
     before = await direct.holders()
-    (word, again, left), moments = await direct.timed(direct.acquire("a", ttl=10_000))
+    (word, again, left), moments = await direct.timed(direct.acquire("a", ttl=100_000))
     assert (word, again) == ("granted", token)
     assert before["a"].deadline - int(left) in moments
     assert await direct.holders() == before
@@ -28,11 +28,11 @@ async def test_known_holder_gets_its_present_state(direct: Direct) -> None:
 
 async def test_known_waiter_keeps_its_one_place(direct: Direct) -> None:
     await direct.acquire("a")
-    await direct.acquire("b", waiter_ttl=5_000)
+    await direct.acquire("b", waiter_ttl=50_000)
     await direct.acquire("c")
-    await direct.age("b", by=2_000)
+    await direct.age("b", by=20_000)
     before = await direct.contents()
-    (word, left, *_), moments = await direct.timed(direct.acquire("b", waiter_ttl=5_000))
+    (word, left, *_), moments = await direct.timed(direct.acquire("b", waiter_ttl=50_000))
     assert word == "waiting"
     assert (await direct.waiters())["b"].deadline - int(left) in moments
     assert await direct.contents() == before
@@ -40,29 +40,29 @@ async def test_known_waiter_keeps_its_one_place(direct: Direct) -> None:
 
 async def test_repeated_acquire_tells_a_waiter_that_it_was_granted(direct: Direct) -> None:
     await direct.acquire("a")
-    await direct.acquire("b", ttl=10_000, waiter_ttl=5_000)
+    await direct.acquire("b", ttl=100_000, waiter_ttl=50_000)
     await direct.leave("a")
     token = (await direct.holders())["b"].token
-    word, told, left = await direct.acquire("b", ttl=10_000, waiter_ttl=5_000)
+    word, told, left = await direct.acquire("b", ttl=100_000, waiter_ttl=50_000)
     assert (word, int(told)) == ("granted", token)
-    assert int(left) <= 5_000, "a granted waiter keeps the deadline it had"
+    assert int(left) <= 50_000, "a granted waiter keeps the deadline it had"
 
 
 async def test_known_waiter_is_granted_when_it_repeats_itself_after_its_blocker_died(
     direct: Direct,
 ) -> None:
-    await direct.acquire("a", ttl=1_000)
+    await direct.acquire("a", ttl=10_000)
     await direct.acquire("b")
-    await direct.age("a", by=2_000)
+    await direct.age("a", by=20_000)
     assert (await direct.acquire("b"))[0] == "granted"
     assert set(await direct.holders()) == {"b"}
 
 
 async def test_overdue_waiter_that_repeats_itself_stands_at_the_end(direct: Direct) -> None:
     await direct.acquire("a")
-    await direct.acquire("b", waiter_ttl=1_000)
+    await direct.acquire("b", waiter_ttl=10_000)
     await direct.acquire("c")
-    await direct.age("b", by=2_000)
+    await direct.age("b", by=20_000)
     assert (await direct.acquire("b"))[0] == "waiting"
     assert await direct.queue() == ["c", "b"]
 
@@ -77,18 +77,18 @@ async def test_nowait_is_refused_and_leaves_nothing(direct: Direct) -> None:
 async def test_nowait_gets_in_neither_past_a_waiter_nor_when_it_finds_the_name_free(
     direct: Direct,
 ) -> None:
-    await direct.acquire("a", ttl=1_000)
+    await direct.acquire("a", ttl=10_000)
     await direct.acquire("b")
-    await direct.age("a", by=2_000)
+    await direct.age("a", by=20_000)
     assert await direct.acquire("c", wait=False) == ["busy"]
     assert set(await direct.holders()) == {"b"}, "finding the name free, it granted the head"
 
 
 async def test_newcomer_stands_behind_the_waiters_of_a_name_just_freed(direct: Direct) -> None:
-    await direct.acquire("a", ttl=1_000)
+    await direct.acquire("a", ttl=10_000)
     await direct.acquire("b")
     await direct.acquire("c")
-    await direct.age("a", by=2_000)
+    await direct.age("a", by=20_000)
     assert (await direct.acquire("d"))[0] == "waiting"
     assert set(await direct.holders()) == {"b"}
     assert await direct.queue() == ["c", "d"]
@@ -109,33 +109,33 @@ async def test_grants_follow_the_order_of_arrival(direct: Direct) -> None:
 async def test_overdue_holder_is_gone_for_itself_and_blocks_during_its_lock_delay(
     direct: Direct,
 ) -> None:
-    await direct.acquire("a", ttl=1_000, delay=5_000)
-    await direct.age("a", by=2_000)
-    assert await direct.acquire("a", ttl=1_000, delay=5_000) == ["gone"]
+    await direct.acquire("a", ttl=10_000, delay=50_000)
+    await direct.age("a", by=20_000)
+    assert await direct.acquire("a", ttl=10_000, delay=50_000) == ["gone"]
     (word, _, look, _floor), moments = await direct.timed(direct.acquire("b"))
     assert word == "waiting"
-    closed_until = (await direct.holders())["a"].deadline + 5_000
+    closed_until = (await direct.holders())["a"].deadline + 50_000
     assert closed_until - int(look) in moments, "the blocker ends with its lock-delay"
-    await direct.age("a", by=4_000)
+    await direct.age("a", by=40_000)
     assert (await direct.extend("b"))[0] == "held"
 
 
 async def test_lock_delay_keeps_out_its_own_owner_too(direct: Direct) -> None:
-    await direct.acquire("a", owner="uowner", ttl=1_000, delay=5_000)
-    await direct.age("a", by=2_000)
+    await direct.acquire("a", owner="uowner", ttl=10_000, delay=50_000)
+    await direct.age("a", by=20_000)
     assert await direct.acquire("b", owner="uowner", wait=False) == ["busy"]
     assert (await direct.acquire("c", "s", owner="uowner"))[0] == "waiting"
 
 
 async def test_lock_delay_of_a_reader_keeps_out_writers_but_no_readers(direct: Direct) -> None:
-    await direct.acquire("a", "s", ttl=1_000, delay=5_000)
-    await direct.age("a", by=2_000)
+    await direct.acquire("a", "s", ttl=10_000, delay=50_000)
+    await direct.age("a", by=20_000)
     assert await direct.acquire("w", wait=False) == ["busy"]
     assert (await direct.acquire("r", "s"))[0] == "granted"
 
 
 async def test_lock_delay_is_over_with_an_ordinary_release(direct: Direct) -> None:
-    await direct.acquire("a", delay=5_000)
+    await direct.acquire("a", delay=50_000)
     await direct.leave("a")
     assert (await direct.acquire("b", wait=False))[0] == "granted"
 
@@ -183,9 +183,9 @@ async def test_readers_at_the_head_are_granted_together_up_to_the_first_writer(
 async def test_dead_writer_does_not_part_readers(direct: Direct) -> None:
     await direct.acquire("w1")
     await direct.acquire("r1", "s")
-    await direct.acquire("w2", waiter_ttl=1_000)
+    await direct.acquire("w2", waiter_ttl=10_000)
     await direct.acquire("r2", "s")
-    await direct.age("w2", by=2_000)
+    await direct.age("w2", by=20_000)
     await direct.leave("w1")
     assert set(await direct.holders()) == {"r1", "r2"}
     assert await direct.all_keys() == {"state", "token"}
@@ -251,9 +251,9 @@ async def test_sharing_owner_that_asks_exclusively_is_refused(direct: Direct) ->
 
 
 async def test_owner_that_lost_its_lease_is_a_stranger(direct: Direct) -> None:
-    await direct.acquire("a", owner="uowner", ttl=1_000)
+    await direct.acquire("a", owner="uowner", ttl=10_000)
     await direct.acquire("b")
-    await direct.age("a", by=2_000)
+    await direct.age("a", by=20_000)
     assert (await direct.acquire("c", owner="uowner"))[0] == "waiting"
     assert set(await direct.holders()) == {"b"}
 

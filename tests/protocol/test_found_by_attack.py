@@ -13,13 +13,13 @@ from .direct import Direct, Heard
 async def test_new_head_is_told_when_to_look_also_when_its_owner_gets_somebody_else_in(
     direct: Direct, heard: Heard
 ) -> None:
-    await direct.acquire("holder", owner="uone", ttl=1_000)
-    await direct.acquire("dead", waiter_ttl=9_000)
-    await direct.acquire("next", waiter_ttl=9_000, client="stranger")
-    await direct.acquire("again", waiter_ttl=9_000)  # as if its owner had come to hold since
-    await direct.age("dead", by=10_000)
+    await direct.acquire("holder", owner="uone", ttl=10_000)
+    await direct.acquire("dead", waiter_ttl=90_000)
+    await direct.acquire("next", waiter_ttl=90_000, client="stranger")
+    await direct.acquire("again", waiter_ttl=90_000)  # as if its owner had come to hold since
+    await direct.age("dead", by=100_000)
     await heard.notices()
-    assert (await direct.extend("again", 9_000, owner="uone"))[0] == "held"
+    assert (await direct.extend("again", 90_000, owner="uone"))[0] == "held"
     assert ("stranger", "look", "next") in await heard.notices()
 
 

@@ -36,20 +36,20 @@ async def assert_ttls_cover_the_records(direct: Direct) -> None:
 
 
 async def test_every_key_has_a_ttl_that_covers_its_records(direct: Direct) -> None:
-    await direct.acquire("r1", "s", ttl=1_000, delay=3_000)
+    await direct.acquire("r1", "s", ttl=10_000, delay=30_000)
     await assert_ttls_cover_the_records(direct)
-    await direct.acquire("r2", "s", ttl=30_000)
+    await direct.acquire("r2", "s", ttl=300_000)
     await assert_ttls_cover_the_records(direct)
-    await direct.acquire("w1", ttl=60_000, waiter_ttl=7_000)
-    await direct.acquire("w2", waiter_ttl=2_000)
+    await direct.acquire("w1", ttl=600_000, waiter_ttl=70_000)
+    await direct.acquire("w2", waiter_ttl=20_000)
     await assert_ttls_cover_the_records(direct)
-    await direct.extend("r1", 50_000)
-    await direct.extend("w2", 20_000)
+    await direct.extend("r1", 500_000)
+    await direct.extend("w2", 200_000)
     await assert_ttls_cover_the_records(direct)
     await direct.leave("r1", ambiguous=True)
     await direct.leave("r2")
     await assert_ttls_cover_the_records(direct)
-    await direct.extend("w1", 60_000)
+    await direct.extend("w1", 600_000)
     await assert_ttls_cover_the_records(direct)
     await direct.break_lock()
     await assert_ttls_cover_the_records(direct)
@@ -68,17 +68,19 @@ async def test_any_history_keeps_the_store_in_order(direct: Direct, seed: int) -
         mode, owner = known.setdefault(id, (chance.choice("xs"), chance.choice(("", "uo"))))
         match chance.randrange(6):
             case 0 | 1:
-                ttl, delay = chance.choice((500, 5_000)), chance.choice((0, 0, 4_000))
+                ttl, delay = chance.choice((5_000, 50_000)), chance.choice((0, 0, 40_000))
                 await direct.acquire(id, mode, owner=owner or None, ttl=ttl, delay=delay)
             case 2:
-                await direct.extend(id, chance.choice((500, 5_000, 20_000)), owner=owner or None)
+                await direct.extend(
+                    id, chance.choice((5_000, 50_000, 200_000)), owner=owner or None
+                )
             case 3:
                 await direct.leave(id, ambiguous=chance.random() < 0.3)
                 del known[id]
             case 4:
                 alive = [*await direct.holders(), *await direct.waiters()]
                 if alive:
-                    await direct.age(chance.choice(alive), by=chance.choice((400, 30_000)))
+                    await direct.age(chance.choice(alive), by=chance.choice((4_000, 300_000)))
             case 5:
                 if chance.random() < 0.1:
                     await direct.break_lock()
@@ -155,7 +157,7 @@ async def test_token_is_remembered_until_its_own_time_is_over(direct: Direct) ->
 async def test_token_is_never_forgotten_earlier_than_promised_before(direct: Direct) -> None:
     await direct.acquire("a", retention=3_600_000)
     await direct.leave("a")
-    await direct.acquire("b", retention=1_000)
+    await direct.acquire("b", retention=10_000)
     assert await direct.redis.pttl(direct.keys.token) >= 3_600_000 - 1_000
 
 
@@ -192,11 +194,11 @@ async def test_acquire_refused_for_want_of_memory_has_done_nothing(
     real_store: Store, direct: Direct, step: str
 ) -> None:
     if step != "acquire of a free name":
-        await direct.acquire("a", ttl=1_000)
+        await direct.acquire("a", ttl=10_000)
     if "waiting" in step:
         await direct.acquire("b")
     if "dead" in step:
-        await direct.age("a", by=10_000)
+        await direct.age("a", by=100_000)
     before = await direct.contents()
     async with _out_of_memory(direct):
         assert await _is_refused(direct.acquire("new"))
@@ -207,7 +209,7 @@ async def test_acquire_refused_for_want_of_memory_has_done_nothing(
 async def test_server_out_of_memory_still_extends_hands_off_withdraws_and_breaks(
     real_store: Store, direct: Direct, ambiguous: bool
 ) -> None:
-    await direct.acquire("a", ttl=1_000)
+    await direct.acquire("a", ttl=10_000)
     for id in ("b", "c", "d", "e"):
         await direct.acquire(id)
     async with _out_of_memory(direct):
@@ -216,7 +218,7 @@ async def test_server_out_of_memory_still_extends_hands_off_withdraws_and_breaks
         assert await direct.leave("a", ambiguous=ambiguous) == ["released"]
         assert set(await direct.holders()) == {"b"}
         assert await direct.leave("c", ambiguous=ambiguous) == ["withdrawn"]
-    await direct.age("b", by=20_000)
+    await direct.age("b", by=200_000)
     async with _out_of_memory(direct):
         assert (await direct.extend("d"))[0] == "held"
         assert await direct.break_lock() == 1
@@ -249,14 +251,14 @@ async def _out_of_memory(direct: Direct) -> AsyncIterator[None]:
 
 
 async def test_inspect_writes_nothing(direct: Direct) -> None:
-    await direct.acquire("a", ttl=1_000, delay=60_000)
-    await direct.acquire("b", waiter_ttl=1_000)
-    await direct.acquire("c", waiter_ttl=1_000)
-    await direct.age("a", "b", by=1_000)
+    await direct.acquire("a", ttl=10_000, delay=600_000)
+    await direct.acquire("b", waiter_ttl=10_000)
+    await direct.acquire("c", waiter_ttl=10_000)
+    await direct.age("a", "b", by=10_000)
     before = await direct.contents()
     token, closed, holding, waiting = await direct.inspect()
     assert int(token) > 0
-    assert 59_000 <= int(closed) <= 60_000
+    assert 590_000 <= int(closed) <= 600_000
     assert holding == [], "an overdue holder holds nothing"
     assert [waiting[i] for i in range(0, len(waiting), 4)] == ["tc"], "a ghost is no waiter"
     assert await direct.contents() == before

@@ -72,8 +72,8 @@ async def test_waiter_that_was_granted_meanwhile_releases(direct: Direct) -> Non
 
 
 async def test_overdue_holder_leaves_too_late(direct: Direct) -> None:
-    await direct.acquire("a", ttl=1_000)
-    await direct.age("a", by=1_000)
+    await direct.acquire("a", ttl=10_000)
+    await direct.age("a", by=10_000)
     assert await direct.leave("a") == ["gone", "expired"]
 
 
@@ -81,10 +81,10 @@ async def test_overdue_holder_leaves_too_late(direct: Direct) -> None:
 async def test_leaving_late_does_not_open_a_name_before_its_lock_delay_is_over(
     direct: Direct, waited_for: bool
 ) -> None:
-    await direct.acquire("a", ttl=1_000, delay=60_000)
+    await direct.acquire("a", ttl=10_000, delay=600_000)
     if waited_for:
         await direct.acquire("b")
-    await direct.age("a", by=1_000)
+    await direct.age("a", by=10_000)
     assert await direct.leave("a") == ["gone", "expired"]
     assert await direct.acquire("c", wait=False) == ["busy"]
     assert set(await direct.holders()) == {"a"}
@@ -145,7 +145,7 @@ async def test_hand_off_says_so_to_the_one_who_waits_and_to_nobody_else(
     await direct.acquire("a", client="client-a")
     await direct.acquire("b", client="client-b")
     # These will ask by themselves before the new holder's lease ends.
-    await direct.acquire("c", client="client-c", waiter_ttl=5_000)
+    await direct.acquire("c", client="client-c", waiter_ttl=50_000)
     await direct.acquire("d", client="client-d")
     await heard.notices()
     await direct.leave("a")
@@ -166,9 +166,9 @@ async def test_hand_off_to_a_short_lease_hints_the_next_head_once(
     direct: Direct, heard: Heard
 ) -> None:
     await direct.acquire("a")
-    await direct.acquire("b", client="client-b", ttl=900, waiter_ttl=900)
+    await direct.acquire("b", client="client-b", ttl=9_000, waiter_ttl=9_000)
     for id in ("c", "d"):
-        await direct.acquire(id, client=f"client-{id}", waiter_ttl=9_000)
+        await direct.acquire(id, client=f"client-{id}", waiter_ttl=90_000)
     await heard.notices()
     await direct.leave("a")
     assert await heard.notices() == [("client-b", "granted", "b"), ("client-c", "look", "c")]
@@ -176,8 +176,8 @@ async def test_hand_off_to_a_short_lease_hints_the_next_head_once(
 
 async def test_ghosts_at_the_head_are_skipped(direct: Direct) -> None:
     for id in "abcd":
-        await direct.acquire(id, waiter_ttl=1_000)
-    await direct.age("b", "c", by=1_000)
+        await direct.acquire(id, waiter_ttl=10_000)
+    await direct.age("b", "c", by=10_000)
     await direct.leave("a")
     assert set(await direct.holders()) == {"d"}
     assert await direct.all_keys() == {"state", "token"}
@@ -185,8 +185,8 @@ async def test_ghosts_at_the_head_are_skipped(direct: Direct) -> None:
 
 async def test_ghosts_in_the_middle_are_skipped(direct: Direct) -> None:
     for id in "abcde":
-        await direct.acquire(id, waiter_ttl=1_000)
-    await direct.age("c", "d", by=1_000)
+        await direct.acquire(id, waiter_ttl=10_000)
+    await direct.age("c", "d", by=10_000)
     seen: list[str] = []
     for _ in range(3):
         id = next(iter(await direct.holders()), "nobody")
@@ -198,8 +198,8 @@ async def test_ghosts_in_the_middle_are_skipped(direct: Direct) -> None:
 
 async def test_name_with_only_ghosts_waiting_is_free(direct: Direct) -> None:
     for id in "abc":
-        await direct.acquire(id, waiter_ttl=1_000)
-    await direct.age("b", "c", by=1_000)
+        await direct.acquire(id, waiter_ttl=10_000)
+    await direct.age("b", "c", by=10_000)
     await direct.leave("a")
     assert await direct.all_keys() == {"token"}
 
@@ -210,7 +210,7 @@ async def test_thousands_of_ghosts_are_skipped_in_one_step(direct: Direct) -> No
     overdue = await direct.now() - 1
     for number in range(1, 3_001):
         pipe.xadd(direct.keys.queue, {"id": f"g{number}", "r": "x 0 tg client"}, id=f"1-{number}")
-        pipe.hset(direct.keys.waiters, f"g{number}", f"1-{number} {overdue} 1000")
+        pipe.hset(direct.keys.waiters, f"g{number}", f"1-{number} {overdue} 10000")
     await pipe.execute()
     await direct.acquire("b", waiter_ttl=600_000)
     await direct.leave("a")
@@ -243,16 +243,16 @@ async def test_stream_evicted_but_not_the_waiters_does_not_wedge_the_name(direct
 async def test_state_key_never_vanishes_in_a_hand_off(direct: Direct, store: Store) -> None:
     await store.notifications(True)
     events = await Heard.on(await store.raw(), f"__keyspace@0__:{direct.keys.state}")
-    await direct.acquire("a", ttl=1_000)
+    await direct.acquire("a", ttl=10_000)
     for id in "bcd":
         await direct.acquire(id)
     await events.so_far()
     await direct.leave("a")  # an ordinary hand-off
-    await direct.age("b", by=10_000)
+    await direct.age("b", by=100_000)
     await direct.extend("c")  # the head finds its blocker dead
     await direct.leave("c")
     await direct.acquire("e")
-    await direct.age("d", by=10_000)
+    await direct.age("d", by=100_000)
     await direct.acquire("f")  # a newcomer finds it
     await direct.break_lock()  # an operator
     assert set(await direct.holders()) == {"f"}
@@ -265,14 +265,14 @@ async def test_state_key_never_vanishes_in_a_hand_off(direct: Direct, store: Sto
 # -- the head changes without a grant ------------------------------------------------------------------
 
 
-async def _wait_behind(direct: Direct, *ids: str, waiter_ttl: int = 9_000) -> None:
+async def _wait_behind(direct: Direct, *ids: str, waiter_ttl: int = 90_000) -> None:
     for id in ids:
         await direct.acquire(id, client=f"client-{id}", waiter_ttl=waiter_ttl)
 
 
 async def test_head_that_withdraws_gives_the_next_one_hint(direct: Direct, heard: Heard) -> None:
     """The next extension of `c` is due in 3 s, its blocker ends in 2: it has to be told."""
-    await direct.acquire("a", ttl=2_000)
+    await direct.acquire("a", ttl=20_000)
     await _wait_behind(direct, "b", "c", "d")
     await heard.notices()
     await direct.leave("b")
@@ -280,7 +280,7 @@ async def test_head_that_withdraws_gives_the_next_one_hint(direct: Direct, heard
 
 
 async def test_no_hint_when_the_new_head_will_ask_soon_enough(direct: Direct, heard: Heard) -> None:
-    await direct.acquire("a", ttl=4_000)
+    await direct.acquire("a", ttl=40_000)
     await _wait_behind(direct, "b", "c", "d")
     await heard.notices()
     await direct.leave("b")
@@ -288,7 +288,7 @@ async def test_no_hint_when_the_new_head_will_ask_soon_enough(direct: Direct, he
 
 
 async def test_no_hint_when_somebody_in_the_middle_withdraws(direct: Direct, heard: Heard) -> None:
-    await direct.acquire("a", ttl=2_000)
+    await direct.acquire("a", ttl=20_000)
     await _wait_behind(direct, "b", "c", "d")
     await heard.notices()
     await direct.leave("c")
@@ -298,20 +298,20 @@ async def test_no_hint_when_somebody_in_the_middle_withdraws(direct: Direct, hea
 async def test_head_that_dies_gives_the_next_one_hint_from_whoever_looks(
     direct: Direct, heard: Heard
 ) -> None:
-    await direct.acquire("a", ttl=2_000)
+    await direct.acquire("a", ttl=20_000)
     await _wait_behind(direct, "b", "c", "d")
-    await direct.age("b", by=9_000)
+    await direct.age("b", by=90_000)
     await heard.notices()
-    await direct.extend("d", 9_000)
+    await direct.extend("d", 90_000)
     assert await heard.notices() == [("client-c", "look", "c")]
 
 
 async def test_new_head_that_asks_itself_needs_no_hint(direct: Direct, heard: Heard) -> None:
-    await direct.acquire("a", ttl=2_000)
+    await direct.acquire("a", ttl=20_000)
     await _wait_behind(direct, "b", "c", "d")
-    await direct.age("b", by=9_000)
+    await direct.age("b", by=90_000)
     await heard.notices()
-    (_, _, look, _floor), moments = await direct.timed(direct.extend("c", 9_000))
+    (_, _, look, _floor), moments = await direct.timed(direct.extend("c", 90_000))
     assert (await direct.holders())["a"].deadline - int(look) in moments
     assert await heard.notices() == []
 
@@ -319,9 +319,9 @@ async def test_new_head_that_asks_itself_needs_no_hint(direct: Direct, heard: He
 async def test_overdue_head_that_withdraws_gives_the_next_one_hint(
     direct: Direct, heard: Heard
 ) -> None:
-    await direct.acquire("a", ttl=2_000)
+    await direct.acquire("a", ttl=20_000)
     await _wait_behind(direct, "b", "c")
-    await direct.age("b", by=9_000)
+    await direct.age("b", by=90_000)
     await heard.notices()
     await direct.leave("b")
     assert await heard.notices() == [("client-c", "look", "c")]
@@ -330,40 +330,40 @@ async def test_overdue_head_that_withdraws_gives_the_next_one_hint(
 async def test_overdue_head_that_extends_gives_the_next_one_hint(
     direct: Direct, heard: Heard
 ) -> None:
-    await direct.acquire("a", ttl=2_000)
+    await direct.acquire("a", ttl=20_000)
     await _wait_behind(direct, "b", "c")
-    await direct.age("b", by=9_000)
+    await direct.age("b", by=90_000)
     await heard.notices()
-    assert (await direct.extend("b", 9_000))[0] == "gone"
+    assert (await direct.extend("b", 90_000))[0] == "gone"
     assert await heard.notices() == [("client-c", "look", "c")]
 
 
 async def test_overdue_head_that_asks_again_gives_the_next_one_hint(
     direct: Direct, heard: Heard
 ) -> None:
-    await direct.acquire("a", ttl=2_000)
+    await direct.acquire("a", ttl=20_000)
     await _wait_behind(direct, "b", "c")
-    await direct.age("b", by=9_000)
+    await direct.age("b", by=90_000)
     await heard.notices()
-    assert (await direct.acquire("b", waiter_ttl=9_000))[0] == "waiting"
+    assert (await direct.acquire("b", waiter_ttl=90_000))[0] == "waiting"
     assert await direct.queue() == ["c", "b"]
     assert await heard.notices() == [("client-c", "look", "c")]
 
 
 async def test_nearer_time_to_look_is_hinted(direct: Direct, heard: Heard) -> None:
     """An owner gets in again for less time than it holds already: the head must look earlier."""
-    await direct.acquire("a", "s", owner="uowner", ttl=60_000)
+    await direct.acquire("a", "s", owner="uowner", ttl=600_000)
     await _wait_behind(direct, "b")
     await heard.notices()
-    await direct.acquire("a2", "s", owner="uowner", ttl=1_000)
+    await direct.acquire("a2", "s", owner="uowner", ttl=10_000)
     assert await heard.notices() == [("client-b", "look", "b")]
 
 
 async def test_reader_that_leaves_does_not_disturb_a_head_still_blocked(
     direct: Direct, heard: Heard
 ) -> None:
-    await direct.acquire("r1", "s", ttl=60_000)
-    await direct.acquire("r2", "s", ttl=60_000)
+    await direct.acquire("r1", "s", ttl=600_000)
+    await direct.acquire("r2", "s", ttl=600_000)
     await _wait_behind(direct, "w")
     await heard.notices()
     await direct.leave("r1")
@@ -373,7 +373,7 @@ async def test_reader_that_leaves_does_not_disturb_a_head_still_blocked(
 async def test_break_tells_holders_and_grants_the_head_whatever_the_lock_delay(
     direct: Direct, heard: Heard
 ) -> None:
-    await direct.acquire("a", client="client-a", delay=60_000)
+    await direct.acquire("a", client="client-a", delay=600_000)
     await _wait_behind(direct, "b")
     await heard.notices()
     assert await direct.break_lock() == 1
@@ -388,7 +388,7 @@ async def test_break_tells_holders_and_grants_the_head_whatever_the_lock_delay(
 async def test_leaving_a_lease_lost_early_keeps_its_lock_delay(
     direct: Direct, waited_for: bool
 ) -> None:
-    await direct.acquire("a", ttl=1_000, delay=60_000)
+    await direct.acquire("a", ttl=10_000, delay=600_000)
     if waited_for:
         await direct.acquire("b")
     before = await direct.holders()
@@ -401,7 +401,7 @@ async def test_leaving_a_lease_lost_early_keeps_its_lock_delay(
 async def test_leaving_a_lease_lost_early_without_a_lock_delay_opens_the_name(
     direct: Direct, waited_for: bool
 ) -> None:
-    await direct.acquire("a", ttl=1_000)
+    await direct.acquire("a", ttl=10_000)
     if waited_for:
         await direct.acquire("b")
     assert await direct.leave("a", lost=True) == ["released"]
