@@ -176,7 +176,9 @@ def test_what_is_no_source_in_a_list_is_a_type_error() -> None:
 
 
 def test_cluster_is_no_node_of_a_quorum() -> None:
-    with pytest.raises(Unsupported, match="independent servers, and redis.cluster at .* cluster"):
+    with pytest.raises(
+        Unsupported, match=r"independent servers, and redis\+cluster at .* is a cluster"
+    ):
         Client([*THREE, "redis+cluster://four:1"])
 
 
