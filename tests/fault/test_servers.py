@@ -559,8 +559,9 @@ def unused_port() -> str:
 async def test_replies_that_trickle_in_are_understood_and_lengthen_no_lease(
     proxy: FaultProxy, make_client: MakeClient, client: aiodlock.Client
 ) -> None:
-    proxy.trickle(0.001)
+    proxy.trickle()
     slow = await make_client(proxy.url, ttl=4.0)
+    proxy.trickle(0.001)
     # Not extended: or an extension could be answered between the two looks that are compared.
     async with slow.lock("name", ttl=20.0, auto_extend=False) as lease:
         task = asyncio.create_task(slow.lock("name").acquire())
