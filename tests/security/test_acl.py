@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import redis.asyncio
 
 import aiodlock
-from aiodlock.backends.redis.permissions import CHECKED
+from aiodlock.backends.redis.permissions import CHECKED, VOTING
 
-from ..scenes import soon
-from ..servers import Store
+from ..scenes import soon, until
+from ..servers import Store, embedded
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "how-to" / "production.md"
 USER, PASSWORD = "locks", "pass-of-locks"
 
 SetUser = Callable[[list[str]], Awaitable[str]]
@@ -24,7 +26,7 @@ SetUser = Callable[[list[str]], Awaitable[str]]
 
 def documented() -> list[str]:
     """Return the arguments of the page's ACL SETUSER."""
-    page = (ROOT / "docs" / "how-to" / "production.md").read_text()
+    page = PAGE.read_text()
     (block,) = re.findall(r"```text\n(ACL SETUSER .*?)```", page, re.DOTALL)
     words = str(block).replace(">PASSWORD", f">{PASSWORD}").split()
     assert words[:3] == ["ACL", "SETUSER", USER]
@@ -169,11 +171,48 @@ async def test_several_missing_commands_are_all_named(set_user: SetUser) -> None
             pass
 
 
+QUORUM = {"tickets", "vote", "unvote", "break_votes", "inspect_votes"}
+
+
 def test_page_and_check_have_every_command_that_the_scripts_call() -> None:
-    lua = (ROOT / "aiodlock" / "backends" / "redis" / "lua").glob("*.lua")
-    called = {
-        word for path in lua for word in re.findall(r"redis\.p?call\('([A-Z]+)'", path.read_text())
-    }
-    assert called <= {*CHECKED, "TIME", "SET"}
+    called: dict[bool, set[str]] = {True: set(), False: set()}
+    for path in (ROOT / "aiodlock" / "backends" / "redis" / "lua").glob("*.lua"):
+        words = re.findall(r"redis\.p?call\('([A-Z]+)'", path.read_text())
+        called[path.stem in QUORUM].update(words)
+    assert called[False] <= {*CHECKED, "TIME", "SET"}
+    assert called[True] <= {*CHECKED, *VOTING, "TIME", "SET"}
     listed = {word[1:].upper() for word in commands()}
-    assert called <= listed
+    assert called[False] <= listed
+    besides = re.search(r"nodes of a quorum need `([^`]*)`", PAGE.read_text())
+    assert besides is not None
+    assert called[True] - listed <= {word[1:].upper() for word in besides[1].split()}
+
+
+def _told(caplog: pytest.LogCaptureFixture, what: str) -> bool:
+    return what in caplog.text
+
+
+@pytest.mark.stores("valkey9", "redis70")
+async def test_user_of_a_quorums_node_needs_what_the_page_says_besides(
+    set_user: SetUser, real_store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    besides = re.search(r"nodes of a quorum need `([^`]*)`", PAGE.read_text())
+    assert besides is not None
+    url = await set_user([*documented(), *besides[1].split()])
+    with embedded("valkey9") as second, embedded("valkey9") as third:
+        nodes = [url, second.url, third.url]
+        async with aiodlock.Client(nodes) as client:
+            third.stop()  # so that the first has to vote
+            async with client.lock("name", ttl=10, timeout=10) as lease:
+                assert lease.held
+        third.start()
+        # One node that refuses is one that is away.
+        for less, told in (([], "ZADD"), (["+zadd"], "ZREM")):
+            await set_user([*documented(), *less])
+            nodes = [url, second.url, third.url]
+            async with aiodlock.Client(nodes, restart_delay=0) as client:
+                await until(partial(_told, caplog, told), "the warning")
+                assert len(caplog.records) < 5
+                async with client.lock("name", ttl=10, timeout=10) as lease:
+                    assert lease.held
+            caplog.clear()

@@ -84,6 +84,7 @@ class RedisBackend:
         self._channels = channel_prefix(prefix)
         #: The command that scripts announce grants with.
         self._publish = "PUBLISH"
+        self._voting = False
         self._options = (self._channels, self._retention, self._publish)
         self._commands: Link | None = None
         #: Why the server, though it answers, did not do what it was asked; None since it did.
@@ -164,7 +165,12 @@ class RedisBackend:
             try:
                 wire = await self._link.wait_up()
                 await check_permissions(
-                    wire, key=key, channel=channel, prefix=self._prefix, publish=self._publish
+                    wire,
+                    key=key,
+                    channel=channel,
+                    prefix=self._prefix,
+                    publish=self._publish,
+                    voting=self._voting,
                 )
                 return
             except ReplyError as refused:  # a replica takes no writes, until it is the primary

@@ -27,18 +27,28 @@ CHECKED: dict[str, tuple[str, ...]] = {
     "XDEL": ("0-1",),
     "DEL": (),
 }
+#: And the nodes of a quorum.
+VOTING: dict[str, tuple[str, ...]] = {"ZADD": ("1", "f"), "ZRANGE": ("0", "0"), "ZREM": ("f",)}
 
 
 async def check_permissions(
-    wire: Wire, *, key: str, channel: str, prefix: str, publish: str = "PUBLISH"
+    wire: Wire,
+    *,
+    key: str,
+    channel: str,
+    prefix: str,
+    publish: str = "PUBLISH",
+    voting: bool = False,
 ) -> None:
     """Raise BackendError that names every command, key or channel the user may not use.
 
     :param publish: the command that the scripts publish with; SPUBLISH on a cluster's node.
+    :param voting: whether this is a node of a quorum.
     :raises ReplyError: when the server refuses to write, for now (READONLY, LOADING).
     """
     calls: list[tuple[str, ...]] = [("SET", key, "1", "PX", "1000")]
-    calls += [(command, key, *rest) for command, rest in CHECKED.items()]
+    checked = CHECKED | VOTING if voting else CHECKED
+    calls += [(command, key, *rest) for command, rest in checked.items()]
     calls += [("TIME",), ("PING",), ("EVAL", "return 1", "0"), ("EVALSHA", "0" * 40, "0")]
     calls += [("PUBLISH", channel, ""), ("UNSUBSCRIBE", channel)]
     if publish == "SPUBLISH":

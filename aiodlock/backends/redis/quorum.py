@@ -60,6 +60,7 @@ class Voter(RedisBackend):
 
     def __init__(self, node: int, source: Source, restart_delay: float, **options: Any) -> None:
         super().__init__(source, **options)
+        self._voting = True
         self.node = node
         self.up: asyncio.Event = asyncio.Event()
         self.trust: Trust = Trust(keys_of_member(self._prefix), restart_delay, self._retention)
@@ -340,17 +341,18 @@ class QuorumBackend:
         while True:
             try:
                 await voter.run(_Ear(self, voter), on_up)
-            except BackendUnavailable as error:
-                _logger.debug("%r: %s", voter, error)
-            except BackendError as error:
-                # One that refuses us is one that is away, until too many do.
-                level = logging.DEBUG if voter.node in self._refusals else logging.WARNING
-                self._refusals[voter.node] = error
-                if len(self._refusals) > len(self._voters) - self._majority:
-                    raise
-                _logger.log(
-                    level, "a node of the quorum: %s", error, extra={"event": "node_refuses"}
-                )
+            except (BackendError, ExceptionGroup) as failed:
+                error = _refusal_in(failed)
+                if error is not None:
+                    # One that refuses us is one that is away, until too many do.
+                    known = voter.node in self._refusals
+                    self._refusals[voter.node] = error
+                    if len(self._refusals) > len(self._voters) - self._majority:
+                        raise error from failed
+                    level = logging.DEBUG if known else logging.WARNING
+                    _logger.log(
+                        level, "a node of the quorum: %s", error, extra={"event": "node_refuses"}
+                    )
             voter.up.clear()
             await asyncio.sleep(_CONNECT_AGAIN * random.uniform(0.5, 1.0))
 
@@ -755,6 +757,18 @@ async def _gone() -> Gone:
 
 async def _collected(names: AsyncIterator[str]) -> set[str]:
     return {name async for name in names}
+
+
+def _refusal_in(failed: BackendError | ExceptionGroup[Exception]) -> BackendError | None:
+    """Return why a node does not work for us, None if it is merely away; raise what else went wrong."""
+    errors: list[Exception] = [failed]
+    for error in errors:
+        if isinstance(error, ExceptionGroup):
+            errors.extend(error.exceptions)
+        elif not isinstance(error, BackendError):
+            raise failed
+    refusals = [error for error in errors if isinstance(error, BackendError)]
+    return next((one for one in refusals if not isinstance(one, BackendUnavailable)), None)
 
 
 def _give(future: asyncio.Future[Any], result: Any) -> None:

@@ -76,6 +76,10 @@ class Trust:
             ):  # a store inside a process has no such command, and ends with it
                 self._since = 0.0
                 return
+            if refused.code == "NOPERM":
+                raise BackendError(
+                    f"a quorum needs INFO, and GET of {self._key}: {refused}"
+                ) from refused
             raise
         run, uptime = facts.get(b"run_id", b""), int(facts.get(b"uptime_in_seconds", b"0"))
         moment = now()
