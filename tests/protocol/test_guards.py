@@ -125,8 +125,8 @@ MUTATIONS = [
     ),
     Mutation(
         "the marker is seen on a name that nobody waits for",
-        "redis.call('EXISTS', queue, waiters, marker) == 0",
-        "redis.call('EXISTS', queue, waiters) == 0",
+        "redis.call('EXISTS', state, queue, waiters, marker)",
+        "redis.call('EXISTS', state, queue, waiters)",
         test_leave.test_late_duplicate_after_an_ordinary_release_is_refused,
     ),
     Mutation(
@@ -303,7 +303,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a lease that ran out early keeps its lock-delay, nobody waiting",
-        "if ARGV[6] == 'lost' and decode_record(id, text).delay > 0 then",
+        "if ARGV[6] == 'lost' and record.delay > 0 then",
         "if false then",
         test_leave.test_leaving_a_lease_lost_early_keeps_its_lock_delay,
     ),

@@ -10,6 +10,8 @@ import pytest
 from aiodlock.backends.redis import scripts
 
 _LUA = files("aiodlock.backends.redis") / "lua"
+_SCRIPTS = (*scripts.ALL, *scripts.VOTING)
+_SHARED = ("time.lua", "prelude.lua", "tickets.lua")
 _FILES = sorted(entry.name for entry in _LUA.iterdir() if entry.name.endswith(".lua"))
 
 
@@ -33,7 +35,7 @@ def _used(code: str, what: str) -> set[int]:
     return {int(number) for number in re.findall(rf"{what}\[(\d+)\]", code)}
 
 
-@pytest.mark.parametrize("script", scripts.ALL, ids=lambda script: script.name)
+@pytest.mark.parametrize("script", _SCRIPTS, ids=lambda script: script.name)
 def test_head_names_exactly_what_the_script_uses(script: scripts.Script) -> None:
     head, code = _split(_text(f"{script.name}.lua"))
     keys, arguments = _named(head, "KEYS"), _named(head, "ARGV")
@@ -57,15 +59,16 @@ def test_names_in_the_head_are_those_in_the_code(script: scripts.Script) -> None
     assert [variable.removesuffix("_key") for variable in variables] == names
 
 
-def test_prelude_uses_neither_keys_nor_arguments() -> None:
-    _, code = _split(_text("prelude.lua"))
+@pytest.mark.parametrize("shared", _SHARED)
+def test_what_is_shared_uses_neither_keys_nor_arguments(shared: str) -> None:
+    _, code = _split(_text(shared))
     assert "KEYS" not in code
     assert "ARGV" not in code
 
 
 @pytest.mark.parametrize("name", _FILES)
-def test_every_file_is_a_script_or_the_prelude(name: str) -> None:
-    assert name == "prelude.lua" or name.removesuffix(".lua") in {s.name for s in scripts.ALL}
+def test_every_file_is_a_script_or_shared(name: str) -> None:
+    assert name in _SHARED or name.removesuffix(".lua") in {script.name for script in _SCRIPTS}
 
 
 @pytest.mark.parametrize("name", _FILES)
@@ -82,7 +85,7 @@ def test_only_locals_are_defined(name: str) -> None:
             assert assigned[1] in declared, f"a global: {line}"
 
 
-@pytest.mark.parametrize("script", scripts.ALL, ids=lambda script: script.name)
+@pytest.mark.parametrize("script", _SCRIPTS, ids=lambda script: script.name)
 def test_time_is_read_once(script: scripts.Script) -> None:
     code = re.sub(r"--.*", "", script.source.decode())
     assert len(re.findall(r"['\"]TIME['\"]", code)) == 1

@@ -93,7 +93,7 @@ class _TwoSteps(RedisBackend):
         return await super().acquire(request, wait=wait)
 
 
-_FREE = "if redis.call('EXISTS', state, queue, waiters, marker) == 0 then"
+_FREE = "if present == 0 then"
 
 
 class _FromTheFirst(RedisBackend):
@@ -130,8 +130,8 @@ def _believe_late_notices(simulation: Simulation) -> None:
 def _rely_on_notices(simulation: Simulation) -> None:
     right = Extender._plan_beat
 
-    def plan_beat(self: Extender, place: Place) -> None:
-        right(self, place)
+    def plan_beat(self: Extender, place: Place, latest: float = float("inf")) -> None:
+        right(self, place, latest)
         if place.state is State.WAITING:
             place.beat = float("inf")
 
@@ -142,8 +142,8 @@ def _rely_on_notices(simulation: Simulation) -> None:
 def _look_late(simulation: Simulation) -> None:
     right = Extender._plan_beat
 
-    def plan_beat(self: Extender, place: Place) -> None:
-        right(self, place)
+    def plan_beat(self: Extender, place: Place, latest: float = float("inf")) -> None:
+        right(self, place, latest)
         if place.state is State.WAITING:
             place.beat = now() + place.request.waiter_ttl * 0.9
 
@@ -193,7 +193,7 @@ VARIANTS = {
                 (_FREE, _FREE.replace("if", "if ARGV[11] == 'take' or", 1)),
                 (
                     "redis.call('PEXPIRE', state, int(ttl + delay + 2))",
-                    "keep_until(state, now + 9000)",
+                    "redis.call('PEXPIRE', state, int(math.max(9002, redis.call('PTTL', state))))",
                 ),
             ),
         ),

@@ -1,10 +1,13 @@
-"""The Lua scripts, each the shared prelude and a file of its own."""
+"""The Lua scripts, each a file of its own with the clock and the shared prelude in it."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
 from importlib.resources import files
+
+#: Where a script wants the prelude, if not in front of all.
+_PRELUDE = b"-- (prelude)\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +22,12 @@ class Script:
 
 def _load(name: str, number_of_keys: int, *shared: str) -> Script:
     folder = files(__package__) / "lua"
-    parts = [(folder / f"{part}.lua").read_bytes() for part in ("prelude", *shared, name)]
-    source = b"\n".join(parts)
+    time, prelude, own = (
+        (folder / f"{file}.lua").read_bytes() for file in ("time", "prelude", name)
+    )
+    prelude = b"\n".join((prelude, *((folder / f"{part}.lua").read_bytes() for part in shared)))
+    before, mark, after = own.partition(_PRELUDE)
+    source = b"\n".join((time, before, prelude, after) if mark else (time, prelude, own))
     sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
     return Script(name, source, sha, str(number_of_keys).encode())
 

@@ -8,18 +8,23 @@
 --         {'busy'}  {'deadlock'}  {'gone'}: a marker refuses this id  {'limit', the mode in use}
 local state, queue, waiters, token_key, marker = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local id, mode, owner, client = ARGV[1], ARGV[2], ARGV[3], ARGV[7]
-local ttl, waiter_ttl, delay = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local options = {channel = ARGV[8], retention = tonumber(ARGV[9]), publish = ARGV[10]}
-local keys = {state = state, queue = queue, waiters = waiters, token = token_key}
+local ttl, delay = tonumber(ARGV[4]), tonumber(ARGV[6])
 
 -- Nobody holds, nobody waits and no marker: the common case, told by one command.
-if redis.call('EXISTS', state, queue, waiters, marker) == 0 then
-  local token = next_token(token_key, options.retention)
-  redis.call('HSET', state, id, table.concat(
-    {mode, token, int(now + ttl), ARGV[4], ARGV[6], owner, client}, ' '))
+local present = redis.call('EXISTS', state, queue, waiters, marker)
+if present == 0 then
+  local token = next_token(token_key, tonumber(ARGV[9]))
+  redis.call('HSET', state, id, mode .. ' ' .. token .. ' ' .. int(now + ttl) .. ' ' .. ARGV[4] .. ' '
+    .. ARGV[6] .. ' ' .. owner .. ' ' .. client)
   redis.call('PEXPIRE', state, int(ttl + delay + 2))
   return {'granted', token, ARGV[4]}
 end
+
+-- (prelude)
+
+local waiter_ttl = tonumber(ARGV[5])
+local options = {channel = ARGV[8], retention = tonumber(ARGV[9]), publish = ARGV[10]}
+local keys = {state = state, queue = queue, waiters = waiters, token = token_key}
 
 local holders, dead = load_state(state)
 local granted = {}
@@ -64,8 +69,8 @@ local function waiting(deadline)
   return finish({'waiting', int(deadline - now), int(look), token_floor(token_key)})
 end
 
--- Nobody waits and no marker: the common case, told by one command.
-local quiet = redis.call('EXISTS', queue, waiters, marker) == 0
+-- Nobody waits and no marker, when nothing was there but the state.
+local quiet = present == ((#holders > 0 or #dead > 0) and 1 or 0)
 if not quiet then
   if redis.call('EXISTS', marker) == 1 then
     return {'gone'}

@@ -7,6 +7,20 @@
 -- Result  {'released'}  {'withdrawn'}  {'gone', 'broken' | 'expired' | 'gone'}
 local state, queue, waiters, token_key, marker, broken = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local id = ARGV[1]
+
+-- Nobody waits and nothing went wrong: the common case, which needs no knowledge of the other holders.
+local quiet = redis.call('EXISTS', queue, waiters) == 0
+if quiet and ARGV[5] == '0' and ARGV[6] == 'ended' then
+  local text = redis.call('HGET', state, id)
+  -- Whether the clamp would bring the deadline nearer or not, the record is live as long as it is to come.
+  if text and now < tonumber(string.match(text, '^%S+ %S+ (%S+)')) then
+    redis.call('HDEL', state, id)
+    return {'released'}
+  end
+end
+
+-- (prelude)
+
 local options = {channel = ARGV[2], retention = tonumber(ARGV[3]), publish = ARGV[4]}
 local keys = {state = state, queue = queue, waiters = waiters, token = token_key}
 
@@ -14,11 +28,12 @@ if ARGV[5] ~= '0' then
   need_no_memory(state)
   redis.call('SET', marker, '1', 'PX', ARGV[5])
 end
-if redis.call('EXISTS', queue, waiters) == 0 then
+if quiet then
   -- Nobody waits: no need to know the other holders.
   local text = redis.call('HGET', state, id)
-  if text and is_live(text) then
-    if ARGV[6] == 'lost' and decode_record(id, text).delay > 0 then
+  local record = text and decode_record(id, text)
+  if record and record.live then
+    if ARGV[6] == 'lost' and record.delay > 0 then
       return {'gone', 'expired'}
     end
     redis.call('HDEL', state, id)
@@ -32,20 +47,6 @@ end
 
 need_no_memory(state)
 local result = {'gone', 'gone'}
-local known = redis.call('HGET', waiters, id)
-local was_head = false
-if known then
-  local waiter = decode_waiter(known)
-  local head = redis.call('XRANGE', queue, '-', '+', 'COUNT', 1)[1]
-  was_head = head and head[1] == waiter.stream_id
-  local entry = redis.call('XRANGE', queue, waiter.stream_id, waiter.stream_id)[1]
-  if entry and entry[2][2] == id then
-    redis.call('XDEL', queue, waiter.stream_id)
-  end
-  redis.call('HDEL', waiters, id)
-  result = {'withdrawn'}
-end
-
 local holders, dead = load_state(state)
 local others = {}
 for _, record in ipairs(holders) do
@@ -58,6 +59,22 @@ for _, record in ipairs(holders) do
     -- Lost, here or for its holder, and within its lock-delay: leaving does not open the name early.
     others[#others + 1] = record
     result = {'gone', 'expired'}
+  end
+end
+
+local was_head = false
+local known = result[1] ~= 'released' and redis.call('HGET', waiters, id)
+if known then
+  local waiter = decode_waiter(known)
+  local head = redis.call('XRANGE', queue, '-', '+', 'COUNT', 1)[1]
+  was_head = head and head[1] == waiter.stream_id
+  local entry = redis.call('XRANGE', queue, waiter.stream_id, waiter.stream_id)[1]
+  if entry and entry[2][2] == id then
+    redis.call('XDEL', queue, waiter.stream_id)
+  end
+  redis.call('HDEL', waiters, id)
+  if result[2] ~= 'expired' then
+    result = {'withdrawn'}
   end
 end
 

@@ -1,17 +1,10 @@
--- prelude: what the scripts share; it is put in front of each of them.
+-- prelude: what the scripts share. It is put in front of each of them, or where one says so: what a script
+-- needs often enough comes before, since making these functions takes the server longer than most answers.
 --
 -- A state record      "mode token deadline length delay owner client"
 -- A queue entry       id <request id>, r "mode delay owner client"
 -- A waiters record    "stream-id deadline length"
 -- Times are milliseconds of the server's clock, read once. Tokens are strings.
-
-local clock = redis.call('TIME')
-local now_us = clock[1] * 1000000 + clock[2]
-local now = math.floor(now_us / 1000)
-
-local function int(number)
-  return string.format('%.0f', number)
-end
 
 -- A server that is out of memory refuses a script's write that may need more of it, but only the first:
 -- Lua does not roll back. Extending and leaving begin with a write that needs none and does nothing, so
@@ -37,12 +30,6 @@ local function decode_record(id, text)
   record.live = now < record.deadline
   record.closed_until = record.deadline + record.delay
   return record
-end
-
--- The same question without the rest of the record.
-local function is_live(text)
-  local deadline, length = string.match(text, '^%S+ %S+ (%S+) (%S+)')
-  return now < clamp(deadline, length)
 end
 
 local function write_record(state, record, call)
@@ -107,21 +94,6 @@ local function keep_state(state, holders)
   if latest > 0 then
     keep_until(state, latest)
   end
-end
-
--- Larger than every token before it and, when the key is gone, larger still: it follows the clock.
-local function next_token(key, retention)
-  local last = redis.call('GET', key)
-  local token = now_us
-  local left = -2
-  if last then
-    token = math.max(tonumber(last) + 1, now_us)
-    left = redis.call('PTTL', key)
-  end
-  local keep = math.max(left, retention + math.max(0, math.ceil(token / 1000) - now))
-  token = int(token)
-  redis.call('SET', key, token, 'PX', int(keep))
-  return token
 end
 
 -- Every later grant has a larger token than this, so a notice with one that is not larger is stale.

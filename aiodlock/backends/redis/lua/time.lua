@@ -1,0 +1,24 @@
+-- time: the server's clock, read once, and the tokens that follow it; it stands at the head of each script.
+
+local clock = redis.call('TIME')
+local now_us = clock[1] * 1000000 + clock[2]
+local now = math.floor(now_us / 1000)
+
+local function int(number)
+  return string.format('%.0f', number)
+end
+
+-- Larger than every token before it and, when the key is gone, larger still: it follows the clock.
+local function next_token(key, retention)
+  local last = redis.call('GET', key)
+  local token = now_us
+  local left = -2
+  if last then
+    token = math.max(tonumber(last) + 1, now_us)
+    left = redis.call('PTTL', key)
+  end
+  local keep = math.max(left, retention + math.max(0, math.ceil(token / 1000) - now))
+  token = int(token)
+  redis.call('SET', key, token, 'PX', int(keep))
+  return token
+end
