@@ -122,7 +122,9 @@ class Extender:
         when = self._next_moment(place)
         place.entry = entry = [when, next(self._serials), place]
         heappush(self._heap, entry)
-        if when < self._wake_at:
+        if when <= 0.0:
+            self._due.set()  # asked for now: no timer
+        elif when < self._wake_at:
             self._set_timer()
         elif self._wake_at <= now():
             self._due.set()  # the machine has slept, and the timer is late
