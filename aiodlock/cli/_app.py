@@ -18,6 +18,7 @@ from rich.text import Text
 from .. import BackendError, Client, LockInfo
 from . import _doctor, _run, _show
 from ._hand_overs import counting
+from ._source import read_source
 
 _T = TypeVar("_T")
 
@@ -34,7 +35,11 @@ app = typer.Typer(
 
 Url = Annotated[
     str,
-    typer.Option("--url", envvar="AIODLOCK_URL", help="Where locks live: redis://host:port/db."),
+    typer.Option(
+        "--url",
+        envvar="AIODLOCK_URL",
+        help="Where locks live: redis://host:port/db; several URLs with commas between them are a quorum.",
+    ),
 ]
 Prefix = Annotated[str, typer.Option(help="What every key begins with.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -106,7 +111,8 @@ def run(
         timeout=0.0 if nonblock else timeout,
         as_json=as_json,
         # When nothing answers the lease ends by itself: nobody has to wait for that.
-        client_options={"prefix": prefix, "close_timeout": 1.0},
+        # A quorum waits for a client's ttl before it believes a server that was restarted.
+        client_options={"prefix": prefix, "close_timeout": 1.0, "ttl": max(30.0, ttl)},
     )
     raise typer.Exit(_do(_run.run(wanted)))
 
@@ -127,7 +133,7 @@ def list_locks(
 
 
 async def _list(url: str, prefix: str, match: str) -> list[LockInfo]:
-    async with Client(url, prefix=prefix) as client:
+    async with Client(read_source(url), prefix=prefix) as client:
         return await _collect(client, match)
 
 
@@ -140,7 +146,7 @@ def show(name: Name, url: Url = _URL, prefix: Prefix = _PREFIX, as_json: Json = 
     """Show who holds a lock and who waits for it."""
 
     async def work() -> LockInfo:
-        async with Client(url, prefix=prefix) as client:
+        async with Client(read_source(url), prefix=prefix) as client:
             return await client.inspect(name)
 
     info = _do(work())
@@ -169,7 +175,7 @@ def break_lock(
         typer.confirm(f"Take {name!r} from its holders, who may be writing?", abort=True)
 
     async def work() -> int:
-        async with Client(url, prefix=prefix) as client:
+        async with Client(read_source(url), prefix=prefix) as client:
             return await client.break_lock(name)
 
     count = _do(work())
@@ -203,7 +209,10 @@ async def _top(
     if live is not None:
         live.start()
     try:
-        async with Client(url, prefix=prefix) as client, counting(url, prefix) as hand_overs:
+        async with (
+            Client(read_source(url), prefix=prefix) as client,
+            counting(url, prefix) as hand_overs,
+        ):
             while True:
                 infos = await _collect(client, match)
                 waits = [waiter.waiting for info in infos for waiter in info.waiters]
@@ -251,7 +260,7 @@ def doctor(
 
     Ends with 1 when there is an error among the findings.
     """
-    findings = _do(_doctor.examine(url, prefix=prefix, fix=fix))
+    findings = _do(_doctor.examine(read_source(url), prefix=prefix, fix=fix))
     if as_json:
         _show.print_json([dataclasses.asdict(finding) for finding in findings])
     elif _show.for_people():

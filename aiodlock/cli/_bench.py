@@ -13,6 +13,7 @@ from rich.table import Table
 
 from .. import Client
 from . import _show
+from ._source import read_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,9 @@ async def measure(url: str, *, prefix: str, seconds: float) -> list[Result]:
     :raises BackendUnavailable: when the server does not answer.
     """
     results = []
-    async with Client(url, prefix=prefix, token_retention=1.0) as client:
-        if not url.startswith("memory:"):
+    source = read_source(url)
+    async with Client(source, prefix=prefix, token_retention=1.0) as client:
+        if isinstance(source, str) and not url.startswith("memory:"):
             async with Redis.from_url(url, single_connection_client=True) as server:
                 results.append(await _case("one PING, one task", [lambda: _ping(server)], seconds))
         own = f"aiodlock bench {secrets.token_hex(4)}"

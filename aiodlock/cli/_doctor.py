@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -17,6 +19,15 @@ Level = Literal["ok", "note", "warning", "error"]
 _OLDEST = {"redis": (6, 2), "valkey": (7, 2)}
 _EVENT_CLASSES = "Kgxe"
 
+_NODE_AWAY = (
+    "Locks live as long as a majority of the nodes does.",
+    "Bring it back before another one fails.",
+)
+_NODE_RESTARTS = (
+    "After a restart the node does not count for restart_delay.",
+    "restart_delay at least the longest ttl in use; 0 only with appendonly yes and appendfsync always.",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -29,11 +40,37 @@ class Finding:
     mend: str = ""
 
 
-async def examine(url: str, *, prefix: str, fix: bool) -> list[Finding]:
-    """Return the findings, in a fixed order.
+async def examine(source: str | list[str], *, prefix: str, fix: bool) -> list[Finding]:
+    """Return the findings, in a fixed order; of a quorum, node by node.
 
-    :raises BackendUnavailable: when the server does not answer. :raises BackendError: when it refuses.
+    :raises BackendUnavailable: when the server (most of a quorum's) does not answer.
+    :raises BackendError: when it refuses.
     """
+    if isinstance(source, str):
+        return await _examine(source, prefix, fix)
+    nodes = [_examine_node(url, prefix, fix, f"node {n}: ") for n, url in enumerate(source, 1)]
+    lock, found = await asyncio.gather(_try_a_lock(source, prefix), asyncio.gather(*nodes))
+    return [lock, *itertools.chain.from_iterable(found)]
+
+
+async def _examine_node(url: str, prefix: str, fix: bool, which: str) -> list[Finding]:
+    try:
+        found = await _examine(url, prefix, fix)
+    except BackendError as error:
+        found = [Finding("server", "error", str(error), *_NODE_AWAY)]
+    return [replace(_among_several(one), subject=which + one.subject) for one in found]
+
+
+def _among_several(one: Finding) -> Finding:
+    """Say what it means for one node of a quorum."""
+    if one.subject == "replicas" and one.level == "ok":
+        return replace(one, meaning="")
+    if one.subject == "persistence":
+        return replace(one, meaning=_NODE_RESTARTS[0], mend=_NODE_RESTARTS[1])
+    return one
+
+
+async def _examine(url: str, prefix: str, fix: bool) -> list[Finding]:
     if url.startswith("memory:"):
         async with Client(url):
             return [Finding("server", "ok", "memory store", "Locks live in this process only.")]
@@ -63,8 +100,8 @@ def _no_lock(error: Exception) -> Finding:
     )
 
 
-async def _try_a_lock(url: str, prefix: str) -> Finding:
-    async with Client(url, prefix=prefix, close_timeout=1.0) as client:
+async def _try_a_lock(source: str | list[str], prefix: str) -> Finding:
+    async with Client(source, prefix=prefix, close_timeout=1.0) as client:
         started = time.perf_counter()
         try:
             async with client.lock("aiodlock doctor", ttl=5, timeout=2):

@@ -25,6 +25,7 @@ from .. import (
     NotHeld,
 )
 from .._clock import now
+from ._source import read_source
 
 UNAVAILABLE, SOFTWARE, NOT_ACQUIRED, LOST = 69, 70, 75, 76
 
@@ -109,7 +110,7 @@ def _caught(signals: asyncio.Queue[signal.Signals]) -> Iterator[None]:
 
 
 async def _acquire(wanted: Run) -> tuple[Client, Lease] | int:
-    client = Client(wanted.url, **wanted.client_options)
+    client = Client(read_source(wanted.url), **wanted.client_options)
     entered = False
     try:
         await client.__aenter__()

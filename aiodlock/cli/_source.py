@@ -1,0 +1,14 @@
+"""What ``--url`` names: one place where locks live, or the servers of a quorum."""
+
+from __future__ import annotations
+
+import re
+
+#: Hosts of one URL are separated by commas too; no scheme stands in front of those.
+_NEXT_URL = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)")
+
+
+def read_source(url: str) -> str | list[str]:
+    """Return the URL, or a list where several whole URLs are separated by commas."""
+    urls = _NEXT_URL.split(url.strip())
+    return urls if len(urls) > 1 else url
