@@ -35,6 +35,8 @@ from ._demo_worker import DEPOSITS, NAME, WAITER_TTL
 WORKERS = 6
 #: What the contract allows between the end of a dead holder's lease and the next holder.
 HEAD_SLACK = 0.1
+#: A worker has to be there by then: on a busy machine, processes take long to start.
+_PATIENCE = 120.0
 
 
 @dataclass
@@ -54,7 +56,7 @@ class Worker:
         self.news.set()
 
     async def heard(self, event: str) -> dict[str, Any]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(_PATIENCE):
             while event not in self.said:
                 if self.process.returncode is not None:
                     raise RuntimeError(f"a worker ended without saying {event!r}")
@@ -237,7 +239,7 @@ async def show_deaths(screen: Screen, server: EmbeddedServer, folder: Path, ghos
     async with workers(server.url, folder / "unused", *tasks) as started:
         for place, worker in enumerate(started):
             await worker.start()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(_PATIENCE):
                 while True:  # one after the other, so that everybody's place is known
                     info = await client.inspect(NAME)
                     if len(info.holders) + len(info.waiters) == place + 1:

@@ -34,7 +34,10 @@ def deposit(ledger: Path, line: dict[str, object]) -> None:
 
 
 async def work(url: str, ledger: Path, task: str) -> None:
-    async with Client(url, ttl=TTL, waiter_ttl=WAITER_TTL) as client:
+    # Who dies is to be gone soon; who takes turns keeps its place, however slow the machine is.
+    dies = task in ("hold", "take")
+    times = (TTL, WAITER_TTL) if dies else (30.0, 30.0)
+    async with Client(url, ttl=times[0], waiter_ttl=times[1]) as client:
         lock = client.lock(NAME)
         say("ready")
         await asyncio.to_thread(sys.stdin.readline)

@@ -16,6 +16,7 @@ from ..servers import Store
 from .test_commands import call
 
 
+@pytest.mark.timeout(400)
 async def test_demo_shows_what_is_true() -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "aiodlock", "demo", "--json"), stdout=asyncio.subprocess.PIPE
