@@ -174,6 +174,8 @@ class Direct:
                     found[key] = await self.redis.hgetall(key)
                 case "stream":
                     found[key] = await self.redis.xrange(key)
+                case "zset":
+                    found[key] = await self.redis.zrange(key, 0, -1, withscores=True)
                 case _:
                     found[key] = await self.redis.get(key)
         return found

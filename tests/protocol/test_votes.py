@@ -1,0 +1,494 @@
+"""vote and unvote: what one node of a quorum says, whatever the order in which it hears."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from redis.exceptions import OutOfMemoryError
+
+from aiodlock.backends.redis import scripts
+from aiodlock.backends.redis.keys import channel_prefix
+
+from ..servers import Store
+from .direct import MARKER_TTL, PREFIX, RETENTION, Direct, Heard
+
+pytestmark = pytest.mark.stores("memory", "valkey9", "redis62", "redis70")
+
+
+class Node(Direct):
+    """The scripts of a quorum's node, on one name."""
+
+    async def vote(
+        self,
+        id: str,
+        what: str = "ask",
+        *,
+        ticket: int = 1,
+        mode: str = "x",
+        owner: str | None = None,
+        token: int | str = 0,
+        length: int = 100_000,
+        delay: int = 0,
+        client: str = "client",
+    ) -> list[Any]:
+        arguments: list[str | int] = [id, mode, owner or f"t{id}", length, delay, client, ticket]
+        options = (channel_prefix(PREFIX), RETENTION, "PUBLISH")
+        names = self._six(id)
+        return await self._run(  # type: ignore[no-any-return]
+            scripts.VOTE, names, [*arguments, what, token, *options]
+        )
+
+    async def unvote(
+        self, id: str, what: str = "ended", *, token: int | str = 0, late: bool = False
+    ) -> list[Any]:
+        options = (channel_prefix(PREFIX), RETENTION, "PUBLISH")
+        marker = MARKER_TTL if late else 0
+        return await self._run(  # type: ignore[no-any-return]
+            scripts.UNVOTE, self._six(id), [id, what, marker, token, *options]
+        )
+
+    async def hold(self, id: str, **options: Any) -> int:
+        """Vote and confirm; return the token."""
+        answer = await self.vote(id, **options)
+        assert answer[0] == "vote", answer
+        answer = await self.vote(id, "fence", token=answer[1], **options)
+        assert answer[:1] + answer[3:4] == ["vote", "c"]
+        return int(answer[1])
+
+    async def break_votes(self) -> list[str]:
+        keys = self.keys
+        return await self._run(  # type: ignore[no-any-return]
+            scripts.BREAK_VOTES,
+            [keys.state, keys.queue, keys.waiters, keys.token, keys.broken],
+            [channel_prefix(PREFIX), RETENTION, "PUBLISH", MARKER_TTL],
+        )
+
+    async def seen(self) -> list[Any]:
+        keys = self.keys
+        return await self._run(  # type: ignore[no-any-return]
+            scripts.INSPECT_VOTES, [keys.state, keys.queue, keys.waiters, keys.token], []
+        )
+
+    async def line(self) -> list[str]:
+        """Return the ids of those that wait, the oldest first."""
+        return [str(id) for id in await self.redis.zrange(self.keys.queue, 0, -1)]
+
+    async def stages(self) -> dict[str, str]:
+        """Return the stage of each vote that stands."""
+        records = await self.redis.hgetall(self.keys.state)
+        return {id: text.split(" ")[8] for id, text in records.items()}
+
+    async def age_waiter(self, id: str, by: int) -> None:
+        text = await self.redis.hget(self.keys.waiters, id)
+        words = text.split(" ")
+        words[2] = str(int(words[2]) - by)
+        await self.redis.hset(self.keys.waiters, id, " ".join(words))
+
+    def _six(self, id: str) -> list[str]:
+        keys = self.keys
+        return [keys.state, keys.queue, keys.waiters, keys.token, keys.marker + id, keys.broken]
+
+
+@pytest.fixture
+async def node(store: Store) -> Node:
+    """Give an empty node."""
+    return Node(await store.raw())
+
+
+# -- the order ---------------------------------------------------------------------------------------
+
+
+async def test_queue_is_by_ticket_and_then_by_id_whatever_the_order_of_arrival(node: Node) -> None:
+    await node.hold("holder", ticket=1)
+    for id, ticket in [("e", 50), ("b", 20), ("d", 30), ("c", 30), ("a", 99)]:
+        assert (await node.vote(id, ticket=ticket))[0] == "waiting"
+    assert await node.line() == ["b", "c", "d", "e", "a"]
+    order, leaving = [], "holder"
+    for _ in range(5):
+        await node.unvote(leaving)
+        (leaving,) = await node.stages()
+        order.append(leaving)
+    assert order == ["b", "c", "d", "e", "a"]
+
+
+async def test_tickets_of_the_present_time_keep_their_order(node: Node) -> None:
+    """They have 16 digits, which a double still tells apart."""
+    await node.hold("holder", ticket=1)
+    now = 1_790_000_000_000_000
+    for step in (3, 1, 2, 0):
+        await node.vote(f"r{step}", ticket=now + step)
+    assert await node.line() == ["r0", "r1", "r2", "r3"]
+
+
+async def test_repeated_ask_changes_nothing(node: Node) -> None:
+    first = await node.vote("a", ticket=5)
+    again = await node.vote("a", ticket=5)
+    assert (
+        (first[0], first[1], first[3]) == (again[0], again[1], again[3]) == ("vote", first[1], "v")
+    )
+    await node.vote("b", ticket=7)
+    await node.vote("b", ticket=7)
+    assert await node.line() == ["b"]
+
+
+async def test_try_leaves_no_place_where_it_gets_no_vote(node: Node) -> None:
+    await node.hold("a")
+    assert (await node.vote("b", "try", ticket=2))[0] == "busy"
+    assert await node.line() == []
+    await node.unvote("a")
+    assert (await node.vote("b", "try", ticket=2))[0] == "vote"
+
+
+async def test_try_does_not_pass_an_older_waiter(node: Node) -> None:
+    await node.hold("a", length=10_000)
+    await node.vote("b", ticket=2)
+    await node.age("a", by=20_000)
+    assert (await node.vote("c", "try", ticket=3))[0] == "busy"
+    assert set(await node.stages()) == {"b"}
+
+
+async def test_dead_waiter_is_passed(node: Node) -> None:
+    await node.hold("a", ticket=1)
+    await node.vote("b", ticket=2)
+    await node.vote("c", ticket=3)
+    await node.age_waiter("b", by=200_000)
+    await node.unvote("a")
+    assert set(await node.stages()) == {"c"}
+
+
+# -- votes that are asked back -----------------------------------------------------------------------
+
+
+async def test_vote_is_asked_back_for_an_older_request_alone(node: Node, heard: Heard) -> None:
+    await node.vote("b", ticket=20, client="of-b")
+    await node.vote("c", ticket=30)
+    assert await heard.notices() == []
+    assert (await node.vote("b", ticket=20))[4] == "0"
+    await node.vote("a", ticket=10)
+    assert ("of-b", "look", "b") in await heard.notices()
+    assert (await node.vote("b", ticket=20))[4] == "1", "a lost inquiry repeats itself"
+
+
+async def test_confirmed_vote_is_not_asked_back(node: Node, heard: Heard) -> None:
+    await node.hold("b", ticket=20, client="of-b")
+    await node.vote("a", ticket=10)
+    assert [word for client, word, _ in await heard.notices() if client == "of-b"] == []
+    assert (await node.vote("b", "held", ticket=20, token=1))[4] == "0"
+
+
+async def test_yield_goes_to_the_older_request_and_the_younger_waits_on(
+    node: Node, heard: Heard
+) -> None:
+    token = (await node.vote("b", ticket=20, client="of-b"))[1]
+    await node.vote("a", ticket=10, client="of-a")
+    await heard.notices()
+    answer = await node.unvote("b", "yield", token=token)
+    assert answer[0] == "waiting"
+    assert await node.stages() == {"a": "v"}
+    assert await node.line() == ["b"]
+    assert ("of-a", "granted", "a") in await heard.notices()
+    assert int((await node.holders())["a"].token) > int(token)
+
+
+async def test_yield_with_nobody_older_keeps_the_vote_under_a_token_of_its_own(node: Node) -> None:
+    token = (await node.vote("b", ticket=20))[1]
+    await node.vote("c", ticket=30)
+    answer = await node.unvote("b", "yield", token=token)
+    assert (answer[0], answer[3]) == ("vote", "v")
+    assert int(answer[1]) > int(token)
+    assert set(await node.stages()) == {"b"}
+
+
+async def test_late_yield_does_not_take_a_newer_vote(node: Node) -> None:
+    token = (await node.vote("b", ticket=20))[1]
+    await node.vote("a", ticket=10)
+    await node.unvote("b", "yield", token=token)
+    await node.unvote("a")
+    assert set(await node.stages()) == {"b"}
+    await node.vote("a2", ticket=11)
+    answer = await node.unvote("b", "yield", token=token)
+    assert (answer[0], answer[3], answer[4]) == ("vote", "v", "1")
+    assert set(await node.stages()) == {"b"}
+
+
+async def test_late_yield_does_not_take_a_confirmed_vote(node: Node) -> None:
+    token = await node.hold("b", ticket=20)
+    await node.vote("a", ticket=10)
+    answer = await node.unvote("b", "yield", token=token)
+    assert (answer[0], answer[3]) == ("vote", "c")
+    assert await node.stages() == {"b": "c"}
+
+
+async def test_yield_of_a_request_that_is_gone_does_not_queue_it(node: Node) -> None:
+    token = (await node.vote("b", ticket=20))[1]
+    await node.unvote("b")
+    assert (await node.unvote("b", "yield", token=token))[:2] == ["gone", "gone"]
+    assert await node.stages() == {}
+    assert await node.line() == []
+
+
+# -- the token that is written back ------------------------------------------------------------------
+
+
+async def test_fence_writes_the_token_and_later_votes_have_larger_ones(node: Node) -> None:
+    token = int((await node.vote("a"))[1])
+    larger = token + 5_000_000
+    answer = await node.vote("a", "fence", token=larger)
+    assert (answer[0], int(answer[1]), answer[3]) == ("vote", larger, "c")
+    await node.unvote("a")
+    assert int((await node.vote("b"))[1]) > larger
+
+
+async def test_fence_is_refused_when_the_vote_is_gone(node: Node) -> None:
+    token = (await node.vote("a"))[1]
+    await node.unvote("a")
+    assert (await node.vote("a", "fence", token=token))[:2] == ["gone", "gone"]
+    assert await node.stages() == {}
+    assert await node.line() == []
+
+
+async def test_fence_is_refused_when_the_vote_was_given_back(node: Node) -> None:
+    token = (await node.vote("b", ticket=20))[1]
+    await node.vote("a", ticket=10)
+    await node.unvote("b", "yield", token=token)
+    assert (await node.vote("b", "fence", ticket=20, token=token))[0] == "gone"
+    assert await node.stages() == {"a": "v"}
+    assert await node.line() == ["b"], "it waits on"
+
+
+async def test_fence_with_a_smaller_token_than_the_nodes_own_does_not_count(node: Node) -> None:
+    token = int((await node.vote("a"))[1])
+    answer = await node.vote("a", "fence", token=token - 1)
+    assert (answer[0], int(answer[1]), answer[3]) == ("vote", token, "v")
+
+
+async def test_fence_of_a_vote_whose_lease_is_over_is_refused(node: Node) -> None:
+    token = (await node.vote("a", length=10_000))[1]
+    await node.age("a", by=20_000)
+    assert (await node.vote("a", "fence", token=token))[:2] == ["gone", "expired"]
+
+
+async def test_two_readers_never_take_the_same_token(node: Node) -> None:
+    one = int((await node.vote("a", mode="s"))[1])
+    two = int((await node.vote("b", mode="s", ticket=2))[1])
+    top = max(one, two) + 1_000
+    assert (await node.vote("a", "fence", mode="s", token=top))[3] == "c"
+    answer = await node.vote("b", "fence", mode="s", ticket=2, token=top)
+    assert answer[3] == "v"
+    assert int(answer[1]) > top
+    again = await node.vote("b", "fence", mode="s", ticket=2, token=answer[1])
+    assert (again[1], again[3]) == (answer[1], "c")
+
+
+# -- held --------------------------------------------------------------------------------------------
+
+
+async def test_held_extends_and_is_harmless_to_repeat(node: Node) -> None:
+    token = await node.hold("a")
+    await node.age("a", by=60_000)
+    for _ in range(2):
+        answer = await node.vote("a", "held", token=token)
+        assert (int(answer[1]), answer[3]) == (token, "c")
+        assert int(answer[2]) > 90_000
+
+
+async def test_held_on_a_node_that_forgot_it_queues_again_and_takes_it_when_free(
+    node: Node,
+) -> None:
+    answer = await node.vote("a", "held", token=77)
+    assert (answer[0], answer[3]) == ("vote", "v"), "a vote of a free node, not yet confirmed"
+    answer = await node.vote("a", "held", token=answer[1])
+    assert answer[3] == "c"
+
+
+async def test_held_does_not_push_another_out(node: Node) -> None:
+    token = await node.hold("b", ticket=20)
+    assert (await node.vote("a", "held", ticket=10, token=5))[0] == "waiting"
+    assert await node.stages() == {"b": "c"}
+    assert (await node.holders())["b"].token == token
+    assert await node.line() == ["a"]
+
+
+async def test_held_does_not_revive_an_overdue_lease(node: Node) -> None:
+    token = await node.hold("a", length=10_000)
+    await node.age("a", by=20_000)
+    assert (await node.vote("a", "held", token=token))[:2] == ["gone", "expired"]
+    assert (await node.vote("b", ticket=2))[0] == "vote"
+
+
+async def test_held_raises_the_token_of_a_node_that_was_not_asked_to_fence(node: Node) -> None:
+    own = int((await node.vote("a"))[1])
+    larger = own + 5_000_000
+    await node.vote("a", "held", token=larger)
+    await node.unvote("a")
+    assert int((await node.vote("b", ticket=2))[1]) > larger
+
+
+# -- leaving -----------------------------------------------------------------------------------------
+
+
+async def test_leaving_hands_the_vote_to_the_oldest(node: Node, heard: Heard) -> None:
+    await node.hold("a")
+    await node.vote("c", ticket=3, client="of-c")
+    await node.vote("b", ticket=2, client="of-b")
+    await heard.notices()
+    assert await node.unvote("a") == ["released"]
+    assert ("of-b", "granted", "b") in await heard.notices()
+    assert await node.unvote("c") == ["withdrawn"]
+    assert await node.unvote("b") == ["released"]
+    assert await node.all_keys() == {"token"}
+    assert await node.unvote("b") == ["gone", "gone"]
+
+
+@pytest.mark.parametrize("what", ["ask", "try", "fence", "held"])
+async def test_late_duplicate_after_a_leave_with_a_marker_is_refused(node: Node, what: str) -> None:
+    token = await node.hold("a")
+    await node.unvote("a", late=True)
+    assert (await node.vote("a", what, token=token))[:2] == ["gone", "gone"]
+    assert await node.all_keys() == {"token", "marker:a"}
+
+
+async def test_leave_that_overtakes_its_request_keeps_it_out(node: Node) -> None:
+    assert await node.unvote("a", late=True) == ["gone", "gone"]
+    assert (await node.vote("a"))[0] == "gone"
+    assert (await node.vote("b", ticket=2))[0] == "vote"
+
+
+# -- lock-delay --------------------------------------------------------------------------------------
+
+
+async def test_lock_delay_is_for_those_alone_who_held(node: Node) -> None:
+    await node.vote("a", delay=50_000, length=10_000)
+    await node.age("a", by=20_000)
+    assert (await node.vote("b", ticket=2))[0] == "vote", "a vote that was never confirmed"
+
+
+async def test_lock_delay_after_a_confirmed_holder_keeps_the_name_closed(node: Node) -> None:
+    await node.hold("a", delay=50_000, length=10_000)
+    await node.age("a", by=20_000)
+    word, _, look, _ = await node.vote("b", ticket=2)
+    assert word == "waiting"
+    assert 30_000 < int(look) <= 40_000
+    assert await node.unvote("a", "lost") == ["gone", "expired"]
+    assert (await node.vote("b", ticket=2))[0] == "waiting"
+    await node.age("a", by=50_000)
+    assert (await node.vote("b", ticket=2))[0] == "vote"
+
+
+async def test_lock_delay_is_kept_when_the_holder_lost_it_while_the_node_had_it_still(
+    node: Node,
+) -> None:
+    await node.hold("a", delay=50_000)
+    assert await node.unvote("a", "lost") == ["gone", "expired"]
+    assert (await node.vote("b", ticket=2))[0] == "waiting"
+
+
+# -- owners and readers ------------------------------------------------------------------------------
+
+
+async def test_named_owner_enters_again_with_its_token_past_all_who_wait(node: Node) -> None:
+    token = await node.hold("a", owner="uowner")
+    await node.vote("b", ticket=2)
+    answer = await node.vote("a2", ticket=3, owner="uowner")
+    assert (answer[0], int(answer[1]), answer[3]) == ("vote", token, "a")
+    await node.unvote("a")
+    assert set(await node.stages()) == {"a2"}, "the second hold keeps the name"
+    await node.unvote("a2")
+    assert set(await node.stages()) == {"b"}
+
+
+async def test_unconfirmed_vote_of_its_owner_lets_nobody_in(node: Node) -> None:
+    await node.vote("a", owner="uowner")
+    assert (await node.vote("a2", ticket=2, owner="uowner"))[0] == "waiting"
+
+
+async def test_owner_of_a_shared_hold_is_told_of_its_deadlock(node: Node) -> None:
+    await node.hold("a", mode="s", owner="uowner")
+    assert (await node.vote("a2", ticket=2, owner="uowner"))[0] == "deadlock"
+    assert await node.line() == []
+
+
+async def test_readers_enter_together_up_to_the_writer_that_waits(node: Node) -> None:
+    await node.hold("w1", ticket=1)
+    for id, mode, ticket in [("r1", "s", 2), ("w2", "x", 4), ("r2", "s", 3), ("r3", "s", 5)]:
+        assert (await node.vote(id, mode=mode, ticket=ticket))[0] == "waiting"
+    await node.unvote("w1")
+    assert await node.stages() == {"r1": "v", "r2": "v"}
+    assert await node.line() == ["w2", "r3"]
+
+
+async def test_every_reader_in_the_way_of_an_older_writer_is_asked_back(
+    node: Node, heard: Heard
+) -> None:
+    for number in (3, 4):
+        await node.vote(f"r{number}", mode="s", ticket=number, client=f"of-r{number}")
+    await node.vote("r1", mode="s", ticket=1, client="of-r1")
+    await heard.notices()
+    await node.vote("w", ticket=2)
+    looks = {client for client, word, _ in await heard.notices() if word == "look"}
+    assert looks == {"of-r3", "of-r4"}
+
+
+# -- for people --------------------------------------------------------------------------------------
+
+
+async def test_break_releases_those_that_hold_and_no_others(node: Node, heard: Heard) -> None:
+    await node.hold("a", delay=50_000, client="of-a")
+    await node.vote("b", ticket=2, client="of-b")
+    await heard.notices()
+    assert await node.break_votes() == ["a"]
+    said = await heard.notices()
+    assert ("of-a", "broken", "a") in said
+    assert ("of-b", "granted", "b") in said
+    assert await node.stages() == {"b": "v"}
+    assert (await node.vote("a", "held", token=9))[:2] == ["gone", "broken"]
+    assert await node.unvote("a") == ["gone", "broken"]
+    assert await node.break_votes() == [], "a vote is not a hold"
+    assert await node.stages() == {"b": "v"}
+
+
+async def test_inspect_tells_votes_with_their_stages_and_waiters_in_order(node: Node) -> None:
+    token = await node.hold("a", client="of-a", ticket=7)
+    await node.vote("c", ticket=9, owner="uc")
+    await node.vote("b", mode="s", ticket=8)
+    before = await node.contents()
+    last, closed, votes, waiters, _ = await node.seen()
+    assert (int(last), int(closed)) == (token, 0)
+    left = int(votes.pop(4))
+    assert votes == ["a", "ta", "x", str(token), "of-a", "c", "7"]
+    assert 90_000 < left <= 100_000
+    assert waiters == ["b", "tb", "s", "client", "8", "c", "uc", "x", "client", "9"]
+    assert await node.contents() == before
+
+
+async def test_inspect_tells_for_how_long_lock_delay_keeps_the_name_closed(node: Node) -> None:
+    await node.hold("a", delay=50_000, length=10_000)
+    await node.age("a", by=20_000)
+    _, closed, votes, _, _ = await node.seen()
+    assert votes == []
+    assert 30_000 < int(closed) <= 40_000
+
+
+# -- a node in want ----------------------------------------------------------------------------------
+
+
+@pytest.mark.stores("valkey9")
+async def test_node_out_of_memory_keeps_extends_and_releases_its_holders(
+    node: Node, store: Store
+) -> None:
+    token = await node.hold("a")
+    raw = await store.raw()
+    await raw.config_set("maxmemory", "1")
+    assert (await node.vote("a", "held", token=token))[3] == "c"
+    with pytest.raises(OutOfMemoryError):
+        await node.vote("b", ticket=2)
+    assert await node.unvote("a") == ["released"]
+
+
+async def test_clock_that_was_set_back_does_not_make_a_vote_last(node: Node) -> None:
+    await node.hold("a", length=10_000)
+    await node.set_clock_back("a", by=3_600_000)
+    answer = await node.vote("b", ticket=2)
+    assert answer[0] == "waiting"
+    assert int(answer[2]) <= 10_000
