@@ -81,8 +81,9 @@ class Client:
     :param close_timeout: seconds that leaving waits for bodies to end.
     :param configure_notifications: turn the server's keyspace events on (CONFIG SET) if they are off.
     :param restart_delay: with a quorum, seconds for which a server does not count after it came back
-        without its memory, or after its clock stepped. At least the longest ttl or lock-delay in use by
-        any client; default: this client's ttl. 0 for servers that lose nothing (``appendfsync always``).
+        without its memory, or after its clock stepped. At least the longest ttl in use by any client, and
+        a lock-delay longer if that has to outlive restarts; default: this client's ttl. 0 for servers
+        that lose nothing (``appendfsync always``).
     :raises TypeError: for input of a wrong type.
     :raises ValueError: for other bad input.
     :raises Unsupported: for ``min_replicas`` on ``memory://`` and on a quorum.
