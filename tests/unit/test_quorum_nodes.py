@@ -1,0 +1,34 @@
+"""What a quorum needs to know of its nodes: stores inside the process tell nothing, servers have to."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+
+import pytest
+
+import aiodlock
+from aiodlock._embedded import EmbeddedServer
+
+
+async def test_stores_in_memory_make_a_quorum() -> None:
+    nodes = [f"memory://node-{number}" for number in range(3)]
+    async with aiodlock.Client(nodes) as one, aiodlock.Client(nodes) as other:
+        first = await one.lock("x").acquire()
+        waiting = asyncio.create_task(other.lock("x").acquire(timeout=30))
+        await first.release()
+        second = await waiting
+        assert second.token > first.token
+        await second.release()
+
+
+async def test_servers_that_do_not_tell_their_run_id_are_refused() -> None:
+    """Nobody would know that they were restarted."""
+    with ExitStack() as stack:
+        config = {"rename-command": 'INFO ""'}
+        nodes = [stack.enter_context(EmbeddedServer(config=config)).url for _ in range(3)]
+        with pytest.raises(aiodlock.BackendError, match="a quorum needs INFO"):
+            async with aiodlock.Client(nodes):
+                pass
+        async with aiodlock.Client(nodes, restart_delay=0) as client, client.lock("x"):
+            pass
