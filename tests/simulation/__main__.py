@@ -19,17 +19,21 @@ def main() -> int:
     parser.add_argument(
         "--variants", action="store_true", help="search a seed for each broken variant"
     )
+    parser.add_argument(
+        "--quorum", action="store_true", help="three or five servers, and holding by a majority"
+    )
     chosen = parser.parse_args()
     if chosen.variants:
         return _search(chosen.start, chosen.seeds)
     prepare = VARIANTS[chosen.variant].prepare if chosen.variant else None
+    quorum = chosen.quorum or bool(chosen.variant and VARIANTS[chosen.variant].quorum)
     if chosen.seed is not None:
-        outcome = run_seed(chosen.seed, prepare)
+        outcome = run_seed(chosen.seed, prepare, quorum=quorum)
         print(outcome)
         return bool(outcome.checker)
     total, bad = Total(began=perf_counter()), []
     for seed in range(chosen.start, chosen.start + chosen.seeds):
-        outcome = run_seed(seed, prepare)
+        outcome = run_seed(seed, prepare, quorum=quorum)
         total.add(outcome)
         collect_now_and_then(total.seeds)
         if outcome.checker:
@@ -46,7 +50,7 @@ def _search(start: int, seeds: int) -> int:
     missed = 0
     for name, variant in VARIANTS.items():
         for tried, seed in enumerate(range(start, start + seeds), 1):
-            outcome = run_seed(seed, variant.prepare)
+            outcome = run_seed(seed, variant.prepare, quorum=variant.quorum)
             collect_now_and_then(tried)
             if outcome.checker:
                 expected = (

@@ -172,6 +172,9 @@ class Checkers:
         server.lost_data.append(self._lost_data)
         world.after_turn.append(self._after_turn)
 
+    def entered(self, session: Session) -> None:
+        """A client has been entered."""
+
     def ledger(self, base: str) -> Ledger:
         return self.ledgers.setdefault(base, Ledger())
 
@@ -374,7 +377,7 @@ class Checkers:
                 continue
             for session in sessions:
                 for place in session.places.values():
-                    if place.state is State.HELD and _base_of(place) == base:
+                    if place.state is State.HELD and base_of(place) == base:
                         self._check_place(process, place, ledger.known)
 
     def _check_place(self, process: Process, place: Place, known: Name) -> None:
@@ -408,7 +411,7 @@ class Checkers:
         if place.state is State.HELD and self._seen.get(id) != deadline:
             self._seen[id] = deadline
             if not self.forgetful:
-                base = _base_of(place)
+                base = base_of(place)
                 self._check_place(process, place, read_name(self.server, base))
                 self._check_together(process, place)
         most, (known_at, least) = self.at_most.get(id), self.at_least.get(id, (0.0, 0.0))
@@ -434,7 +437,7 @@ class Checkers:
             for session in sessions:
                 for other in session.places.values():
                     theirs = other.request
-                    if other is place or _base_of(other) != _base_of(place):
+                    if other is place or base_of(other) != base_of(place):
                         continue
                     if other.state is not State.HELD or other_process.boot() >= other.ends_at:
                         continue
@@ -537,6 +540,6 @@ class Checkers:
             self.wrong("leak", f"{process} still has places, holds, beats, watches: {left}")
 
 
-def _base_of(place: Place) -> str:
+def base_of(place: Place) -> str:
     request = place.request
     return f"aiodlock:1:{request.kind}:{{{request.name}}}"

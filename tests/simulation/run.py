@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from time import perf_counter
 
+from .quorum import QuorumSimulation
 from .scenario import Simulation
 from .world import Wrong
 
@@ -34,9 +35,11 @@ class Outcome:
         return "\n".join((*self.schedule, f"seed {self.seed}: {self.message}"))
 
 
-def run_seed(seed: int, prepare: Callable[[Simulation], None] | None = None) -> Outcome:
+def run_seed(
+    seed: int, prepare: Callable[[Simulation], None] | None = None, *, quorum: bool = False
+) -> Outcome:
     """Simulate one seed, with a broken variant if ``prepare`` makes it one."""
-    simulation = Simulation(seed, prepare)
+    simulation = (QuorumSimulation if quorum else Simulation)(seed, prepare)
     checker = message = ""
     try:
         simulation.run()

@@ -22,6 +22,7 @@ from aiodlock import AcquireTimeout, BackendError, ClientClosed, DeadlockError, 
 from aiodlock._lease import Lease
 from aiodlock._lock import Acquirable
 from aiodlock.backends.redis import RedisBackend
+from aiodlock.backends.redis.quorum import QuorumBackend
 
 from .checkers import Body, Checkers
 from .network import Network, SimSource
@@ -108,17 +109,16 @@ class SimClient(aiodlock.Client):
         self._simulation = simulation
         self._process = process
 
-    def _make_backend(self) -> RedisBackend:
+    def _make_backend(self) -> RedisBackend | QuorumBackend:
         simulation = self._simulation
-        backend = simulation.backend_class(
-            SimSource(simulation.network, self._process),
+        simulation.clients += 1
+        return simulation.make_backend(
+            self._process,
+            f"{self._process}.{simulation.clients}",
             prefix=self._prefix,
             token_retention=self._token_retention,
             unavailable_after=self._unavailable_after,
         )
-        simulation.clients += 1
-        backend.label = f"{self._process}.{simulation.clients}"
-        return backend
 
 
 class Simulation:
@@ -146,6 +146,13 @@ class Simulation:
         self._patches: list[tuple[object, str, object]] = []
         if prepare is not None:
             prepare(self)
+
+    def make_backend(
+        self, process: Process, label: str, **options: Any
+    ) -> RedisBackend | QuorumBackend:
+        backend = self.backend_class(SimSource(self.network, process), **options)
+        backend.label = label
+        return backend
 
     def patch(self, target: object, name: str, value: object) -> None:
         """Break something of the library, for this run."""
@@ -290,6 +297,7 @@ class Simulation:
         assert session is not None
         sessions = self.checkers.sessions.setdefault(process, [])
         sessions.append(session)
+        self.checkers.entered(session)
         leave_early = asyncio.Event()
         self._closers[process] = leave_early
         try:
@@ -463,8 +471,11 @@ class Simulation:
         if not self.mains:
             return
         name = self.random.choice(self.style.faults)
-        Faults(self).strike(name)
+        self.strike(name)
         self._plan_fault()
+
+    def strike(self, name: str) -> None:
+        Faults(self).strike(name)
 
     def _sweep(self) -> None:
         """The server's own cycle of expiry; slow on some servers."""

@@ -20,7 +20,7 @@ from fakeredis._helpers import NoResponse, SimpleError, SimpleString
 from fakeredis._socket._fakesocket import FakeSocket
 from fakeredis.commands_mixins.scripting_mixin import LUA_MODULE
 
-from aiodlock.backends.redis.scripts import ALL
+from aiodlock.backends.redis.scripts import ALL, VOTING
 
 from .world import World, Wrong
 
@@ -28,8 +28,8 @@ from .world import World, Wrong
 _EPOCH = 1_700_000_000.0
 
 #: Commands that an out-of-memory server refuses, as long as their script has written nothing yet.
-_GROWS = frozenset((b"HSET", b"SET", b"XADD"))
-_WRITES = _GROWS | {b"HDEL", b"XDEL", b"DEL", b"PEXPIRE"}
+_GROWS = frozenset((b"HSET", b"SET", b"XADD", b"ZADD"))
+_WRITES = _GROWS | {b"HDEL", b"XDEL", b"ZREM", b"DEL", b"PEXPIRE"}
 
 _lua: Any = None
 _compiled: dict[bytes, Any] = {}
@@ -104,6 +104,8 @@ class SimSocket(FakeSocket):
         if name in ("config", "script", "client"):
             name, arguments = f"{name} {fields[1].decode().lower()}", fields[2:]
         try:
+            if name == "info":
+                return self.sim.info()
             if name == "evalsha":
                 return self.evalsha(fields[1], int(fields[2]), *fields[3:])
             function, signature = self._name_to_func(name)
@@ -282,7 +284,7 @@ class Command:
     @property
     def id(self) -> str:
         """The request that it is about; empty for others."""
-        about = self.script in ("acquire", "extend", "leave") and self.arguments
+        about = self.script in _ABOUT_ONE and self.arguments
         return self.arguments[0].decode() if about else ""
 
     @property
@@ -301,12 +303,19 @@ class Command:
             what += f" by {self.arguments[1].decode()}"
         elif self.script == "leave" and self.arguments[4] != b"0":
             what += " with a marker"
+        elif self.script == "vote":
+            a = [argument.decode() for argument in self.arguments]
+            what += f" {a[1]} owner={a[2]} length={a[3]} delay={a[4]} ticket={a[6]} {a[7]} {a[8]}"
+        elif self.script == "unvote":
+            a = [argument.decode() for argument in self.arguments]
+            what += f" {a[1]} marker={a[2]} {a[3]}"
         return what
 
 
-_SCRIPTS = {script.sha: script.name for script in ALL} | {
-    script.source: script.name for script in ALL
+_SCRIPTS = {script.sha: script.name for script in (*ALL, *VOTING)} | {
+    script.source: script.name for script in (*ALL, *VOTING)
 }
+_ABOUT_ONE = ("acquire", "extend", "leave", "vote", "unvote")
 
 
 def _lock_name(state_key: bytes) -> str:
@@ -320,9 +329,12 @@ class SimServer:
     command is answered with), ``read_only``, ``out_of_memory``, ``up``, ``busy_until``.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, name: str = "server") -> None:
         self.world = world
+        self.name = name
         self.offset = _EPOCH
+        self.life = 1
+        self.born = -1000.0
         self.fake = self._new_fake()
         self.notifies = False
         self.refuses: str | None = None
@@ -359,6 +371,15 @@ class SimServer:
 
     # -- commands ----------------------------------------------------------------------------------
 
+    def info(self) -> bytes:
+        """Tell which life this is, and for how many whole seconds it has lasted."""
+        uptime = int(self.world.time - self.born)
+        return b"# Server\r\nrun_id:%b%d\r\nuptime_in_seconds:%d\r\n" % (
+            self.name.encode(),
+            self.life,
+            uptime,
+        )
+
     @property
     def db(self) -> SimDatabase:
         found = self.fake.dbs[0]
@@ -379,7 +400,7 @@ class SimServer:
             self.published = []
             reply = socket.execute(fields)
         if fields[0] != b"SCRIPT":
-            self.world.log(f"server: {command} -> {_show(reply)}")
+            self.world.log(f"{self.name}: {command} -> {_show(reply)}")
         for tell in self.executed:
             tell(command, reply)
         return None if isinstance(reply, NoResponse) else encode(reply)
@@ -410,7 +431,7 @@ class SimServer:
             self.db.sweep()
 
     def save(self) -> None:
-        self.world.log("server: a snapshot is taken")
+        self.world.log(f"{self.name}: a snapshot is taken")
         self.snapshot = copy.deepcopy(self.db._dict)
 
     def restart(self, data: str) -> None:
@@ -425,6 +446,7 @@ class SimServer:
         for key, item in old.items():
             database[key] = item
         self.up = True
+        self.life, self.born = self.life + 1, self.world.time
         if data != "kept":
             for tell in self.lost_data:
                 tell()

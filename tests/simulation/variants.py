@@ -33,6 +33,7 @@ class Variant:
     prepare: Prepare
     caught_by: tuple[str, ...]
     seed: int = 0
+    quorum: bool = False
 
 
 def _lua(*changes: tuple[str, str]) -> Prepare:

@@ -799,8 +799,8 @@ def _unanswered(described: str, round: Round[Any]) -> BackendError:
 
 
 def _too_few(described: str, answers: int, failures: Sequence[Exception]) -> Unanswered:
-    error = Unanswered(
-        f"{described}: {answers} nodes answered, which is no majority: {failures[0]}"
-    )
-    error.__cause__ = failures[0]
+    # With none, the others have answered, are too few, and who is silent was not waited for.
+    why = failures[0] if failures else "the others did not answer in time"
+    error = Unanswered(f"{described}: {answers} nodes answered, which does not suffice: {why}")
+    error.__cause__ = failures[0] if failures else None
     return error

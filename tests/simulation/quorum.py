@@ -1,0 +1,329 @@
+"""The same world with three or five servers, and the client that holds by a majority of them.
+
+A node is *faulty* while it is down, cut off from everybody, silent or refusing, for ``restart_delay``
+after it came back empty, and for as long after its clock stepped. At most a minority is at a time.
+What goes wrong between one client and one node is not counted: it costs progress, never exclusion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from aiodlock.backends.redis.quorum import QuorumBackend
+
+from .checkers import Checkers, base_of
+from .network import Network, SimSource
+from .scenario import Faults, Simulation
+from .server import Command, SimServer
+from .world import Process, World
+
+_BETWEEN = ("slow", "cut", "partition", "one_way", "mute", "stuck", "duplicate")
+_PROCESS = ("pause", "pause", "sleep", "crash", "restart_client")
+_NODE = (
+    "restart_kept",
+    "restart_empty",
+    "restart_empty",
+    "node_cut",
+    "node_slow",
+    "stall",
+    "loading",
+)
+_REFUSAL = ("read_only", "out_of_memory", "busy", "flush_scripts")
+_CLOCK = ("clock_back", "clock_forward")
+#: Steps that a connected client notices; of smaller ones it cannot know.
+_STEP = 3.0
+#: A lease may be extended by as much in a scenario.
+_LONGEST_EXTENSION = 1.2
+
+
+class QuorumCheckers(Checkers):
+    """What a quorum promises, judged by what the clients believe and what the nodes told them.
+
+    Mutable state besides: ``answers`` (per request: each node's latest confirmed deadline, on the process's
+    clock), ``_serials`` (grants in the order in which clients came to hold, by base), ``newcomers_until``
+    (until when a client that is entered may not know that a clock stepped).
+    """
+
+    def __init__(self, world: World, servers: list[SimServer]) -> None:
+        super().__init__(world, servers[0], forgetful=True)
+        servers[0].executed.remove(self._executed)
+        servers[0].lost_data.remove(self._lost_data)
+        self.majority = len(servers) // 2 + 1
+        self.answers: dict[str, dict[int, float]] = {}
+        self.confirmed: dict[str, set[int]] = {}
+        self.step_ends = 0.0
+        self.unaware: set[int] = set()
+        self._granted: dict[str, list[tuple[str, str, str, int]]] = {}
+        for server in servers:
+            server.executed.append(self._node_executed)
+
+    def _node_executed(self, command: Command, reply: Any) -> None:
+        if command.script == "break_votes" and isinstance(reply, list):
+            self.excused.update(id.decode() for id in reply)
+
+    def hears(self, node: int) -> Callable[[Process, Command, float, Any], None]:
+        """Return what is told of each reply of a node."""
+
+        def on_reply(process: Process, command: Command, sent: float, reply: Any) -> None:
+            if command.script not in ("vote", "unvote") or not isinstance(reply, list):
+                return
+            # A vote, and the place before it, are one record, whose deadline never comes nearer.
+            if reply[0] not in (b"vote", b"waiting"):
+                return
+            left = int(reply[2] if reply[0] == b"vote" else reply[1]) / 1000
+            deadline = sent + left - (left * 0.01 + 0.002)
+            known = self.answers.setdefault(command.id, {})
+            known[node] = max(known.get(node, 0.0), deadline)
+            if reply[0] == b"vote" and reply[3] != b"v":
+                self.confirmed.setdefault(command.id, set()).add(node)
+
+        return on_reply
+
+    def _check_deadline(self, process: Process, place: Any) -> None:
+        if not place.granted or process.boot() >= place.ends_at:
+            return
+        id = place.request.id
+        if self._seen.get(id) == place.deadline:
+            return
+        first = id not in self._seen
+        self._seen[id] = place.deadline
+        confirmed = self.confirmed.get(id, set())
+        answers = self.answers.get(id, {})
+        known = sorted((answers[node] for node in confirmed), reverse=True)
+        most = known[self.majority - 1] if len(known) >= self.majority else 0.0
+        if place.deadline > most + 1e-6:
+            self.wrong(
+                "deadline",
+                f"{process}: {id} is believed for {place.deadline - most:.6f} s too long",
+            )
+        if first:
+            self._check_token(place)
+        self._check_together(process, place)
+
+    def _check_token(self, place: Any) -> None:
+        """Who comes to hold has a larger token than all before that it excludes."""
+        request, base = place.request, base_of(place)
+        ledger = self.ledger(base)
+        mine = (request.id, request.mode, request.owner, place.token)
+        same = [g for g in self._granted.get(base, ()) if g[2:] == mine[2:]]
+        self.grants += 1
+        if same:
+            ledger.grants[request.id] = ledger.grants[same[0][0]]
+        else:
+            ledger.number += 1
+            ledger.grants[request.id] = ledger.number
+            for other in self._granted.get(base, ()):
+                excluded = "exclusive" in (request.mode, other[1])
+                if excluded and other[3] >= place.token and not self._excuses(request.id, other[0]):
+                    self.wrong("token", f"{mine} after {other}")
+        self._granted.setdefault(base, []).append(mine)
+
+    def _excuses(self, *ids: str) -> bool:
+        return any(id in self.excused for id in ids)
+
+    def entered(self, session: Any) -> None:
+        """A client that is entered while a clock's step is not over cannot know of it."""
+        if self.world.time < self.step_ends:
+            self.unaware.add(id(session))
+
+    def _after_turn(self, process: Process) -> None:
+        for session in self.sessions.get(process, ()):
+            if id(session) in self.unaware:
+                self.excused.update(session.places)
+        super()._after_turn(process)
+
+    def check_nothing_left(self, process: Process, session: Any) -> None:
+        super().check_nothing_left(process, session)
+        if session.backend._tallies:
+            self.wrong("leak", f"{process} still has tallies: {list(session.backend._tallies)}")
+
+
+class QuorumFaults(Faults):
+    """Each fault strikes one node, or what lies between one node and one client."""
+
+    simulation: QuorumSimulation
+
+    def strike(self, name: str) -> None:
+        sim = self.simulation
+        node = self.random.randrange(len(sim.nodes))
+        if name in (*_NODE, *_REFUSAL, *_CLOCK):
+            faulty = [n for n, until in enumerate(sim.faulty_until) if until > self.world.time]
+            if node not in faulty and len(faulty) >= (len(sim.nodes) - 1) // 2:
+                node = self.random.choice(faulty)
+        self.node = node
+        self.network, self.server = sim.networks[node], sim.nodes[node]
+        super().strike(name)
+
+    def _log(self, text: str) -> None:
+        super()._log(f"node {self.node}: {text}")
+
+    def _faulty_for(self, length: float) -> None:
+        until = self.simulation.faulty_until
+        until[self.node] = max(until[self.node], self.world.time + length)
+
+    def _restart(self, data: str) -> None:
+        if not self.server.up:
+            return
+        delay = self.simulation.restart_delay
+        away = self.random.choice((0.1, 0.5, 1.2)) * delay * self.random.uniform(0.3, 1.5)
+        self._log(f"away for {away:.3f} s, then back, data: {data}")
+        self._faulty_for(away + (1.1 * delay + 1.5 if data != "kept" else 0.5))
+        self.network.stop_server()
+        self.world.after(away, self._come_back, data)
+
+    def _node_cut(self) -> None:
+        length = self._length()
+        self._faulty_for(length)
+        self._log(f"cut off from everybody for {length:.3f} s")
+        paths = [self.network.path(process) for process in self.simulation.mains]
+        for path in paths:
+            path.out_blocked = path.in_blocked = True
+
+        def heal() -> None:
+            for path in paths:
+                path.out_blocked = path.in_blocked = False
+            self.network.released()
+
+        self.world.after(length, heal)
+
+    def _node_slow(self) -> None:
+        length, slow = self._length(), self.random.choice((0.05, 0.4, 0.8))
+        self._faulty_for(length)
+        self._log(f"half of all messages take up to {slow} s, for {length:.3f} s")
+        for process in self.simulation.mains:
+            path = self.network.path(process)
+            path.slow_share, path.slow = 0.5, slow
+            self.world.after(length, setattr, path, "slow_share", 0.0)
+
+    def _stall(self) -> None:
+        length = self._length()
+        self._faulty_for(length)
+        self._log(f"it answers nobody for {length:.3f} s")
+        self.network.stall(self.world.time + length)
+
+    def _refuse(self, how: str) -> None:
+        self._faulty_for(0.5)
+        super()._refuse(how)
+
+    def _read_only(self) -> None:
+        self._faulty_for(0.5)
+        super()._read_only()
+
+    def _out_of_memory(self) -> None:
+        self._faulty_for(0.5)
+        super()._out_of_memory()
+
+    def _clock_back(self) -> None:
+        self._step(-self.random.choice((0.01, 0.3, 3.0)))
+
+    def _clock_forward(self) -> None:
+        self._step(_STEP)
+
+    def _step(self, by: float) -> None:
+        self._log(f"its clock steps by {by:+} s")
+        sim = self.simulation
+        self._faulty_for(1.1 * sim.restart_delay + 1.0)
+        if by > 0:
+            checkers = sim.checkers
+            checkers.step_ends = max(checkers.step_ends, sim.faulty_until[self.node])
+        self.server.offset += by
+
+    def _crash(self) -> None:
+        process = self._someone()
+        power = self.random.random() < 0.3
+        self._log(f"{process} {'loses power' if power else 'is killed'}")
+        process.crash()
+        sim = self.simulation
+        del sim.mains[process]
+        sim.checkers.sessions.pop(process, None)
+        bodies = sim.checkers.bodies
+        bodies[:] = [body for body in bodies if body.process is not process]
+        for network in sim.networks:
+            for conn in network.connections_of(process):
+                if power:
+                    conn.open = False
+                else:
+                    conn.close_by_kernel()
+        self.world.after(self.random.uniform(0.01, 1.0), sim._start, f"{process.name}'")
+
+
+class QuorumSimulation(Simulation):
+    """One seed with several nodes."""
+
+    checkers: QuorumCheckers
+
+    def __init__(
+        self,
+        seed: int,
+        prepare: Callable[[Simulation], None] | None = None,
+        *,
+        nodes: int | None = None,
+    ) -> None:
+        super().__init__(seed)
+        rng = self.random
+        self.world.after_turn.clear()
+        number = nodes or rng.choice((3, 3, 3, 5))
+        self.nodes = [SimServer(self.world, f"node{i}") for i in range(number)]
+        for node in self.nodes:
+            node.offset += rng.uniform(-0.02, 0.02)
+            node.notifies = self.style.notifies
+        self.networks = [Network(self.world, node) for node in self.nodes]
+        self.server, self.network = self.nodes[0], self.networks[0]
+        self.checkers = QuorumCheckers(self.world, self.nodes)
+        for i, network in enumerate(self.networks):
+            network.on_reply = self.checkers.hears(i)
+            network.longest_late = 2.0
+        faults: list[str] = []
+        for group in (_BETWEEN, _PROCESS, _NODE, _REFUSAL):
+            if rng.random() < (0.3 if group is _REFUSAL else 0.6):
+                faults += rng.sample(group, rng.randint(1, 3))
+        if rng.random() < 0.25:
+            faults.append(rng.choice(_CLOCK))
+        self.style = replace(
+            self.style, forgetful=True, semaphores=0.0, faults=tuple(faults), retention=3600.0
+        )
+        self.restart_delay = max(*self.style.ttls, _LONGEST_EXTENSION)
+        self.faulty_until = [0.0] * number
+        if prepare is not None:
+            prepare(self)
+
+    def make_backend(self, process: Process, label: str, **options: Any) -> QuorumBackend:
+        sources = [SimSource(network, process) for network in self.networks]
+        backend = QuorumBackend(
+            sources, restart_delay=self.restart_delay, described="simulated quorum", **options
+        )
+        backend.label = label
+        for voter in backend._voters:
+            voter.label = label
+        return backend
+
+    def strike(self, name: str) -> None:
+        QuorumFaults(self).strike(name)
+
+    def _watch_for_idle(self) -> None:
+        pass  # who goes first may have to be asked for, node by node; liveness is looked at
+
+    def _sweep(self) -> None:
+        for node in self.nodes:
+            if node.up:
+                node.sweep()
+        self.world.after(self.random.uniform(0.05, 0.5), self._sweep)
+
+    def calm_down(self) -> None:
+        super().calm_down()
+        for node, network in zip(self.nodes, self.networks, strict=True):
+            node.refuses = None
+            node.read_only = node.out_of_memory = False
+            network.duplicate_share = 0.0
+            if not node.up:
+                node.restart("kept")
+            for path in network.paths.values():
+                path.calm()
+            network.released()
+
+    def _check_end(self) -> None:
+        for server, network in zip(self.nodes, self.networks, strict=True):
+            self.server, self.network = server, network
+            super()._check_end()
