@@ -72,6 +72,7 @@ def test_growing_memory_is_not_flat() -> None:
     assert not Series("leaking", leaking).is_flat
 
 
+@pytest.mark.timeout(600)  # processes take long to start on a busy machine
 async def test_short_soak_ends_without_a_violation() -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.soak", "--minutes", "0.1", "--pause", "0.7"),
