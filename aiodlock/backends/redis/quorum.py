@@ -611,21 +611,35 @@ class QuorumBackend:
             return len(round.answers) >= self._majority
 
         round = Round[Left](len(asked), self._majority, _GRACE, enough)
+        confirmed = False
+        missed: list[Ballot] = []
+
+        def hear(ballot: Ballot, answer: Any) -> None:
+            round.take(ballot.node, answer)
+            if isinstance(answer, Exception):
+                if confirmed:
+                    again(ballot)
+                else:
+                    missed.append(ballot)
+
+        def again(ballot: Ballot) -> None:
+            if self._tasks is not None:
+                voter = self._voters[ballot.node]
+                self._tasks.start_soon(self._leave_at, voter, request, ballot, lost)
+
         for ballot in asked:
-            self._voters[ballot.node].unvote(
-                request, ballot, lost, later, partial(round.take, ballot.node)
-            )
+            voter = self._voters[ballot.node]
+            voter.unvote(request, ballot, lost, later, partial(hear, ballot))
 
         def on_settled(_: asyncio.Future[None]) -> None:
+            nonlocal confirmed
             if len(round.answers) < min(self._majority, len(asked)):
                 done(_unanswered(self._described, round))
                 return
+            confirmed = True
             self._tallies.pop(request.id, None)
-            for ballot in asked:
-                if ballot.node not in round.answers and self._tasks is not None:
-                    self._tasks.start_soon(
-                        self._leave_at, self._voters[ballot.node], request, ballot, lost
-                    )
+            for ballot in missed:
+                again(ballot)
             done(_what_was_left(list(round.answers.values())))
 
         round.settled.add_done_callback(on_settled)
