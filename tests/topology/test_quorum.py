@@ -1,0 +1,343 @@
+"""A quorum of independent servers: killed, stopped, cut off and restarted while clients contend."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+import aiodlock
+from aiodlock._clock import now
+from aiodlock._embedded import EmbeddedServer, find_valkey9
+from aiodlock.backends.redis.scripts import UNVOTE, VOTE
+
+from ..conftest import MakeClient
+from ..fault.scenes import calling
+from ..fault.test_cancelled import Steps, When, cancel_everywhere, drive
+from ..proxy import FaultProxy
+from ..scenes import is_held, stalls, until
+from .load import turns_so_far, until_turns
+from .quorum_load import Faults, contending
+from .witness import judge
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture
+def nodes(request: pytest.FixtureRequest) -> Iterator[list[EmbeddedServer]]:
+    """Give servers of the test's own, empty: five, or as many as the test's parameter says."""
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(EmbeddedServer(find_valkey9()))
+            for _ in range(getattr(request, "param", 5))
+        ]
+
+
+@pytest.fixture
+async def make_client(no_stray_tasks: None) -> AsyncIterator[MakeClient]:
+    """Give a factory of entered clients."""
+    async with AsyncExitStack() as stack:
+
+        async def make(sources: list[str], **options: object) -> aiodlock.Client:
+            client = aiodlock.Client(sources, **options)  # type: ignore[arg-type]
+            return await stack.enter_async_context(client)
+
+        yield make
+
+
+# -- under load --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "cut"])
+async def test_any_two_of_five_lost_under_load_violate_nothing_and_all_go_on(
+    nodes: list[EmbeddedServer], tmp_path: Path, how: str
+) -> None:
+    ttl, store = 2.0, tmp_path / "store.db"
+    losses: list[tuple[float, float]] = []
+    async with AsyncExitStack() as stack:
+        proxies = []
+        if how == "cut":
+            proxies = [await stack.enter_async_context(FaultProxy(node.url)) for node in nodes]
+        faults = Faults(nodes, proxies)
+        urls = [one.url for one in proxies or nodes]
+        async with contending(urls, store, ttl=ttl, restart_delay=ttl) as told:
+            await until_turns(store, 32)
+            for _ in range(2):
+                async with stalls() as stalled:
+                    lost_at = now()
+                    lost = await faults.take(how)
+                    await until_turns(store, 32)
+                    losses.append((lost_at, stalled()))
+                await faults.give_back(how, lost)
+                # Two others are lost next: until then these have to count again.
+                await asyncio.sleep(2 * ttl)
+                await until_turns(store, 32)
+    verdict = judge(store)
+    assert verdict.all_is_well, verdict
+    assert verdict.turns > 160
+    for lost_at, late in losses:
+        across = told.waited_across(lost_at)
+        assert len(across) >= 10, "nearly all sixteen were waiting"
+        assert across[-1] <= 2 * ttl + late, "ttl and waiter_ttl"
+
+
+async def test_waits_differ_little_while_no_node_is_lost(
+    nodes: list[EmbeddedServer], tmp_path: Path
+) -> None:
+    """The order is by ticket, so all of them wait for about one round of sixteen.
+
+    In one of some windows: what else the machine does makes waits longer, and never more alike.
+    """
+    store = tmp_path / "store.db"
+    windows: list[tuple[float, float]] = []
+    async with contending([node.url for node in nodes], store, ttl=10, restart_delay=10) as told:
+        await until_turns(store, 48)
+        for _ in range(4):
+            began = now()
+            await until_turns(store, 150)
+            windows.append((began, now()))
+    verdict = judge(store)
+    assert verdict.all_is_well, verdict
+    spreads = []
+    for began, ended in windows:
+        waits = told.waited(began, ended)
+        assert len(waits) >= 100
+        spreads.append(waits[len(waits) * 99 // 100] / waits[len(waits) // 2])
+    assert min(spreads) <= 2, f"p99 / median: {spreads}"
+
+
+async def test_all_five_restarted_empty_one_after_another_violate_nothing(
+    nodes: list[EmbeddedServer], tmp_path: Path
+) -> None:
+    ttl, store = 2.0, tmp_path / "store.db"
+    urls = [node.url for node in nodes]
+    async with contending(urls, store, ttl=ttl, restart_delay=ttl) as told:
+        await until_turns(store, 32)
+        for node in nodes:
+            await asyncio.to_thread(node.kill)
+            await asyncio.to_thread(node.start)
+            before = turns_so_far(store)
+            # A server's uptime is in whole seconds; clients come back to it within one.
+            await asyncio.sleep(ttl + 2.0)
+            await until_turns(store, 32)
+            assert turns_so_far(store) > before
+    verdict = judge(store)
+    assert verdict.all_is_well, verdict
+    assert told.counts["turns"] >= 5 * 32
+
+
+# -- a server that has forgotten ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+@pytest.mark.parametrize("delayed", [True, False])
+async def test_restart_delay_keeps_the_second_holder_out_that_gets_in_without_it(
+    nodes: list[EmbeddedServer], make_client: MakeClient, delayed: bool
+) -> None:
+    """The first holds by two nodes, of which one forgets it, while the first cannot be heard."""
+    ttl = 5.0
+    delay = ttl if delayed else 0.0
+    urls = [node.url for node in nodes]
+    second = await make_client(urls, ttl=ttl, restart_delay=delay)
+    async with AsyncExitStack() as stack:
+        proxies = [await stack.enter_async_context(FaultProxy(url)) for url in urls]
+        await proxies[2].refuse()
+        ways = [proxy.url for proxy in proxies]
+        first = await make_client(ways, ttl=ttl, restart_delay=delay)
+        lease = await first.lock("name").acquire()
+        for proxy in proxies:
+            proxy.half_open()
+        await asyncio.to_thread(nodes[1].kill)
+        await asyncio.to_thread(nodes[1].start)
+        third = await make_client(urls, ttl=ttl, restart_delay=delay)
+        entering = {
+            asyncio.create_task(client.lock("name").acquire()) for client in (second, third)
+        }
+        entered, _ = await asyncio.wait(entering, return_when=asyncio.FIRST_COMPLETED)
+        both_hold = is_held(lease)
+        (successor,) = [task.result() for task in entered]
+        assert is_held(successor)
+        assert both_hold is not delayed
+        if delayed:
+            assert successor.token > lease.token
+        await successor.release()
+        for task in entering - entered:
+            await (await task).release()
+        await until(lambda: not is_held(lease), "the end of the first lease", within=2 * ttl)
+        for proxy in proxies:
+            await proxy.heal()
+        with pytest.raises(aiodlock.LockLost):
+            await lease.release()
+
+
+# -- one client and what it is not told ----------------------------------------------------------------
+
+
+async def stored(nodes: list[EmbeddedServer]) -> set[str]:
+    """Return the keys that any node has, but for those that stay: tokens, and members' names."""
+    found: set[str] = set()
+    for node in nodes:
+        async with Redis.from_url(node.url, decode_responses=True) as raw:
+            found.update(str(key) for key in await raw.keys("*"))
+    return {key for key in found if not key.endswith((":token", ":1:quorum"))}
+
+
+async def nothing_left(nodes: list[EmbeddedServer], *, markers: bool = False) -> None:
+    """Wait until no node knows anything of the requests any more."""
+
+    async def is_clean() -> bool:
+        return all(markers and ":marker:" in key for key in await stored(nodes))
+
+    try:
+        await until(is_clean)
+    except AssertionError:
+        raise AssertionError(f"left at the nodes: {await stored(nodes)}") from None
+
+
+_STEPS = {
+    "ask": calling(VOTE, b"\r\nask\r\n"),
+    "fence": calling(VOTE, b"\r\nfence\r\n"),
+    "held": calling(VOTE, b"\r\nheld\r\n"),
+    "leave": calling(UNVOTE, b"\r\nended\r\n"),
+}
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+@pytest.mark.parametrize("lossy", [1, 2])
+@pytest.mark.parametrize("what", ["command", "reply"])
+async def test_message_lost_at_any_step_leaves_nothing_and_loses_nothing(
+    nodes: list[EmbeddedServer], make_client: MakeClient, what: str, lossy: int
+) -> None:
+    """At one node, which must not be noticed, or at two, a majority, which takes another attempt."""
+    watcher = await make_client([node.url for node in nodes])
+    async with AsyncExitStack() as stack:
+        proxies = [await stack.enter_async_context(FaultProxy(node.url)) for node in nodes]
+        ttl = 60.0
+        urls = [proxy.url for proxy in proxies]
+        for step, matches in _STEPS.items():
+            client = await make_client(urls, ttl=ttl, waiter_ttl=ttl)
+            last = 0
+            for _ in range(3):
+                faults = [
+                    proxy.drop_reply(matches) if what == "reply" else proxy.drop_command(matches)
+                    for proxy in proxies[:lossy]
+                ]
+                async with asyncio.timeout(20):
+                    lease = await client.lock("name").acquire()
+                    assert lease.token > last, step
+                    last = lease.token
+                    await lease.extend()
+                    assert is_held(lease), step
+                    await lease.release()
+                    # Not kept out by what is left of the first.
+                    successor = await watcher.lock("name").acquire(timeout=10)
+                    assert successor.token > last, step
+                    last = successor.token
+                    await successor.release()
+                for fault in faults:
+                    fault.release()
+            await nothing_left(nodes, markers=True)
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+@pytest.mark.parametrize("contended", [False, True])
+async def test_acquire_cancelled_at_every_await_leaves_nothing_at_any_node(
+    nodes: list[EmbeddedServer], make_client: MakeClient, contended: bool
+) -> None:
+    urls = [node.url for node in nodes]
+    mine, other = await make_client(urls), await make_client(urls)
+
+    async def acquire_and_release(client: aiodlock.Client) -> None:
+        await (await client.lock("name").acquire()).release()
+
+    async def run(points: frozenset[int], when: When) -> tuple[Steps, asyncio.Task[object]]:
+        if not contended:
+            return await drive(acquire_and_release, mine, points, when)
+        held = await other.lock("name").acquire()
+        leaving: list[asyncio.Task[None]] = []
+
+        async def free() -> None:
+            await asyncio.sleep(0.01)
+            await held.release()
+
+        leaving.append(asyncio.create_task(free()))
+        try:
+            return await drive(acquire_and_release, mine, points, when)
+        finally:
+            await asyncio.gather(*leaving)
+
+    async def check() -> None:
+        async with asyncio.timeout(10):
+            await (await other.lock("name").acquire()).release()
+        await nothing_left(nodes)
+
+    await cancel_everywhere(run, check, at_least=2)
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+async def test_leave_that_every_node_answers_is_sent_once(
+    nodes: list[EmbeddedServer], make_client: MakeClient
+) -> None:
+    """A majority's answers suffice; those that come after them are answers too."""
+    client = await make_client([node.url for node in nodes])
+    for _ in range(20):
+        async with client.lock("name"):
+            pass
+    # What is sent again is sent within this, with a marker.
+    await asyncio.sleep(0.5)
+    assert await stored(nodes) == set()
+
+
+# -- tickets that cross ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+async def test_votes_split_one_to_one_to_one_are_sorted_out_without_a_lease_that_ends(
+    nodes: list[EmbeddedServer], make_client: MakeClient
+) -> None:
+    """Each of three has the vote of one node before the others hear of it."""
+    lasting = 120.0
+    order: list[int] = []
+    async with AsyncExitStack() as stack:
+        clients, ways = [], []
+        for _ in nodes:
+            proxies = [await stack.enter_async_context(FaultProxy(node.url)) for node in nodes]
+            ways.append(proxies)
+            urls = [proxy.url for proxy in proxies]
+            clients.append(await make_client(urls, ttl=lasting, waiter_ttl=lasting))
+        for _ in range(5):
+            held_up = [
+                proxy
+                for number, proxies in enumerate(ways)
+                for node, proxy in enumerate(proxies)
+                if node != number
+            ]
+            for proxy in held_up:
+                proxy.stall()
+
+            async def turn(number: int) -> None:
+                async with clients[number].lock("name") as lease:
+                    order.append(lease.token)
+
+            async def are_split() -> bool:
+                votes = []
+                for node in nodes:
+                    async with Redis.from_url(node.url) as raw:
+                        votes.append(await raw.hlen("aiodlock:1:lock:{name}:state"))
+                return votes == [1, 1, 1]
+
+            turns = [asyncio.create_task(turn(number)) for number in range(3)]
+            await until(are_split, "split votes")
+            assert not any(task.done() for task in turns)
+            for proxy in held_up:
+                await proxy.heal()
+            async with asyncio.timeout(20):
+                await asyncio.gather(*turns)
+            # On a machine that stalls, a message is given up that is then carried out.
+            await nothing_left(nodes, markers=True)
+    assert order == sorted(order)
+    assert len(set(order)) == 15
