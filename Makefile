@@ -39,7 +39,7 @@ test-suite: setup
 # What only several servers together can go through, and the contract on them. Failovers take their time.
 test-topologies: setup
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/topology $(ARGS)
-	$(BIN)/python -m pytest --numprocesses 2 tests/contract --store cluster,sentinel,replicated $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 tests/contract --store cluster,sentinel,replicated,quorum,quorum5 $(ARGS)
 
 # Ten minutes of everything that goes wrong, on a real server: make soak ARGS="--minutes 60 --store redis70"
 soak: setup
