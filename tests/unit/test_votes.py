@@ -1,0 +1,105 @@
+"""What follows from the answers of a quorum's nodes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aiodlock import BackendError
+from aiodlock._clock import now
+from aiodlock._model import Gone
+from aiodlock.backends.redis.votes import Answer, Ballot, Queued, Round, Voted, read_answer
+
+
+def voted(token: int, stage: str = "v", *, lasting: float = 60.0) -> Voted:
+    return Voted(token, now() + lasting, stage, False)  # type: ignore[arg-type]
+
+
+def counts(ballot: Ballot) -> bool:
+    """Ask anew: a type checker believes that a property keeps its value."""
+    return ballot.counts
+
+
+def test_vote_counts_while_its_lease_lasts() -> None:
+    ballot = Ballot(0)
+    assert not counts(ballot)
+    ballot.take(voted(5), 0)
+    assert counts(ballot)
+    overdue = Ballot(1)
+    overdue.take(voted(5, lasting=-1.0), 0)
+    assert not counts(overdue)
+
+
+def test_vote_that_was_given_back_does_not_count_whatever_late_answers_say() -> None:
+    ballot = Ballot(0)
+    ballot.take(voted(5), 0)
+    ballot.given_back = 5
+    assert not counts(ballot)
+    ballot.take(voted(5), 0)
+    assert not counts(ballot)
+    ballot.notice(5)
+    assert not counts(ballot)
+    ballot.take(voted(6), 0)
+    assert counts(ballot), "a new vote"
+
+
+def test_answer_that_a_notice_has_overtaken_does_not_take_the_vote_away() -> None:
+    ballot = Ballot(0)
+    ballot.take(Queued(now() + 60, None), 0)
+    sent_when = ballot.notices
+    ballot.notice(7)
+    ballot.take(Queued(now() + 60, None), sent_when)
+    assert counts(ballot)
+    assert ballot.token == 7
+    ballot.take(Queued(now() + 60, None), ballot.notices)
+    assert not counts(ballot), "an answer to what was sent later"
+
+
+def test_node_that_says_gone_does_not_count() -> None:
+    ballot = Ballot(0)
+    ballot.take(voted(5, "c"), 0)
+    ballot.take(Gone("expired"), 0)
+    assert not counts(ballot)
+    assert ballot.deadline == 0
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        None,
+        [],
+        [b"vote"],
+        [b"vote", b"x", 1, b"v", b"0", b"1"],
+        [b"vote", b"1", 1, b"z", b"0", b"1"],
+        [b"gone", b"nonsense", b"1"],
+        [b"busy"],
+    ],
+)
+def test_answers_of_the_wrong_shape_are_refused(reply: object) -> None:
+    with pytest.raises(BackendError, match="wrong shape"):
+        read_answer(reply, now())
+
+
+async def test_round_settles_a_moment_after_a_majority_has_answered() -> None:
+    round = Round[Answer](3, 2, 0.01, lambda: False)
+    round.take(0, voted(1))
+    await asyncio.sleep(0.03)
+    assert not round.settled.done()
+    round.take(1, voted(1))
+    assert not round.settled.done()
+    await asyncio.wait_for(round.settled, 5)
+    round.take(2, voted(1))
+    assert set(round.answers) == {0, 1, 2}, "one that is late is noted"
+
+
+async def test_round_settles_at_once_when_the_answers_suffice_or_all_are_in() -> None:
+    enough = Round[Answer](3, 2, 60.0, lambda: True)
+    enough.take(0, voted(1))
+    assert enough.settled.done()
+    everything = Round[Answer](2, 2, 60.0, lambda: False)
+    everything.take(0, OSError())
+    everything.take(1, OSError())
+    assert everything.settled.done()
+    assert len(everything.failures) == 2
+    assert Round[Answer](0, 2, 60.0, lambda: False).settled.done()
