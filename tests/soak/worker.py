@@ -178,7 +178,9 @@ async def main(url: str, journal: str, seed: str, tasks: str) -> None:
     for number in range(keys_of.cache_info().maxsize or 0):
         keys_of("aiodlock", "lock", f"once-{number:012x}")
     logging.basicConfig(level=logging.ERROR)  # that a connection was lost is no news here
-    async with aiodlock.Client(url, ttl=TTL, waiter_ttl=WAITER_TTL, token_retention=10.0) as client:
+    async with aiodlock.Client(
+        url, ttl=TTL, waiter_ttl=WAITER_TTL, token_retention=10.0, unavailable_after=120.0
+    ) as client:
         worker = Worker(client, Journal(Path(journal)), random.Random(int(seed)))
         print("ready", flush=True)
         await worker.run(int(tasks))
