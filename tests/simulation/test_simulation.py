@@ -15,6 +15,7 @@ from .variants import VARIANTS
 
 #: In blocks, so that several workers share them.
 _BLOCKS, _BLOCK = 10, 20
+_QUORUM_BLOCKS, _QUORUM_BLOCK = 10, 3
 #: A variant is caught by the first seed of these as long as the library is what it was, else soon.
 _SEARCH = 100
 
@@ -34,12 +35,21 @@ def test_promises_hold_whatever_happens(first: int) -> None:
         )
 
 
+@pytest.mark.parametrize("first", range(0, _QUORUM_BLOCKS * _QUORUM_BLOCK, _QUORUM_BLOCK))
+def test_promises_of_a_quorum_hold_whatever_happens(first: int) -> None:
+    for seed in range(first, first + _QUORUM_BLOCK):
+        outcome = run_seed(seed, quorum=True)
+        assert not outcome.checker, (
+            f"replay it: python -m tests.simulation --quorum --seed {seed}\n{outcome}"
+        )
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_broken_variant_is_caught_by_its_checker(name: str) -> None:
     variant = VARIANTS[name]
     caught = []
     for seed in range(variant.seed, variant.seed + _SEARCH):
-        outcome = run_seed(seed, variant.prepare)
+        outcome = run_seed(seed, variant.prepare, quorum=variant.quorum)
         if outcome.checker:
             caught.append(f"{seed}: {outcome.message}")
         if outcome.checker in variant.caught_by:
@@ -47,9 +57,9 @@ def test_broken_variant_is_caught_by_its_checker(name: str) -> None:
     pytest.fail(f"not by {variant.caught_by}, but: {caught}; python -m tests.simulation --variants")
 
 
-@pytest.mark.parametrize("seed", [3, 20, 41])
-def test_seed_replays_exactly(seed: int) -> None:
-    first, second = run_seed(seed), run_seed(seed)
+@pytest.mark.parametrize(("seed", "quorum"), [(3, False), (20, False), (41, False), (3, True)])
+def test_seed_replays_exactly(seed: int, quorum: bool) -> None:
+    first, second = run_seed(seed, quorum=quorum), run_seed(seed, quorum=quorum)
     assert first.schedule == second.schedule
 
 

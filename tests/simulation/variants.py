@@ -18,9 +18,12 @@ from aiodlock._place import Place, State
 from aiodlock._session import Session
 from aiodlock.backends.redis import RedisBackend, replies
 from aiodlock.backends.redis import backend as redis_backend
-from aiodlock.backends.redis.scripts import ACQUIRE, ALL
+from aiodlock.backends.redis.quorum import QuorumBackend, Voter
+from aiodlock.backends.redis.scripts import ACQUIRE, ALL, VOTING
+from aiodlock.backends.redis.votes import Tally
 from aiodlock.backends.redis.wire import ReplyError
 
+from .quorum import QuorumSimulation
 from .scenario import Simulation
 
 Prepare = Callable[[Simulation], None]
@@ -184,6 +187,70 @@ def _compare_nothing(simulation: Simulation) -> None:
     simulation.patch(Simulation, "_write", write)
 
 
+# -- what is broken in a quorum ------------------------------------------------------------------------
+
+
+def _nodes_lua(*changes: tuple[str, str]) -> Prepare:
+    def prepare(simulation: Simulation) -> None:
+        assert isinstance(simulation, QuorumSimulation)
+        applied = set()
+        for script in VOTING:
+            text = script.source.decode()
+            for old, new in changes:
+                if old in text:
+                    text = text.replace(old, new)
+                    applied.add(old)
+            for node in simulation.nodes:
+                node.patches[script.source] = text.encode()
+        assert applied == {old for old, _ in changes}, "the scripts have changed: adapt the variant"
+
+    return prepare
+
+
+def _faults(*names: str, hold: float = 0.1) -> Prepare:
+    """Make the seeds of a variant about what it is bad at."""
+
+    def prepare(simulation: Simulation) -> None:
+        simulation.style = replace(
+            simulation.style,
+            faults=names,
+            pause_between_faults=0.3,
+            names=1,
+            processes=3,
+            tasks=2,
+            shared=0.0,
+            named_owners=0.0,
+            delays=(0.0,),
+            hold=hold,
+            think=0.02,
+        )
+
+    return prepare
+
+
+def _clocks_apart(simulation: Simulation) -> None:
+    assert isinstance(simulation, QuorumSimulation)
+    simulation.nodes[0].offset += 2.0
+
+
+def _latest_of_all(simulation: Simulation) -> None:
+    simulation.patch(
+        Tally, "deadline", lambda self, ballots: max((b.deadline for b in ballots), default=0.0)
+    )
+
+
+def _give_back_always(simulation: Simulation) -> None:
+    """Give a vote back also with a majority behind it, and count it as before."""
+
+    def on_look(self: QuorumBackend, voter: Voter, request_id: str | None) -> None:
+        tally = self._tallies.get(request_id) if request_id is not None else None
+        if tally is not None and not tally.leaving:
+            voter.give_back(tally, tally.ballots[voter.node])
+            tally.ballots[voter.node].given_back = 0
+
+    simulation.patch(QuorumBackend, "on_look", on_look)
+
+
 # -- all of them -------------------------------------------------------------------------------------
 
 VARIANTS = {
@@ -278,4 +345,35 @@ VARIANTS = {
     "nobody is told of the end": Variant(_tell_nobody, ("told",), seed=2),
     "a store that compares nothing": Variant(_compare_nothing, ("store",)),
     "places are kept": Variant(_keep_places, ("leak",)),
+    "quorum: token not written back": Variant(
+        _both(
+            _nodes_lua(("      remember(fence)\n", ""), ("    remember(fence)\n", "")),
+            _faults("node_cut", "node_slow", "stall", "partition"),
+            _clocks_apart,
+        ),
+        ("token", "store"),
+        quorum=True,
+    ),
+    "quorum: yielded vote still counted": Variant(
+        _both(
+            _nodes_lua(
+                (
+                    "local meant = vote and vote.live and vote.stage == 'v' and vote.token == ARGV[4]",
+                    "local meant = vote and vote.live",
+                ),
+                (
+                    "oldest ~= nil and vote.stage == 'v' and vote.live",
+                    "oldest ~= nil and vote.live",
+                ),
+            ),
+            _give_back_always,
+            _faults("slow", "node_slow", "partition"),
+        ),
+        ("exclusion",),
+        quorum=True,
+        seed=3,
+    ),
+    "quorum: the latest deadline of all": Variant(
+        _both(_latest_of_all, _faults("slow", "node_slow")), ("deadline",), quorum=True
+    ),
 }
