@@ -15,7 +15,7 @@ Kind = Literal["lock", "semaphore"]
 class Request:
     """What one attempt to get a lock tells the backend; the same from its first message to its last.
 
-    Nothing in it changes but the last three, which are the backend's own notes.
+    Nothing in it changes but the last four, which are the backend's own notes.
     """
 
     id: str
@@ -36,6 +36,8 @@ class Request:
     ambiguous: bool = False
     #: Where notices for it alone are listened for, if that is so.
     listening: Any = None
+    #: What the nodes of a quorum have said of it.
+    tally: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,8 +278,8 @@ class _Ear:
 class QuorumBackend:
     """All nodes of a quorum, asked at once.
 
-    Mutable state: ``_tallies`` (by request id, from before the first message until a majority has
-    confirmed the leave), ``_refusals`` (nodes that refuse this client, and why), ``_believed`` (which nodes
+    Mutable state: ``_tallies`` (by request id, from before the first message until the first one to
+    leave), ``_refusals`` (nodes that refuse this client, and why), ``_believed`` (which nodes
     counted when last looked at), ``_last_ticket``.
     """
 
@@ -402,7 +402,7 @@ class QuorumBackend:
 
     def _extend(self, request: Request, length: float) -> Awaitable[Granted | Waiting | Gone]:
         tally = self._tallies.get(request.id)
-        if tally is None or tally.leaving:
+        if tally is None:
             return Outcome(_gone)  # it left meanwhile: asking now would queue it again
         if tally.token:
             held = self._send_held(tally, tally.token, length)
@@ -418,9 +418,9 @@ class QuorumBackend:
         return None if tally is not None and tally.token else request.id
 
     def _tally(self, request: Request) -> Tally:
-        tally = self._tallies.get(request.id)
+        tally: Tally | None = request.tally
         if tally is None:
-            tally = Tally(request, self._ticket(), len(self._voters))
+            tally = request.tally = Tally(request, self._ticket(), len(self._voters))
             self._tallies[request.id] = tally
         return tally
 
@@ -604,6 +604,7 @@ class QuorumBackend:
         """Leave every node that was ever asked; those that do not answer are asked again later on."""
         tally = self._tally(request)
         tally.leaving = True
+        self._tallies.pop(request.id, None)
         asked = [ballot for ballot in tally.ballots if ballot.asked]
         round: Round[Left]
 
@@ -637,7 +638,6 @@ class QuorumBackend:
                 done(_unanswered(self._described, round))
                 return
             confirmed = True
-            self._tallies.pop(request.id, None)
             for ballot in missed:
                 again(ballot)
             done(_what_was_left(list(round.answers.values())))
@@ -670,7 +670,7 @@ class QuorumBackend:
                 self._tasks.start_soon(self._leave_unknown, voter, request_id, where)
             return
         tally.ballots[voter.node].notice(token)
-        if not tally.leaving and not tally.token and self._voted(tally) and self._listener:
+        if not tally.token and self._voted(tally) and self._listener is not None:
             self._listener.on_look(request_id)
 
     async def _leave_unknown(self, voter: Voter, request_id: str, where: str) -> None:
@@ -686,7 +686,7 @@ class QuorumBackend:
     def on_look(self, voter: Voter, request_id: str | None) -> None:
         """A hint: the vote of this node is asked back, or there is something to see."""
         tally = self._tallies.get(request_id) if request_id is not None else None
-        if tally is not None and not tally.leaving:
+        if tally is not None:
             ballot = tally.ballots[voter.node]
             if ballot.stage == "v" and not tally.token:
                 ballot.asked_back = True
