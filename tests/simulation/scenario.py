@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import anyio._backends._asyncio
 import fakeredis.model._stream
 
 import aiodlock
@@ -27,7 +28,7 @@ from aiodlock.backends.redis.quorum import QuorumBackend
 from .checkers import Body, Checkers
 from .network import Network, SimSource
 from .server import SimServer
-from .world import Process, World
+from .world import Process, Scope, World
 
 #: Until when the faults and the new requests go on, and how long the quiet afterwards may take.
 _CHAOS = (2.0, 5.0)
@@ -237,6 +238,7 @@ class Simulation:
         server_time = SimpleNamespace(time=lambda: world.time + self.server.offset)
         with ExitStack() as stack:
             stack.enter_context(patch.object(aiodlock._clock, "_gettime", gettime))
+            stack.enter_context(patch.object(anyio._backends._asyncio, "CancelScope", Scope))
             stack.enter_context(patch.object(fakeredis.model._stream, "time", server_time))
             self._warnings = stack.enter_context(warnings.catch_warnings(record=True)) or []
             for target, name, value in self._patches:

@@ -15,6 +15,8 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
+from anyio._backends._asyncio import CancelScope
+
 #: What one turn of an event loop takes, in true seconds. Not nothing, or a loop could turn for ever.
 _TURN = 10e-6
 
@@ -42,6 +44,7 @@ class World:
         self.after_turn: list[Callable[[Process], None]] = []
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._serials = count()
+        _ages.begin_anew()
 
     def log(self, text: str) -> None:
         self.trace.append((self.time, text))
@@ -83,13 +86,27 @@ class _NoSelector:
         pass
 
 
+class _Ages:
+    """Hands out ages. Begins anew with each world: a set is walked in order of the hashes' last bits."""
+
+    def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        self._count = count()
+
+    def next(self) -> int:
+        return next(self._count)
+
+
+_ages = _Ages()
+
+
 class _Task(asyncio.Task[Any]):
     """Hashed by age, not by address: sets of tasks are walked in the same order in every run."""
 
-    _ages = count()
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._age = next(self._ages)
+        self._age = _ages.next()
         super().__init__(*args, **kwargs)
 
     def __hash__(self) -> int:
@@ -100,10 +117,8 @@ class _Task(asyncio.Task[Any]):
 
 
 class _Future(asyncio.Future[Any]):
-    _ages = count()
-
     def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
-        self._age = next(self._ages)
+        self._age = _ages.next()
         super().__init__(loop=loop)
 
     def __hash__(self) -> int:
@@ -153,6 +168,22 @@ class SimLoop(asyncio.BaseEventLoop):
             heappop(scheduled)._scheduled = False
         when: float | None = scheduled[0]._when if scheduled else None
         return when
+
+
+class Scope(CancelScope):
+    """Hashed by age too: anyio cancels the scopes inside of one in a set's order."""
+
+    __slots__ = ("_age",)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._age = _ages.next()
+        super().__init__(*args, **kwargs)
+
+    def __hash__(self) -> int:
+        return self._age
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
 
 def _make_task(
