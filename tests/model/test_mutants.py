@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import pytest
 import redis
 from hypothesis import Phase, Verbosity
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 from aiodlock.backends.redis import scripts
 
@@ -178,7 +180,16 @@ MUTANTS = [
 ]
 
 
+@pytest.fixture
+def _constants_of_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep Hypothesis from trying constants that it finds in the modules of ours which happen to be
+    loaded: other tests of the same process would change the histories."""
+    monkeypatch.setattr(providers, "_get_local_constants", Constants)
+    providers.CONSTANTS_CACHE.cache.clear()
+
+
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("_constants_of_no_module")
 @pytest.mark.stores("valkey9")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.rule)
 def test_model_test_notices_a_rule_taken_out(mutant: Mutant, store: Store) -> None:
