@@ -20,7 +20,8 @@ from aiodlock.backends.redis import RedisBackend, replies
 from aiodlock.backends.redis import backend as redis_backend
 from aiodlock.backends.redis.quorum import QuorumBackend, Voter
 from aiodlock.backends.redis.scripts import ACQUIRE, ALL, VOTING
-from aiodlock.backends.redis.votes import Tally
+from aiodlock.backends.redis.trust import Trust
+from aiodlock.backends.redis.votes import Ballot, Tally
 from aiodlock.backends.redis.wire import ReplyError
 
 from .quorum import QuorumSimulation
@@ -233,6 +234,28 @@ def _clocks_apart(simulation: Simulation) -> None:
     simulation.nodes[0].offset += 2.0
 
 
+def _count_who_answers(simulation: Simulation) -> None:
+    def suffices(tally: Tally, votes: list[Ballot]) -> bool:
+        answered = sum(ballot.stage is not None for ballot in tally.ballots)
+        return len(votes) >= answered // 2 + 1
+
+    def voted(self: QuorumBackend, tally: Tally) -> bool:
+        return suffices(tally, tally.votes(self._trusted))
+
+    def confirmed(self: QuorumBackend, tally: Tally, token: int) -> bool:
+        return suffices(tally, tally.confirmed(token, self._trusted))
+
+    simulation.patch(QuorumBackend, "_voted", voted)
+    simulation.patch(QuorumBackend, "_has_confirmed", confirmed)
+    simulation.patch(
+        Tally, "deadline", lambda self, ballots: min((b.deadline for b in ballots), default=0.0)
+    )
+
+
+def _trust_at_once(simulation: Simulation) -> None:
+    simulation.patch(Trust, "given", property(lambda self: True))
+
+
 def _latest_of_all(simulation: Simulation) -> None:
     simulation.patch(
         Tally, "deadline", lambda self, ballots: max((b.deadline for b in ballots), default=0.0)
@@ -353,6 +376,18 @@ VARIANTS = {
         ),
         ("token", "store"),
         quorum=True,
+    ),
+    "quorum: majority of those that answer": Variant(
+        _both(_count_who_answers, _faults("partition", "one_way", hold=0.4)),
+        ("exclusion", "deadline"),
+        quorum=True,
+        seed=15,
+    ),
+    "quorum: believed at once after a restart": Variant(
+        _both(_trust_at_once, _faults("restart_empty", "partition", "stuck", hold=0.4)),
+        ("exclusion",),
+        quorum=True,
+        seed=35,
     ),
     "quorum: yielded vote still counted": Variant(
         _both(
