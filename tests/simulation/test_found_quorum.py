@@ -80,3 +80,26 @@ def test_holder_goes_on_when_one_node_is_silent_and_another_votes_for_someone_el
 
     simulation = Scripted(hold, wait, until=30.0)
     simulation.run()
+
+
+def test_place_that_outlasts_max_hold_is_not_believed_in_once_another_majority_votes() -> None:
+    """Its place is kept by nodes 1 and 2; its token is taken by 0 and 1, and 0 is behind."""
+
+    async def hold(client: SimClient) -> None:
+        async with client.lock("n"):
+            await asyncio.sleep(0.68)
+
+    async def wait(client: SimClient) -> None:
+        await asyncio.sleep(0.1)
+        asking = asyncio.ensure_future(client.lock("n", max_hold=0.2).acquire())
+        await asyncio.sleep(0.2)
+        simulation.nodes[0].refuses = "BUSY Redis is busy running a script."
+        await asyncio.sleep(0.3)  # an extension of the place is taken by nodes 1 and 2 alone
+        simulation.nodes[0].refuses = None
+        simulation.block(2, 1, True)
+        lease = await asking  # the nodes' answers are held against what is believed
+        simulation.block(2, 1, False)
+        await lease.release()
+
+    simulation = Scripted(hold, wait, until=30.0)
+    simulation.run()

@@ -508,7 +508,9 @@ class QuorumBackend:
         known = tally.token_of_owner(votes)
         token = known or max(vote.token for vote in votes)
         enough = partial(self._has_confirmed, tally, token)
-        length = tally.request.ttl
+        # With ``max_hold`` a place may last longer than what follows it, and its deadline stands. These may
+        # be other nodes than those that kept the place.
+        length = max(tally.request.ttl, tally.request.waiter_ttl)
         fencing = tally.fencing = self._send(
             tally,
             "held" if known else "fence",
