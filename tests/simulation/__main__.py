@@ -6,7 +6,10 @@ import argparse
 import sys
 from time import perf_counter
 
+from .quorum import QuorumSimulation
 from .run import Total, collect_now_and_then, run_seed
+from .rush import Rush
+from .scenario import Simulation
 from .variants import VARIANTS
 
 
@@ -20,20 +23,31 @@ def main() -> int:
         "--variants", action="store_true", help="search a seed for each broken variant"
     )
     parser.add_argument(
-        "--quorum", action="store_true", help="three or five servers, and holding by a majority"
+        "--quorum",
+        action="store_const",
+        const=QuorumSimulation,
+        dest="kind",
+        help="three or five servers, and holding by a majority",
+    )
+    parser.add_argument(
+        "--rush",
+        action="store_const",
+        const=Rush,
+        dest="kind",
+        help="the same, without faults, but all ask at once",
     )
     chosen = parser.parse_args()
     if chosen.variants:
         return _search(chosen.start, chosen.seeds)
     prepare = VARIANTS[chosen.variant].prepare if chosen.variant else None
-    quorum = chosen.quorum or bool(chosen.variant and VARIANTS[chosen.variant].quorum)
+    kind = VARIANTS[chosen.variant].kind if chosen.variant else chosen.kind or Simulation
     if chosen.seed is not None:
-        outcome = run_seed(chosen.seed, prepare, quorum=quorum)
+        outcome = run_seed(chosen.seed, prepare, kind)
         print(outcome)
         return bool(outcome.checker)
     total, bad = Total(began=perf_counter()), []
     for seed in range(chosen.start, chosen.start + chosen.seeds):
-        outcome = run_seed(seed, prepare, quorum=quorum)
+        outcome = run_seed(seed, prepare, kind)
         total.add(outcome)
         collect_now_and_then(total.seeds)
         if outcome.checker:
@@ -50,7 +64,7 @@ def _search(start: int, seeds: int) -> int:
     missed = 0
     for name, variant in VARIANTS.items():
         for tried, seed in enumerate(range(start, start + seeds), 1):
-            outcome = run_seed(seed, variant.prepare, quorum=variant.quorum)
+            outcome = run_seed(seed, variant.prepare, variant.kind)
             collect_now_and_then(tried)
             if outcome.checker:
                 expected = (

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from hashlib import sha256
 from time import perf_counter
 
-from .quorum import QuorumSimulation
 from .scenario import Simulation
 from .world import Wrong
 
@@ -36,10 +35,12 @@ class Outcome:
 
 
 def run_seed(
-    seed: int, prepare: Callable[[Simulation], None] | None = None, *, quorum: bool = False
+    seed: int,
+    prepare: Callable[[Simulation], None] | None = None,
+    kind: type[Simulation] = Simulation,
 ) -> Outcome:
     """Simulate one seed, with a broken variant if ``prepare`` makes it one."""
-    simulation = (QuorumSimulation if quorum else Simulation)(seed, prepare)
+    simulation = kind(seed, prepare)
     checker = message = ""
     try:
         simulation.run()

@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from .quorum import QuorumSimulation
 from .run import run_seed
+from .rush import Rush
+from .scenario import Simulation
 from .variants import VARIANTS
 
 #: In blocks, so that several workers share them.
 _BLOCKS, _BLOCK = 10, 20
 _QUORUM_BLOCKS, _QUORUM_BLOCK = 10, 3
+_RUSHES = 20
 #: A variant is caught by the first seed of these as long as the library is what it was, else soon.
 _SEARCH = 100
 
@@ -38,10 +42,21 @@ def test_promises_hold_whatever_happens(first: int) -> None:
 @pytest.mark.parametrize("first", range(0, _QUORUM_BLOCKS * _QUORUM_BLOCK, _QUORUM_BLOCK))
 def test_promises_of_a_quorum_hold_whatever_happens(first: int) -> None:
     for seed in range(first, first + _QUORUM_BLOCK):
-        outcome = run_seed(seed, quorum=True)
+        outcome = run_seed(seed, kind=QuorumSimulation)
         assert not outcome.checker, (
             f"replay it: python -m tests.simulation --quorum --seed {seed}\n{outcome}"
         )
+
+
+def test_split_votes_are_sorted_out_in_order_of_the_tickets_at_once() -> None:
+    yields = 0
+    for seed in range(_RUSHES):
+        outcome = run_seed(seed, kind=Rush)
+        assert not outcome.checker, (
+            f"replay it: python -m tests.simulation --rush --seed {seed}\n{outcome}"
+        )
+        yields += outcome.turns["yields"]
+    assert yields > _RUSHES, "votes did split"
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -49,7 +64,7 @@ def test_broken_variant_is_caught_by_its_checker(name: str) -> None:
     variant = VARIANTS[name]
     caught = []
     for seed in range(variant.seed, variant.seed + _SEARCH):
-        outcome = run_seed(seed, variant.prepare, quorum=variant.quorum)
+        outcome = run_seed(seed, variant.prepare, variant.kind)
         if outcome.checker:
             caught.append(f"{seed}: {outcome.message}")
         if outcome.checker in variant.caught_by:
@@ -57,9 +72,12 @@ def test_broken_variant_is_caught_by_its_checker(name: str) -> None:
     pytest.fail(f"not by {variant.caught_by}, but: {caught}; python -m tests.simulation --variants")
 
 
-@pytest.mark.parametrize(("seed", "quorum"), [(3, False), (20, False), (41, False), (3, True)])
-def test_seed_replays_exactly(seed: int, quorum: bool) -> None:
-    first, second = run_seed(seed, quorum=quorum), run_seed(seed, quorum=quorum)
+@pytest.mark.parametrize(
+    ("seed", "kind"),
+    [(3, Simulation), (20, Simulation), (41, Simulation), (3, QuorumSimulation), (3, Rush)],
+)
+def test_seed_replays_exactly(seed: int, kind: type[Simulation]) -> None:
+    first, second = run_seed(seed, kind=kind), run_seed(seed, kind=kind)
     assert first.schedule == second.schedule
 
 

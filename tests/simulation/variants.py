@@ -25,6 +25,7 @@ from aiodlock.backends.redis.votes import Ballot, Tally
 from aiodlock.backends.redis.wire import ReplyError
 
 from .quorum import QuorumSimulation
+from .rush import Rush
 from .scenario import Simulation
 
 Prepare = Callable[[Simulation], None]
@@ -37,7 +38,7 @@ class Variant:
     prepare: Prepare
     caught_by: tuple[str, ...]
     seed: int = 0
-    quorum: bool = False
+    kind: type[Simulation] = Simulation
 
 
 def _lua(*changes: tuple[str, str]) -> Prepare:
@@ -262,6 +263,10 @@ def _latest_of_all(simulation: Simulation) -> None:
     )
 
 
+def _ignore_yields(simulation: Simulation) -> None:
+    simulation.patch(QuorumBackend, "_consider_giving_back", lambda self, tally, ballot: None)
+
+
 def _give_back_always(simulation: Simulation) -> None:
     """Give a vote back also with a majority behind it, and count it as before."""
 
@@ -375,18 +380,18 @@ VARIANTS = {
             _clocks_apart,
         ),
         ("token", "store"),
-        quorum=True,
+        kind=QuorumSimulation,
     ),
     "quorum: majority of those that answer": Variant(
         _both(_count_who_answers, _faults("partition", "one_way", hold=0.4)),
         ("exclusion", "deadline"),
-        quorum=True,
+        kind=QuorumSimulation,
         seed=15,
     ),
     "quorum: believed at once after a restart": Variant(
         _both(_trust_at_once, _faults("restart_empty", "partition", "stuck", hold=0.4)),
         ("exclusion",),
-        quorum=True,
+        kind=QuorumSimulation,
         seed=35,
     ),
     "quorum: yielded vote still counted": Variant(
@@ -405,10 +410,21 @@ VARIANTS = {
             _faults("slow", "node_slow", "partition"),
         ),
         ("exclusion",),
-        quorum=True,
+        kind=QuorumSimulation,
         seed=3,
     ),
     "quorum: the latest deadline of all": Variant(
-        _both(_latest_of_all, _faults("slow", "node_slow")), ("deadline",), quorum=True
+        _both(_latest_of_all, _faults("slow", "node_slow")), ("deadline",), kind=QuorumSimulation
+    ),
+    "quorum: yields ignored": Variant(_ignore_yields, ("split",), kind=Rush),
+    "quorum: first come, first served": Variant(
+        _nodes_lua(
+            (
+                "redis.call('ZADD', keys.queue, int(waiter.ticket), waiter.id)",
+                "redis.call('ZADD', keys.queue, int(now), waiter.id)",
+            )
+        ),
+        ("fairness", "split"),
+        kind=Rush,
     ),
 }
