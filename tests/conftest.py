@@ -206,6 +206,12 @@ async def make_client(store: Store) -> AsyncIterator[MakeClient]:
 
 
 @pytest.fixture
+def brief_entering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up entering earlier, but not before an answer: for tests of what is said then, not of when."""
+    monkeypatch.setattr("aiodlock._session.CONNECT_WITHIN", 2.0)
+
+
+@pytest.fixture
 async def proxy(real_store: Store) -> AsyncIterator[FaultProxy]:
     """Give a proxy in front of a real store; a test that uses it does not run on memory."""
     async with FaultProxy(real_store.url) as proxy:

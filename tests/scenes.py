@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -142,6 +142,21 @@ async def cancelled(task: asyncio.Task[object]) -> None:
 def is_held(lease: aiodlock.Lease) -> bool:
     """Ask anew: a type checker believes that a property keeps the value it was asserted to have."""
     return lease.held
+
+
+async def side_by_side(check: Callable[[T], Awaitable[object]], cases: Mapping[str, T]) -> None:
+    """Check every case, all at the same time: for cases that wait long. What fails names its case."""
+
+    async def one(name: str, case: T) -> None:
+        try:
+            await check(case)
+        except Exception as error:
+            error.add_note(f"in the case {name!r}")
+            raise
+
+    async with asyncio.TaskGroup() as group:
+        for name, case in cases.items():
+            group.create_task(one(name, case))
 
 
 @asynccontextmanager

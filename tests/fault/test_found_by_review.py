@@ -107,6 +107,7 @@ async def test_scripts_that_the_server_forgot_do_not_slow_down_a_thousand_extens
         await lease.release()
 
 
+@pytest.mark.usefixtures("brief_entering")
 async def test_client_of_a_replica_is_told_so_on_entering(real_store: Store) -> None:
     assert real_store.server is not None
     with embedded(real_store.name, tcp=True) as replica:

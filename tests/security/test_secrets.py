@@ -16,6 +16,7 @@ import pytest
 import aiodlock
 from aiodlock._embedded import EmbeddedServer
 
+from ..scenes import side_by_side
 from ..servers import Store, embedded
 
 ROOT = Path(__file__).parents[2]
@@ -80,6 +81,7 @@ def test_wrong_urls_are_refused_without_their_password(url: str) -> None:
     assert SECRET not in shown
 
 
+@pytest.mark.usefixtures("brief_entering")
 async def test_logs_and_errors_of_a_whole_life_have_no_password(
     real_store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -111,6 +113,7 @@ async def test_logs_and_errors_of_a_whole_life_have_no_password(
     assert SECRET not in " ".join(shown)
 
 
+@pytest.mark.usefixtures("brief_entering")
 async def test_refused_password_is_not_quoted(real_store: Store) -> None:
     with embedded(real_store.name, requirepass="another") as server:
         with pytest.raises(aiodlock.BackendError) as refused:
@@ -123,7 +126,7 @@ async def test_refused_password_is_not_quoted(real_store: Store) -> None:
 COMMANDS = [
     ["ls"],
     ["show", "name"],
-    ["break", "name", "--yes"],
+    ["break", "nobody's", "--yes"],
     ["doctor"],
     ["doctor", "--json"],
     ["run", "name", "--", "true"],
@@ -131,19 +134,11 @@ COMMANDS = [
 
 
 @pytest.mark.stores("valkey9")
-@pytest.mark.parametrize(
-    ("arguments", "password"),
-    [
-        *((arguments, SECRET) for arguments in COMMANDS),
-        (["ls"], "another"),
-        (["doctor"], "another"),
-        (["run", "name", "--", "true"], "another"),
-    ],
-)
-async def test_commands_print_no_password(
-    real_store: Store, arguments: list[str], password: str
-) -> None:
-    with embedded(real_store.name, requirepass=password) as server:
+@pytest.mark.parametrize("password", [SECRET, "another"], ids=["right", "wrong"])
+async def test_commands_print_no_password(real_store: Store, password: str) -> None:
+    """All at the same time: with a wrong password each tries for almost five seconds."""
+
+    async def prints_none(arguments: list[str]) -> None:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "aiodlock", *arguments),
             env={**os.environ, "AIODLOCK_URL": with_secret(server)},
@@ -152,9 +147,13 @@ async def test_commands_print_no_password(
             stderr=asyncio.subprocess.STDOUT,
         )
         printed, _ = await process.communicate()
-    assert SECRET not in printed.decode()
-    # A lock that is not held is no error of `break`, nor is what `doctor` finds.
-    assert (process.returncode == 69) is (password != SECRET), printed.decode()
+        assert SECRET not in printed.decode()
+        # A lock that is not held is no error of `break`, nor is what `doctor` finds.
+        assert (process.returncode == 69) is (password != SECRET), printed.decode()
+
+    with embedded(real_store.name, requirepass=password) as server:
+        commands = COMMANDS if password == SECRET else [["ls"], ["doctor"], COMMANDS[-1]]
+        await side_by_side(prints_none, {" ".join(command): command for command in commands})
 
 
 @pytest.mark.stores("valkey9")

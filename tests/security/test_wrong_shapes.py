@@ -9,7 +9,7 @@ import pytest
 import aiodlock
 from aiodlock.backends.redis.scripts import ACQUIRE, BREAK, EXTEND, INSPECT, LEAVE, Script
 
-from ..scenes import SOON, takes, until_cancelled
+from ..scenes import SOON, side_by_side, takes, until_cancelled
 from .fake_server import FakeServer
 
 #: Long enough for a connection to be made anew, also when the machine stalls.
@@ -59,9 +59,12 @@ async def fake() -> AsyncIterator[FakeServer]:
 
 @pytest.fixture
 async def client(fake: FakeServer) -> AsyncIterator[aiodlock.Client]:
-    client = aiodlock.Client(fake.url, unavailable_after=UNAVAILABLE_AFTER, close_timeout=0.2)
-    async with client:
+    async with client_of(fake) as client:
         yield client
+
+
+def client_of(fake: FakeServer) -> aiodlock.Client:
+    return aiodlock.Client(fake.url, unavailable_after=UNAVAILABLE_AFTER, close_timeout=0.2)
 
 
 def is_call(command: tuple[bytes, ...], script: Script) -> bool:
@@ -128,18 +131,19 @@ async def test_wrong_replies_to_extensions_end_the_lease_at_its_deadline(
     await works(fake, client)
 
 
-@pytest.mark.parametrize("reply", WRONG.values(), ids=WRONG)
-async def test_wrong_reply_to_a_leave(
-    fake: FakeServer, client: aiodlock.Client, reply: bytes
-) -> None:
-    answering(fake, acquire=resp([b"granted", b"17", b"1500"]), leave=reply)
-    async with takes(at_most=1.0 + 1.5 + SOON):
-        async with client.lock("name", ttl=1.5):  # goes on in the background, a second at most
-            pass
-        lease = await client.lock("name", ttl=1.5).acquire()
-        with pytest.raises((aiodlock.LockLost, aiodlock.BackendError)):
-            await lease.release()
-    await works(fake, client)
+async def test_wrong_reply_to_a_leave() -> None:
+    async def check(reply: bytes) -> None:
+        async with FakeServer() as fake, client_of(fake) as client:
+            answering(fake, acquire=resp([b"granted", b"17", b"1500"]), leave=reply)
+            async with takes(at_most=1.0 + 1.5 + SOON):
+                async with client.lock("name", ttl=1.5):
+                    pass  # goes on in the background, a second at most
+                lease = await client.lock("name", ttl=1.5).acquire()
+                with pytest.raises((aiodlock.LockLost, aiodlock.BackendError)):
+                    await lease.release()
+            await works(fake, client)
+
+    await side_by_side(check, WRONG)
 
 
 @pytest.mark.parametrize("reply", WRONG.values(), ids=WRONG)
@@ -209,17 +213,18 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("reply", BROKEN.values(), ids=BROKEN)
-async def test_broken_protocol_costs_the_connection_and_not_the_client(
-    fake: FakeServer, client: aiodlock.Client, reply: bytes
-) -> None:
-    answering(fake, acquire=reply)
-    try:
-        async with takes(at_most=UNAVAILABLE_AFTER + SOON):
-            await (await client.lock("name").acquire()).release()
-    except aiodlock.LockError:
-        pass  # a reply too many comes after a good one
-    await works(fake, client)
+async def test_broken_protocol_costs_the_connection_and_not_the_client() -> None:
+    async def check(reply: bytes) -> None:
+        async with FakeServer() as fake, client_of(fake) as client:
+            answering(fake, acquire=reply)
+            try:
+                async with takes(at_most=UNAVAILABLE_AFTER + SOON):
+                    await (await client.lock("name").acquire()).release()
+            except aiodlock.LockError:
+                pass  # a reply too many comes after a good one
+            await works(fake, client)
+
+    await side_by_side(check, BROKEN)
 
 
 @pytest.mark.parametrize(
@@ -267,19 +272,28 @@ async def test_wrong_notices_do_no_harm(fake: FakeServer, client: aiodlock.Clien
     await works(fake, client)
 
 
-@pytest.mark.parametrize(
-    "command", [b"SUBSCRIBE", b"SET", b"EXISTS", b"SCRIPT", b"PING", b"CLIENT"]
-)
-@pytest.mark.parametrize(
-    "reply", [b"-ERR no\r\n", resp([]), b"@\r\n"], ids=["error", "array", "none"]
-)
-async def test_wrong_replies_while_entering_end_within_five_seconds(
-    fake: FakeServer, command: bytes, reply: bytes
-) -> None:
-    fake.answer = lambda given: reply if given[0] == command else None
-    async with takes(at_most=5.5):
-        try:
-            async with aiodlock.Client(fake.url, close_timeout=0.2):
-                pass
-        except aiodlock.BackendError:
-            pass
+HANDSHAKE = (b"SUBSCRIBE", b"SET", b"EXISTS", b"SCRIPT", b"PING", b"CLIENT")
+ENTERING = {
+    f"{shape} to {command.decode()}": (command, reply)
+    for shape, reply in {
+        "an error": b"-ERR no\r\n",
+        "a list": resp([]),
+        "no RESP": b"@\r\n",
+    }.items()
+    for command in HANDSHAKE
+}
+
+
+async def test_wrong_replies_while_entering_end_within_five_seconds() -> None:
+    async def check(case: tuple[bytes, bytes]) -> None:
+        command, reply = case
+        async with FakeServer() as fake:
+            fake.answer = lambda given: reply if given[0] == command else None
+            async with takes(at_most=5.5):
+                try:
+                    async with aiodlock.Client(fake.url, close_timeout=0.2):
+                        pass
+                except aiodlock.BackendError:
+                    pass
+
+    await side_by_side(check, ENTERING)
