@@ -487,8 +487,8 @@ class Checkers:
         elif place.state is State.HELD:
             overdue = now - process.true_time_of(place.ends_at)
             since_woken = now - process.resumed_at
-            if process.slept(now - overdue - place.ttl) and since_woken <= _AFTER_SLEEP:
-                return  # its timers stood still while the machine slept
+            if process.slept(now - _AFTER_SLEEP):
+                return  # its timers stood still meanwhile, also one that a lease begun since relies on
             if overdue > _PROMPT and since_woken > _PROMPT:
                 self.wrong(
                     "told", f"{process}: the body of {place.request.id} is {overdue:.6f} s overdue"
