@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import redis.utils
 from redis.asyncio import Redis
 from redis.asyncio.connection import SSLConnection
 from redis.asyncio.sentinel import Sentinel
 
 from aiodlock import Client, Unsupported
 from aiodlock.backends.redis import Source
+
+from ..servers import Store
 
 
 def sentinels(source: Source) -> list[tuple[str, int]]:
@@ -216,3 +219,31 @@ def test_quorum_says_what_it_can_do() -> None:
     capabilities = Client(THREE)._make_backend().capabilities
     assert (capabilities.fair, capabilities.semaphores) == ("by ticket", False)
     assert capabilities.notices == "hints"
+
+
+# -- what connections are made of ----------------------------------------------------------------------
+
+
+def test_metadata_of_redis_py_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    Source.from_url("redis://one")
+
+    def read_again() -> str:
+        raise AssertionError("the metadata of a package is read for each connection")
+
+    monkeypatch.setattr(redis.utils, "get_lib_version", read_again)
+    Source.from_url("redis://two").make_connection()
+    Source.from_url("redis+sentinel://h/m").make_connection()
+
+
+@pytest.mark.stores("valkey9", "redis62")
+async def test_server_is_told_of_redis_py_as_ever(store: Store) -> None:
+    async with Client(store.url):
+        raw = await store.raw()
+        told = {(one.get("lib-name"), one.get("lib-ver")) for one in await raw.client_list()}
+    assert len(told) == 1, "ours and redis-py's own say the same"
+
+
+def test_name_of_the_users_own_is_told() -> None:
+    named = pytest.importorskip("redis.driver_info").DriverInfo(name="mine")
+    made = Source.from_client(Redis(host="one", driver_info=named)).make_connection()
+    assert made.driver_info is named
