@@ -25,6 +25,8 @@ BRIEF = 1.0
 LASTING = 2.0
 
 _TICK = 0.01
+#: How often is looked for what does not come soon.
+_RARELY = 0.01
 
 T = TypeVar("T")
 
@@ -32,8 +34,12 @@ T = TypeVar("T")
 async def until(
     condition: Callable[[], object], what: str = "the state", *, within: float = PATIENCE
 ) -> None:
-    """Look again and again until the condition (or what it awaits) is true; fail after a while."""
-    give_up_at = time.monotonic() + within
+    """Look again and again until the condition (or what it awaits) is true; fail after a while.
+
+    The longer it takes the less often: some hundred tests wait like this, several at the same time.
+    """
+    began = time.monotonic()
+    give_up_at = began + within
     while True:
         answer = condition()
         if inspect.isawaitable(answer):
@@ -41,7 +47,7 @@ async def until(
         if answer:
             return
         assert time.monotonic() < give_up_at, f"{what} did not come within {within:g} s"
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(min(max(0.002, (time.monotonic() - began) / 20), _RARELY))
 
 
 async def until_waiting(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import redis
 import redis.asyncio
 from fakeredis.aioredis import FakeRedis
 from redis.asyncio import RedisCluster
@@ -246,9 +246,13 @@ def reset(server: EmbeddedServer) -> None:
 
     It keeps its scripts: to compile them again for every test costs more than most tests do.
     """
-    with redis.Redis.from_url(server.url) as client:
-        pipe = client.pipeline(transaction=False)
-        for option, value in _DEFAULTS.items():
-            pipe.config_set(option, value)
-        pipe.flushall()
-        pipe.execute()
+    commands = [f'CONFIG SET {option} "{value}"' for option, value in _DEFAULTS.items()]
+    commands.append("FLUSHALL")
+    family, address = server._address()
+    with socket.socket(family, socket.SOCK_STREAM) as connection:  # a client would cost far more
+        connection.settimeout(30.0)
+        connection.connect(address)
+        connection.sendall("".join(f"{command}\r\n" for command in commands).encode())
+        with connection.makefile("rb") as replies:
+            for command in commands:
+                assert (reply := replies.readline()) == b"+OK\r\n", (command, reply)
