@@ -72,13 +72,16 @@ async def test_commands_work_on_a_quorum_with_a_dead_node(servers: list[Embedded
     async with aiodlock.Client([server.url for server in servers]) as client:
         servers[0].kill()
         lease = await client.lock("x").acquire()
-        code, out = await call(servers, "show", "x", "--json")
-        assert (code, json.loads(out)["holders"][0]["token"]) == (0, lease.token)
-        code, out = await call(servers, "ls", "--json")
-        assert (code, [info["name"] for info in json.loads(out)]) == (0, ["x"])
-        code, out = await call(servers, "top", "--count", "1", "--json")
-        assert (code, json.loads(out)["holders"]) == (0, 1)
-        assert await call(servers, "run", "-n", "x", "--", "true") == (75, "")
+        shown, listed, top, ran = await asyncio.gather(
+            call(servers, "show", "x", "--json"),
+            call(servers, "ls", "--json"),
+            call(servers, "top", "--count", "1", "--json"),
+            call(servers, "run", "-n", "x", "--", "true"),
+        )
+        assert (shown[0], json.loads(shown[1])["holders"][0]["token"]) == (0, lease.token)
+        assert (listed[0], [info["name"] for info in json.loads(listed[1])]) == (0, ["x"])
+        assert (top[0], json.loads(top[1])["holders"]) == (0, 1)
+        assert ran == (75, "")
         code, out = await call(servers, "break", "x", "--yes", "--json")
         assert (code, json.loads(out)["broken"]) == (0, 1)
         assert (await lease.wait_lost()).reason == "broken"
