@@ -262,15 +262,23 @@ class Extender:
     def granted(self, place: Place, token: int, deadline: float) -> None:
         """A waiter came to hold, with what was left of its lease as a waiter: extend it at once.
 
-        When nothing is left (or only the margin), the body waits until that extension is answered.
+        When nothing is left (or only the margin), the body waits until that extension is answered. Where an
+        extension is a message to many servers, those who hold for a moment only are spared it.
         """
         place.look_at = None
         place.granted = True
         if place.watching:
             self._watch(place, False)
-        if now() < deadline - place.options.margin:
+        moment = now()
+        left = deadline - place.options.margin - moment
+        if left > 0.0:
             place.grant(token, deadline)
-        self.extend_now(place)
+        pause = self._session.backend.capabilities.extend_after
+        if place.state is State.HELD and pause > 0.0:
+            place.beat, place.asked = moment + min(pause, left / 4), False
+            self._schedule(place)
+        else:
+            self.extend_now(place)
 
     def _on_unknown(self, place: Place, error: BackendError) -> None:
         place.asked = False

@@ -404,6 +404,12 @@ class Session:
             else:
                 self.extender.extend_now(place)
 
+    def on_held(self, request_id: str, token: int, deadline: float) -> None:
+        place = self.places.get(request_id)
+        if place is not None and place.state is State.WAITING:
+            place.deadline = deadline
+            self.extender.granted(place, token, deadline)
+
     def on_look(self, request_id: str | None) -> None:
         if request_id is not None:
             place = self.places.get(request_id)

@@ -24,6 +24,9 @@ class Listener(Protocol):
     def on_granted(self, request_id: str, token: int, where: str) -> None:
         """A notice: the waiter became the holder. ``where`` is for ``Backend.leave_unknown``."""
 
+    def on_held(self, request_id: str, token: int, deadline: float) -> None:
+        """The waiter became the holder, with what was left of its lease as a waiter."""
+
     def on_look(self, request_id: str | None) -> None:
         """A hint: ask about this waiter; with None, about all (notices may have been missed)."""
 

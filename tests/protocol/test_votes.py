@@ -240,6 +240,61 @@ async def test_fence_writes_the_token_and_later_votes_have_larger_ones(node: Nod
     assert int((await node.vote("b"))[1]) > larger
 
 
+async def test_next_vote_has_the_token_that_the_leaving_holder_wants_for_it(node: Node) -> None:
+    wanted = await node.hold("a") + 7
+    await node.vote("b", ticket=2)
+    await node.vote("c", ticket=3)
+    await node.unvote("a", token=wanted)
+    assert await node.stages() == {"b": "p"}
+    answer = await node.vote("b", ticket=2)
+    assert (answer[0], int(answer[1]), answer[3]) == ("vote", wanted, "v")
+    await node.unvote("b")
+    assert int((await node.vote("c", ticket=3))[1]) > wanted
+
+
+async def test_wanted_token_that_is_not_larger_than_all_before_is_not_taken(node: Node) -> None:
+    last = await node.hold("a")
+    await node.vote("b", ticket=2)
+    await node.unvote("a", token=last)
+    assert await node.stages() == {"b": "v"}
+    assert int((await node.vote("b", ticket=2))[1]) > last
+
+
+async def test_wanted_token_is_not_taken_by_a_node_that_lost_the_last_one(node: Node) -> None:
+    last = await node.hold("a")
+    await node.vote("b", ticket=2)
+    await node.redis.delete(node.keys.token)
+    await node.unvote("a", token=last + 1)
+    assert int((await node.vote("b", ticket=2))[1]) > last + 1, "the clock decides"
+
+
+async def test_only_one_vote_has_the_wanted_token(node: Node) -> None:
+    wanted = await node.hold("a") + 1
+    await node.vote("b", mode="s", ticket=2)
+    await node.vote("c", mode="s", ticket=3)
+    await node.unvote("a", token=wanted)
+    tokens = [int((await node.vote(id, mode="s"))[1]) for id in "bc"]
+    assert tokens[0] == wanted < tokens[1]
+
+
+async def test_vote_with_a_wanted_token_goes_back_to_an_older_request(node: Node) -> None:
+    wanted = await node.hold("a") + 1
+    await node.vote("c", ticket=30)
+    await node.unvote("a", token=wanted)
+    assert (await node.vote("b", ticket=20))[0] == "waiting"
+    assert (await node.vote("c", ticket=30))[4] == "1"
+    assert (await node.unvote("c", "yield", token=wanted))[0] == "waiting"
+    assert await node.stages() == {"b": "v"}
+    assert int((await node.vote("b", ticket=20))[1]) > wanted
+
+
+async def test_who_waits_is_told_which_tokens_are_old(node: Node) -> None:
+    token = await node.hold("a")
+    assert int((await node.vote("b", ticket=2))[3]) == token
+    await node.unvote("a")
+    assert int((await node.vote("b", ticket=2))[1]) > token
+
+
 async def test_fence_is_refused_when_the_vote_is_gone(node: Node) -> None:
     token = (await node.vote("a"))[1]
     await node.unvote("a")
@@ -367,7 +422,7 @@ async def test_lock_delay_is_for_those_alone_who_held(node: Node) -> None:
 async def test_lock_delay_after_a_confirmed_holder_keeps_the_name_closed(node: Node) -> None:
     await node.hold("a", delay=50_000, length=10_000)
     await node.age("a", by=20_000)
-    word, _, look, _ = await node.vote("b", ticket=2)
+    word, _, look, _, _ = await node.vote("b", ticket=2)
     assert word == "waiting"
     assert 30_000 < int(look) <= 40_000
     assert await node.unvote("a", "lost") == ["gone", "expired"]
@@ -446,6 +501,16 @@ async def test_break_releases_those_that_hold_and_no_others(node: Node, heard: H
     assert await node.unvote("a") == ["gone", "broken"]
     assert await node.break_votes() == [], "a vote is not a hold"
     assert await node.stages() == {"b": "v"}
+
+
+async def test_break_releases_who_may_hold_by_a_wanted_token(node: Node, heard: Heard) -> None:
+    wanted = await node.hold("a") + 1
+    await node.vote("b", ticket=2, client="of-b")
+    await node.unvote("a", token=wanted)
+    await heard.notices()
+    assert await node.break_votes() == ["b"]
+    assert ("of-b", "broken", "b") in await heard.notices()
+    assert (await node.vote("b", ticket=2))[:2] == ["gone", "broken"]
 
 
 async def test_inspect_tells_votes_with_their_stages_and_waiters_in_order(node: Node) -> None:

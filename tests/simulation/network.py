@@ -62,6 +62,8 @@ class Network:
         self.stalled_until = 0.0
         #: Told of each reply that reaches a client: whose, to what, sent when (by its clock), the reply.
         self.on_reply: Callable[[Process, Command, float, Any], None] = lambda *_: None
+        #: Told of what reaches a client on a connection that subscribes.
+        self.on_message: Callable[[bytes], None] = lambda _: None
 
     def path(self, process: Process) -> Path:
         path = self.paths.get(process)
@@ -231,7 +233,9 @@ class Conn:
         if data is None:
             self._lost(ConnectionResetError("simulated"))
             return
-        if not self._subscribes:
+        if self._subscribes:
+            self.network.on_message(data)
+        else:
             self._heard.feed(data)
             while (reply := self._heard.gets()) is not _NOTHING:
                 command, sent = self.in_flight.popleft()

@@ -7,8 +7,10 @@ What goes wrong between one client and one node is not counted: it costs progres
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from aiodlock.backends.redis.quorum import QuorumBackend
@@ -34,6 +36,7 @@ _REFUSAL = ("read_only", "out_of_memory", "busy", "flush_scripts")
 _CLOCK = ("clock_back", "clock_forward")
 #: Steps that a connected client notices; of smaller ones it cannot know.
 _STEP = 3.0
+_GRANTED = re.compile(rb"granted \S+ (\S+) (\d+)")
 #: A lease may be extended by as much in a scenario.
 _LONGEST_EXTENSION = 1.2
 
@@ -42,8 +45,9 @@ class QuorumCheckers(Checkers):
     """What a quorum promises, judged by what the clients believe and what the nodes told them.
 
     Mutable state besides: ``answers`` (per request: each node's latest confirmed deadline, on the process's
-    clock), ``_serials`` (grants in the order in which clients came to hold, by base), ``newcomers_until``
-    (until when a client that is entered may not know that a clock stepped).
+    clock), ``confirmed`` and ``noticed`` (which nodes have said that they vote for it with its token, and
+    with which token they did last), ``_serials`` (grants in the order in which clients came to hold, by
+    base), ``newcomers_until`` (until when a client that is entered may not know that a clock stepped).
     """
 
     def __init__(self, world: World, servers: list[SimServer]) -> None:
@@ -53,6 +57,7 @@ class QuorumCheckers(Checkers):
         self.majority = len(servers) // 2 + 1
         self.answers: dict[str, dict[int, float]] = {}
         self.confirmed: dict[str, set[int]] = {}
+        self.noticed: dict[str, dict[int, int]] = {}
         self.step_ends = 0.0
         self.unaware: set[int] = set()
         self._granted: dict[str, list[tuple[str, str, str, int]]] = {}
@@ -62,6 +67,11 @@ class QuorumCheckers(Checkers):
     def _node_executed(self, command: Command, reply: Any) -> None:
         if command.script == "break_votes" and isinstance(reply, list):
             self.excused.update(id.decode() for id in reply)
+
+    def notices(self, node: int, data: bytes) -> None:
+        """Be told of what a node says by itself."""
+        for id, token in _GRANTED.findall(data):
+            self.noticed.setdefault(id.decode(), {})[node] = int(token)
 
     def hears(self, node: int) -> Callable[[Process, Command, float, Any], None]:
         """Return what is told of each reply of a node."""
@@ -76,6 +86,8 @@ class QuorumCheckers(Checkers):
             deadline = sent + left - (left * 0.01 + 0.002)
             known = self.answers.setdefault(command.id, {})
             known[node] = max(known.get(node, 0.0), deadline)
+            if reply[0] == b"vote":
+                self.noticed.setdefault(command.id, {})[node] = int(reply[1])
             if reply[0] == b"vote" and reply[3] != b"v":
                 self.confirmed.setdefault(command.id, set()).add(node)
 
@@ -89,9 +101,11 @@ class QuorumCheckers(Checkers):
             return
         first = id not in self._seen
         self._seen[id] = place.deadline
-        confirmed = self.confirmed.get(id, set())
+        confirmed = set(self.confirmed.get(id, ()))
+        noticed = self.noticed.get(id, {})
+        confirmed.update(node for node, token in noticed.items() if token == place.token)
         answers = self.answers.get(id, {})
-        known = sorted((answers[node] for node in confirmed), reverse=True)
+        known = sorted((answers.get(node, 0.0) for node in confirmed), reverse=True)
         most = known[self.majority - 1] if len(known) >= self.majority else 0.0
         if place.deadline > most + 1e-6:
             self.wrong(
@@ -274,6 +288,7 @@ class QuorumSimulation(Simulation):
         self.checkers = QuorumCheckers(self.world, self.nodes)
         for i, network in enumerate(self.networks):
             network.on_reply = self.checkers.hears(i)
+            network.on_message = partial(self.checkers.notices, i)
             network.longest_late = 2.0
         faults: list[str] = []
         for group in (_BETWEEN, _PROCESS, _NODE, _REFUSAL):

@@ -11,7 +11,7 @@ import pytest
 from aiodlock._clock import now
 from aiodlock._errors import BackendUnavailable
 from aiodlock._extender import Extender
-from aiodlock._model import Gone, Granted, Request, Waiting
+from aiodlock._model import Capabilities, Gone, Granted, Request, Waiting
 from aiodlock._options import LockOptions
 from aiodlock._place import Place, State
 from aiodlock._session import Session
@@ -30,6 +30,7 @@ class Answers:
             1, now() + length
         )
         self.watched: dict[str, bool] = {}
+        self.capabilities = Capabilities()
 
     def extend(
         self, batch: Sequence[tuple[Request, float]]
@@ -241,6 +242,26 @@ async def test_granted_waiter_is_extended_to_the_full_ttl_at_once(session: FakeS
     assert session.backend.lengths("a") == [5.0]
     assert (place.state, place.token) == (State.HELD, 1)
     await until(lambda: place.deadline > now() + 4.5)
+
+
+async def test_extension_may_wait_where_many_servers_would_be_asked(session: FakeSession) -> None:
+    session.backend.capabilities = Capabilities(extend_after=0.3)
+    gone, stays = (session.waiter(id, ttl=5.0, waiter_ttl=3.0) for id in "ab")
+    for place in (gone, stays):
+        session.extender.granted(place, 1, place.deadline)
+        assert place.state is State.HELD
+    session.extender.forget(gone)
+    await until(lambda: session.backend.asked)
+    assert session.backend.asked == [[("b", 5.0)]]
+    await until(lambda: stays.deadline > now() + 4.0)
+
+
+async def test_extension_does_not_wait_for_the_end_of_the_lease(session: FakeSession) -> None:
+    session.backend.capabilities = Capabilities(extend_after=60.0)
+    place = session.waiter(ttl=5.0, waiter_ttl=2.0)
+    session.extender.granted(place, 1, place.deadline)
+    await until(lambda: session.backend.asked)
+    assert place.state is State.HELD
 
 
 async def test_max_hold_is_never_extended_past(session: FakeSession) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from aiodlock import BackendError
 from aiodlock._clock import now
-from aiodlock._model import Gone
-from aiodlock.backends.redis.votes import Answer, Ballot, Queued, Round, Voted, read_answer
+from aiodlock._model import Gone, Request
+from aiodlock.backends.redis.votes import Answer, Ballot, Queued, Round, Tally, Voted, read_answer
 
 
 def voted(token: int, stage: str = "v", *, lasting: float = 60.0) -> Voted:
@@ -24,42 +24,85 @@ def counts(ballot: Ballot) -> bool:
 def test_vote_counts_while_its_lease_lasts() -> None:
     ballot = Ballot(0)
     assert not counts(ballot)
-    ballot.take(voted(5), 0)
+    ballot.take(voted(5))
     assert counts(ballot)
     overdue = Ballot(1)
-    overdue.take(voted(5, lasting=-1.0), 0)
+    overdue.take(voted(5, lasting=-1.0))
     assert not counts(overdue)
 
 
 def test_vote_that_was_given_back_does_not_count_whatever_late_answers_say() -> None:
     ballot = Ballot(0)
-    ballot.take(voted(5), 0)
+    ballot.take(voted(5))
     ballot.given_back = 5
     assert not counts(ballot)
-    ballot.take(voted(5), 0)
+    ballot.take(voted(5))
     assert not counts(ballot)
     ballot.notice(5)
     assert not counts(ballot)
-    ballot.take(voted(6), 0)
+    ballot.take(voted(6))
     assert counts(ballot), "a new vote"
 
 
 def test_answer_that_a_notice_has_overtaken_does_not_take_the_vote_away() -> None:
     ballot = Ballot(0)
-    ballot.take(Queued(now() + 60, None), 0)
-    sent_when = ballot.notices
+    ballot.take(Queued(now() + 60, None, 5))
     ballot.notice(7)
-    ballot.take(Queued(now() + 60, None), sent_when)
+    ballot.take(Queued(now() + 60, None, 6))
     assert counts(ballot)
     assert ballot.token == 7
-    ballot.take(Queued(now() + 60, None), ballot.notices)
-    assert not counts(ballot), "an answer to what was sent later"
+    ballot.take(Queued(now() + 60, None, 7))
+    assert not counts(ballot), "that vote was over when the node said so"
+
+
+def test_notice_that_an_answer_has_overtaken_gives_no_vote() -> None:
+    ballot = Ballot(0)
+    ballot.take(Queued(now() + 60, None, 7))
+    ballot.notice(7)
+    assert not counts(ballot)
+    ballot.notice(8)
+    assert counts(ballot)
+
+
+def tally_of(tokens: list[int], *, owner: str = "tr", lock_delay: float = 0.0) -> Tally:
+    request = Request("r", "lock", "name", "exclusive", 0, owner, 10.0, 10.0, lock_delay)
+    tally = Tally(request, 1, 5)
+    for ballot, token in zip(tally.ballots, tokens, strict=False):
+        ballot.take(Queued(now() + 10, None, 3))
+        ballot.notice(token)
+    return tally
+
+
+def agreed(tally: Tally) -> list[int]:
+    return [vote.token for vote in tally.agreed(tally.votes(lambda node: True))]
+
+
+def test_majority_that_gave_the_same_token_is_agreed() -> None:
+    assert agreed(tally_of([7, 7, 7])) == [7, 7, 7]
+    assert agreed(tally_of([8, 7, 9, 7, 7])) == [7, 7, 7]
+    assert agreed(tally_of([7, 7, 8])) == []
+    assert agreed(tally_of([7, 7])) == []
+    assert agreed(tally_of([8, 9, 7, 7, 6])) == []
+
+
+def test_votes_are_not_agreed_where_others_have_to_be_told_first() -> None:
+    assert agreed(tally_of([7, 7, 7], owner="umine")) == []
+    assert agreed(tally_of([7, 7, 7], lock_delay=1.0)) == []
+
+
+def test_token_for_who_comes_next_is_larger_than_all_that_nodes_told() -> None:
+    tally = tally_of([])
+    assert tally.next_token == 0
+    tally.ballots[1].notice(9)
+    tally.ballots[0].take(voted(5, "c"))
+    tally.ballots[1].take(Gone("expired"))
+    assert tally.next_token == 10
 
 
 def test_node_that_says_gone_does_not_count() -> None:
     ballot = Ballot(0)
-    ballot.take(voted(5, "c"), 0)
-    ballot.take(Gone("expired"), 0)
+    ballot.take(voted(5, "c"))
+    ballot.take(Gone("expired"))
     assert not counts(ballot)
     assert ballot.deadline == 0
 

@@ -47,6 +47,8 @@ _GRACE = 0.02
 _ATTEMPTS = 5
 _CONNECT_AGAIN = 1.0
 _LEAVE_AGAIN = 0.2
+#: For how long a body runs on its lease as a waiter: most are over by then, and need no extension.
+_EXTEND_AFTER = 0.01
 _LONGEST_PAUSE = 2.0
 #: How long entering waits for nodes that are not up when a majority is.
 _WAIT_FOR_ALL = 0.5
@@ -107,7 +109,7 @@ class Voter(RedisBackend):
             ballot.ambiguous = True
         ballot.sent_on = wire
         ballot.pending += 1
-        notices, sent = ballot.notices, now()
+        sent = now()
 
         def on_reply(reply: Any) -> None:
             ballot.pending -= 1
@@ -122,7 +124,7 @@ class Voter(RedisBackend):
                 hear(wrong)
                 return
             self.trust.hear_clock(clock, sent)
-            ballot.take(answer, notices)
+            ballot.take(answer)
             hear(answer)
 
         self._call(wire, VOTE, self._names(keys, request.id), arguments, on_reply)
@@ -133,7 +135,7 @@ class Voter(RedisBackend):
         if wire is None:
             return
         ballot.given_back = ballot.token
-        request, sent, notices = tally.request, now(), ballot.notices
+        request, sent = tally.request, now()
 
         def on_reply(reply: Any) -> None:
             if isinstance(reply, Exception):
@@ -143,14 +145,14 @@ class Voter(RedisBackend):
             except BackendError:
                 return
             self.trust.hear_clock(clock, sent)
-            ballot.take(answer, notices)
+            ballot.take(answer)
 
         names = self._names(self._keys(request), request.id)
         arguments = (request.id, "yield", 0, ballot.token, *self._options)
         self._call(wire, UNVOTE, names, arguments, on_reply)
 
     def unvote(
-        self, request: Request, ballot: Ballot, lost: bool, later: bool, hear: Callable[[Any], None]
+        self, tally: Tally, ballot: Ballot, lost: bool, later: bool, hear: Callable[[Any], None]
     ) -> None:
         """Leave this node; ``hear`` is called with a Left or an exception, never from within."""
         wire = self.wire
@@ -161,11 +163,12 @@ class Voter(RedisBackend):
             return
         # What is in flight on this very wire is carried out before this.
         late = ballot.ambiguous or (ballot.pending > 0 and ballot.sent_on is not wire)
+        request = tally.request
         arguments = (
             request.id,
             "lost" if lost else "ended",
             self._marker_ttl if late else 0,
-            0,
+            tally.next_token,
             *self._options,
         )
 
@@ -268,6 +271,9 @@ class _Ear:
     def on_granted(self, request_id: str, token: int, where: str) -> None:
         self.quorum.on_vote(self.voter, request_id, token, where)
 
+    def on_held(self, request_id: str, token: int, deadline: float) -> None:
+        raise NotImplementedError  # no node can say this by itself
+
     def on_look(self, request_id: str | None) -> None:
         self.quorum.on_look(self.voter, request_id)
 
@@ -287,7 +293,7 @@ class QuorumBackend:
         self, sources: Sequence[Source], *, restart_delay: float, described: str, **options: Any
     ) -> None:
         self.capabilities: Capabilities = Capabilities(
-            fair="by ticket", semaphores=False, notices="hints"
+            fair="by ticket", semaphores=False, notices="hints", extend_after=_EXTEND_AFTER
         )
         self.label: str = make_label()
         self._described = described
@@ -380,6 +386,7 @@ class QuorumBackend:
     async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
         tally = self._tally(request)
         length = request.waiter_ttl
+        self._confirm_owner(request)
         first = self._send(tally, "ask" if wait else "try", length, partial(self._decided, tally))
         await first.settled
         denied = [answer.why for answer in first.answers.values() if isinstance(answer, Denied)]
@@ -390,10 +397,19 @@ class QuorumBackend:
                 self._tallies.pop(request.id, None)
             return Refused("deadlock" if "deadlock" in denied else "busy")
         answer = await self._outcome(tally, first, length)
+        tally.waiting = isinstance(answer, Waiting)
         if wait or isinstance(answer, Granted | Gone):
             return answer
         request.ambiguous = True
         return Refused("busy")
+
+    def _confirm_owner(self, request: Request) -> None:
+        """Let the nodes know, before they are asked for more, that the task asks for more than it holds."""
+        holder = self._tallies.get(request.owner[1:])
+        if holder is None or holder.request is request or not holder.token:
+            return
+        if any(ballot.stage == "v" for ballot in holder.ballots):
+            self._send_held(holder, holder.token, holder.request.ttl)
 
     def extend(
         self, batch: Sequence[tuple[Request, float]]
@@ -628,11 +644,11 @@ class QuorumBackend:
         def again(ballot: Ballot) -> None:
             if self._tasks is not None:
                 voter = self._voters[ballot.node]
-                self._tasks.start_soon(self._leave_at, voter, request, ballot, lost)
+                self._tasks.start_soon(self._leave_at, voter, tally, ballot, lost)
 
         for ballot in asked:
             voter = self._voters[ballot.node]
-            voter.unvote(request, ballot, lost, later, partial(hear, ballot))
+            voter.unvote(tally, ballot, lost, later, partial(hear, ballot))
 
         def on_settled(_: asyncio.Future[None]) -> None:
             nonlocal confirmed
@@ -646,8 +662,9 @@ class QuorumBackend:
 
         round.settled.add_done_callback(on_settled)
 
-    async def _leave_at(self, voter: Voter, request: Request, ballot: Ballot, lost: bool) -> None:
+    async def _leave_at(self, voter: Voter, tally: Tally, ballot: Ballot, lost: bool) -> None:
         """Leave one node that did not answer, until it does or has surely dropped the request."""
+        request = tally.request
         give_up_at = now() + max(request.ttl, request.waiter_ttl) + request.lock_delay
         pause = _LEAVE_AGAIN
         while now() < give_up_at:
@@ -655,7 +672,7 @@ class QuorumBackend:
             pause = min(2 * pause, _LONGEST_PAUSE)
             answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             ballot.ambiguous = True
-            voter.unvote(request, ballot, lost, False, partial(_give, answer))
+            voter.unvote(tally, ballot, lost, False, partial(_give, answer))
             if not isinstance(await answer, Exception):
                 return
 
@@ -672,7 +689,16 @@ class QuorumBackend:
                 self._tasks.start_soon(self._leave_unknown, voter, request_id, where)
             return
         tally.ballots[voter.node].notice(token)
-        if not tally.token and self._voted(tally) and self._listener is not None:
+        if tally.token or tally.fencing is not None or self._listener is None:
+            return
+        votes = tally.votes(self._trusted)
+        if len(votes) < self._majority:
+            return
+        agreed = tally.agreed(votes) if tally.waiting else []
+        if agreed:
+            tally.token = agreed[0].token
+            self._listener.on_held(request_id, tally.token, tally.deadline(agreed))
+        else:
             self._listener.on_look(request_id)
 
     async def _leave_unknown(self, voter: Voter, request_id: str, where: str) -> None:

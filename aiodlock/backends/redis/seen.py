@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +64,11 @@ class Seen:
             raise wrong_shape("inspect_votes", reply) from wrong
 
 
+def _most_common(tokens: Iterable[int]) -> int:
+    counted = Counter(tokens)
+    return max(counted, key=counted.__getitem__, default=0)
+
+
 def merge(name: str, seen: Sequence[Seen], nodes: int) -> LockInfo:
     """Return who holds by a majority of all nodes; everybody else waits, in order of the tickets."""
     majority = nodes // 2 + 1
@@ -76,7 +82,9 @@ def merge(name: str, seen: Sequence[Seen], nodes: int) -> LockInfo:
             waiting.setdefault(id, waiter)
     holders: dict[tuple[bytes, bytes], HolderInfo] = {}
     for id, cast in votes.items():
-        confirmed = [vote for vote in cast if vote.stage != b"v"]
+        standing = [vote for vote in cast if vote.stage != b"v"]
+        token = _most_common(vote.token for vote in standing)
+        confirmed = [vote for vote in standing if vote.token == token]
         if len(confirmed) < majority:
             continue
         del waiting[id]
@@ -86,7 +94,7 @@ def merge(name: str, seen: Sequence[Seen], nodes: int) -> LockInfo:
         holders[vote.owner, vote.mode] = HolderInfo(
             owner=owner_of(vote.owner),
             mode=mode_of(vote.mode),
-            token=max(vote.token for vote in confirmed),
+            token=token,
             count=before.count + 1 if before else 1,
             remaining=max(left, before.remaining if before else 0.0),
             client=vote.client.decode(),

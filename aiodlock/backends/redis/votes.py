@@ -34,10 +34,14 @@ class Voted:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The request waits for the node's vote; see ``Waiting``."""
+    """The request waits for the node's vote; see ``Waiting``.
+
+    A vote that the node gives from then on has a larger token than ``floor``.
+    """
 
     deadline: float
     look_at: float | None
+    floor: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +61,9 @@ def read_answer(reply: Any, sent: float) -> tuple[Answer, float]:
             case [b"vote", token, left, stage, back, clock]:
                 deadline = local_deadline(sent, int(left))
                 answer: Answer = Voted(int(token), deadline, _STAGES[stage], back == b"1")
-            case [b"waiting", left, look, clock]:
+            case [b"waiting", left, look, floor, clock]:
                 look_at = now() + int(look) / 1000 if int(look) >= 0 else None
-                answer = Queued(local_deadline(sent, int(left)), look_at)
+                answer = Queued(local_deadline(sent, int(left)), look_at, int(floor))
             case [b"busy", clock]:
                 answer = Denied("busy")
             case [b"deadlock", clock]:
@@ -78,9 +82,10 @@ class Ballot:
 
     Mutable state: ``stage`` (``q`` for queued, None for unknown), ``token``, ``deadline`` (until when the
     node certainly keeps vote or place), ``look_at``, ``given_back`` (the token of the vote that was
-    yielded: it does not count any more, whatever answers still say), ``notices`` (their number),
-    ``healing`` (the node had lost the vote of a holder: it counts again after the others were seen to
-    suffice), and for the leave: ``asked``, ``pending``, ``sent_on``, ``ambiguous``.
+    yielded: it does not count any more, whatever answers still say), ``floor`` (a notice with a token that
+    is not larger is older than an answer), ``highest`` (the largest token it told), ``healing`` (the node
+    had lost the vote of a holder: it counts again after the others were seen to suffice), and for the
+    leave: ``asked``, ``pending``, ``sent_on``, ``ambiguous``.
     """
 
     __slots__ = (
@@ -88,11 +93,12 @@ class Ballot:
         "asked",
         "asked_back",
         "deadline",
+        "floor",
         "given_back",
         "healing",
+        "highest",
         "look_at",
         "node",
-        "notices",
         "pending",
         "sent_on",
         "stage",
@@ -107,7 +113,8 @@ class Ballot:
         self.look_at: float | None = None
         self.asked_back: bool = False
         self.given_back: int = 0
-        self.notices: int = 0
+        self.floor: int = 0
+        self.highest: int = 0
         self.healing: bool = False
         self.asked: bool = False
         self.pending: int = 0
@@ -120,18 +127,19 @@ class Ballot:
         voted = self.stage in ("v", "c", "a") and self.token != self.given_back
         return voted and now() < self.deadline
 
-    def take(self, answer: Answer, notices: int) -> None:
-        """Take an answer to a message that was sent when ``notices`` had arrived."""
+    def take(self, answer: Answer) -> None:
         match answer:
             case Voted(token, deadline, stage, asked_back):
                 self.stage, self.token, self.asked_back = stage, token, asked_back
                 self.deadline = max(self.deadline, deadline)
+                self.highest = max(self.highest, token)
                 self.look_at = None
                 if stage == "a":
                     self.given_back = 0  # such a vote is never taken back
-            case Queued(deadline, look_at):
+            case Queued(deadline, look_at, floor):
                 self.deadline = max(self.deadline, deadline)
-                if notices == self.notices:
+                self.floor = max(self.floor, floor)
+                if self.token <= floor:
                     self.stage, self.token, self.asked_back = "q", 0, False
                     self.look_at = look_at
                 # Else a notice has overtaken the answer.
@@ -140,18 +148,18 @@ class Ballot:
                 self.look_at = None
 
     def notice(self, token: int) -> None:
-        """A notice: the node votes for the request now. Confirming will show whether it still does."""
+        """A notice: the node votes for the request now, unless it is an old one."""
+        self.highest = max(self.highest, token)
         known = self.stage in ("v", "c", "a") and self.token != self.given_back
-        if not known and token > self.given_back:
+        if not known and token > self.given_back and token > self.floor:
             self.stage, self.token = "v", token
-            self.notices += 1
 
 
 class Tally:
     """One request, over all nodes.
 
     Mutable state: ``token`` (the one it holds with; 0 before), ``fencing`` (the round that writes the
-    token, while it is on its way), ``leaving``.
+    token, while it is on its way), ``waiting`` (its client was told that it is queued), ``leaving``.
     """
 
     def __init__(self, request: Request, ticket: int, nodes: int) -> None:
@@ -161,6 +169,7 @@ class Tally:
         self.ballots: list[Ballot] = [Ballot(node) for node in range(nodes)]
         self.token: int = 0
         self.fencing: Round[Answer] | None = None
+        self.waiting: bool = False
         self.leaving: bool = False
 
     def votes(self, trusted: Callable[[int], bool]) -> list[Ballot]:
@@ -171,6 +180,27 @@ class Tally:
         """Return the token that the owner holds with already, by a majority of these votes; else 0."""
         tokens = [ballot.token for ballot in votes if ballot.stage == "a"]
         return next((token for token in tokens if tokens.count(token) >= self.majority), 0)
+
+    def agreed(self, votes: Sequence[Ballot]) -> list[Ballot]:
+        """Return the votes with the token that a majority of all nodes gave by themselves, if there is one.
+
+        It is as if each had been told to take it: the request holds, unless others have to be told first,
+        who hold with the same owner, or whom its lock-delay keeps out.
+        """
+        request = self.request
+        if request.lock_delay or request.owner != f"t{request.id}":
+            return []
+        for vote in votes[: len(self.ballots) - self.majority + 1]:
+            same = [one for one in votes if one.token == vote.token and one.stage != "a"]
+            if len(same) >= self.majority:
+                return same
+        return []
+
+    @property
+    def next_token(self) -> int:
+        """The token that whoever comes next is to have on every node; 0 when no node has told any."""
+        highest = max(ballot.highest for ballot in self.ballots)
+        return highest + 1 if highest else 0
 
     def confirmed(self, token: int, trusted: Callable[[int], bool]) -> list[Ballot]:
         """Return the votes that carry the token, as their nodes said."""

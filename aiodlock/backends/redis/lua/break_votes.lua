@@ -1,5 +1,5 @@
 -- break_votes: an operator's release of all holders, on one node of a quorum. Waiters stay, lock-delay is
--- ignored, holders are told. Votes of requests that do not hold yet stay.
+-- ignored, holders are told. Votes of requests that do not hold yet stay; who may hold already does not.
 --
 -- KEYS  1 state  2 queue  3 waiters  4 token  5 broken
 -- ARGV  1 channel prefix  2 token retention (ms)  3 publish command  4 ms for which the break is remembered

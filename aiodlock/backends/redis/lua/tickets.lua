@@ -4,8 +4,20 @@
 -- A waiter      the same without a token yet: "mode 0 deadline length delay owner client ticket v"
 -- The queue     a sorted set of request ids; the scores are tickets, so it has the same order on every node.
 -- Stages        v  given, and may be asked back
+--               p  the same, with the token that the leaving holder proposed to all nodes: a request without
+--                  lock-delay that has it from a majority holds already
 --               c  confirmed: its request holds the name by a majority, with this token
 --               a  given to an owner that already holds the name here, with that token
+
+-- Not confirmed: it goes back to an older request that asks for it, unless its client has a majority.
+local function is_open(vote)
+  return vote.stage == 'v' or vote.stage == 'p'
+end
+
+-- Only who has held closes the name behind itself.
+local function closed_until(vote)
+  return vote.deadline + (is_open(vote) and 0 or vote.delay)
+end
 
 local function decode_vote(id, text)
   local mode, token, deadline, length, delay, owner, client, ticket, stage =
@@ -16,8 +28,7 @@ local function decode_vote(id, text)
   }
   vote.set_back = vote.deadline < tonumber(deadline)
   vote.live = now < vote.deadline
-  -- Only who has held closes the name behind itself.
-  vote.closed_until = vote.deadline + (stage == 'v' and 0 or vote.delay)
+  vote.closed_until = closed_until(vote)
   return vote
 end
 
@@ -62,7 +73,7 @@ end
 local function confirmed_hold(owner, votes)
   local token, exclusive
   for _, vote in ipairs(votes) do
-    if vote.owner == owner and vote.live and vote.stage ~= 'v' then
+    if vote.owner == owner and vote.live and not is_open(vote) then
       token, exclusive = token or vote.token, exclusive or vote.mode == 'x'
     end
   end
@@ -100,9 +111,25 @@ local function find_oldest(keys)
   end
 end
 
+-- Takes the token for the next vote that the leaving holder wants on every node, if it is larger than all that
+-- this node gave or took. Without the last one it cannot be told: then the clock decides.
+local function take_wanted(key, options, wanted)
+  local last = wanted and redis.call('GET', key)
+  if last and tonumber(last) < tonumber(wanted) then
+    local ahead = math.max(0, math.ceil(tonumber(wanted) / 1000) - now)
+    redis.call('SET', key, wanted, 'PX', int(math.max(redis.call('PTTL', key), options.retention + ahead)))
+    return wanted
+  end
+end
+
+-- Every later vote of this node has a larger token than this, so a notice with one that is not larger is stale.
+local function vote_floor(key)
+  return redis.call('GET', key) or int(now_us - 1)
+end
+
 -- Gives votes from the oldest waiter on, as far as the other votes allow, each with a notice.
 -- Returns the waiter that is the oldest then.
-local function vote_for_oldest(keys, options, votes, silent_for)
+local function vote_for_oldest(keys, options, votes, silent_for, wanted)
   local given = false
   while true do
     local oldest = find_oldest(keys)
@@ -117,9 +144,10 @@ local function vote_for_oldest(keys, options, votes, silent_for)
       end
       return oldest
     end
-    oldest.token = again and token or next_token(keys.token, options.retention)
-    oldest.stage = again and 'a' or 'v'
-    oldest.closed_until = oldest.deadline + (again and oldest.delay or 0)
+    local proposed = not again and take_wanted(keys.token, options, wanted)
+    oldest.token = again and token or proposed or next_token(keys.token, options.retention)
+    oldest.stage = again and 'a' or proposed and 'p' or 'v'
+    oldest.closed_until = closed_until(oldest)
     redis.call('HSET', keys.state, oldest.id, encode_vote(oldest))
     votes[#votes + 1] = oldest
     given = true
@@ -132,7 +160,7 @@ end
 
 -- The vote may be asked back: a request with an older ticket waits here. (Maekawa 1985, corrected by Sanders 1987.)
 local function in_the_way(vote, oldest)
-  return oldest ~= nil and vote.stage == 'v' and vote.live and before(oldest, vote)
+  return oldest ~= nil and is_open(vote) and vote.live and before(oldest, vote)
 end
 
 -- Tells those whose votes are in the way of the oldest. An inquiry that is lost is repeated by the next answer.
@@ -145,16 +173,18 @@ local function inquire(keys, options, votes, oldest)
 end
 
 -- {'vote', token, ms left, stage, 1 if it is asked back, server time in us}
--- {'waiting', ms left, ms until the earliest blocker ends if it is the oldest, else -1, server time in us}
-local function answer(id, votes, oldest, waiter)
+-- {'waiting', ms left, ms until the earliest blocker ends if it is the oldest, else -1, token floor,
+--  server time in us}
+local function answer(keys, id, votes, oldest, waiter)
   local vote = find(votes, id)
   if vote then
     local back = in_the_way(vote, oldest) and '1' or '0'
-    return {'vote', vote.token, int(vote.deadline - now), vote.stage, back, int(now_us)}
+    local stage = is_open(vote) and 'v' or vote.stage
+    return {'vote', vote.token, int(vote.deadline - now), stage, back, int(now_us)}
   end
   local look = -1
   if oldest and oldest.id == id then
     look = math.max(0, (earliest_end(votes) or now) - now)
   end
-  return {'waiting', int(waiter.deadline - now), int(look), int(now_us)}
+  return {'waiting', int(waiter.deadline - now), int(look), vote_floor(keys.token), int(now_us)}
 end

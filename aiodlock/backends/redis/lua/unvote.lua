@@ -4,7 +4,8 @@
 -- ARGV  1 id  2 "ended": the request is over; "lost": its lease ran out for the holder, so its lock-delay is
 --         kept; "yield": an older request goes first, if one waits, and this one waits on
 --       3 marker ttl (ms): refuse a late duplicate of the request for that long; 0 writes none
---       4 with "yield", the token of the vote that is meant; else '0'
+--       4 with "yield", the token of the vote that is meant; else one for the next vote, the same on every node,
+--         or '0'
 --       5 channel prefix  6 token retention (ms)  7 publish command
 -- Result  {'released'}  {'withdrawn'}  {'gone', 'broken' | 'expired' | 'gone'}
 --         with "yield" what the script vote answers, or {'gone', 'gone', server time in us}
@@ -23,16 +24,16 @@ local vote, index = find(votes, id)
 
 if what == 'yield' then
   local oldest = find_oldest(keys)
-  local meant = vote and vote.live and vote.stage == 'v' and vote.token == ARGV[4]
+  local meant = vote and vote.live and is_open(vote) and vote.token == ARGV[4]
   if meant and not in_the_way(vote, oldest) then
     -- Who gave it back counts it no more: under a token of its own it is a new vote, which a late
     -- repetition of this does not take.
-    vote.token = next_token(keys.token, options.retention)
+    vote.token, vote.stage = next_token(keys.token, options.retention), 'v'
     redis.call('HSET', keys.state, id, encode_vote(vote))
   elseif meant then
     table.remove(votes, index)
     votes.known = nil
-    vote.token = '0'
+    vote.token, vote.stage = '0', 'v'
     stand(keys, vote)
     oldest = vote_for_oldest(keys, options, votes, id)
     if not find(votes, id) then
@@ -43,7 +44,7 @@ if what == 'yield' then
   local text = redis.call('HGET', keys.waiters, id)
   local waiter = text and decode_vote(id, text)
   if find(votes, id) or (waiter and waiter.live) then
-    return answer(id, votes, oldest, waiter)
+    return answer(keys, id, votes, oldest, waiter)
   end
   return {'gone', 'gone', int(now_us)}
 end
@@ -60,7 +61,8 @@ elseif vote then
   -- Lost, here or for its holder, and within its lock-delay: leaving does not open the name early.
   result = {'gone', 'expired'}
 end
-local oldest = vote_for_oldest(keys, options, votes)
+local wanted = ARGV[4] ~= '0' and ARGV[4] or nil
+local oldest = vote_for_oldest(keys, options, votes, nil, wanted)
 bury(keys.state, dead)
 if oldest and oldest.id ~= head_before then
   inquire(keys, options, votes, oldest)

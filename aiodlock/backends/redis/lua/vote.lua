@@ -8,7 +8,8 @@
 --       9 token, '0' with "ask" and "try"
 --       10 channel prefix  11 token retention (ms)  12 publish command
 -- Result  {'vote', token, ms left, stage, 1 if it is asked back, server time in us}
---         {'waiting', ms left, ms until the earliest blocker ends if it is the oldest, else -1, server time in us}
+--         {'waiting', ms left, ms until the earliest blocker ends if it is the oldest, else -1,
+--          token floor, server time in us}
 --         {'busy', server time in us}  {'deadlock', server time in us}
 --         {'gone', 'broken' | 'expired' | 'gone', server time in us}
 local keys = {state = KEYS[1], queue = KEYS[2], waiters = KEYS[3], token = KEYS[4]}
@@ -74,7 +75,7 @@ if vote then
     remember(fence)
   elseif what == 'fence' and tonumber(fence) >= tonumber(vote.token) then
     if taken(votes, fence) then
-      vote.token = next_token(keys.token, options.retention)
+      vote.token, vote.stage = next_token(keys.token, options.retention), 'v'
     else
       vote.token, vote.stage = fence, 'c'
       remember(fence)
@@ -82,7 +83,7 @@ if vote then
   elseif what == 'ask' and vote.stage == 'c' then
     vote.stage = 'v' -- its client could not confirm it by a majority
   end
-  vote.closed_until = vote.deadline + (vote.stage == 'v' and 0 or vote.delay)
+  vote.closed_until = closed_until(vote)
   redis.call('HSET', keys.state, id, encode_vote(vote))
   keep_until(keys.state, vote.closed_until)
 else
@@ -126,4 +127,4 @@ if oldest and (oldest.id == id or oldest.id ~= head_before) then
     hint(keys, options, oldest, votes)
   end
 end
-return answer(id, votes, oldest, waiter)
+return answer(keys, id, votes, oldest, waiter)

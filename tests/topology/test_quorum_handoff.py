@@ -1,0 +1,123 @@
+"""From one holder of a quorum to the next: one message to each node, and what others see meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import aiodlock
+from aiodlock.backends.redis import quorum
+
+from ..scenes import is_held, until, until_waiting
+
+#: Leases last longer than these tests, and so do bodies without an extension.
+_LONG = 300.0
+
+Enter = Callable[..., Awaitable[aiodlock.Client]]
+
+
+@pytest.fixture
+async def enter(no_stray_tasks: None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Enter]:
+    """Give a factory of entered clients of the same five nodes; who was granted is extended late."""
+    monkeypatch.setattr(quorum, "_EXTEND_AFTER", _LONG)
+    run = uuid4().hex
+    nodes = [f"memory://{run}-{node}" for node in range(5)]
+    async with AsyncExitStack() as stack:
+
+        async def make() -> aiodlock.Client:
+            client = aiodlock.Client(nodes, ttl=_LONG, waiter_ttl=_LONG)
+            return await stack.enter_async_context(client)
+
+        yield make
+
+
+def said(client: aiodlock.Client) -> list[str]:
+    """Collect what the client says to nodes by the script ``vote``, once for each node."""
+    words: list[str] = []
+    session: Any = client._session
+    for voter in session.backend._voters:
+
+        def vote(*arguments: Any, _vote: Any = voter.vote) -> None:
+            words.append(arguments[2])
+            _vote(*arguments)
+
+        voter.vote = vote
+    return words
+
+
+async def hand_over(
+    holder: aiodlock.Client, waiter: aiodlock.Client, **options: Any
+) -> tuple[aiodlock.Lease, aiodlock.Lease]:
+    """Return a lease that was released, and that of the one who waited for it."""
+    before = await holder.lock("name").acquire()
+    waiting = asyncio.create_task(waiter.lock("name", **options).acquire())
+    await until_waiting(holder, "name")
+    await before.release()
+    return before, await waiting
+
+
+async def test_next_holder_asks_nobody_before_its_body(enter: Enter) -> None:
+    first, second = await enter(), await enter()
+    words = said(second)
+    before, after = await hand_over(first, second)
+    assert after.token == before.token + 1
+    assert set(words) == {"ask"}
+    await after.release()
+    # Without a holder to take over from, a token has to be written.
+    async with second.lock("name") as lease:
+        assert lease.token > after.token
+    assert "fence" in words
+
+
+@pytest.mark.parametrize("options", [{"lock_delay": 1.0}, {"owner": "several"}], ids=str)
+async def test_votes_are_confirmed_first_where_others_depend_on_it(
+    enter: Enter, options: dict[str, Any]
+) -> None:
+    first, second = await enter(), await enter()
+    words = said(second)
+    before, after = await hand_over(first, second, **options)
+    assert after.token > before.token
+    assert "fence" in words
+    await after.release()
+
+
+async def test_holder_that_confirmed_nothing_yet_is_seen_and_can_be_broken(enter: Enter) -> None:
+    first, second = await enter(), await enter()
+    _, lease = await hand_over(first, second)
+    await until(lambda: sees(first, lease.token))
+    assert await first.break_lock("name") == 1
+    assert (await lease.wait_lost()).reason == "broken"
+    with pytest.raises(aiodlock.LockLost):
+        await lease.release()
+    assert not is_held(lease)
+
+
+async def sees(client: aiodlock.Client, token: int) -> bool:
+    holders = (await client.inspect("name")).holders
+    return [holder.token for holder in holders] == [token]
+
+
+async def test_holder_that_confirmed_nothing_yet_gets_more_while_others_wait(enter: Enter) -> None:
+    """A node has to know that its owner holds, or the second request stands behind all others."""
+    first, second = await enter(), await enter()
+    pair = second.rwlock("name")
+    before = await first.lock("name").acquire()
+    others: list[asyncio.Task[aiodlock.Lease]] = []
+
+    async def write_then_read() -> None:
+        async with pair.write as writing:
+            others.append(asyncio.create_task(first.lock("name").acquire()))
+            await until_waiting(first, "name")
+            async with asyncio.timeout(20), pair.read as reading:
+                assert reading.token == writing.token
+
+    writer = asyncio.create_task(write_then_read())
+    await until_waiting(first, "name")
+    await before.release()
+    await writer
+    await (await others[0]).release()
