@@ -334,7 +334,6 @@ class SimServer:
         self.name = name
         self.offset = _EPOCH
         self.life = 1
-        self.born = -1000.0
         self.fake = self._new_fake()
         self.notifies = False
         self.refuses: str | None = None
@@ -372,13 +371,8 @@ class SimServer:
     # -- commands ----------------------------------------------------------------------------------
 
     def info(self) -> bytes:
-        """Tell which life this is, and for how many whole seconds it has lasted."""
-        uptime = int(self.world.time - self.born)
-        return b"# Server\r\nrun_id:%b%d\r\nuptime_in_seconds:%d\r\n" % (
-            self.name.encode(),
-            self.life,
-            uptime,
-        )
+        """Tell which life this is."""
+        return b"# Server\r\nrun_id:%b%d\r\n" % (self.name.encode(), self.life)
 
     @property
     def db(self) -> SimDatabase:
@@ -446,7 +440,7 @@ class SimServer:
         for key, item in old.items():
             database[key] = item
         self.up = True
-        self.life, self.born = self.life + 1, self.world.time
+        self.life += 1
         if data != "kept":
             for tell in self.lost_data:
                 tell()

@@ -112,7 +112,7 @@ async def test_all_five_restarted_empty_one_after_another_violate_nothing(
             await asyncio.to_thread(node.kill)
             await asyncio.to_thread(node.start)
             before = turns_so_far(store)
-            # A server's uptime is in whole seconds; clients come back to it within one.
+            # Clients come back to it within a second, and look at what they believe each second.
             await asyncio.sleep(ttl + 2.0)
             await until_turns(store, 32)
             assert turns_so_far(store) > before
@@ -125,16 +125,22 @@ async def test_all_five_restarted_empty_one_after_another_violate_nothing(
 
 
 @pytest.mark.parametrize("nodes", [3], indirect=True)
-@pytest.mark.parametrize("delayed", [True, False])
+@pytest.mark.parametrize("how", ["restarted", "replaced", "believed"])
 async def test_restart_delay_keeps_the_second_holder_out_that_gets_in_without_it(
-    nodes: list[EmbeddedServer], make_client: MakeClient, delayed: bool
+    nodes: list[EmbeddedServer], make_client: MakeClient, tmp_path: Path, how: str
 ) -> None:
-    """The first holds by two nodes, of which one forgets it, while the first cannot be heard."""
-    ttl = 5.0
-    delay = ttl if delayed else 0.0
-    urls = [node.url for node in nodes]
+    """The first holds by two nodes, of which one forgets it, while the first cannot be heard.
+
+    *replaced*: at its address is then another server, which has been running for longer than the delay.
+    """
+    ttl = 3.0 if how == "replaced" else 5.0
+    delay = 0.0 if how == "believed" else ttl
+    urls = [addressed(node, tmp_path / str(number)) for number, node in enumerate(nodes)]
     second = await make_client(urls, ttl=ttl, restart_delay=delay)
     async with AsyncExitStack() as stack:
+        if how == "replaced":
+            spare = stack.enter_context(EmbeddedServer(find_valkey9()))
+            await asyncio.sleep(delay + 1.5)
         proxies = [await stack.enter_async_context(FaultProxy(url)) for url in urls]
         await proxies[2].refuse()
         ways = [proxy.url for proxy in proxies]
@@ -143,7 +149,10 @@ async def test_restart_delay_keeps_the_second_holder_out_that_gets_in_without_it
         for proxy in proxies:
             proxy.half_open()
         await asyncio.to_thread(nodes[1].kill)
-        await asyncio.to_thread(nodes[1].start)
+        if how == "replaced":
+            addressed(spare, tmp_path / "1")
+        else:
+            await asyncio.to_thread(nodes[1].start)
         third = await make_client(urls, ttl=ttl, restart_delay=delay)
         entering = {
             asyncio.create_task(client.lock("name").acquire()) for client in (second, third)
@@ -152,8 +161,8 @@ async def test_restart_delay_keeps_the_second_holder_out_that_gets_in_without_it
         both_hold = is_held(lease)
         (successor,) = [task.result() for task in entered]
         assert is_held(successor)
-        assert both_hold is not delayed
-        if delayed:
+        assert both_hold is (how == "believed")
+        if not both_hold:
             assert successor.token > lease.token
         await successor.release()
         for task in entering - entered:
@@ -165,15 +174,49 @@ async def test_restart_delay_keeps_the_second_holder_out_that_gets_in_without_it
             await lease.release()
 
 
+def addressed(node: EmbeddedServer, path: Path) -> str:
+    """Give a server an address that may become another's, and return it."""
+    path.unlink(missing_ok=True)
+    path.symlink_to(node.url.removeprefix("unix://").partition("?")[0])
+    return f"unix://{path}"
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+async def test_all_restarted_empty_at_once_are_no_new_quorum_while_a_client_knows_better(
+    nodes: list[EmbeddedServer], make_client: MakeClient
+) -> None:
+    delay = 2.0
+    urls = [node.url for node in nodes]
+    await make_client(urls, ttl=delay, restart_delay=delay)
+    for node in nodes:
+        await asyncio.to_thread(node.kill)
+    restarted_at = now()
+    for node in nodes:
+        await asyncio.to_thread(node.start)
+
+    async def all_marked() -> bool:
+        return all(["aiodlock:1:quorum" in await stored_at(node) for node in nodes])
+
+    await until(all_marked, "the client that was there")
+    newcomer = await make_client(urls, ttl=delay, restart_delay=delay)
+    with pytest.raises(aiodlock.WouldBlock):
+        await newcomer.lock("name").acquire_nowait()
+    async with newcomer.lock("name"):
+        assert now() - restarted_at >= delay
+
+
 # -- one client and what it is not told ----------------------------------------------------------------
 
 
+async def stored_at(node: EmbeddedServer) -> set[str]:
+    """Return the keys that a node has."""
+    async with Redis.from_url(node.url, decode_responses=True) as raw:
+        return {str(key) for key in await raw.keys("*")}
+
+
 async def stored(nodes: list[EmbeddedServer]) -> set[str]:
-    """Return the keys that any node has, but for those that stay: tokens, and members' names."""
-    found: set[str] = set()
-    for node in nodes:
-        async with Redis.from_url(node.url, decode_responses=True) as raw:
-            found.update(str(key) for key in await raw.keys("*"))
+    """Return the keys that any node has, but for those that stay: tokens, and marks of members."""
+    found = {key for node in nodes for key in await stored_at(node)}
     return {key for key in found if not key.endswith((":token", ":1:quorum"))}
 
 

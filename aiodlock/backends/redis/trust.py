@@ -1,10 +1,11 @@
 """Whether a node of a quorum may be believed: not for a while after a restart, or a step of its clock.
 
-A server that restarts without its data has forgotten whom it voted for. Counted at once, it could help a
-second holder to a majority, so it is waited for until every lease it may have forgotten is over
-("delayed restarts"; Antirez, 2015). A restart is told by the server's run id, which each node keeps under
-a key of its own from when it was first believed. Where no node has such a key the quorum is new, and
-there is nothing that could have been forgotten.
+A server that restarts without its data has forgotten whom it voted for, and one that takes another's
+address has never known. Counted at once, it could help a second holder to a majority, so it is waited for
+until every lease it may not know of is over ("delayed restarts"; Antirez, 2015). A server is told by its
+run id; since when it has been one of the quorum, by a mark on it, which the first client that meets it
+writes. How long it has been running tells nothing: it may have been running elsewhere. Where no node has
+a mark the quorum is new, and there is nothing that could have been forgotten.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ _logger = logging.getLogger("aiodlock")
 #: Two clocks part by so much at most, as a share of the time; more than this besides is a step.
 _SLEW, _SLACK = 0.001, 0.1
 _NEVER = float("inf")
-#: Written to a node that is not believed yet: the quorum is not new.
-_NOT_YET = b"-"
+#: In a mark, instead of the node's time: it has been there since the quorum was new.
+_EVER = 0
 
 
 class Trust:
     """What one client knows of one node.
 
     Mutable state: ``_run`` (the run id of the server it last met), ``_since`` (from when on the node is
-    believed), ``_old_enough_at``, ``_key_seen`` (what the node keeps under its key), ``_marked_until``,
-    ``_offset`` (the node's clock less ours: bounds, and when they were seen).
+    believed), ``_mark`` (what the node keeps under its key: run id, and the node's time in us at which it
+    was first met), ``_is_news`` (of which it does not know yet), ``_marked_until``, ``_offset`` (the node's
+    clock less ours: bounds, and when they were seen).
     """
 
     def __init__(self, key: str, restart_delay: float, retention_ms: int) -> None:
@@ -41,8 +43,8 @@ class Trust:
         self._key_ttl = max(retention_ms, round(restart_delay * 2000))
         self._run: bytes | None = None
         self._since = _NEVER
-        self._old_enough_at = _NEVER
-        self._key_seen: bytes | None = None
+        self._mark: bytes | None = None
+        self._is_news = False
         self._marked_until = 0.0
         self._offset: tuple[float, float, float] | None = None
 
@@ -53,11 +55,12 @@ class Trust:
 
     @property
     def undecided(self) -> bool:
-        """Whether it is young, and nobody has said that it may be believed."""
+        """Whether it is not known yet since when it has been there."""
         return self._run is not None and self._since == _NEVER
 
     async def meet(self, wire: Wire, described: str) -> None:
         """Find out, on a new connection, whether this is the server that was met before."""
+        heard_before = self._offset[2] if self._offset is not None else 0.0
         sent = now()
         clock = await wire.send("TIME")
         try:
@@ -70,30 +73,78 @@ class Trust:
             return
         try:
             facts = _facts(await wire.send("INFO", "server"))
-            key_seen = await wire.send("GET", self._key)
+            mark = await wire.send("GET", self._key)
         except ReplyError as refused:
             if refused.code in ("NOPERM", "ERR"):  # a service may have taken the command away
                 raise BackendError(
                     f"a quorum needs INFO, and GET of {self._key}: {refused}"
                 ) from refused
             raise
-        run, uptime = facts.get(b"run_id", b""), int(facts.get(b"uptime_in_seconds", b"0"))
-        moment = now()
-        if self._run is None:
-            self._old_enough_at = moment + self._delay - uptime
-            self._key_seen = key_seen
-            known = key_seen == run
-            self._since = 0.0 if known or moment >= self._old_enough_at else _NEVER
-        elif self._run != run:
-            self._old_enough_at = self._since = moment + self._delay - uptime
-            self._key_seen, self._marked_until = key_seen, 0.0
-            _logger.warning(
-                "%s was restarted: it counts again in %.1f s",
-                described,
-                max(0.0, self._since - moment),
-                extra={"event": "node_restarted"},
-            )
-        self._run = run
+        run, known = facts.get(b"run_id", b""), self._run
+        if run == known:
+            return
+        self._run, self._mark, self._is_news, self._marked_until = run, mark, False, 0.0
+        self._since = self._since_of_mark()
+        if known is None:
+            return
+        if self._since == _NEVER or self._met < heard_before:
+            # Marked by who took the quorum for new, not knowing the server that was here before; or it was
+            # here earlier, and has been away meanwhile.
+            self._since = now() + self._delay
+            self._mark, self._is_news = self._mark_of(self._latest_us()), True
+            await self._keep(wire)
+        _logger.warning(
+            "%s was restarted: it counts again in %.1f s",
+            described,
+            max(0.0, self._since - now()),
+            extra={"event": "node_restarted"},
+        )
+
+    def _mark_of(self, met: int) -> bytes:
+        return b"%b %d" % (self._run or b"", met)
+
+    def _since_of_mark(self) -> float:
+        """Return from when on the mark has the node believed; never when it is about another server."""
+        run, _, met = (self._mark or b"").partition(b" ")
+        if self._mark is None or run != self._run:
+            return _NEVER
+        if not met.isdigit() or int(met) == _EVER:
+            return 0.0
+        low, _, _ = self._offset or (0.0, 0.0, 0.0)
+        return min(int(met) / 1e6 - low, now()) + self._delay
+
+    @property
+    def _met(self) -> float:
+        """When it was met first, at the earliest; 0 if the quorum was new then."""
+        _, _, met = (self._mark or b"").partition(b" ")
+        _, high, _ = self._offset or (0.0, 0.0, 0.0)
+        return max(0.0, int(met) / 1e6 - high - _SLACK) if met.isdigit() else 0.0
+
+    def _latest_us(self) -> int:
+        """Return the latest that it can be by the node's clock."""
+        _, high, _ = self._offset or (0.0, 0.0, 0.0)
+        return int((now() + high) * 1e6)
+
+    async def _keep(self, wire: Wire) -> None:
+        """Have the node keep the mark; what fails is repeated when nodes are judged next."""
+        assert self._mark is not None
+        said: tuple[bytes | str | int, ...] = ("SET", self._key, self._mark, "PX", self._key_ttl)
+        if self._is_news:
+            kept = await _ask(wire, *said)
+        else:
+            # Another client may have had news of it.
+            kept = await _ask(wire, "PEXPIRE", self._key, self._key_ttl) or await _ask(wire, *said)
+        if kept:
+            self._is_news, self._marked_until = False, now() + self._key_ttl / 3000
+
+    async def _introduce(self, wire: Wire, met: int) -> None:
+        """Mark the node as met then, by its clock, unless somebody else has done so meanwhile."""
+        mark = self._mark_of(met)
+        only = ("NX",) if self._mark is None else ()
+        written = await _ask(wire, "SET", self._key, mark, "PX", self._key_ttl, *only)
+        self._mark = mark if written else await _ask(wire, "GET", self._key)
+        self._since = self._since_of_mark()
+        self._marked_until = now() + self._key_ttl / 3000
 
     def hear_clock(self, clock: float, sent: float) -> None:
         """Take the node's time, from the answer to a message that was sent at ``sent``."""
@@ -130,28 +181,20 @@ class Trust:
 
     @staticmethod
     async def judge(nodes: Sequence[tuple[Trust, Wire | None]], majority: int) -> bool:
-        """Decide about young nodes, and write down what was decided; return whether some are undecided."""
+        """Decide about nodes without a mark, and keep the marks; return whether some are undecided."""
         met = [
             (trust, wire) for trust, wire in nodes if wire is not None and trust._run is not None
         ]
         for trust, wire in met:
             if trust.undecided:
-                trust._key_seen = await _ask(wire, "GET", trust._key) or trust._key_seen
-        is_new = len(met) >= majority and not any(trust._key_seen for trust, _ in met)
+                trust._mark = await _ask(wire, "GET", trust._key) or trust._mark
+                trust._since = trust._since_of_mark()
+        is_new = len(met) >= majority and not any(trust._mark for trust, _ in met)
         for trust, wire in met:
-            moment = now()
             if trust.undecided:
-                if is_new or trust._key_seen == trust._run:
-                    trust._since = 0.0
-                elif moment >= trust._old_enough_at:
-                    trust._since = moment
-            if trust.given and moment >= trust._marked_until:
-                assert trust._run is not None
-                await _ask(wire, "SET", trust._key, trust._run, "PX", trust._key_ttl)
-                trust._key_seen, trust._marked_until = trust._run, moment + trust._key_ttl / 3000
-            elif not trust.given and trust._key_seen is None:
-                await _ask(wire, "SET", trust._key, _NOT_YET, "PX", trust._key_ttl, "NX")
-                trust._key_seen = _NOT_YET
+                await trust._introduce(wire, _EVER if is_new else trust._latest_us())
+            elif trust._is_news or now() >= trust._marked_until:
+                await trust._keep(wire)
         return any(trust.undecided for trust, _ in met)
 
 

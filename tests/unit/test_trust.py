@@ -1,0 +1,364 @@
+"""When a client believes a node of a quorum: decisions over virtual time. On servers: tests/topology."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+import aiodlock._clock
+from aiodlock.backends.redis.trust import Trust
+
+DELAY = 30.0
+
+
+class Time:
+    """The machine's clock, which goes on when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    time = Time()
+    monkeypatch.setattr(aiodlock._clock, "_gettime", lambda _: time.now)
+    return time
+
+
+class Node:
+    """What is at one address: a server with a run id and a clock of its own, and the one key."""
+
+    _runs = count()
+
+    def __init__(self, time: Time) -> None:
+        self.time = time
+        self.offset = 5000.0
+        self.come_back_empty()
+
+    def come_back_empty(self) -> None:
+        """Another server is here now, for the first time or after a restart."""
+        self.run = b"run%d" % next(self._runs)
+        self.mark: bytes | None = None
+
+    async def send(self, name: str, *arguments: bytes | str | int) -> object:
+        """Stand for a connection to it."""
+        match name:
+            case "TIME":
+                us = round((self.time.now + self.offset) * 1e6)
+                return [b"%d" % (us // 1_000_000), b"%d" % (us % 1_000_000)]
+            case "INFO":
+                return b"# Server\r\nrun_id:%b\r\nuptime_in_seconds:1000000\r\n" % self.run
+            case "GET":
+                return self.mark
+            case "PEXPIRE":
+                return int(self.mark is not None)
+            case "SET":
+                if "NX" in arguments and self.mark is not None:
+                    return None
+                assert isinstance(arguments[1], bytes)
+                self.mark = arguments[1]
+                return b"OK"
+        raise AssertionError(f"{name} is not for a quorum")
+
+
+class Client:
+    """One client's opinions of some nodes."""
+
+    def __init__(self, nodes: list[Node], delay: float = DELAY) -> None:
+        self.nodes = nodes
+        self.trusts = [Trust("key", delay, 3_600_000) for _ in nodes]
+
+    async def connects(self, *numbers: int) -> None:
+        """Connect, or reconnect, to some of the nodes, or to all."""
+        for number in numbers or range(len(self.nodes)):
+            await self.trusts[number].meet(self.nodes[number], "node")  # type: ignore[arg-type]
+
+    async def judges(self, *numbers: int) -> list[bool]:
+        """Form an opinion, connected to some of the nodes, or to all; return which are believed."""
+        reached = numbers or range(len(self.nodes))
+        met = [
+            (trust, self.nodes[n] if n in reached else None) for n, trust in enumerate(self.trusts)
+        ]
+        await Trust.judge(met, len(self.nodes) // 2 + 1)  # type: ignore[arg-type]
+        return [trust.given for trust in self.trusts]
+
+    async def enters(self, *numbers: int) -> list[bool]:
+        """Do both."""
+        await self.connects(*numbers)
+        return await self.judges(*numbers)
+
+
+@pytest.fixture
+def nodes(time: Time) -> list[Node]:
+    return [Node(time) for _ in range(3)]
+
+
+async def test_new_quorum_is_believed_at_once_by_the_first_and_by_those_that_follow(
+    nodes: list[Node],
+) -> None:
+    assert await Client(nodes).enters() == [True, True, True]
+    assert await Client(nodes).enters() == [True, True, True]
+
+
+async def test_new_quorum_is_believed_by_two_that_come_first_together(nodes: list[Node]) -> None:
+    one, other = Client(nodes), Client(nodes)
+    await one.connects()
+    await other.connects()
+    assert await one.judges() == [True, True, True]
+    assert await other.judges() == [True, True, True]
+
+
+async def test_fewer_than_a_majority_do_not_tell_that_a_quorum_is_new(nodes: list[Node]) -> None:
+    client = Client(nodes)
+    assert await client.enters(0) == [False, False, False]
+
+
+async def test_node_that_was_away_when_the_quorum_was_new_is_waited_for(
+    nodes: list[Node], time: Time
+) -> None:
+    """Its server may have voted, and forgotten, for clients that could reach it."""
+    client = Client(nodes)
+    assert await client.enters(0, 1) == [True, True, False]
+    assert await client.enters(2) == [True, True, False]
+    time.passes(DELAY + 0.01)
+    assert await client.judges() == [True, True, True]
+
+
+async def test_restarted_node_is_waited_for_from_when_it_was_met_again(
+    nodes: list[Node], time: Time
+) -> None:
+    """However long its server has been running: it may have been running elsewhere."""
+    client = Client(nodes)
+    await client.enters()
+    nodes[1].come_back_empty()
+    time.passes(3600)
+    assert await client.enters(1) == [True, False, True]
+    time.passes(DELAY - 0.1)
+    assert await client.judges() == [True, False, True]
+    time.passes(0.2)
+    assert await client.judges() == [True, True, True]
+
+
+async def test_connection_that_was_only_lost_costs_no_trust(nodes: list[Node]) -> None:
+    client = Client(nodes)
+    await client.enters()
+    assert await client.enters(1) == [True, True, True]
+
+
+async def test_newcomers_count_from_when_the_first_client_met_the_node(
+    nodes: list[Node], time: Time
+) -> None:
+    client = Client(nodes)
+    await client.enters()
+    nodes[1].come_back_empty()
+    await client.enters(1)
+    time.passes(DELAY / 2)
+    within, shorter = Client(nodes), Client(nodes, delay=DELAY / 3)
+    assert await within.enters() == [True, False, True]
+    assert await shorter.enters() == [True, True, True]
+    time.passes(DELAY / 2 + 0.01)
+    assert await within.judges() == [True, True, True]
+    assert await Client(nodes).enters() == [True, True, True]
+
+
+async def test_node_restarted_while_no_client_was_there_is_waited_for_from_the_first_on(
+    nodes: list[Node], time: Time
+) -> None:
+    await Client(nodes).enters()
+    nodes[1].come_back_empty()
+    time.passes(600)
+    first = Client(nodes)
+    assert await first.enters() == [True, False, True]
+    time.passes(DELAY + 0.01)
+    assert await first.judges() == [True, True, True]
+    assert await Client(nodes).enters() == [True, True, True]
+
+
+async def test_node_restarted_with_its_data_is_waited_for_too(
+    nodes: list[Node], time: Time
+) -> None:
+    """The last votes may be missing; its mark names the server that was."""
+    client = Client(nodes)
+    await client.enters()
+    mark = nodes[1].mark
+    nodes[1].come_back_empty()
+    nodes[1].mark = mark
+    assert await client.enters(1) == [True, False, True]
+    assert await Client(nodes).enters() == [True, False, True]
+    time.passes(DELAY + 0.01)
+    assert await client.judges() == [True, True, True]
+
+
+async def test_server_that_comes_back_after_another_was_at_its_address_is_waited_for(
+    nodes: list[Node], time: Time
+) -> None:
+    """It has all its memory, but not the votes that the other gave meanwhile."""
+    client = Client(nodes)
+    await client.enters()
+    nodes[1].come_back_empty()
+    await client.enters(1)
+    time.passes(3 * DELAY)
+    assert await client.judges() == [True, True, True]
+    first = nodes[1].run, nodes[1].mark
+    nodes[1].come_back_empty()
+    await client.enters(1)
+    time.passes(3 * DELAY)
+    nodes[1].run, nodes[1].mark = first
+    assert await client.enters(1) == [True, False, True]
+    assert await Client(nodes).enters() == [True, False, True]
+    time.passes(DELAY + 0.01)
+    assert await client.judges() == [True, True, True]
+
+
+async def test_server_that_another_client_has_met_before_is_not_waited_for_anew(
+    nodes: list[Node], time: Time
+) -> None:
+    one, other = Client(nodes), Client(nodes)
+    await one.enters()
+    await other.enters()
+    time.passes(1.0)
+    nodes[1].come_back_empty()
+    time.passes(1.0)
+    await one.enters(1)
+    time.passes(DELAY + 1.0)
+    assert await other.enters(1) == [True, True, True]
+
+
+async def test_all_restarted_at_once_are_no_new_quorum_for_who_has_known_them_nor_for_whom_it_tells(
+    nodes: list[Node], time: Time
+) -> None:
+    client = Client(nodes)
+    await client.enters()
+    for node in nodes:
+        node.come_back_empty()
+    assert await client.enters() == [False, False, False]
+    assert await Client(nodes).enters() == [False, False, False]
+    time.passes(DELAY + 0.01)
+    assert await client.judges() == [True, True, True]
+    assert await Client(nodes).enters() == [True, True, True]
+
+
+async def test_all_but_one_restarted_are_no_new_quorum_for_anybody(nodes: list[Node]) -> None:
+    await Client(nodes).enters()
+    nodes[0].come_back_empty()
+    nodes[1].come_back_empty()
+    assert await Client(nodes).enters() == [False, False, True]
+
+
+async def test_who_has_known_a_quorum_corrects_a_newcomer_that_took_it_for_new(
+    nodes: list[Node],
+) -> None:
+    client = Client(nodes)
+    await client.enters()
+    for node in nodes:
+        node.come_back_empty()
+    assert await Client(nodes).enters() == [True, True, True]  # nothing could tell it
+    assert await client.enters() == [False, False, False]
+    assert await Client(nodes).enters() == [False, False, False]
+
+
+async def test_newcomer_that_judges_while_another_tells_believes_what_is_told(
+    nodes: list[Node],
+) -> None:
+    client, newcomer = Client(nodes), Client(nodes)
+    await client.enters()
+    for node in nodes:
+        node.come_back_empty()
+    await newcomer.connects()
+    await client.connects()
+    assert await newcomer.judges() == [False, False, False]
+
+
+async def test_mark_that_is_lost_costs_those_no_trust_who_were_there(nodes: list[Node]) -> None:
+    client = Client(nodes)
+    await client.enters()
+    nodes[1].mark = None
+    assert await client.enters(1) == [True, True, True]
+    assert await Client(nodes).enters() == [True, False, True]
+
+
+async def test_mark_is_kept_for_as_long_as_a_client_is_there(nodes: list[Node], time: Time) -> None:
+    client = Client(nodes)
+    await client.enters()
+    kept = [node.mark for node in nodes]
+    nodes[1].mark = None
+    time.passes(3600)
+    await client.judges()
+    assert [node.mark for node in nodes] == kept
+
+
+async def test_mark_of_a_client_that_kept_no_time_is_believed(nodes: list[Node]) -> None:
+    """Versions before this wrote the run id alone, when they believed."""
+    for node in nodes:
+        node.mark = node.run
+    assert await Client(nodes).enters() == [True, True, True]
+    nodes[1].mark = b"-"
+    assert await Client(nodes).enters() == [True, False, True]
+
+
+@pytest.mark.parametrize("step", [-3.0, -0.2, 0.2, 3.0])
+async def test_node_whose_clock_stepped_is_waited_for(
+    nodes: list[Node], time: Time, step: float
+) -> None:
+    client = Client(nodes)
+    await client.enters()
+    nodes[1].offset += step
+    time.passes(1.0)
+    clock = time.now + nodes[1].offset
+    client.trusts[1].hear_clock(clock, time.now)
+    assert await client.judges() == [True, False, True]
+    time.passes(DELAY + 0.01)
+    assert await client.judges() == [True, True, True]
+
+
+@pytest.mark.parametrize("off", [-0.05, 0.05])
+async def test_clock_that_is_slewed_costs_no_trust(
+    nodes: list[Node], time: Time, off: float
+) -> None:
+    client = Client(nodes)
+    await client.enters()
+    for _ in range(100):
+        time.passes(100.0)
+        nodes[1].offset += off
+        client.trusts[1].hear_clock(time.now + nodes[1].offset, time.now)
+    assert await client.judges() == [True, True, True]
+
+
+async def test_slow_answer_is_no_step(nodes: list[Node], time: Time) -> None:
+    client = Client(nodes)
+    await client.enters()
+    sent = time.now
+    time.passes(4.0)
+    client.trusts[1].hear_clock(sent + nodes[1].offset + 0.5, sent)
+    client.trusts[1].hear_clock(time.now + nodes[1].offset, time.now)
+    assert await client.judges() == [True, True, True]
+
+
+async def test_clock_set_back_does_not_shorten_the_wait_of_newcomers(
+    nodes: list[Node], time: Time
+) -> None:
+    client = Client(nodes)
+    await client.enters()
+    nodes[1].come_back_empty()
+    await client.enters(1)
+    nodes[1].offset -= 3600
+    time.passes(1.0)
+    newcomer = Client(nodes)
+    assert await newcomer.enters() == [True, False, True]
+    time.passes(DELAY + 0.01)
+    assert await newcomer.judges() == [True, True, True]
+
+
+async def test_without_a_delay_whoever_is_there_is_believed(nodes: list[Node], time: Time) -> None:
+    client = Client(nodes, delay=0)
+    assert await client.enters() == [True, True, True]
+    nodes[1].come_back_empty()
+    assert await client.enters(1) == [True, True, True]
+    nodes[1].offset += 5.0
+    client.trusts[1].hear_clock(time.now + nodes[1].offset, time.now)
+    assert await client.judges() == [True, True, True]
+    assert nodes[1].mark is None
