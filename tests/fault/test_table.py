@@ -32,10 +32,21 @@ def rows() -> list[tuple[str, set[str], list[str]]]:
     return found
 
 
+def rows_of_quorums() -> list[tuple[str, list[str]]]:
+    """Return the fault and the tests of each row that is about several servers together."""
+    lines = (line.strip("|").split("|") for line in PAGE.read_text().splitlines())
+    return [
+        (cells[0].strip(), re.findall(r"`([^`]+::[^`]+)`", cells[3]))
+        for cells in lines
+        if len(cells) == 4 and "::" in cells[3]
+    ]
+
+
 @pytest.fixture(scope="module")
 def collected() -> dict[str, set[str]]:
     """Give the stores that each test runs on, as pytest finds them."""
-    files = {test.partition("::")[0] for _, _, tests in rows() for test in tests} | set(WHOLE)
+    tests = [tests for *_, tests in rows()] + [tests for _, tests in rows_of_quorums()]
+    files = {test.partition("::")[0] for row in tests for test in row} | set(WHOLE)
     listing = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
         + [f"tests/{file}" for file in sorted(files)],
@@ -60,6 +71,14 @@ def test_table_names_tests_that_exist_and_the_servers_that_they_run_on(
         for test in tests:
             assert test in collected, f"{fault}: no such test: {test}"
             assert ticked == collected[test], f"{fault}: {test} runs on {collected[test]}"
+
+
+def test_table_of_quorums_names_tests_that_exist(collected: dict[str, set[str]]) -> None:
+    assert len(rows_of_quorums()) > 15
+    for fault, tests in rows_of_quorums():
+        assert tests, fault
+        for test in tests:
+            assert test in collected, f"{fault}: no such test: {test}"
 
 
 def test_every_test_of_a_fault_is_in_the_table(collected: dict[str, set[str]]) -> None:

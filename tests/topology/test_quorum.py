@@ -121,6 +121,35 @@ async def test_all_five_restarted_empty_one_after_another_violate_nothing(
     assert told.counts["turns"] >= 5 * 32
 
 
+# -- too few servers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+async def test_nothing_is_held_or_granted_while_a_majority_is_frozen_and_all_goes_on_afterwards(
+    nodes: list[EmbeddedServer], make_client: MakeClient
+) -> None:
+    client = await make_client([node.url for node in nodes], ttl=1.0, unavailable_after=2.0)
+    lease = await client.lock("held").acquire()
+    for node in nodes[:2]:
+        node.pause()
+    try:
+        ends = now() + lease.remaining()
+        lost = await lease.wait_lost()
+        assert lost.reason == "expired"
+        assert now() >= ends - 0.01, "until then a majority kept its word"
+        with pytest.raises(aiodlock.BackendUnavailable):
+            await client.lock("free").acquire()
+    finally:
+        for node in nodes[:2]:
+            node.resume()
+    with pytest.raises(aiodlock.LockLost):
+        await lease.release()
+    async with asyncio.timeout(20):
+        for name in ("held", "free"):
+            async with client.lock(name, ttl=60) as again:
+                assert again.token > (lease.token if name == "held" else 0)
+
+
 # -- a server that has forgotten ---------------------------------------------------------------------
 
 
