@@ -511,4 +511,5 @@ def test_inspecting_after_the_clock_was_set_back_writes_nothing(store: Store) ->
 def _connect(store: Store) -> redis.Redis:
     if store.is_memory:
         return fakeredis.FakeRedis(decode_responses=True)
-    return redis.Redis.from_url(store.url, decode_responses=True)
+    # The pool would cost as much again as most calls.
+    return redis.Redis.from_url(store.url, decode_responses=True, single_connection_client=True)

@@ -24,12 +24,17 @@ async def assert_ttls_cover_the_records(direct: Direct) -> None:
         keys.waiters: [w.deadline for w in (await direct.waiters()).values()],
     }
     ends[keys.queue] = ends[keys.waiters]
-    for key in await redis.keys("*"):
-        left = await redis.pttl(key)
+    names = await redis.keys("*")
+    async with redis.pipeline(transaction=False) as pipe:
+        for key in names:
+            pipe.pttl(key)
+        *all_left, (seconds, microseconds) = await pipe.time().execute()
+    now = seconds * 1000 + microseconds // 1000
+    for key, left in zip(names, all_left, strict=True):
         if left == -2:  # gone since
             continue
         assert left >= 0, f"{key} has no TTL"
-        ends_at = await direct.now() + left
+        ends_at = now + left
         if isinstance(redis, FakeRedis):
             ends_at += 250  # it counts a TTL from the call of the script, not from its TIME
         assert ends_at >= max(ends.get(key, [0])), f"{key} ends before a record of it"
