@@ -257,6 +257,12 @@ def _trust_at_once(simulation: Simulation) -> None:
     simulation.patch(Trust, "given", property(lambda self: True))
 
 
+def _hold_by_any_votes(simulation: Simulation) -> None:
+    simulation.patch(
+        Tally, "agreed", lambda self, votes: sorted(votes, key=lambda v: -v.token)[: self.majority]
+    )
+
+
 def _latest_of_all(simulation: Simulation) -> None:
     simulation.patch(
         Tally, "deadline", lambda self, ballots: max((b.deadline for b in ballots), default=0.0)
@@ -392,17 +398,22 @@ VARIANTS = {
         _both(_trust_at_once, _faults("restart_empty", "partition", "stuck", hold=0.4)),
         ("exclusion",),
         kind=QuorumSimulation,
-        seed=35,
+        seed=80,
+    ),
+    "quorum: held by votes with several tokens": Variant(
+        _both(_hold_by_any_votes, _faults("node_cut", "node_slow", "partition"), _clocks_apart),
+        ("token", "store", "deadline"),
+        kind=QuorumSimulation,
     ),
     "quorum: yielded vote still counted": Variant(
         _both(
             _nodes_lua(
                 (
-                    "local meant = vote and vote.live and vote.stage == 'v' and vote.token == ARGV[4]",
+                    "local meant = vote and vote.live and is_open(vote) and vote.token == ARGV[4]",
                     "local meant = vote and vote.live",
                 ),
                 (
-                    "oldest ~= nil and vote.stage == 'v' and vote.live",
+                    "oldest ~= nil and is_open(vote) and vote.live",
                     "oldest ~= nil and vote.live",
                 ),
             ),
@@ -411,7 +422,7 @@ VARIANTS = {
         ),
         ("exclusion",),
         kind=QuorumSimulation,
-        seed=3,
+        seed=20,
     ),
     "quorum: the latest deadline of all": Variant(
         _both(_latest_of_all, _faults("slow", "node_slow")), ("deadline",), kind=QuorumSimulation
