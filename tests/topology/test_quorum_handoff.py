@@ -12,6 +12,9 @@ import pytest
 
 import aiodlock
 from aiodlock.backends.redis import quorum
+from aiodlock.backends.redis.link import Link
+from aiodlock.backends.redis.source import Source
+from aiodlock.backends.redis.wire import Wire
 
 from ..scenes import is_held, until, until_waiting
 
@@ -121,3 +124,29 @@ async def test_holder_that_confirmed_nothing_yet_gets_more_while_others_wait(ent
     await before.release()
     await writer
     await (await others[0]).release()
+
+
+async def test_node_that_is_away_is_tried_by_one_connection_of_a_client_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries: list[Link] = []
+
+    async def refused(self: Link, reply_timeout: float) -> Wire:
+        tries.append(self)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(Link, "_connect", refused)
+    voter = quorum.Voter(
+        0,
+        Source.from_url("redis://nowhere"),
+        0.0,
+        prefix="aiodlock",
+        token_retention=60.0,
+        unavailable_after=30.0,
+    )
+    running = asyncio.create_task(voter.run(quorum._Ear(None, voter), lambda: None))  # type: ignore[arg-type]
+    await until(lambda: len(tries) >= 6)
+    running.cancel()
+    await asyncio.wait({running})
+    commands, wakeups = max(map(tries.count, tries)), min(map(tries.count, tries))
+    assert (commands, wakeups) == (len(tries) - 2, 2), "once more when the first try has failed"

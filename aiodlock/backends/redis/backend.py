@@ -107,6 +107,8 @@ class RedisBackend:
             self._source, prepare=self._on_connected, longest_silence=self._longest_silence
         )
         wakeups = self._wakeups = Wakeups(self._source, self._channels + self.label)
+        if self._voting:
+            wakeups.link.lead = commands  # a node may be away for long, and is not waited for
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(commands.run)

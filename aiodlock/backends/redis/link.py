@@ -47,6 +47,8 @@ class Link:
         self._on_message = on_message
         self._up = asyncio.Event()
         self._hurry = asyncio.Event()
+        #: Another one to the same server: while that is down too, only that one tries.
+        self.lead: Link | None = None
         self._over = False
         self.wire: Wire | None = None
         self.failure: Exception | None = None
@@ -117,6 +119,9 @@ class Link:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause * random.uniform(0.5, 1.0)):
                         await self._hurry.wait()
+                if self.lead is not None:
+                    with suppress(BackendUnavailable):
+                        await self.lead.first_up()
             failures += 1
 
     async def _serve(self, wire: Wire) -> Exception:

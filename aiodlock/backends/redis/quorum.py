@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import anyio
+import hiredis
 
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
@@ -32,7 +33,7 @@ from .scripts import BREAK_VOTES, INSPECT_VOTES, UNVOTE, VOTE, VOTING, Script
 from .seen import Seen, merge
 from .source import Source
 from .trust import Trust
-from .votes import Answer, Ballot, Denied, Queued, Round, Tally, read_answer
+from .votes import Answer, Ballot, Denied, Message, Queued, Round, Tally, read_answer
 from .wire import ReplyError, Wire
 
 _logger = logging.getLogger("aiodlock")
@@ -91,19 +92,21 @@ class Voter(RedisBackend):
         if wire is None or tally.leaving:
             hear_later(hear, self._away())
             return
-        keys = self._keys(request)
-        arguments = (
-            request.id,
-            "x" if request.mode == "exclusive" else "s",
-            request.owner,
-            round(length * 1000),
-            round(request.lock_delay * 1000),
-            self.label,
-            tally.ticket,
-            what,
-            token,
-            *self._options,
-        )
+        about = (what, length, token)
+        message = tally.message
+        if message is None or message.about != about:
+            arguments = (
+                request.id,
+                "x" if request.mode == "exclusive" else "s",
+                request.owner,
+                round(length * 1000),
+                round(request.lock_delay * 1000),
+                self.label,
+                tally.ticket,
+                *(what, token),
+                *self._options,
+            )
+            message = tally.message = self._message(VOTE, request, arguments, about)
         ballot.asked = True
         if ballot.pending and ballot.sent_on is not wire:
             ballot.ambiguous = True
@@ -127,7 +130,7 @@ class Voter(RedisBackend):
             ballot.take(answer)
             hear(answer)
 
-        self._call(wire, VOTE, self._names(keys, request.id), arguments, on_reply)
+        self._call(wire, message, on_reply)
 
     def give_back(self, tally: Tally, ballot: Ballot) -> None:
         """Give the vote back, for an older request. It does not count from now on."""
@@ -147,9 +150,8 @@ class Voter(RedisBackend):
             self.trust.hear_clock(clock, sent)
             ballot.take(answer)
 
-        names = self._names(self._keys(request), request.id)
         arguments = (request.id, "yield", 0, ballot.token, *self._options)
-        self._call(wire, UNVOTE, names, arguments, on_reply)
+        self._call(wire, self._message(UNVOTE, request, arguments), on_reply)
 
     def unvote(
         self, tally: Tally, ballot: Ballot, lost: bool, later: bool, hear: Callable[[Any], None]
@@ -163,14 +165,13 @@ class Voter(RedisBackend):
             return
         # What is in flight on this very wire is carried out before this.
         late = ballot.ambiguous or (ballot.pending > 0 and ballot.sent_on is not wire)
-        request = tally.request
-        arguments = (
-            request.id,
-            "lost" if lost else "ended",
-            self._marker_ttl if late else 0,
-            tally.next_token,
-            *self._options,
-        )
+        about = ("leave", lost, late)
+        message = tally.message
+        if message is None or message.about != about:
+            id, marker = tally.request.id, self._marker_ttl if late else 0
+            why = "lost" if lost else "ended"
+            arguments = (id, why, marker, tally.next_token, *self._options)
+            message = tally.message = self._message(UNVOTE, tally.request, arguments, about)
 
         def on_reply(reply: Any) -> None:
             if not isinstance(reply, Exception):
@@ -180,9 +181,7 @@ class Voter(RedisBackend):
                     reply = wrong
             hear(reply)
 
-        self._call(
-            wire, UNVOTE, self._names(self._keys(request), request.id), arguments, on_reply, later
-        )
+        self._call(wire, message, on_reply, later)
 
     async def leave_unknown(self, request_id: str, where: str) -> None:
         kind, name = name_of(where)
@@ -220,17 +219,22 @@ class Voter(RedisBackend):
         marker = keys.marker + request_id
         return keys.state, keys.queue, keys.waiters, keys.token, marker, keys.broken
 
-    def _call(
+    def _message(
         self,
-        wire: Wire,
         script: Script,
-        names: tuple[str, ...],
+        request: Request,
         arguments: tuple[str | int, ...],
-        on_reply: Callable[[Any], None],
-        later: bool = False,
+        about: tuple[object, ...] = (),
+    ) -> Message:
+        names = self._names(self._keys(request), request.id)
+        call = (script.number_of_keys, *names, *arguments)
+        packed = hiredis.pack_command(("EVALSHA", script.sha, *call))  # type: ignore[arg-type]
+        return Message(about, script.source, call, packed)
+
+    def _call(
+        self, wire: Wire, message: Message, on_reply: Callable[[Any], None], later: bool = False
     ) -> None:
         """Run a script, and give its result or an exception; a forgotten script is sent again."""
-        call = (script.number_of_keys, *names, *arguments)
 
         def on_done(known: bool, reply: asyncio.Future[Any]) -> None:
             try:
@@ -238,7 +242,7 @@ class Voter(RedisBackend):
                 self._refusal = None
             except ReplyError as refused:
                 if known and refused.code == "NOSCRIPT":
-                    again = wire.send("EVAL", script.source, *call, within=_ANSWER_WITHIN)
+                    again = wire.send("EVAL", message.source, *message.call, within=_ANSWER_WITHIN)
                     again.add_done_callback(partial(on_done, False))
                     return
                 result = self._translate(wire, refused)
@@ -247,7 +251,7 @@ class Voter(RedisBackend):
             on_reply(result)
 
         within = None if later else _ANSWER_WITHIN
-        sent = wire.send("EVALSHA", script.sha, *call, within=within, later=later)
+        sent = wire.send_packed(message.packed, within=within, later=later)
         sent.add_done_callback(partial(on_done, True))
 
 

@@ -155,11 +155,22 @@ class Ballot:
             self.stage, self.token = "v", token
 
 
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A call of a script, packed once for all nodes. ``about`` tells it from others of the same request."""
+
+    about: tuple[object, ...]
+    source: bytes
+    call: tuple[bytes | str | int, ...]
+    packed: bytes
+
+
 class Tally:
     """One request, over all nodes.
 
     Mutable state: ``token`` (the one it holds with; 0 before), ``fencing`` (the round that writes the
-    token, while it is on its way), ``waiting`` (its client was told that it is queued), ``leaving``.
+    token, while it is on its way), ``waiting`` (its client was told that it is queued), ``leaving``,
+    ``message`` (what was sent last).
     """
 
     def __init__(self, request: Request, ticket: int, nodes: int) -> None:
@@ -171,6 +182,7 @@ class Tally:
         self.fencing: Round[Answer] | None = None
         self.waiting: bool = False
         self.leaving: bool = False
+        self.message: Message | None = None
 
     def votes(self, trusted: Callable[[int], bool]) -> list[Ballot]:
         """Return the votes that count, of trusted nodes."""
