@@ -2,6 +2,9 @@
 
 Processes of clients take turns on one name for some seconds, ours and pottery's one after the other, again
 and again, on the same servers; then the same with two of the five killed.
+
+Turns per second alone favour whoever lets the last holder in again: that costs nothing, and the others
+wait. So it is told besides how many of the clients had a turn at all, and the longest wait of any.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import redis.asyncio
@@ -41,42 +45,74 @@ async def _pottery(stack: AsyncExitStack, urls: list[str]) -> Turn:
 _CONTENDERS = {"aiodlock": _ours, "pottery": _pottery}
 
 
-async def _take_turns(who: str, urls: list[str], seconds: float) -> tuple[int, int]:
-    """Return how many turns the clients of this process had, and how many attempts failed."""
-    taken = failed = 0
+@dataclass
+class _Told:
+    """What one client tells of a run."""
+
+    turns: int = 0
+    failed: int = 0
+    #: Seconds, also of a wait that the end of the run has cut short.
+    longest_wait: float = 0.0
+    #: Seconds of the CPU for all clients of its process.
+    cpu: float = 0.0
+
+
+async def _take_turns(who: str, urls: list[str], seconds: float) -> list[_Told]:
+    """Let the clients of this process take turns."""
+    told = [_Told() for _ in range(_CLIENTS)]
     async with AsyncExitStack() as stack:
         turns = [await _CONTENDERS[who](stack, urls) for _ in range(_CLIENTS)]
-        end = time.monotonic() + seconds
+        end, cpu = time.monotonic() + seconds, time.process_time()
 
-        async def work(turn: Turn) -> None:
-            nonlocal taken, failed
+        async def work(turn: Turn, mine: _Told) -> None:
+            since = time.monotonic()
+
+            def waited() -> None:
+                mine.longest_wait = max(mine.longest_wait, time.monotonic() - since)
+
             while time.monotonic() < end:
                 try:
                     async with turn():
-                        taken += time.monotonic() < end
+                        waited()
+                        mine.turns += time.monotonic() < end
                         await asyncio.sleep(_BODY)
+                    since = time.monotonic()
                 except Exception:  # whatever the contender calls it
-                    failed += 1
+                    mine.failed += 1
+            waited()
 
         # Who waits for a turn at the end is not waited for.
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds + 1.0):
-                await asyncio.gather(*(work(turn) for turn in turns))
-    return taken, failed
+                await asyncio.gather(*map(work, turns, told))
+        for mine in told:
+            mine.cpu = (time.process_time() - cpu) / _CLIENTS
+    return told
 
 
-def _process(work: tuple[str, list[str], float]) -> tuple[int, int]:
+def _process(work: tuple[str, list[str], float]) -> list[_Told]:
     return asyncio.run(_take_turns(*work))
 
 
-def _run(who: str, urls: list[str], seconds: float) -> tuple[float, int]:
-    """Return turns per second of all processes together, and failed attempts."""
+def _run(who: str, urls: list[str], seconds: float) -> list[_Told]:
+    """Return what all clients of all processes tell."""
     for url in urls:
         with suppress(redis.ConnectionError), redis.Redis.from_url(url) as client:
             client.delete("redlock:turn")
     with multiprocessing.get_context("spawn").Pool(_PROCESSES) as pool:
         told = pool.map(_process, [(who, urls, seconds)] * _PROCESSES, chunksize=1)
-    return sum(taken for taken, _ in told) / seconds, sum(failed for _, failed in told)
+    return [one for of_process in told for one in of_process]
+
+
+def _line(told: list[_Told], seconds: float) -> str:
+    turns = [one.turns for one in told]
+    served, longest = sum(map(bool, turns)), max(one.longest_wait for one in told)
+    cpu = 1000 * sum(one.cpu for one in told) / max(sum(turns), 1)
+    return (
+        f"{sum(turns) / seconds:.1f} turns/s, {sum(one.failed for one in told)} attempts failed, "
+        f"{served} of {len(told)} clients served ({min(turns)} to {max(turns)} turns each), "
+        f"longest wait {longest:.2f} s, {cpu:.2f} ms of client CPU a turn"
+    )
 
 
 def main() -> None:
@@ -94,11 +130,9 @@ def main() -> None:
             rates: dict[str, list[float]] = {who: [] for who in _CONTENDERS}
             for _ in range(options.repeat):
                 for who, found in rates.items():
-                    rate, failed = _run(who, urls, options.seconds)
-                    found.append(rate)
-                    print(
-                        f"{state}: {who} {rate:.1f} turns/s, {failed} attempts failed", flush=True
-                    )
+                    told = _run(who, urls, options.seconds)
+                    found.append(sum(one.turns for one in told) / options.seconds)
+                    print(f"{state}: {who} {_line(told, options.seconds)}", flush=True)
             ours, theirs = (statistics.median(rates[who]) for who in ("aiodlock", "pottery"))
             print(
                 f"{state}: {ours:.1f} to {theirs:.1f} turns/s, {ours / max(theirs, 0.1):.1f} times"
