@@ -307,12 +307,6 @@ class Extender:
         place.look_at = None
         self._schedule(place)
 
-    def retry_failed(self) -> None:
-        """The connection is back: whoever had no answer asks again at once."""
-        for place in self._session.places.values():
-            if place.failures:
-                self.extend_now(place)
-
     def _plan_beat(self, place: Place, latest: float = _NEVER) -> None:
         if place.state is State.HELD:
             if not place.options.auto_extend or self._at_maximum(place):

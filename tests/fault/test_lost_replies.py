@@ -138,6 +138,43 @@ async def test_lost_reply_to_a_release_while_the_next_one_has_it_already(
     await after.release()
 
 
+async def test_lost_reply_to_a_release_that_tells_of_a_grant_to_the_same_client(
+    proxy: FaultProxy, unlucky: aiodlock.Client
+) -> None:
+    lease = await unlucky.lock("name").acquire()
+    next_one = asyncio.create_task(unlucky.lock("name").acquire())
+    await waiting_for_notice(unlucky)
+    lost = proxy.drop_reply(calling(LEAVE))
+    async with takes(at_most=SOON):
+        await lease.release()
+        after = await next_one
+    assert lost.happened.is_set()
+    assert after.token > lease.token
+    await after.release()
+    no_places(unlucky)
+
+
+async def test_reply_to_a_cancelled_release_tells_of_a_grant_to_the_same_client(
+    proxy: FaultProxy, unlucky: aiodlock.Client
+) -> None:
+    lease = await unlucky.lock("name").acquire()
+    next_one = asyncio.create_task(unlucky.lock("name").acquire())
+    await waiting_for_notice(unlucky)
+    kept = proxy.hold_reply(calling(LEAVE))
+    releasing = asyncio.create_task(lease.release())
+    await kept.happened.wait()
+    releasing.cancel()
+    await asyncio.sleep(0)
+    kept.release()
+    async with takes(at_most=SOON):
+        after = await next_one
+        with pytest.raises(asyncio.CancelledError):
+            await releasing
+    assert after.token > lease.token
+    await after.release()
+    no_places(unlucky)
+
+
 async def test_lost_reply_to_the_release_of_a_body(
     proxy: FaultProxy, unlucky: aiodlock.Client, store: Store, client: aiodlock.Client
 ) -> None:

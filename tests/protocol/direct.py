@@ -68,7 +68,7 @@ class Direct:
         ttl: int = 100_000,
         waiter_ttl: int = 50_000,
         delay: int = 0,
-        client: str = "client",
+        client: str | None = None,
         wait: bool = True,
         retention: int = RETENTION,
     ) -> list[Any]:
@@ -83,7 +83,7 @@ class Direct:
                 ttl,
                 waiter_ttl,
                 delay,
-                client,
+                client or f"client-of-{id}",
                 channel_prefix(PREFIX),
                 retention,
                 "PUBLISH",

@@ -290,6 +290,12 @@ MUTATIONS = [
         test_keys.test_acquire_refused_for_want_of_memory_has_done_nothing,
     ),
     Mutation(
+        "a grant that comes with a reply is that client's own",
+        "if head.client == options.reader then",
+        "if options.reader then",
+        test_leave.test_what_a_release_grants_to_its_own_client_comes_with_its_reply,
+    ),
+    Mutation(
         "a leave that finds waiters needs no memory",
         "need_no_memory(state)\nlocal result",
         "local result",

@@ -152,6 +152,19 @@ async def test_hand_off_says_so_to_the_one_who_waits_and_to_nobody_else(
     assert await heard.notices() == [("client-b", "granted", "b")]
 
 
+async def test_what_a_release_grants_to_its_own_client_comes_with_its_reply(
+    direct: Direct, heard: Heard
+) -> None:
+    await direct.acquire("a", client="client-a")
+    for id, client in (("b", "client-a"), ("c", "client-c"), ("d", "client-a")):
+        await direct.acquire(id, "s", client=client)
+    await heard.notices()
+    reply = await direct.leave("a")
+    tokens = {id: str(holder.token) for id, holder in (await direct.holders()).items()}
+    assert reply == ["released", direct.keys.state, "b", tokens["b"], "d", tokens["d"]]
+    assert await heard.notices() == [("client-c", "granted", "c")]
+
+
 async def test_notice_carries_request_and_token(direct: Direct, heard: Heard) -> None:
     await direct.acquire("a")
     await direct.acquire("b", client="client-b")

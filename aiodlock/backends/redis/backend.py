@@ -33,7 +33,7 @@ from .keys import Keys, channel_prefix, keys_of, name_of, probe_key, state_patte
 from .link import Link
 from .permissions import check_permissions
 from .replicas import ReplicatedLink, ReplicatedWire, capabilities
-from .replies import holders_of, left_of, outcome_of, waiters_of, wrong_shape
+from .replies import grants_of, holders_of, left_of, outcome_of, waiters_of, wrong_shape
 from .scripts import ACQUIRE, ALL, BREAK, EXTEND, INSPECT, LEAVE, Script
 from .source import Source
 from .wakeups import Wakeups
@@ -103,8 +103,19 @@ class RedisBackend:
     # -- life ------------------------------------------------------------------------------------
 
     async def run(self, listener: Listener, ready: Callable[[], None]) -> None:
+        def on_up(wire: Wire) -> None:
+            wire.on_grants = on_grants
+            listener.on_look(None)  # the answer to a release may have been lost, and the grants with it
+
+        def on_grants(reply: list[Any]) -> None:
+            for request_id, token, state_key in grants_of(reply):
+                listener.on_granted(request_id, token, state_key)
+
         commands = self._commands = Link(
-            self._source, prepare=self._on_connected, longest_silence=self._longest_silence
+            self._source,
+            prepare=self._on_connected,
+            on_up=None if self._voting else on_up,
+            longest_silence=self._longest_silence,
         )
         wakeups = self._wakeups = Wakeups(self._source, self._channels + self.label)
         if self._voting:

@@ -30,13 +30,17 @@ _WAIT_UP = 0.5
 
 
 class Link:
-    """One kept-up connection. ``prepare`` runs on each new wire before anybody else may use it."""
+    """One kept-up connection.
+
+    ``prepare`` runs on each new wire before anybody else may use it; ``on_up`` is called when they may.
+    """
 
     def __init__(
         self,
         source: Source,
         *,
         prepare: Callable[[Wire], Awaitable[None]] | None = None,
+        on_up: Callable[[Wire], None] | None = None,
         on_message: Callable[[Any], None] | None = None,
         longest_silence: float = _LONGEST_REPLY_TIMEOUT,
     ) -> None:
@@ -44,6 +48,7 @@ class Link:
         self._longest_silence = min(longest_silence, _LONGEST_REPLY_TIMEOUT)
         self._first_timeout = min(_REPLY_TIMEOUT, self._longest_silence)
         self._prepare = prepare
+        self._on_up = on_up
         self._on_message = on_message
         self._up = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -146,6 +151,8 @@ class Link:
         self._up.set()
         # Before those whose replies are lost run: a repetition must not go to the dead wire.
         wire.lost.add_done_callback(self._on_down)
+        if self._on_up is not None:
+            self._on_up(wire)
         return await asyncio.shield(wire.lost)
 
     def _on_down(self, _: asyncio.Future[Exception]) -> None:

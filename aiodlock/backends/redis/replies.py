@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote
@@ -9,6 +10,8 @@ from urllib.parse import unquote
 from ..._clock import now
 from ..._errors import BackendError
 from ..._model import Gone, Granted, HolderInfo, Left, Mode, Refused, WaiterInfo, Waiting
+
+_logger = logging.getLogger("aiodlock")
 
 #: How far this process's clock and the server's may drift apart within one lease.
 _DRIFT_SHARE, _DRIFT = 0.01, 0.002
@@ -59,13 +62,30 @@ def outcome_of(reply: Any, sent: float) -> Granted | Waiting | Refused | Gone:
 
 def left_of(reply: Any) -> Left:
     match reply:
-        case [b"released"]:
+        case [b"released", *_]:  # what was granted thereby is read as it arrives
             return _RELEASED
         case [b"withdrawn"]:
             return Left("withdrawn")
         case [b"gone", b"broken" | b"expired" | b"gone" as reason]:
             return Left("gone", reason.decode())
     raise wrong_shape("leave", reply)
+
+
+def grants_of(reply: Sequence[Any]) -> list[tuple[str, int, str]]:
+    """Return what a release granted to others of its client: request id, token and the state's key."""
+    try:
+        _, state_key, *pairs = reply
+        ids, tokens = pairs[::2], pairs[1::2]
+        return [
+            (id.decode(), int(token), state_key.decode())
+            for id, token in zip(ids, tokens, strict=True)
+        ]
+    except (ValueError, TypeError, AttributeError):
+        # Nobody is lost by it: who waits asks again.
+        _logger.warning(
+            "grants of the wrong shape ignored: %.200r", reply, extra={"event": "bad_notice"}
+        )
+        return []
 
 
 def wrong_shape(what: str, reply: object) -> BackendError:

@@ -44,7 +44,7 @@ if text then
   else
     if own then
       -- Too late, and at the head: the next one has to be told, nobody else will.
-      was_head = redis.call('XRANGE', queue, '-', '+', 'COUNT', 1)[1][1] == waiter.stream_id
+      was_head = redis.call('XRANGE', queue, '-', '+', 'COUNT', '1')[1][1] == waiter.stream_id
       redis.call('XDEL', queue, waiter.stream_id)
     end
     redis.call('HDEL', waiters, id)
@@ -61,7 +61,7 @@ local nearer = false
 if waiter and not granted[id] and string.sub(owner, 1, 1) == 'u' then
   local token, exclusive = hold_of(owner, holders)
   local entry = redis.call('XRANGE', queue, waiter.stream_id, waiter.stream_id)[1]
-  local mode, delay, _, client = string.match(entry[2][4], '^(%S+) (%S+) (%S+) (%S+)$')
+  local mode, delay, _, client = string.match(entry[2][4], '^([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+)$')
   if token and (mode ~= 'x' or exclusive) then
     local record = {
       id = id, mode = mode, token = token, deadline = waiter.deadline, length = waiter.length,

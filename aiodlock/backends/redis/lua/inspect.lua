@@ -25,7 +25,7 @@ local waiting = {}
 for _, entry in ipairs(redis.call('XRANGE', queue, '-', '+')) do
   local waiter = deadlines[entry[2][2]]
   if waiter and waiter.stream_id == entry[1] and now < waiter.deadline then
-    local mode, _, owner, client = string.match(entry[2][4], '^(%S+) (%S+) (%S+) (%S+)$')
+    local mode, _, owner, client = string.match(entry[2][4], '^([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+)$')
     local since = tonumber(string.match(entry[1], '^(%d+)'))
     for _, value in ipairs({owner, mode, int(math.max(0, now - since)), client}) do
       waiting[#waiting + 1] = value

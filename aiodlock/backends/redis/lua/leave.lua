@@ -5,6 +5,8 @@
 --       5 marker ttl (ms): refuse a late duplicate of the acquire for that long; 0 writes none
 --       6 "lost": the lease ran out for its holder, so its lock-delay is kept; else "ended"
 -- Result  {'released'}  {'withdrawn'}  {'gone', 'broken' | 'expired' | 'gone'}
+--         {'released', state, id, token, ...}: with what was granted thereby to requests of the same client,
+--         which needs no other notice
 local state, queue, waiters, token_key, marker, broken = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local id = ARGV[1]
 
@@ -13,7 +15,7 @@ local quiet = redis.call('EXISTS', queue, waiters) == 0
 if quiet and ARGV[5] == '0' and ARGV[6] == 'ended' then
   local text = redis.call('HGET', state, id)
   -- Whether the clamp would bring the deadline nearer or not, the record is live as long as it is to come.
-  if text and now < tonumber(string.match(text, '^%S+ %S+ (%S+)')) then
+  if text and now < tonumber(string.match(text, '^[^ ]+ [^ ]+ ([^ ]+)')) then
     redis.call('HDEL', state, id)
     return {'released'}
   end
@@ -55,6 +57,7 @@ for _, record in ipairs(holders) do
   elseif record.live and (ARGV[6] ~= 'lost' or record.delay == 0) then
     dead[#dead + 1] = id
     result = {'released'}
+    options.reader, options.reply = record.client, {'released', state}
   else
     -- Lost, here or for its holder, and within its lock-delay: leaving does not open the name early.
     others[#others + 1] = record
@@ -66,7 +69,7 @@ local was_head = false
 local known = result[1] ~= 'released' and redis.call('HGET', waiters, id)
 if known then
   local waiter = decode_waiter(known)
-  local head = redis.call('XRANGE', queue, '-', '+', 'COUNT', 1)[1]
+  local head = redis.call('XRANGE', queue, '-', '+', 'COUNT', '1')[1]
   was_head = head and head[1] == waiter.stream_id
   local entry = redis.call('XRANGE', queue, waiter.stream_id, waiter.stream_id)[1]
   if entry and entry[2][2] == id then
@@ -86,6 +89,9 @@ end
 bury(state, dead)
 if head and (changed or was_head) then
   hint(keys, options, head, others)
+end
+if options.reply and #options.reply > 2 then
+  return options.reply
 end
 if result[1] == 'gone' and redis.call('HEXISTS', broken, id) == 1 then
   return {'gone', 'broken'}

@@ -21,7 +21,7 @@ end
 
 local function decode_record(id, text)
   local mode, token, deadline, length, delay, owner, client =
-    string.match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
+    string.match(text, '^([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+)$')
   local record = {
     id = id, mode = mode, token = token, deadline = clamp(deadline, length), length = tonumber(length),
     delay = tonumber(delay), owner = owner, client = client,
@@ -155,7 +155,7 @@ local function say(publish, channel, word, state, id, token)
 end
 
 local function decode_waiter(text)
-  local stream_id, deadline, length = string.match(text, '^(%S+) (%S+) (%S+)$')
+  local stream_id, deadline, length = string.match(text, '^([^ ]+) ([^ ]+) ([^ ]+)$')
   local waiter = {stream_id = stream_id, deadline = clamp(deadline, length), length = tonumber(length)}
   waiter.set_back = waiter.deadline < tonumber(deadline)
   return waiter
@@ -177,7 +177,7 @@ end
 local function find_head(queue, waiters)
   local dropped = 0
   while true do
-    local entry = redis.call('XRANGE', queue, '-', '+', 'COUNT', 1)[1]
+    local entry = redis.call('XRANGE', queue, '-', '+', 'COUNT', '1')[1]
     if not entry then
       redis.call('DEL', queue, waiters)
       return nil, dropped
@@ -189,7 +189,7 @@ local function find_head(queue, waiters)
     if own and now < waiter.deadline then
       waiter.id = id
       waiter.mode, waiter.delay, waiter.owner, waiter.client =
-        string.match(entry[2][4], '^(%S+) (%S+) (%S+) (%S+)$')
+        string.match(entry[2][4], '^([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+)$')
       if waiter.set_back then
         clamp_waiters(waiters)
       end
@@ -203,7 +203,8 @@ local function find_head(queue, waiters)
   end
 end
 
--- Grants from the head on, as far as the holders allow, each with a notice to the one who waits.
+-- Grants from the head on, as far as the holders allow, each with a notice to the one who waits; those of the
+-- client `options.reader` are put into `options.reply` instead, which it is about to read.
 -- `granted` maps request ids to records. Returns the head that stays, and whether it is a new one.
 local function grant_waiting(keys, options, holders, granted)
   local changed = false
@@ -231,7 +232,12 @@ local function grant_waiting(keys, options, holders, granted)
     granted[head.id] = record
     redis.call('XDEL', keys.queue, head.stream_id)
     redis.call('HDEL', keys.waiters, head.id)
-    say(options.publish, options.channel .. head.client, 'granted', keys.state, head.id, record.token)
+    if head.client == options.reader then
+      local reply = options.reply
+      reply[#reply + 1], reply[#reply + 2] = head.id, record.token
+    else
+      say(options.publish, options.channel .. head.client, 'granted', keys.state, head.id, record.token)
+    end
     changed = true
   end
 end
