@@ -262,8 +262,8 @@ class Extender:
     def granted(self, place: Place, token: int, deadline: float) -> None:
         """A waiter came to hold, with what was left of its lease as a waiter: extend it at once.
 
-        When nothing is left (or only the margin), the body waits until that extension is answered. Where an
-        extension is a message to many servers, those who hold for a moment only are spared it.
+        When nothing is left (or only the margin), the body waits until that extension is answered. Else it is
+        sent a moment later: those who hold for a shorter time are spared it.
         """
         place.look_at = None
         place.granted = True

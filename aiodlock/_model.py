@@ -97,7 +97,7 @@ class Capabilities:
     #: Whether the notice of a grant is a grant, or only a reason to ask.
     notices: Literal["grants", "hints"] = "grants"
     #: Seconds for which a granted waiter's extension to the full ttl may wait: it may have left by then.
-    extend_after: float = 0.0
+    extend_after: float = 0.005
     #: Whether the store's clock can be read and keys looked at from outside, as Redis allows.
     break_lock: bool = True
 
