@@ -129,7 +129,17 @@ class Reference:
             self.waiting.remove(entry)
             answer = ("withdrawn",)
         self._grant()
+        if answer == ("released",):
+            assert entry is not None
+            answer = (*answer, *self._told_by_reply(entry.client))
         return answer
+
+    def _told_by_reply(self, client: str) -> list[tuple[str, int]]:
+        """Return the grants just made to requests of the client that is answered, which needs no notice."""
+        own = [n for n in self.notices if n[:2] == (client, "granted")]
+        self.notices = [n for n in self.notices if n not in own]
+        tokens = {entry.id: entry.token for entry in self.holding}
+        return [(id, tokens[id]) for _, _, id in own]
 
     def break_lock(self) -> int:
         live = self.holders()

@@ -163,6 +163,11 @@ MUTANTS = [
         "say(options.publish, options.channel .. 'nobody', 'granted'",
     ),
     Mutant(
+        "a grant is told by a reply only to its own client",
+        "if head.client == options.reader then",
+        "if options.reader then",
+    ),
+    Mutant(
         "a break is told",
         "say(options.publish, options.channel .. record.client, 'broken'",
         "say(options.publish, options.channel .. 'nobody', 'broken'",

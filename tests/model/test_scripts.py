@@ -185,6 +185,8 @@ def read(reply: list[Any]) -> Answer:
     word, *rest = reply
     if word == "gone" and rest:
         return (word, "broken" if rest == ["broken"] else "not broken")
+    if word == "released":
+        return (word, *((id, int(token)) for id, token in zip(rest[1::2], rest[2::2], strict=True)))
     return (word, *map(int, rest))
 
 

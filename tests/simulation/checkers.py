@@ -56,6 +56,7 @@ class Record:
     length: int
     delay: int
     owner: str
+    client: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +93,10 @@ def read_name(server: SimServer, base: str) -> Name:
     holders = {}
     if state is not None:
         for id, text in state.value._values.items():
-            mode, token, deadline, length, delay, owner, _ = text.decode().split(" ")
+            mode, token, *times, owner, client = text.decode().split(" ")
+            deadline, length, delay = map(int, times)
             holders[id.decode()] = Record(
-                id.decode(), mode, int(token), int(deadline), int(length), int(delay), owner
+                id.decode(), mode, int(token), deadline, length, delay, owner, client
             )
     known = {} if waiters is None else waiters.value._values
     waiting = {}
@@ -350,6 +352,12 @@ class Checkers:
         now: int,
     ) -> None:
         told = {id for word, id in published if word == "granted"}
+        if command.script == "leave" and reply[0] == b"released":
+            own = {id.decode() for id in reply[2::2]}
+            releaser = before.holders[command.id].client
+            if own & told or any(r.client != releaser for r in granted if r.id in own):
+                self.wrong("handoff", f"{command}: told {own} by its reply, {told} by notices")
+            told |= own
         waited = {r.id for r in granted if r.id in before.waiters and r.id != command.id}
         if not waited <= told or not told <= {r.id for r in granted}:
             self.wrong("handoff", f"{command}: granted {waited}, told {told}")

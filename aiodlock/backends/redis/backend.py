@@ -105,7 +105,9 @@ class RedisBackend:
     async def run(self, listener: Listener, ready: Callable[[], None]) -> None:
         def on_up(wire: Wire) -> None:
             wire.on_grants = on_grants
-            listener.on_look(None)  # the answer to a release may have been lost, and the grants with it
+            listener.on_look(
+                None
+            )  # the answer to a release may have been lost, and the grants with it
 
         def on_grants(reply: list[Any]) -> None:
             for request_id, token, state_key in grants_of(reply):
