@@ -91,12 +91,13 @@ async def test_any_two_of_five_lost_under_load_violate_nothing_and_all_go_on(
     assert verdict.turns > 5 * 100
     for lost_at in losses:
         assert len(told.across(lost_at)) >= 10, "nearly all sixteen were waiting"
-    for wait in told.waits:
-        assert wait.length <= 2 * ttl + told.stalled(wait), "ttl and waiter_ttl"
+    too_long = [wait for wait in told.waits if wait.length > 2 * ttl + told.stalled(wait)]
+    assert not too_long, "ttl and waiter_ttl"
     for when, (began, ended) in calm.items():
         waits = told.within(began, ended)
         assert len(waits) >= 60, when
-        assert max(map(told.passed_by, waits)) <= 2 * 15, when
+        passed = max(told.passed_by(wait) for wait in waits)
+        assert passed <= 2 * 15, f"{when}: {passed} entered while one waited"
         middle, most = told.median_and_p99(waits)
         assert most <= 2 * middle, f"{when}: p99 {most:.3f} s, median {middle:.3f} s"
 
