@@ -34,7 +34,7 @@ test: test-suite
 	$(if $(ARGS),,$(MAKE) test-topologies)
 
 test-suite: setup
-	$(BIN)/python -m pytest --numprocesses 6 --dist worksteal --ignore=tests/topology $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 8 --dist worksteal --ignore=tests/topology $(ARGS)
 
 # What only several servers together can go through, and the contract on them. Failovers take their time.
 test-topologies: setup
