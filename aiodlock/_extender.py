@@ -260,10 +260,10 @@ class Extender:
         self._schedule(place)
 
     def granted(self, place: Place, token: int, deadline: float) -> None:
-        """A waiter came to hold, with what was left of its lease as a waiter: extend it at once.
+        """A waiter came to hold, with what was left of its lease as a waiter: extend it to the full ttl.
 
-        When nothing is left (or only the margin), the body waits until that extension is answered. Else it is
-        sent a moment later: those who hold for a shorter time are spared it.
+        When nothing is left (or only the margin), the body waits until that extension is answered. Else it
+        is sent a moment later, and who holds for a shorter time is spared it.
         """
         place.look_at = None
         place.granted = True

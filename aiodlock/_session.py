@@ -162,6 +162,8 @@ class Session:
                     while any(place.state is State.LEAVING for place in overdue):
                         self._left.clear()
                         await self._left.wait()
+            if self._death is None:
+                await self.backend.settle()
         finally:
             await self.stop()
 

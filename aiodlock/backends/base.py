@@ -89,6 +89,9 @@ class Backend(Protocol):
     async def leave_unknown(self, request_id: str, where: str) -> None:
         """Give back a grant that was announced for a request this client does not have."""
 
+    async def settle(self) -> None:
+        """Before the end: wait a moment, a second at most, for answers that no call waits for."""
+
     def watch(self, request: Request, watching: bool) -> None:
         """Start or stop to listen for the end of what blocks this head, where the store can tell."""
 

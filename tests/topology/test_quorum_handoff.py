@@ -126,6 +126,23 @@ async def test_holder_that_confirmed_nothing_yet_gets_more_while_others_wait(ent
     await (await others[0]).release()
 
 
+async def test_client_that_is_left_leaves_no_vote_at_the_slowest_node(enter: Enter) -> None:
+    other = await enter()
+    client = await enter()
+    backends: list[Any] = [each._session.backend for each in (client, other)]  # type: ignore[union-attr]
+    slowest = backends[0]._voters[4]
+
+    def later(*arguments: Any, _call: Any = slowest._call) -> None:
+        asyncio.get_running_loop().call_later(0.2, _call, *arguments)
+
+    slowest._call = later
+    async with client.lock("name"):
+        await asyncio.sleep(0.3)
+        assert (await backends[1]._voters[4].seen("lock", "name")).votes
+    await client.__aexit__(None, None, None)
+    assert not (await backends[1]._voters[4].seen("lock", "name")).votes
+
+
 async def test_node_that_is_away_is_tried_by_one_connection_of_a_client_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

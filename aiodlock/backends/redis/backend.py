@@ -379,6 +379,9 @@ class RedisBackend:
         names = self._leave_names(keys, request_id)
         left_of(await self._run(wire, LEAVE, names, request_id, *self._speaking(keys), 0, "ended"))
 
+    async def settle(self) -> None:
+        """Every answer is waited for by a call."""
+
     def _leaving(
         self, request: Request, late: bool, lost: bool
     ) -> tuple[tuple[str, ...], tuple[str | int, ...]]:

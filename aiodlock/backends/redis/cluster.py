@@ -334,6 +334,9 @@ class ClusterBackend:
     async def leave_unknown(self, request_id: str, where: str) -> None:
         await self._at(name_of(where)[1], lambda node: node.leave_unknown(request_id, where))
 
+    async def settle(self) -> None:
+        """Every answer is waited for by a call."""
+
     def watch(self, request: Request, watching: bool) -> None:
         for node in self._nodes.values():
             if not watching or node.address == self._owners[_slot_of(request.name)]:

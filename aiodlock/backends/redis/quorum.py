@@ -290,7 +290,7 @@ class QuorumBackend:
 
     Mutable state: ``_tallies`` (by request id, from before the first message until the first one to
     leave), ``_refusals`` (nodes that refuse this client, and why), ``_believed`` (which nodes
-    counted when last looked at), ``_last_ticket``.
+    counted when last looked at), ``_last_ticket``, ``_departing``.
     """
 
     def __init__(
@@ -313,6 +313,9 @@ class QuorumBackend:
         self._last_ticket = 0
         self._listener: Listener | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
+        # Leaves that were sent and not answered, and what wakes those who wait for that.
+        self._departing = 0
+        self._departed = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<QuorumBackend {self._described}>"
@@ -639,6 +642,8 @@ class QuorumBackend:
 
         def hear(ballot: Ballot, answer: Any) -> None:
             round.take(ballot.node, answer)
+            self._departing -= 1
+            self._departed.set()
             if isinstance(answer, Exception):
                 if confirmed:
                     again(ballot)
@@ -652,6 +657,7 @@ class QuorumBackend:
 
         for ballot in asked:
             voter = self._voters[ballot.node]
+            self._departing += 1
             voter.unvote(tally, ballot, lost, later, partial(hear, ballot))
 
         def on_settled(_: asyncio.Future[None]) -> None:
@@ -679,6 +685,13 @@ class QuorumBackend:
             voter.unvote(tally, ballot, lost, False, partial(_give, answer))
             if not isinstance(await answer, Exception):
                 return
+
+    async def settle(self) -> None:
+        """A leave returns when a majority has answered; the others must not keep votes of who is gone."""
+        with anyio.move_on_after(2 * _ANSWER_WITHIN):
+            while self._departing:
+                self._departed.clear()
+                await self._departed.wait()
 
     async def leave_unknown(self, request_id: str, where: str) -> None:
         await self._all(lambda voter: voter.leave_unknown(request_id, where))
