@@ -335,18 +335,21 @@ async def test_storm_of_timeouts_and_new_attempts_goes_on_without_overlap(client
 
     async def storm() -> None:
         nonlocal passed, given_up
+        timeout = 0.05
         while not enough.is_set():
             try:
-                lease = await lock.acquire(timeout=0.05)
+                lease = await lock.acquire(timeout=timeout)
             except (
                 AcquireTimeout,
                 BackendUnavailable,
             ):  # the latter when the machine stalls so long
                 given_up += 1
+                timeout *= 1.5  # on a machine that is busy enough, nobody is served in 50 ms
                 continue
             async with lease:
                 await monitor.watch(lease, "", lambda: asyncio.sleep(0.02))
             passed += 1
+            timeout = 0.05
 
     tasks = [asyncio.create_task(storm()) for _ in range(8)]
     await until(lambda: passed >= 20 and given_up >= 20, within=PATIENCE)
