@@ -90,8 +90,6 @@ class Wire:
         self._limit: asyncio.TimerHandle | None = None
         #: Is given each reply to a release that grants to others of this client, awaited or not.
         self.on_grants: Callable[[list[Any]], None] | None = None
-        #: Whether the last data woke several tasks: what they send is written together.
-        self._several = False
         self.lost: asyncio.Future[Exception] = self._loop.create_future()
         #: Names of the scripts that had to be sent again, with their source, on this wire.
         self.reloaded: set[str] = set()
@@ -117,7 +115,7 @@ class Wire:
             reply.exception()  # its reader may be cancelled before it looks: no news for the log
             return reply
         out, waiting = self._out, self._waiting
-        if later or self._several or len(out) != len(waiting):
+        if later or len(out) != len(waiting):
             self._post(command)
         elif out:
             # Nothing is in flight, so nobody to be written together with but what was held back: a
@@ -181,7 +179,6 @@ class Wire:
 
     def _flush(self) -> None:
         data, self._out = b"".join(self._out), []
-        self._several = False
         if data and not self.lost.done():
             self._write(data)
 
@@ -201,8 +198,7 @@ class Wire:
         if limited and limited[0][1] is waiter:
             limited.popleft()
         if type(reply) is list and len(reply) > 2 and reply[0] == b"released" and self.on_grants:
-            self._several = True
-            self.on_grants(reply)
+            self.on_grants(reply)  # first: who got in is waited for by others
         if waiter.done():
             return
         if isinstance(reply, Exception):
