@@ -26,16 +26,21 @@ from ..topology.cluster import Cluster, port
 from .scenes import line_up, session_of, waiting_for_notice
 
 
-async def _snapshot(store: Store) -> Callable[[], Any]:
+async def _snapshot(store: Store) -> Callable[..., Any]:
     """Return what brings the store back to where it is now, as a failover to an old replica does."""
     raw: Any = await store.raw(decode_responses=False)
     kept = {key: (await raw.dump(key), await raw.pttl(key)) for key in await raw.keys("*")}
 
-    async def restore() -> None:
-        for key in await raw.keys("*"):
-            await raw.delete(key)
-        for key, (value, left) in kept.items():
-            await raw.restore(key, max(left, 0), value, replace=True)
+    async def restore(*, without: str = "") -> None:
+        # All at once: between two steps somebody would see a store that never was.
+        async with raw.pipeline(transaction=True) as steps:
+            for key in await raw.keys("*"):
+                steps.delete(key)
+            for key, (value, left) in kept.items():
+                steps.restore(key, max(left, 0), value, replace=True)
+                if without and key.endswith(b":state"):
+                    steps.hdel(key, without)
+            await steps.execute()
 
     return restore
 
@@ -62,16 +67,13 @@ async def test_holder_whom_the_store_has_granted_anew_is_told(
     """The same, and by the time it asks the ghost before it is over: its token is of another grant."""
     first, second = [await make_client(ttl=3.0) for _ in range(2)]
     held, (waiting,) = await line_up(first, second)
+    released = held._place.request.id
     restore = await _snapshot(real_store)
     await held.release()
     lease = await waiting
     with pytest.raises(aiodlock.LockLost) as lost:  # noqa: PT012
         async with lease:
-            await restore()
-            raw: Any = await real_store.raw()
-            state = next(key for key in await raw.keys("*") if key.endswith(":state"))
-            for id in await raw.hkeys(state):  # the ghost of the one that has released
-                await raw.hdel(state, id)
+            await restore(without=released)
             await until_cancelled()
     assert lost.value.reason == "gone"
 

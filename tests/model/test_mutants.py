@@ -159,8 +159,8 @@ MUTANTS = [
     # Who is told what.
     Mutant(
         "a grant is told",
-        "say(options.publish, options.channel .. head.client, 'granted'",
-        "say(options.publish, options.channel .. 'nobody', 'granted'",
+        "say(options.publish, channel, 'granted'",
+        "say(options.publish, 'nobody', 'granted'",
     ),
     Mutant(
         "a grant is told by a reply only to its own client",

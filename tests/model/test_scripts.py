@@ -115,6 +115,7 @@ class VirtualDirect(Direct):
         self.connection = connection
         self.time = 0
         self._channels = [channel_prefix(PREFIX) + client for client in CLIENTS]
+        self.overheard = [f"{channel}:own" for channel in self._channels]
         self._said: list[tuple[str, str, str]] = []
         self._loaded: dict[str, str] = {}
 
@@ -209,7 +210,7 @@ class Locks(RuleBasedStateMachine):
         self.beats: dict[str, int] = {}
 
     def teardown(self) -> None:
-        self.scripts.connection.delete(*self.scripts.keys[:5])
+        self.scripts.connection.delete(*self.scripts.keys[:5], *self.scripts.overheard)
 
     # -- steps -------------------------------------------------------------------------------------
 

@@ -162,7 +162,13 @@ async def test_what_a_release_grants_to_its_own_client_comes_with_its_reply(
     reply = await direct.leave("a")
     tokens = {id: str(holder.token) for id, holder in (await direct.holders()).items()}
     assert reply == ["released", direct.keys.state, "b", tokens["b"], "d", tokens["d"]]
-    assert await heard.notices() == [("client-c", "granted", "c")]
+    told = [(channel.rpartition("client:")[2], data) for channel, data in await heard.so_far()]
+    state = direct.keys.state
+    assert told == [
+        ("client-a:own", f"granted {state} b {tokens['b']}"),
+        ("client-c", f"granted {state} c {tokens['c']}"),
+        ("client-a:own", f"granted {state} d {tokens['d']}"),
+    ]
 
 
 async def test_notice_carries_request_and_token(direct: Direct, heard: Heard) -> None:

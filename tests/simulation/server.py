@@ -155,7 +155,7 @@ class SimSocket(FakeSocket):
         if op in _WRITES:
             sim.count_write(op, self._dirty)
             self._dirty = True
-        if op == b"PUBLISH":
+        if op == b"PUBLISH" and not args[0].endswith(b":own"):
             word, _, id, _ = args[1].decode().split(" ")
             sim.published.append((word, id))
         function, signature = _known(self, op)

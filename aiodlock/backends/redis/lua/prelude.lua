@@ -232,12 +232,13 @@ local function grant_waiting(keys, options, holders, granted)
     granted[head.id] = record
     redis.call('XDEL', keys.queue, head.stream_id)
     redis.call('HDEL', keys.waiters, head.id)
+    local channel = options.channel .. head.client
     if head.client == options.reader then
       local reply = options.reply
       reply[#reply + 1], reply[#reply + 2] = head.id, record.token
-    else
-      say(options.publish, options.channel .. head.client, 'granted', keys.state, head.id, record.token)
+      channel = channel .. ':own' -- the client does not listen there, who counts hand-overs does
     end
+    say(options.publish, channel, 'granted', keys.state, head.id, record.token)
     changed = true
   end
 end
