@@ -350,7 +350,7 @@ VARIANTS = {
     "overdue holder revived": Variant(
         _lua(("if record.live then\n    push(record)", "if true then\n    push(record)")),
         ("extension",),
-        seed=10,
+        seed=37,
     ),
     "lock-delay forgotten": Variant(
         _lua(("if now < record.closed_until then", "if now < record.deadline then")),
@@ -387,18 +387,19 @@ VARIANTS = {
         ),
         ("token", "store"),
         kind=QuorumSimulation,
+        seed=9,
     ),
     "quorum: majority of those that answer": Variant(
         _both(_count_who_answers, _faults("partition", "one_way", hold=0.4)),
         ("exclusion", "deadline"),
         kind=QuorumSimulation,
-        seed=15,
+        seed=29,
     ),
     "quorum: believed at once after a restart": Variant(
         _both(_trust_at_once, _faults("restart_empty", "partition", "stuck", hold=0.4)),
         ("exclusion",),
         kind=QuorumSimulation,
-        seed=80,
+        seed=128,
     ),
     "quorum: held by votes with several tokens": Variant(
         _both(_hold_by_any_votes, _faults("node_cut", "node_slow", "partition"), _clocks_apart),
@@ -422,7 +423,7 @@ VARIANTS = {
         ),
         ("exclusion",),
         kind=QuorumSimulation,
-        seed=20,
+        seed=23,
     ),
     "quorum: the latest deadline of all": Variant(
         _both(_latest_of_all, _faults("slow", "node_slow")), ("deadline",), kind=QuorumSimulation
