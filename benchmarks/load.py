@@ -11,8 +11,9 @@ import statistics
 import time
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
+import redis
 import redis.asyncio
 
 import aiodlock
@@ -192,13 +193,39 @@ def processes(
             if contender.key in failed:
                 continue
             try:
-                of_process = _run_processes(servers, contender, count, seconds, number)
+                with _ServerTime(servers) as server_time:
+                    of_process = _run_processes(servers, contender, count, seconds, number)
             except Exception as exc:
                 failed.add(contender.key)
                 print(f"{count} processes: {contender.title} left out: {exc}", flush=True)
                 continue
-            _tell_hand_overs(table, contender.title, of_process)
+            _tell_hand_overs(table, contender.title, [holds for holds, _ in of_process])
+            turns = sum(len(holds) for holds, _ in of_process)
+            title = f"{contender.title}: CPU per turn,"
+            table.add(f"{title} clients", sum(cpu for _, cpu in of_process) / turns * 1e6, "µs")
+            if contender.key != "postgres":
+                table.add(f"{title} server", server_time.spent / turns * 1e6, "µs")
     return table
+
+
+class _ServerTime:
+    """The processor time that the Redis server spends while the block lasts, in seconds."""
+
+    def __init__(self, servers: Servers) -> None:
+        self._url = servers.redis
+        self.spent = 0.0
+
+    def _used(self) -> float:
+        with redis.Redis.from_url(self._url) as admin:
+            info: Any = admin.info("cpu")
+        return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
+
+    def __enter__(self) -> Self:
+        self.spent = -self._used()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.spent += self._used()
 
 
 def _tell_hand_overs(table: Table, title: str, of_process: list[list[tuple[float, float]]]) -> None:
@@ -214,7 +241,7 @@ def _tell_hand_overs(table: Table, title: str, of_process: list[list[tuple[float
 
 def _run_processes(
     servers: Servers, contender: Contender, count: int, seconds: float, number: int
-) -> list[list[tuple[float, float]]]:
+) -> list[tuple[list[tuple[float, float]], float]]:
     addresses = {"redis": servers.redis}
     if contender.key == "postgres":
         addresses["postgres"] = servers.postgres
@@ -234,13 +261,13 @@ def _keep(barrier: multiprocessing.synchronize.Barrier) -> None:
 
 def _contend(
     addresses: dict[str, str], key: str, name: str, seconds: float
-) -> list[tuple[float, float]]:
-    """Take the lock again and again; return when this process had it, from when to when."""
+) -> tuple[list[tuple[float, float]], float]:
+    """Take the lock again and again; return from when to when this process had it, and its CPU in s."""
     from .contenders import ALL
 
     (contender,) = (each for each in ALL if each.key == key)
 
-    async def contend() -> list[tuple[float, float]]:
+    async def contend() -> tuple[list[tuple[float, float]], float]:
         holds: list[tuple[float, float]] = []
         assert contender.open_holds is not None
         async with contender.open_holds(Servers.at(addresses)) as make:
@@ -248,11 +275,11 @@ def _contend(
             async with make(f"{name}-warm-up-{os.getpid()}", False)():
                 pass
             _barrier.wait(60)
-            stop = time.monotonic() + seconds
+            stop, cpu = time.monotonic() + seconds, time.process_time()
             while time.monotonic() < stop:
                 async with hold():
                     holds.append((time.monotonic(), time.monotonic()))
-        return holds
+            return holds, time.process_time() - cpu
 
     return asyncio.run(contend())
 
