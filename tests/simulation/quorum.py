@@ -117,7 +117,11 @@ class QuorumCheckers(Checkers):
         self._check_together(process, place)
 
     def _check_token(self, place: Any) -> None:
-        """Who comes to hold has a larger token than all before that it excludes."""
+        """Who comes to hold has a larger token than all before that it excludes; its owner's are not.
+
+        (A second hold of an owner whose first one no majority told of has a larger token, and its client
+        may hear of it earlier.)
+        """
         request, base = place.request, base_of(place)
         ledger = self.ledger(base)
         mine = (request.id, request.mode, request.owner, place.token)
@@ -129,8 +133,11 @@ class QuorumCheckers(Checkers):
             ledger.number += 1
             ledger.grants[request.id] = ledger.number
             for other in self._granted.get(base, ()):
-                excluded = "exclusive" in (request.mode, other[1])
-                if excluded and other[3] >= place.token and not self._excuses(request.id, other[0]):
+                if "exclusive" not in (request.mode, other[1]) or other[3] < place.token:
+                    continue
+                if request.owner == other[2]:
+                    ledger.grants[request.id] = ledger.grants[other[0]]
+                elif not self._excuses(request.id, other[0]):
                     self.wrong("token", f"{mine} after {other}")
         self._granted.setdefault(base, []).append(mine)
 
