@@ -59,6 +59,10 @@ class Tormentor:
                 await faults[name]()
             except (RedisError, OSError):
                 self.counts["did not get through"] += 1  # another fault was in the way
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    # Cleaning up met that fault, and its error has taken the place of the cancellation.
+                    raise asyncio.CancelledError from None
 
     def _up_to(self, seconds: float) -> float:
         return self._rng.uniform(0.1, seconds)

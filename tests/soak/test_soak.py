@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.scenes import until
+from tests.soak.faults import Tormentor
 from tests.soak.journal import Hold, Journal, check, read
 from tests.soak.memory import Series
 
@@ -70,6 +74,32 @@ def test_growing_memory_is_not_flat() -> None:
     leaking = [(float(at), (30 + at // 5) * mebibyte) for at in range(100)]
     assert Series("warming up", warming_up).is_flat
     assert not Series("leaking", leaking).is_flat
+
+
+async def test_tormentor_ends_also_when_cleaning_up_fails() -> None:
+    nothing: Any = None
+    tormentor = Tormentor(
+        nothing,
+        nothing,
+        random.Random(1),
+        victims=lambda: [],
+        signal_one=nothing,
+        kill_one=nothing,
+    )
+
+    async def fault() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise ConnectionError("and the server is away")
+
+    for kinds in ("_of_workers", "_of_network", "_of_server"):
+        setattr(tormentor, kinds, lambda: {"fault": fault})
+    running = asyncio.create_task(tormentor.run(0.001))
+    await until(lambda: tormentor.counts["fault"] == 3)
+    running.cancel()
+    await asyncio.wait({running}, timeout=10)
+    assert running.cancelled()
 
 
 @pytest.mark.timeout(600)  # processes take long to start on a busy machine
