@@ -1,7 +1,7 @@
 """A quorum of five under contention, beside pottery's Redlock: ``python -m benchmarks.quorum``.
 
 Processes of clients take turns on one name for some seconds, ours and pottery's one after the other, again
-and again, on the same servers; then the same with two of the five killed.
+and again, on the same servers; then the same with two of the five frozen, and with two killed.
 
 Turns per second alone favour whoever lets the last holder in again: that costs nothing, and the others
 wait. So it is told besides how many of the clients had a turn at all, and the longest wait of any.
@@ -97,7 +97,8 @@ def _process(work: tuple[str, list[str], float]) -> list[_Told]:
 def _run(who: str, urls: list[str], seconds: float) -> list[_Told]:
     """Return what all clients of all processes tell."""
     for url in urls:
-        with suppress(redis.ConnectionError), redis.Redis.from_url(url) as client:
+        away = (redis.ConnectionError, redis.TimeoutError)
+        with suppress(*away), redis.Redis.from_url(url, socket_timeout=1) as client:
             client.delete("redlock:turn")
     with multiprocessing.get_context("spawn").Pool(_PROCESSES) as pool:
         told = pool.map(_process, [(who, urls, seconds)] * _PROCESSES, chunksize=1)
@@ -123,9 +124,12 @@ def main() -> None:
     with ExitStack() as stack:
         nodes = [stack.enter_context(EmbeddedServer(tcp=True)) for _ in range(5)]
         urls = [node.url for node in nodes]
-        for state in ("all five", "two of five killed"):
-            if state != "all five":
-                for node in nodes[3:]:
+        for state in ("all five", "two of five frozen", "two of five killed"):
+            for node in nodes[3:]:
+                if state == "two of five frozen":
+                    node.pause()
+                elif state == "two of five killed":
+                    node.resume()
                     node.kill()
             rates: dict[str, list[float]] = {who: [] for who in _CONTENDERS}
             for _ in range(options.repeat):
