@@ -35,20 +35,20 @@ async def test_time_to_grant_many_readers_grows_with_their_number_not_with_its_s
         used = await raw.info("cpu")
         return float(used["used_cpu_user"] + used["used_cpu_sys"])
 
-    times = []
-    for number in (1_000, 4_000):
-        best = float("inf")
-        for _ in range(3):
-            await raw.flushall()
-            await direct.acquire("writer", ttl=600_000)
-            for first in range(0, number, 500):
-                pipe = raw.pipeline(transaction=False)
-                for n in range(first, first + 500):
-                    await Direct(pipe).acquire(f"reader-{n}", "s", waiter_ttl=600_000)
-                await pipe.execute()
-            before = await computed()
-            await direct.leave("writer")
-            best = min(best, await computed() - before)
-            assert await raw.hlen(direct.keys.state) == number
-        times.append(best)
-    assert times[1] < 7 * times[0]  # it was 12 times
+    async def time_to_grant(number: int) -> float:
+        await raw.flushall()
+        await direct.acquire("writer", ttl=600_000)
+        for first in range(0, number, 500):
+            pipe = raw.pipeline(transaction=False)
+            for n in range(first, first + 500):
+                await Direct(pipe).acquire(f"reader-{n}", "s", waiter_ttl=600_000)
+            await pipe.execute()
+        before = await computed()
+        await direct.leave("writer")
+        needed = await computed() - before
+        assert await raw.hlen(direct.keys.state) == number
+        return needed
+
+    # A processor is not always equally fast: both are measured right after each other, and once has to do.
+    shares = [4 * await time_to_grant(1_000) / await time_to_grant(4_000) for _ in range(5)]
+    assert max(shares) > 4 / 7, "it was 12 times as long for 4 times as many"
