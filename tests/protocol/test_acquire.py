@@ -274,3 +274,21 @@ async def test_semaphore_of_another_limit_is_refused(direct: Direct, wait: bool)
     before = await direct.contents()
     assert await direct.acquire("b", "s2", wait=wait) == ["limit", "s3"]
     assert await direct.contents() == before
+
+
+async def test_semaphore_of_another_limit_is_refused_also_when_many_wait(direct: Direct) -> None:
+    for id in "abc":
+        await direct.acquire(id, "s1")
+    assert await direct.acquire("d", "s2") == ["limit", "s1"]
+
+
+async def test_newcomer_clamps_what_a_clock_set_back_has_stretched(direct: Direct) -> None:
+    """Whether somebody waits already, or not; the head's deadline, too."""
+    await direct.acquire("a", ttl=20_000)
+    await direct.acquire("b", waiter_ttl=10_000)
+    await direct.set_clock_back("a", by=3_600_000)
+    await direct.acquire("c")
+    assert (await direct.holders())["a"].deadline <= await direct.now() + 20_000
+    await direct.set_clock_back("b", by=3_600_000)
+    await direct.acquire("d")
+    assert (await direct.waiters())["b"].deadline <= await direct.now() + 10_000

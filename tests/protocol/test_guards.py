@@ -33,6 +33,8 @@ class Mutation:
     new: str
     noticed_by: Check
     only: tuple[str, ...] = ()
+    #: Whether the common case, which has a way of its own, takes the general one.
+    in_general: bool = False
 
     def sources(self) -> dict[str, str]:
         mutated = {}
@@ -40,8 +42,17 @@ class Mutation:
             source = script.source.decode()
             if self.old in source and (not self.only or script.name in self.only):
                 mutated[script.name] = source.replace(self.old, self.new)
+                if self.in_general and script is scripts.LEAVE:
+                    mutated[script.name] = _without_shortcut(mutated[script.name])
         assert mutated, f"this is not in the scripts any more: {self.old}"
         return mutated
+
+
+def _without_shortcut(source: str) -> str:
+    """Let a hand-off to one request go the way of all others."""
+    shortcut = "if not quiet and ARGV[5] == '0' and ARGV[6] == 'ended' then"
+    assert source.count(shortcut) == 1
+    return source.replace(shortcut, "if false then")
 
 
 MUTATIONS = [
@@ -188,6 +199,13 @@ MUTATIONS = [
         "id = head.id, mode = head.mode, deadline = head.deadline,",
         "id = head.id, mode = head.mode, deadline = now + head.length,",
         test_extend.test_granted_waiter_keeps_its_deadline_until_it_extends,
+        in_general=True,
+    ),
+    Mutation(
+        "also the only one that is granted",
+        "token .. ' ' .. deadline .. ' '",
+        "token .. ' ' .. int(now + length) .. ' '",
+        test_extend.test_granted_waiter_keeps_its_deadline_until_it_extends,
     ),
     Mutation(
         "the old record is removed after the new one is written",
@@ -195,6 +213,61 @@ MUTATIONS = [
         "bury(state, dead)\nlocal granted = {}\n"
         "local head, changed = grant_waiting(keys, options, others, granted)",
         test_leave.test_state_key_never_vanishes_in_a_hand_off,
+        in_general=True,
+    ),
+    Mutation(
+        "also when there is only one new one",
+        "redis.call('HDEL', state, '')\n  local token",
+        "redis.call('HDEL', state, '', id)\n  local token",
+        test_leave.test_state_key_never_vanishes_in_a_hand_off,
+    ),
+    Mutation(
+        "a semaphore's limit is compared, also when many wait",
+        "if held_mode == 'x' and holder",
+        "if holder",
+        test_acquire.test_semaphore_of_another_limit_is_refused_also_when_many_wait,
+    ),
+    Mutation(
+        "who is queued shortly clamps the holder's deadline",
+        " and held <= tonumber(length)",
+        "",
+        test_acquire.test_newcomer_clamps_what_a_clock_set_back_has_stretched,
+    ),
+    Mutation(
+        "and the head's",
+        " and waits <= tonumber(waits_for)",
+        "",
+        test_acquire.test_newcomer_clamps_what_a_clock_set_back_has_stretched,
+    ),
+    Mutation(
+        "an overdue holder hands nothing off",
+        "if now >= tonumber(held_until) or not head then",
+        "if not head then",
+        test_leave.test_overdue_holder_leaves_too_late_also_when_somebody_waits,
+    ),
+    Mutation(
+        "a hand-off to one request is to one that lives",
+        "return left > 0 and left",
+        "return left",
+        test_leave.test_ghosts_at_the_head_are_skipped,
+    ),
+    Mutation(
+        "with one behind it that lives",
+        "if not second_left then",
+        "if false then",
+        test_leave.test_ghosts_in_the_middle_are_skipped,
+    ),
+    Mutation(
+        "a hand-off to one request clamps its deadline",
+        " and left <= tonumber(length) and left",
+        " and left",
+        test_leave.test_hand_off_clamps_what_a_clock_set_back_has_stretched,
+    ),
+    Mutation(
+        "and tells the next one to look",
+        "if second and closed_for < asks_in then",
+        "if false then",
+        test_leave.test_hand_off_to_a_short_lease_hints_the_next_head_once,
     ),
     Mutation(
         "the next head is told when the head withdraws",
@@ -299,6 +372,13 @@ MUTATIONS = [
         "a leave that finds waiters needs no memory",
         "need_no_memory(state)\nlocal result",
         "local result",
+        test_keys.test_server_out_of_memory_still_extends_hands_off_withdraws_and_breaks,
+        in_general=True,
+    ),
+    Mutation(
+        "nor does one that hands off to one request",
+        "redis.call('HDEL', state, '')\n  local token",
+        "local token",
         test_keys.test_server_out_of_memory_still_extends_hands_off_withdraws_and_breaks,
     ),
     Mutation(

@@ -425,3 +425,20 @@ async def test_leaving_a_lease_lost_early_without_a_lock_delay_opens_the_name(
         await direct.acquire("b")
     assert await direct.leave("a", lost=True) == ["released"]
     assert set(await direct.holders()) == ({"b"} if waited_for else set())
+
+
+async def test_overdue_holder_leaves_too_late_also_when_somebody_waits(direct: Direct) -> None:
+    for id in "ab":
+        await direct.acquire(id)
+    await direct.age("a", by=200_000)
+    assert await direct.leave("a") == ["gone", "gone"]
+    assert set(await direct.holders()) == {"b"}
+
+
+async def test_hand_off_clamps_what_a_clock_set_back_has_stretched(direct: Direct) -> None:
+    for id in "abc":
+        await direct.acquire(id, waiter_ttl=10_000)
+    await direct.set_clock_back("b", "c", by=3_600_000)
+    await direct.leave("a")
+    assert (await direct.holders())["b"].deadline <= await direct.now() + 10_000
+    assert (await direct.waiters())["c"].deadline <= await direct.now() + 10_000

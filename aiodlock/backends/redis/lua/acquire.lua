@@ -20,6 +20,34 @@ if present == 0 then
   return {'granted', token, ARGV[4]}
 end
 
+-- Stand at the end of the queue.
+local function queue_up()
+  local stream_id = redis.call('XADD', queue, '*', 'id', id,
+    'r', mode .. ' ' .. ARGV[6] .. ' ' .. owner .. ' ' .. client)
+  redis.call('HSET', waiters, id, stream_id .. ' ' .. int(now + ARGV[5]) .. ' ' .. ARGV[5])
+  keep_queue_until(queue, waiters, now + ARGV[5])
+  return {'waiting', ARGV[5], '-1', token_floor(token_key)}
+end
+
+-- One exclusive holder, somebody who waits, and both alive: where many want a name, the common case.
+if present == 3 then
+  local holding = redis.call('HGETALL', state)
+  local head = #holding == 2 and redis.call('XRANGE', queue, '-', '+', 'COUNT', '1')[1]
+  local waiter = head and redis.call('HGET', waiters, head[2][2])
+  if waiter then
+    local held_mode, deadline, length, holder = string.match(holding[2],
+      '^([^ ]+) [^ ]+ ([^ ]+) ([^ ]+) [^ ]+ ([^ ]+)')
+    local place, waits_until, waits_for = string.match(waiter, '^([^ ]+) ([^ ]+) ([^ ]+)')
+    local held, waits = deadline - now, waits_until - now
+    if held_mode == 'x' and holder ~= owner and held > 0 and held <= tonumber(length)
+      and place == head[1] and waits > 0 and waits <= tonumber(waits_for)
+      and redis.call('HEXISTS', waiters, id) == 0
+    then
+      return ARGV[11] == 'nowait' and {'busy'} or queue_up()
+    end
+  end
+end
+
 -- (prelude)
 
 local waiter_ttl = tonumber(ARGV[5])
@@ -125,9 +153,9 @@ if ARGV[11] == 'nowait' then
   return finish({'busy'})
 end
 
-local stream_id = redis.call('XADD', queue, '*', 'id', id,
-  'r', table.concat({mode, int(delay), owner, client}, ' '))
-redis.call('HSET', waiters, id, table.concat({stream_id, int(now + waiter_ttl), int(waiter_ttl)}, ' '))
-keep_queue_until(queue, waiters, now + waiter_ttl)
-head = head or {id = id}
-return waiting(now + waiter_ttl)
+local answer = queue_up()
+if not head then
+  head = {id = id}
+  answer[3] = int(math.max(0, (earliest_end(holders) or now) - now))
+end
+return finish(answer)

@@ -21,6 +21,71 @@ if quiet and ARGV[5] == '0' and ARGV[6] == 'ended' then
   end
 end
 
+-- The only holder, to be followed by an exclusive request, and all that is looked at alive: where many want a name,
+-- the common case. What stays at the head is told to look, unless it will ask soon enough by itself.
+local function alive(text, stream_id)
+  local place, deadline, length = string.match(text or '', '^([^ ]+) ([^ ]+) ([^ ]+)$')
+  if place == stream_id then
+    local left = deadline - now
+    return left > 0 and left <= tonumber(length) and left, deadline, length
+  end
+end
+
+local function hand_off()
+  local holding = redis.call('HGETALL', state)
+  if #holding ~= 2 or holding[1] ~= id then
+    return
+  end
+  local held_until, own_client = string.match(holding[2], '^[^ ]+ [^ ]+ ([^ ]+) [^ ]+ [^ ]+ [^ ]+ ([^ ]+)$')
+  local entries = redis.call('XRANGE', queue, '-', '+', 'COUNT', '2')
+  local head, second = entries[1], entries[2]
+  if now >= tonumber(held_until) or not head then
+    return
+  end
+  local next_id = head[2][2]
+  local left, deadline, length = alive(redis.call('HGET', waiters, next_id), head[1])
+  local mode, delay, owner, client = string.match(head[2][4], '^([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+)$')
+  if not left or mode ~= 'x' then
+    return
+  end
+  local asks_in
+  if second then
+    local second_left, _, second_length = alive(redis.call('HGET', waiters, second[2][2]), second[1])
+    if not second_left then
+      return
+    end
+    asks_in = second_left - second_length * 2 / 3
+  end
+  -- Needs no memory: what follows is not refused by a server that is out of it.
+  redis.call('HDEL', state, '')
+  local token = next_token(token_key, tonumber(ARGV[3]))
+  redis.call('HSET', state, next_id, mode .. ' ' .. token .. ' ' .. deadline .. ' ' .. length .. ' ' .. delay .. ' '
+    .. owner .. ' ' .. client)
+  if second then
+    redis.call('XDEL', queue, head[1])
+    redis.call('HDEL', waiters, next_id)
+  else
+    redis.call('DEL', queue, waiters)
+  end
+  local closed_for = left + delay
+  redis.call('PEXPIRE', state, int(closed_for + 2))
+  redis.call('HDEL', state, id)
+  local own = client == own_client
+  redis.call(ARGV[4], ARGV[2] .. client .. (own and ':own' or ''), 'granted ' .. state .. ' ' .. next_id .. ' ' .. token)
+  if second and closed_for < asks_in then
+    local waits = string.match(second[2][4], '[^ ]+$')
+    redis.call(ARGV[4], ARGV[2] .. waits, 'look ' .. state .. ' ' .. second[2][2] .. ' 0')
+  end
+  return own and {'released', state, next_id, token} or {'released'}
+end
+
+if not quiet and ARGV[5] == '0' and ARGV[6] == 'ended' then
+  local answer = hand_off()
+  if answer then
+    return answer
+  end
+end
+
 -- (prelude)
 
 local options = {channel = ARGV[2], retention = tonumber(ARGV[3]), publish = ARGV[4]}

@@ -22,14 +22,12 @@ end
 local function decode_record(id, text)
   local mode, token, deadline, length, delay, owner, client =
     string.match(text, '^([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+)$')
-  local record = {
-    id = id, mode = mode, token = token, deadline = clamp(deadline, length), length = tonumber(length),
-    delay = tonumber(delay), owner = owner, client = client,
+  local until_when, later = clamp(deadline, length), tonumber(delay)
+  return {
+    id = id, mode = mode, token = token, deadline = until_when, length = tonumber(length), delay = later,
+    owner = owner, client = client, live = now < until_when, closed_until = until_when + later,
+    set_back = until_when < tonumber(deadline),
   }
-  record.set_back = record.deadline < tonumber(deadline)
-  record.live = now < record.deadline
-  record.closed_until = record.deadline + record.delay
-  return record
 end
 
 local function write_record(state, record, call)
@@ -72,16 +70,6 @@ local function keep_until(key, moment)
   end
 end
 
--- Waiters are extended all the time: round up to whole seconds, so that few of the beats touch a TTL.
-local function keep_queue_until(queue, waiters, moment)
-  local left = moment - now
-  if redis.call('PTTL', waiters) < left then
-    local rounded = int((math.ceil(left / 1000) + 1) * 1000)
-    redis.call('PEXPIRE', waiters, rounded)
-    redis.call('PEXPIRE', queue, rounded)
-  end
-end
-
 local function keep_state(state, holders)
   if #holders == 1 then
     redis.call('PEXPIRE', state, int(holders[1].closed_until - now + 2))
@@ -94,12 +82,6 @@ local function keep_state(state, holders)
   if latest > 0 then
     keep_until(state, latest)
   end
-end
-
--- Every later grant has a larger token than this, so a notice with one that is not larger is stale.
-local function token_floor(key)
-  local last = redis.call('GET', key)
-  return int(last and math.max(tonumber(last), now_us) or now_us)
 end
 
 -- Is one of the holders exclusive, and what does each owner hold by live records? Kept with the list, which only
@@ -122,6 +104,9 @@ end
 
 -- Does `owner` hold already? Its token and the strongest mode, from live records only.
 local function hold_of(owner, holders)
+  if #holders == 1 and holders[1].owner ~= owner then
+    return
+  end
   local own = summary(holders).owners[owner]
   if own then
     return own.token, own.exclusive
@@ -156,9 +141,11 @@ end
 
 local function decode_waiter(text)
   local stream_id, deadline, length = string.match(text, '^([^ ]+) ([^ ]+) ([^ ]+)$')
-  local waiter = {stream_id = stream_id, deadline = clamp(deadline, length), length = tonumber(length)}
-  waiter.set_back = waiter.deadline < tonumber(deadline)
-  return waiter
+  local until_when = clamp(deadline, length)
+  return {
+    stream_id = stream_id, deadline = until_when, length = tonumber(length),
+    set_back = until_when < tonumber(deadline),
+  }
 end
 
 -- All at once: many dead waiters cost together what one costs, also after the clock was set back.

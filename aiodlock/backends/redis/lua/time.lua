@@ -22,3 +22,19 @@ local function next_token(key, retention)
   redis.call('SET', key, token, 'PX', int(keep))
   return token
 end
+
+-- Waiters are extended all the time: round up to whole seconds, so that few of the beats touch a TTL.
+local function keep_queue_until(queue, waiters, moment)
+  local left = moment - now
+  if redis.call('PTTL', waiters) < left then
+    local rounded = int((math.ceil(left / 1000) + 1) * 1000)
+    redis.call('PEXPIRE', waiters, rounded)
+    redis.call('PEXPIRE', queue, rounded)
+  end
+end
+
+-- Every later grant has a larger token than this, so a notice with one that is not larger is stale.
+local function token_floor(key)
+  local last = redis.call('GET', key)
+  return int(last and math.max(tonumber(last), now_us) or now_us)
+end
