@@ -1,7 +1,9 @@
 """A quorum of five under contention, beside pottery's Redlock: ``python -m benchmarks.quorum``.
 
 Processes of clients take turns on one name for some seconds, ours and pottery's one after the other, again
-and again, on the same servers; then the same with two of the five frozen, and with two killed.
+and again, on the same servers; then the same with two of the five frozen, and with two killed. With
+``--think`` each client does something else between its turns, as services do. Pottery waits for a frozen
+server as long as its connections let it, by default for ever: so there is one with a time-out, too.
 
 Turns per second alone favour whoever lets the last holder in again: that costs nothing, and the others
 wait. So it is told besides how many of the clients had a turn at all, and the longest wait of any.
@@ -11,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import multiprocessing
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -35,14 +39,19 @@ async def _ours(stack: AsyncExitStack, urls: list[str]) -> Turn:
     return lambda: lock
 
 
-async def _pottery(stack: AsyncExitStack, urls: list[str]) -> Turn:
+async def _pottery(stack: AsyncExitStack, urls: list[str], **options: Any) -> Turn:
     from pottery import AIORedlock
 
-    masters = {await stack.enter_async_context(redis.asyncio.Redis.from_url(url)) for url in urls}
+    clients = [redis.asyncio.Redis.from_url(url, **options) for url in urls]
+    masters = {await stack.enter_async_context(client) for client in clients}
     return lambda: AIORedlock(key="turn", masters=masters, auto_release_time=10)
 
 
-_CONTENDERS = {"aiodlock": _ours, "pottery": _pottery}
+_CONTENDERS: dict[str, Callable[..., Any]] = {
+    "aiodlock": _ours,
+    "pottery": _pottery,
+    "pottery with a time-out": functools.partial(_pottery, socket_timeout=0.1),
+}
 
 
 @dataclass
@@ -57,7 +66,7 @@ class _Told:
     cpu: float = 0.0
 
 
-async def _take_turns(who: str, urls: list[str], seconds: float) -> list[_Told]:
+async def _take_turns(who: str, urls: list[str], seconds: float, think: float) -> list[_Told]:
     """Let the clients of this process take turns."""
     told = [_Told() for _ in range(_CLIENTS)]
     async with AsyncExitStack() as stack:
@@ -76,6 +85,8 @@ async def _take_turns(who: str, urls: list[str], seconds: float) -> list[_Told]:
                         waited()
                         mine.turns += time.monotonic() < end
                         await asyncio.sleep(_BODY)
+                    if think:
+                        await asyncio.sleep(random.expovariate(1 / think))
                     since = time.monotonic()
                 except Exception:  # whatever the contender calls it
                     mine.failed += 1
@@ -90,18 +101,18 @@ async def _take_turns(who: str, urls: list[str], seconds: float) -> list[_Told]:
     return told
 
 
-def _process(work: tuple[str, list[str], float]) -> list[_Told]:
+def _process(work: tuple[str, list[str], float, float]) -> list[_Told]:
     return asyncio.run(_take_turns(*work))
 
 
-def _run(who: str, urls: list[str], seconds: float) -> list[_Told]:
+def _run(who: str, urls: list[str], seconds: float, think: float) -> list[_Told]:
     """Return what all clients of all processes tell."""
     for url in urls:
         away = (redis.ConnectionError, redis.TimeoutError)
         with suppress(*away), redis.Redis.from_url(url, socket_timeout=1) as client:
             client.delete("redlock:turn")
     with multiprocessing.get_context("spawn").Pool(_PROCESSES) as pool:
-        told = pool.map(_process, [(who, urls, seconds)] * _PROCESSES, chunksize=1)
+        told = pool.map(_process, [(who, urls, seconds, think)] * _PROCESSES, chunksize=1)
     return [one for of_process in told for one in of_process]
 
 
@@ -120,6 +131,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument(
+        "--think", type=float, default=0.0, help="seconds between a client's turns, on average"
+    )
     options = parser.parse_args()
     with ExitStack() as stack:
         nodes = [stack.enter_context(EmbeddedServer(tcp=True)) for _ in range(5)]
@@ -134,13 +148,14 @@ def main() -> None:
             rates: dict[str, list[float]] = {who: [] for who in _CONTENDERS}
             for _ in range(options.repeat):
                 for who, found in rates.items():
-                    told = _run(who, urls, options.seconds)
+                    told = _run(who, urls, options.seconds, options.think)
                     found.append(sum(one.turns for one in told) / options.seconds)
                     print(f"{state}: {who} {_line(told, options.seconds)}", flush=True)
-            ours, theirs = (statistics.median(rates[who]) for who in ("aiodlock", "pottery"))
-            print(
-                f"{state}: {ours:.1f} to {theirs:.1f} turns/s, {ours / max(theirs, 0.1):.1f} times"
-            )
+            ours = statistics.median(rates.pop("aiodlock"))
+            for who, found in rates.items():
+                theirs = statistics.median(found)
+                times = f"{ours / theirs:.1f} times" if theirs else "it took none"
+                print(f"{state}: {ours:.1f} turns/s, {who} {theirs:.1f}, {times}", flush=True)
 
 
 if __name__ == "__main__":
