@@ -6,6 +6,9 @@ All leases are far longer than the tests wait: whatever comes right does so with
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -367,3 +370,32 @@ async def test_slow_reply_does_not_lengthen_a_lease(
     await lease.extend()
     assert lease._place.deadline <= (await server_ends_at(client))[1]
     await lease.release()
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("how", ["refused", "unanswered"])
+async def test_lease_dropped_after_a_second_attempt_does_not_wait_for_the_collector(
+    proxy: FaultProxy, unlucky: aiodlock.Client, store: Store, client: aiodlock.Client, how: str
+) -> None:
+    """Found by the simulation, from Python 3.12 on: the first attempt's exception kept all frames alive."""
+    if how == "refused":
+        await (await store.raw()).script_flush()
+    else:
+        proxy.drop_reply(calling(ACQUIRE))
+
+    async def drop() -> None:
+        lease = await unlucky.lock("name").acquire()
+        assert lease.held
+
+    with _no_collector():
+        with pytest.warns(ResourceWarning, match="forgotten"):
+            await asyncio.create_task(drop())
+        await free_at_once(store, client)

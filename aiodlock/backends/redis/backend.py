@@ -212,6 +212,10 @@ class RedisBackend:
             except ReplyError as refused:
                 names, arguments = self._acquiring(request, wait)
                 reply = await self._after_refusal(wire, refused, ACQUIRE, names, arguments)
+            finally:
+                # Its exception knows this frame and so, from Python 3.12 on, all that called it: a lease
+                # that a caller has dropped must not have to wait for the collector.
+                del first
         except Unanswered:
             # It may be carried out at any time from now on; leaving will have to refuse that.
             request.ambiguous = True
@@ -515,6 +519,8 @@ class RedisBackend:
             return await first
         except ReplyError as refused:
             return await self._after_refusal(wire, refused, script, keys, arguments)
+        finally:
+            del first  # as in `acquire`
 
     async def _after_refusal(
         self,
@@ -532,8 +538,9 @@ class RedisBackend:
             try:
                 return await wire.send("EVALSHA", script.sha, *call, within=within)
             except ReplyError as again:
-                refused = again
-        if refused.code != "NOSCRIPT":
+                if again.code != "NOSCRIPT":
+                    raise self._translate(wire, again) from again
+        elif refused.code != "NOSCRIPT":
             raise self._translate(wire, refused) from refused
         reply = await self._ask(wire.send("EVAL", script.source, *call, within=within), wire)
         wire.reloaded.add(script.name)
