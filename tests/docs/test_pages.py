@@ -39,9 +39,7 @@ async def test_python_of_the_page_runs(page: Path, store: Store) -> None:
     assert process.returncode == 0, printed.decode()
 
 
-async def test_tutorial_can_be_typed_at_the_prompt() -> None:
-    """Blank lines end a block there, and only there."""
-    typed = "\n".join(block.code for block in python(ROOT / "docs/tutorial.md"))
+async def _type_at_the_prompt(typed: str) -> str:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "asyncio"),
         stdin=asyncio.subprocess.PIPE,
@@ -49,7 +47,16 @@ async def test_tutorial_can_be_typed_at_the_prompt() -> None:
         stderr=asyncio.subprocess.STDOUT,
     )
     printed, _ = await asyncio.wait_for(process.communicate(typed.encode()), 120)
-    assert "Error" not in printed.decode(), printed.decode()
+    return printed.decode()
+
+
+async def test_tutorial_can_be_typed_at_the_prompt() -> None:
+    """Blank lines end a block there, and only there."""
+    if "Error" in await _type_at_the_prompt("if True:\n    pass\n\n"):
+        pytest.skip("the prompt of this Python (3.13.0, say) takes no blocks from a pipe")
+    typed = "\n".join(block.code for block in python(ROOT / "docs/tutorial.md"))
+    printed = await _type_at_the_prompt(typed)
+    assert "Error" not in printed, printed
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=title)

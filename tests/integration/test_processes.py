@@ -12,7 +12,7 @@ import os
 import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -53,7 +53,7 @@ async def contend(
     store: Store, database: Path, *, processes: int, tasks: int, turns: int, readers: float
 ) -> list[tuple[str, str]]:
     """Run the workers to their end; return the order of arrival."""
-    with sqlite3.connect(database) as db:
+    with closing(sqlite3.connect(database)) as db:
         db.execute("PRAGMA journal_mode=WAL")
         db.executescript(SCHEMA)
     # So that the server knows the scripts and each request is one EVALSHA.
@@ -87,7 +87,7 @@ async def contend(
 
 
 def check(database: Path, arrived: list[tuple[str, str]]) -> list[tuple[int, str, str]]:
-    with sqlite3.connect(database) as db:
+    with closing(sqlite3.connect(database)) as db:
         violations = [row[0] for row in db.execute("SELECT what FROM violations")]
         inside = db.execute("SELECT writers, readers FROM fence").fetchone()
         grants: list[tuple[int, str, str]] = list(
