@@ -292,3 +292,11 @@ async def test_newcomer_clamps_what_a_clock_set_back_has_stretched(direct: Direc
     await direct.set_clock_back("b", by=3_600_000)
     await direct.acquire("d")
     assert (await direct.waiters())["b"].deadline <= await direct.now() + 10_000
+
+
+async def test_marker_refuses_a_late_duplicate_also_when_many_wait(direct: Direct) -> None:
+    for id in "abc":
+        await direct.acquire(id)
+    assert await direct.leave("c", ambiguous=True) == ["withdrawn"]
+    assert await direct.acquire("c") == ["gone"]
+    assert await direct.queue() == ["b"]

@@ -222,6 +222,12 @@ MUTATIONS = [
         test_leave.test_state_key_never_vanishes_in_a_hand_off,
     ),
     Mutation(
+        "who is queued shortly is refused by no marker",
+        "if present == 3 then",
+        "if present >= 3 then",
+        test_acquire.test_marker_refuses_a_late_duplicate_also_when_many_wait,
+    ),
+    Mutation(
         "a semaphore's limit is compared, also when many wait",
         "if held_mode == 'x' and holder",
         "if holder",

@@ -553,6 +553,8 @@ class RedisBackend:
             return await reply
         except ReplyError as refused:
             raise self._translate(wire, refused) from refused
+        finally:
+            del reply  # as in `acquire`
 
     def _translate(self, wire: Wire | ReplicatedWire | None, refused: ReplyError) -> BackendError:
         if refused.code in ("MOVED", "ASK"):

@@ -29,7 +29,8 @@ local function queue_up()
   return {'waiting', ARGV[5], '-1', token_floor(token_key)}
 end
 
--- One exclusive holder, somebody who waits, and both alive: where many want a name, the common case.
+-- One exclusive holder, somebody who waits, and both alive: where many want a name, the common case. When three of
+-- the four keys are there, and state, queue and waiters are found, then there is no marker.
 if present == 3 then
   local holding = redis.call('HGETALL', state)
   local head = #holding == 2 and redis.call('XRANGE', queue, '-', '+', 'COUNT', '1')[1]

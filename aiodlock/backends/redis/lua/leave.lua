@@ -21,8 +21,7 @@ if quiet and ARGV[5] == '0' and ARGV[6] == 'ended' then
   end
 end
 
--- The only holder, to be followed by an exclusive request, and all that is looked at alive: where many want a name,
--- the common case. What stays at the head is told to look, unless it will ask soon enough by itself.
+-- Of a waiter who stands there and lives: the ms left, and its deadline and length as they are written.
 local function alive(text, stream_id)
   local place, deadline, length = string.match(text or '', '^([^ ]+) ([^ ]+) ([^ ]+)$')
   if place == stream_id then
@@ -31,6 +30,8 @@ local function alive(text, stream_id)
   end
 end
 
+-- The only holder, followed by an exclusive request, and all that is looked at alive: where many want a name, the
+-- common case. Who is the head then is told to look, unless it will ask soon enough by itself.
 local function hand_off()
   local holding = redis.call('HGETALL', state)
   if #holding ~= 2 or holding[1] ~= id then

@@ -22,12 +22,14 @@ end
 local function decode_record(id, text)
   local mode, token, deadline, length, delay, owner, client =
     string.match(text, '^([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+)$')
-  local until_when, later = clamp(deadline, length), tonumber(delay)
-  return {
-    id = id, mode = mode, token = token, deadline = until_when, length = tonumber(length), delay = later,
-    owner = owner, client = client, live = now < until_when, closed_until = until_when + later,
-    set_back = until_when < tonumber(deadline),
+  local record = {
+    id = id, mode = mode, token = token, deadline = clamp(deadline, length), length = tonumber(length),
+    delay = tonumber(delay), owner = owner, client = client,
   }
+  record.set_back = record.deadline < tonumber(deadline)
+  record.live = now < record.deadline
+  record.closed_until = record.deadline + record.delay
+  return record
 end
 
 local function write_record(state, record, call)
@@ -104,9 +106,6 @@ end
 
 -- Does `owner` hold already? Its token and the strongest mode, from live records only.
 local function hold_of(owner, holders)
-  if #holders == 1 and holders[1].owner ~= owner then
-    return
-  end
   local own = summary(holders).owners[owner]
   if own then
     return own.token, own.exclusive
@@ -141,11 +140,9 @@ end
 
 local function decode_waiter(text)
   local stream_id, deadline, length = string.match(text, '^([^ ]+) ([^ ]+) ([^ ]+)$')
-  local until_when = clamp(deadline, length)
-  return {
-    stream_id = stream_id, deadline = until_when, length = tonumber(length),
-    set_back = until_when < tonumber(deadline),
-  }
+  local waiter = {stream_id = stream_id, deadline = clamp(deadline, length), length = tonumber(length)}
+  waiter.set_back = waiter.deadline < tonumber(deadline)
+  return waiter
 end
 
 -- All at once: many dead waiters cost together what one costs, also after the clock was set back.

@@ -1,4 +1,5 @@
--- time: the server's clock, read once, and the tokens that follow it; it stands at the head of each script.
+-- time: the server's clock, read once, and what follows it: tokens, and until when a queue is kept. It stands at the
+-- head of each script, before the short ways that need no prelude.
 
 local clock = redis.call('TIME')
 local now_us = clock[1] * 1000000 + clock[2]
