@@ -280,8 +280,9 @@ async def test_a_lost_command_leaves_no_ghost(proxy: FaultProxy) -> None:
 async def test_cancelled_while_the_store_is_away_leaves_no_ghost(proxy: FaultProxy) -> None:
     async with aiodlock.Client(proxy.url) as client:
         proxy.stall()
+        before = proxy.command_count
         waiting = asyncio.create_task(client.lock("x").acquire())
-        await asyncio.sleep(0.05)
+        await until(lambda: proxy.command_count > before, "the acquire has been sent")
         async with takes(at_most=1.3):
             await cancelled(waiting)
         await proxy.heal()

@@ -107,11 +107,13 @@ async def test_writer_gets_in_though_readers_keep_coming(pair: ReadWriteLock) ->
     await asyncio.gather(*tasks)
 
 
-async def test_reader_waits_for_the_writer_and_then_has_it(pair: ReadWriteLock) -> None:
+async def test_reader_waits_for_the_writer_and_then_has_it(
+    client: Client, pair: ReadWriteLock
+) -> None:
     """aiorwlock: test_write_read_lock_multiple_tasks, test_read_locked, test_write_locked."""
     async with pair.write:
         reader = asyncio.create_task(_pass(pair.read))
-        await asyncio.sleep(0.05)
+        await until_waiting(client, pair.name)
         assert not reader.done()
         assert await pair.read.locked()
     await asyncio.wait_for(reader, SOON)

@@ -135,12 +135,14 @@ async def test_client_that_is_left_leaves_no_vote_at_the_slowest_node(enter: Ent
     def later(*arguments: Any, _call: Any = slowest._call) -> None:
         asyncio.get_running_loop().call_later(0.2, _call, *arguments)
 
+    async def votes() -> object:
+        return (await backends[1]._voters[4].seen("lock", "name")).votes
+
     slowest._call = later
     async with client.lock("name"):
-        await asyncio.sleep(0.3)
-        assert (await backends[1]._voters[4].seen("lock", "name")).votes
+        await until(votes, "the vote of the slowest node")
     await client.__aexit__(None, None, None)
-    assert not (await backends[1]._voters[4].seen("lock", "name")).votes
+    assert not await votes()
 
 
 async def test_node_that_is_away_is_tried_by_one_connection_of_a_client_alone(
