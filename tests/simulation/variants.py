@@ -18,9 +18,10 @@ from aiodlock._place import Place, State
 from aiodlock._session import Session
 from aiodlock.backends.redis import RedisBackend, replies
 from aiodlock.backends.redis import backend as redis_backend
-from aiodlock.backends.redis.quorum import QuorumBackend, Voter
+from aiodlock.backends.redis.quorum import QuorumBackend
 from aiodlock.backends.redis.scripts import ACQUIRE, ALL, VOTING
 from aiodlock.backends.redis.trust import Trust
+from aiodlock.backends.redis.voter import Voter
 from aiodlock.backends.redis.votes import Ballot, Tally
 from aiodlock.backends.redis.wire import ReplyError
 

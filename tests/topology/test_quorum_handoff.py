@@ -14,6 +14,7 @@ import aiodlock
 from aiodlock.backends.redis import quorum
 from aiodlock.backends.redis.link import Link
 from aiodlock.backends.redis.source import Source
+from aiodlock.backends.redis.voter import Voter
 from aiodlock.backends.redis.wire import Wire
 
 from ..scenes import is_held, until, until_waiting
@@ -155,7 +156,7 @@ async def test_node_that_is_away_is_tried_by_one_connection_of_a_client_alone(
         raise ConnectionRefusedError
 
     monkeypatch.setattr(Link, "_connect", refused)
-    voter = quorum.Voter(
+    voter = Voter(
         0,
         Source.from_url("redis://nowhere"),
         0.0,
