@@ -28,7 +28,7 @@ import redis.asyncio
 import aiodlock
 from aiodlock._embedded import EmbeddedServer
 
-_PROCESSES, _CLIENTS, _BODY = 4, 4, 0.001
+_PROCESSES, _CLIENTS = 4, 4
 
 Turn = Callable[[], Any]
 
@@ -66,7 +66,9 @@ class _Told:
     cpu: float = 0.0
 
 
-async def _take_turns(who: str, urls: list[str], seconds: float, think: float) -> list[_Told]:
+async def _take_turns(
+    who: str, urls: list[str], seconds: float, body: float, think: float
+) -> list[_Told]:
     """Let the clients of this process take turns."""
     told = [_Told() for _ in range(_CLIENTS)]
     async with AsyncExitStack() as stack:
@@ -84,7 +86,7 @@ async def _take_turns(who: str, urls: list[str], seconds: float, think: float) -
                     async with turn():
                         waited()
                         mine.turns += time.monotonic() < end
-                        await asyncio.sleep(_BODY)
+                        await asyncio.sleep(body)
                     if think:
                         await asyncio.sleep(random.expovariate(1 / think))
                     since = time.monotonic()
@@ -101,18 +103,18 @@ async def _take_turns(who: str, urls: list[str], seconds: float, think: float) -
     return told
 
 
-def _process(work: tuple[str, list[str], float, float]) -> list[_Told]:
+def _process(work: tuple[str, list[str], float, float, float]) -> list[_Told]:
     return asyncio.run(_take_turns(*work))
 
 
-def _run(who: str, urls: list[str], seconds: float, think: float) -> list[_Told]:
+def _run(who: str, urls: list[str], seconds: float, body: float, think: float) -> list[_Told]:
     """Return what all clients of all processes tell."""
     for url in urls:
         away = (redis.ConnectionError, redis.TimeoutError)
         with suppress(*away), redis.Redis.from_url(url, socket_timeout=1) as client:
             client.delete("redlock:turn")
     with multiprocessing.get_context("spawn").Pool(_PROCESSES) as pool:
-        told = pool.map(_process, [(who, urls, seconds, think)] * _PROCESSES, chunksize=1)
+        told = pool.map(_process, [(who, urls, seconds, body, think)] * _PROCESSES, chunksize=1)
     return [one for of_process in told for one in of_process]
 
 
@@ -131,6 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--body", type=float, default=0.001, help="seconds that a turn lasts")
     parser.add_argument(
         "--think", type=float, default=0.0, help="seconds between a client's turns, on average"
     )
@@ -148,7 +151,7 @@ def main() -> None:
             rates: dict[str, list[float]] = {who: [] for who in _CONTENDERS}
             for _ in range(options.repeat):
                 for who, found in rates.items():
-                    told = _run(who, urls, options.seconds, options.think)
+                    told = _run(who, urls, options.seconds, options.body, options.think)
                     found.append(sum(one.turns for one in told) / options.seconds)
                     print(f"{state}: {who} {_line(told, options.seconds)}", flush=True)
             ours = statistics.median(rates.pop("aiodlock"))

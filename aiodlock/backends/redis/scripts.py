@@ -20,14 +20,16 @@ class Script:
     number_of_keys: bytes
 
 
-def _load(name: str, number_of_keys: int, *shared: str) -> Script:
+def _load(name: str, number_of_keys: int, *, voting: bool = False) -> Script:
     folder = files(__package__) / "lua"
-    time, prelude, own = (
-        (folder / f"{file}.lua").read_bytes() for file in ("time", "prelude", name)
-    )
-    prelude = b"\n".join((prelude, *((folder / f"{part}.lua").read_bytes() for part in shared)))
-    before, mark, after = own.partition(_PRELUDE)
-    source = b"\n".join((time, before, prelude, after) if mark else (time, prelude, own))
+
+    def read(*parts: str) -> bytes:
+        return b"\n".join((folder / f"{part}.lua").read_bytes() for part in parts)
+
+    first = read("time", "tokens") if voting else read("time")
+    prelude = read("prelude", "tickets") if voting else read("prelude")
+    before, mark, after = read(name).partition(_PRELUDE)
+    source = b"\n".join((first, before, prelude, after) if mark else (first, prelude, before))
     sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
     return Script(name, source, sha, str(number_of_keys).encode())
 
@@ -40,8 +42,8 @@ INSPECT = _load("inspect", 4)
 ALL = (ACQUIRE, EXTEND, LEAVE, BREAK, INSPECT)
 
 # What the nodes of a quorum run.
-VOTE = _load("vote", 6, "tickets")
-UNVOTE = _load("unvote", 6, "tickets")
-BREAK_VOTES = _load("break_votes", 5, "tickets")
-INSPECT_VOTES = _load("inspect_votes", 4, "tickets")
+VOTE = _load("vote", 6, voting=True)
+UNVOTE = _load("unvote", 6, voting=True)
+BREAK_VOTES = _load("break_votes", 5, voting=True)
+INSPECT_VOTES = _load("inspect_votes", 4, voting=True)
 VOTING = (VOTE, UNVOTE, BREAK_VOTES, INSPECT_VOTES)

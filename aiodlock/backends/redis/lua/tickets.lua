@@ -111,22 +111,6 @@ local function find_oldest(keys)
   end
 end
 
--- Takes the token for the next vote that the leaving holder wants on every node, if it is larger than all that
--- this node gave or took. Without the last one it cannot be told: then the clock decides.
-local function take_wanted(key, options, wanted)
-  local last = wanted and redis.call('GET', key)
-  if last and tonumber(last) < tonumber(wanted) then
-    local ahead = math.max(0, math.ceil(tonumber(wanted) / 1000) - now)
-    redis.call('SET', key, wanted, 'PX', int(math.max(redis.call('PTTL', key), options.retention + ahead)))
-    return wanted
-  end
-end
-
--- Every later vote of this node has a larger token than this, so a notice with one that is not larger is stale.
-local function vote_floor(key)
-  return redis.call('GET', key) or int(now_us - 1)
-end
-
 -- Gives votes from the oldest waiter on, as far as the other votes allow, each with a notice.
 -- Returns the waiter that is the oldest then.
 local function vote_for_oldest(keys, options, votes, silent_for, wanted)

@@ -13,6 +13,69 @@ local keys = {state = KEYS[1], queue = KEYS[2], waiters = KEYS[3], token = KEYS[
 local marker, broken = KEYS[5], KEYS[6]
 local id, what = ARGV[1], ARGV[2]
 local options = {channel = ARGV[5], retention = tonumber(ARGV[6]), publish = ARGV[7]}
+local wanted = what ~= 'yield' and ARGV[4] ~= '0' and ARGV[4] or nil
+
+-- Of a waiter who lives: the ms left, and its record in pieces.
+local function alive(text)
+  local mode, deadline, length, delay, owner, client, ticket =
+    string.match(text or '', '^([^ ]+) [^ ]+ ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+)')
+  local left = mode and deadline - now
+  if left and left > 0 and left <= tonumber(length) then
+    return left, mode, deadline, length, delay, owner, client, ticket
+  end
+end
+
+-- The only vote, followed by an exclusive request, and all that is looked at alive: where many want a name, the
+-- common case. Who is the oldest then is told to look, unless it will ask soon enough by itself.
+local function hand_on()
+  local given = redis.call('HGETALL', keys.state)
+  if #given ~= 2 or given[1] ~= id or now >= tonumber(string.match(given[2], '^[^ ]+ [^ ]+ ([^ ]+)')) then
+    return
+  end
+  local oldest = redis.call('ZRANGE', keys.queue, '0', '1')
+  local next_id, second_id = oldest[1], oldest[2]
+  local left, mode, deadline, length, delay, owner, client, ticket =
+    alive(next_id and redis.call('HGET', keys.waiters, next_id))
+  if mode ~= 'x' then
+    return
+  end
+  local asks_in, second_client
+  if second_id then
+    local second_left, _, _, second_length, _, _, its_client = alive(redis.call('HGET', keys.waiters, second_id))
+    if not second_left then
+      return
+    end
+    asks_in, second_client = second_left - second_length * 2 / 3, its_client
+  end
+  -- Needs no memory: what follows is not refused by a server that is out of it.
+  redis.call('HDEL', keys.state, '')
+  local proposed = take_wanted(keys.token, options, wanted)
+  local token = proposed or next_token(keys.token, options.retention)
+  redis.call('HSET', keys.state, next_id, 'x ' .. token .. ' ' .. deadline .. ' ' .. length .. ' ' .. delay .. ' '
+    .. owner .. ' ' .. client .. ' ' .. ticket .. (proposed and ' p' or ' v'))
+  if second_id then
+    redis.call('ZREM', keys.queue, next_id)
+    redis.call('HDEL', keys.waiters, next_id)
+  else
+    redis.call('DEL', keys.queue, keys.waiters)
+  end
+  redis.call('PEXPIRE', keys.state, int(left + 2))
+  redis.call('HDEL', keys.state, id)
+  redis.call(options.publish, options.channel .. client, 'granted ' .. keys.state .. ' ' .. next_id .. ' ' .. token)
+  if second_id and left < asks_in then
+    redis.call(options.publish, options.channel .. second_client, 'look ' .. keys.state .. ' ' .. second_id .. ' 0')
+  end
+  return {'released'}
+end
+
+if what == 'ended' and ARGV[3] == '0' then
+  local answer = hand_on()
+  if answer then
+    return answer
+  end
+end
+
+-- (prelude)
 
 need_no_memory(keys.state)
 if ARGV[3] ~= '0' then
@@ -61,7 +124,6 @@ elseif vote then
   -- Lost, here or for its holder, and within its lock-delay: leaving does not open the name early.
   result = {'gone', 'expired'}
 end
-local wanted = ARGV[4] ~= '0' and ARGV[4] or nil
 local oldest = vote_for_oldest(keys, options, votes, nil, wanted)
 bury(keys.state, dead)
 if oldest and oldest.id ~= head_before then

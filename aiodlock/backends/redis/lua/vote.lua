@@ -16,6 +16,35 @@ local keys = {state = KEYS[1], queue = KEYS[2], waiters = KEYS[3], token = KEYS[
 local marker, broken = KEYS[5], KEYS[6]
 local id, mode, owner, length = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local what, fence = ARGV[8], ARGV[9]
+
+-- One exclusive vote, somebody older who waits for another owner's, and both alive: where many want a name, the common
+-- case. When three of the five keys are there, and state, queue and waiters are found, then there is no marker and
+-- nothing is broken.
+if what == 'ask' and redis.call('EXISTS', keys.state, keys.queue, keys.waiters, marker, broken) == 3 then
+  local given = redis.call('HGETALL', keys.state)
+  local oldest = #given == 2 and redis.call('ZRANGE', keys.queue, '0', '0')[1]
+  local waiter = oldest and redis.call('HGET', keys.waiters, oldest)
+  if waiter then
+    local given_mode, given_until, given_for, given_to =
+      string.match(given[2], '^([^ ]+) [^ ]+ ([^ ]+) ([^ ]+) [^ ]+ ([^ ]+)')
+    local waits_until, waits_for, waits_too, ticket =
+      string.match(waiter, '^[^ ]+ [^ ]+ ([^ ]+) ([^ ]+) [^ ]+ ([^ ]+) [^ ]+ ([^ ]+)')
+    local given_left, waits_left = given_until - now, waits_until - now
+    if given_mode == 'x' and given_to ~= owner and given_left > 0 and given_left <= tonumber(given_for)
+      and given_to ~= waits_too and waits_left > 0 and waits_left <= tonumber(waits_for)
+      and tonumber(ticket) < tonumber(ARGV[7]) and redis.call('HEXISTS', keys.waiters, id) == 0
+    then
+      redis.call('HSET', keys.waiters, id, mode .. ' 0 ' .. int(now + length) .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
+        .. ' ' .. owner .. ' ' .. ARGV[6] .. ' ' .. ARGV[7] .. ' v')
+      redis.call('ZADD', keys.queue, ARGV[7], id)
+      keep_queue_until(keys.queue, keys.waiters, now + length)
+      return {'waiting', ARGV[4], '-1', vote_floor(keys.token), int(now_us)}
+    end
+  end
+end
+
+-- (prelude)
+
 local options = {channel = ARGV[10], retention = tonumber(ARGV[11]), publish = ARGV[12]}
 
 -- An out-of-memory server refuses new requests, and those alone.
