@@ -334,17 +334,18 @@ class RedisBackend:
         if wire is None:
             return False
 
-        def on_reply(reply: asyncio.Future[Any]) -> None:
-            try:
-                result: Left | BackendError = left_of(reply.result())
-            except ReplyError as refused:  # NOSCRIPT too: whoever repeats it loads the script
-                result = self._translate(wire, refused)
-            except BackendError as error:
-                result = error
-            done(result)
+        def on_reply(reply: Any) -> None:
+            if isinstance(reply, ReplyError):  # NOSCRIPT too: whoever repeats it loads the script
+                reply = self._translate(wire, reply)
+            if not isinstance(reply, BackendError):
+                try:
+                    reply = left_of(reply)
+                except BackendError as wrong:
+                    reply = wrong
+            done(reply)
 
         packed = self._packed_leave(request, self._late(request, wire), lost)
-        wire.send_packed(packed, later=True).add_done_callback(on_reply)
+        wire.call(packed, on_reply, later=True)
         return True
 
     @staticmethod

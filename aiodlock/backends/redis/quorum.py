@@ -15,7 +15,7 @@ import fnmatch
 import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -68,6 +68,20 @@ class _Ear:
 
     def on_broken(self, request_id: str) -> None:
         self.quorum.on_broken(request_id)
+
+
+@dataclass(slots=True)
+class _Departure:
+    """One leave, on its way to all nodes that were asked."""
+
+    tally: Tally
+    lost: bool
+    done: Callable[[Left | BackendError], object]
+    needed: int
+    round: Round[Left] = field(init=False)
+    #: Nodes that did not hear of it, until somebody goes on telling them.
+    missed: list[Ballot] = field(default_factory=list)
+    confirmed: bool = False
 
 
 class QuorumBackend:
@@ -179,7 +193,8 @@ class QuorumBackend:
         tally = self._tally(request)
         length = request.waiter_ttl
         self._confirm_owner(request)
-        first = self._send(tally, "ask" if wait else "try", length, partial(self._decided, tally))
+        decided = partial(self._decided, tally)
+        first = self._send(tally, "ask" if wait else "try", length, decided)
         await first.settled
         denied = [answer.why for answer in first.answers.values() if isinstance(answer, Denied)]
         if denied and (wait or not self._voted(tally)):
@@ -248,7 +263,7 @@ class QuorumBackend:
         tally: Tally,
         what: str,
         length: float,
-        enough: Callable[[], bool],
+        enough: Callable[[Round[Answer]], bool],
         *,
         token: int = 0,
         ballots: Sequence[Ballot] | None = None,
@@ -257,8 +272,10 @@ class QuorumBackend:
         asked = tally.ballots if ballots is None else ballots
         round = Round[Answer](len(asked), self._majority, _GRACE, enough)
         for ballot in asked:
+            voter = self._voters[ballot.node]
             hear = partial(self._hear, tally, ballot, round)
-            self._voters[ballot.node].vote(tally, ballot, what, length, token, hear)
+            if not voter.vote(tally, ballot, what, length, token, hear):
+                round.take(ballot.node, voter.away())
         return round
 
     def _hear(
@@ -268,18 +285,20 @@ class QuorumBackend:
         round.take(ballot.node, answer)
         if tally.leaving:
             return
-        self._consider_giving_back(tally, ballot)
+        if ballot.asked_back:
+            self._consider_giving_back(tally, ballot)
         if not waited_for and not tally.token and self._voted(tally) and self._listener is not None:
             self._listener.on_look(tally.request.id)  # a late answer has made the majority
 
     def _voted(self, tally: Tally) -> bool:
-        return len(tally.votes(self._trusted)) >= self._majority
+        return tally.has_majority(self._trusted)
 
-    def _decided(self, tally: Tally) -> bool:
+    def _decided(self, tally: Tally, _: Round[Answer]) -> bool:
         """Tell whether no further answer is needed: the token of an owner that holds is a majority's."""
+        if not self._voted(tally):
+            return False
         votes = tally.votes(self._trusted)
-        mixed = any(vote.stage == "a" for vote in votes) and not tally.token_of_owner(votes)
-        return len(votes) >= self._majority and not mixed
+        return not any(vote.stage == "a" for vote in votes) or tally.token_of_owner(votes) > 0
 
     async def _outcome(
         self, tally: Tally, first: Round[Answer] | None, length: float
@@ -315,7 +334,6 @@ class QuorumBackend:
         votes = tally.votes(self._trusted)
         known = tally.token_of_owner(votes)
         token = known or max(vote.token for vote in votes)
-        enough = partial(self._has_confirmed, tally, token)
         # With ``max_hold`` a place may last longer than what follows it, and its deadline stands. These may
         # be other nodes than those that kept the place.
         length = max(tally.request.ttl, tally.request.waiter_ttl)
@@ -323,7 +341,7 @@ class QuorumBackend:
             tally,
             "held" if known else "fence",
             length,
-            enough,
+            lambda _: self._has_confirmed(tally, token),
             token=token,
             ballots=votes,
         )
@@ -331,7 +349,7 @@ class QuorumBackend:
             await fencing.settled
         finally:
             tally.fencing = None
-        if not enough():
+        if not self._has_confirmed(tally, token):
             return None
         tally.token = token
         return Granted(token, tally.deadline(tally.confirmed(token, self._trusted)))
@@ -343,20 +361,20 @@ class QuorumBackend:
 
     def _send_held(self, tally: Tally, token: int, length: float) -> Round[Answer]:
         """Extend a holder; a node that has forgotten it, or never knew, is asked for its vote again."""
-        round: Round[Answer]
-
-        def enough() -> bool:
-            return len(self._kept(tally, round)) >= self._majority
-
+        enough = partial(self._kept_by_enough, tally)
         round = Round[Answer](len(tally.ballots), self._majority, _GRACE, enough)
         for ballot in tally.ballots:
-            hear = partial(self._hear_held, tally, ballot, round)
-            self._voters[ballot.node].vote(tally, ballot, "held", length, token, hear)
+            voter = self._voters[ballot.node]
+            hear = partial(self._hear_held, ballot, round)
+            if not voter.vote(tally, ballot, "held", length, token, hear):
+                round.take(ballot.node, voter.away())
         return round
 
-    def _hear_held(
-        self, tally: Tally, ballot: Ballot, round: Round[Answer], answer: Answer | Exception
-    ) -> None:
+    def _kept_by_enough(self, tally: Tally, round: Round[Answer]) -> bool:
+        return len(self._kept(tally, round)) >= self._majority
+
+    @staticmethod
+    def _hear_held(ballot: Ballot, round: Round[Answer], answer: Answer | Exception) -> None:
         if not isinstance(answer, Exception) and ballot.stage != "c":
             ballot.healing = True
         round.take(ballot.node, answer)
@@ -387,12 +405,7 @@ class QuorumBackend:
         self, request: Request, *, lost: bool = False, within: float | None = None
     ) -> Left:
         left = asyncio.get_running_loop().create_future()
-
-        def done(result: Left | BackendError) -> None:
-            if not left.done():
-                left.set_result(result)
-
-        self._depart(request, lost, False, done)
+        self._depart(request, lost, False, partial(_give, left))
         result: Left | BackendError = await left
         if isinstance(result, BackendError):
             raise result
@@ -416,46 +429,57 @@ class QuorumBackend:
         tally.leaving = True
         self._tallies.pop(request.id, None)
         asked = [ballot for ballot in tally.ballots if ballot.asked]
-        round: Round[Left]
-
-        def enough() -> bool:
-            return len(round.answers) >= self._majority
-
-        round = Round[Left](len(asked), self._majority, _GRACE, enough)
-        confirmed = False
-        missed: list[Ballot] = []
-
-        def hear(ballot: Ballot, answer: Any) -> None:
-            round.take(ballot.node, answer)
-            self._departing -= 1
-            self._departed.set()
-            if isinstance(answer, Exception):
-                if confirmed:
-                    again(ballot)
-                else:
-                    missed.append(ballot)
-
-        def again(ballot: Ballot) -> None:
-            if self._tasks is not None:
-                voter = self._voters[ballot.node]
-                self._tasks.start_soon(self._leave_at, voter, tally, ballot, lost)
-
+        departure = _Departure(tally, lost, done, min(self._majority, len(asked)))
+        then = partial(self._on_departed, departure)
+        round = departure.round = Round(len(asked), self._majority, _GRACE, self._suffices, then)
+        away: list[tuple[Ballot, BackendUnavailable]] = []
         for ballot in asked:
             voter = self._voters[ballot.node]
-            self._departing += 1
-            voter.unvote(tally, ballot, lost, later, partial(hear, ballot))
+            hear = partial(self._hear_left, departure, ballot)
+            if voter.unvote(tally, ballot, lost, later, hear):
+                self._departing += 1
+            else:
+                away.append((ballot, voter.away()))
+        if len(away) < len(asked):
+            for ballot, error in away:
+                departure.missed.append(ballot)
+                round.take(ballot.node, error)
+            return
+        failures = [error for _, error in away]
+        nothing = _too_few(self._described, 0, failures) if asked else _what_was_left([])
+        asyncio.get_running_loop().call_soon(done, nothing)
 
-        def on_settled(_: asyncio.Future[None]) -> None:
-            nonlocal confirmed
-            if len(round.answers) < min(self._majority, len(asked)):
-                done(_unanswered(self._described, round))
-                return
-            confirmed = True
-            for ballot in missed:
-                again(ballot)
-            done(_what_was_left(list(round.answers.values())))
+    def _suffices(self, round: Round[Left]) -> bool:
+        return len(round.answers) >= self._majority
 
-        round.settled.add_done_callback(on_settled)
+    def _hear_left(self, departure: _Departure, ballot: Ballot, answer: Any) -> None:
+        self._departing -= 1
+        self._departed.set()
+        if isinstance(answer, Exception):
+            departure.missed.append(ballot)
+        departure.round.take(ballot.node, answer)
+        if departure.confirmed and departure.missed:
+            self._leave_missed(departure)
+
+    def _on_departed(self, departure: _Departure) -> None:
+        round = departure.round
+        if len(round.answers) < departure.needed:
+            departure.done(_unanswered(self._described, round))
+            return
+        departure.confirmed = True
+        # They know each other: what is over is not left to the collector.
+        departure.tally.request.tally = None
+        self._leave_missed(departure)
+        departure.done(_what_was_left(list(round.answers.values())))
+
+    def _leave_missed(self, departure: _Departure) -> None:
+        missed, departure.missed = departure.missed, []
+        for ballot in missed:
+            if self._tasks is not None:
+                voter = self._voters[ballot.node]
+                self._tasks.start_soon(
+                    self._leave_at, voter, departure.tally, ballot, departure.lost
+                )
 
     async def _leave_at(self, voter: Voter, tally: Tally, ballot: Ballot, lost: bool) -> None:
         """Leave one node that did not answer, until it does or has surely dropped the request."""
@@ -467,8 +491,8 @@ class QuorumBackend:
             pause = min(2 * pause, _LONGEST_PAUSE)
             answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             ballot.ambiguous = True
-            voter.unvote(tally, ballot, lost, False, partial(_give, answer))
-            if not isinstance(await answer, Exception):
+            sent = voter.unvote(tally, ballot, lost, False, partial(_give, answer))
+            if sent and not isinstance(await answer, Exception):
                 return
 
     async def settle(self) -> None:
@@ -493,10 +517,9 @@ class QuorumBackend:
         tally.ballots[voter.node].notice(token)
         if tally.token or tally.fencing is not None or self._listener is None:
             return
-        votes = tally.votes(self._trusted)
-        if len(votes) < self._majority:
+        if not self._voted(tally):
             return
-        agreed = tally.agreed(votes) if tally.waiting else []
+        agreed = tally.agreed(tally.votes(self._trusted)) if tally.waiting else []
         if agreed:
             tally.token = agreed[0].token
             self._listener.on_held(request_id, tally.token, tally.deadline(agreed))

@@ -56,16 +56,18 @@ class Voter(RedisBackend):
 
     def vote(
         self, tally: Tally, ballot: Ballot, what: str, length: float, token: int, hear: _Hear
-    ) -> None:
-        """Send one message about the request; ``hear`` is called with the answer, never from within."""
-        request = tally.request
+    ) -> bool:
+        """Send one message about the request; ``hear`` is called with the answer, never from within.
+
+        :returns: False when there is no connection: nothing is sent, and nothing will be heard.
+        """
         wire = self.wire
         if wire is None or tally.leaving:
-            _hear_later(hear, self._away())
-            return
+            return False
         about = (what, length, token)
         message = tally.message
         if message is None or message.about != about:
+            request = tally.request
             arguments = (
                 request.id,
                 "x" if request.mode == "exclusive" else "s",
@@ -83,25 +85,24 @@ class Voter(RedisBackend):
             ballot.ambiguous = True
         ballot.sent_on = wire
         ballot.pending += 1
-        sent = now()
+        self._call(wire, message, partial(self._on_answer, ballot, now(), hear))
+        return True
 
-        def on_reply(reply: Any) -> None:
-            ballot.pending -= 1
-            if isinstance(reply, Exception):
-                # It may be carried out at any time from now on; leaving will have to refuse that.
-                ballot.ambiguous = ballot.ambiguous or isinstance(reply, Unanswered)
-                hear(reply)
-                return
-            try:
-                answer, clock = read_answer(reply, sent)
-            except BackendError as wrong:
-                hear(wrong)
-                return
-            self.trust.hear_clock(clock, sent)
-            ballot.take(answer)
-            hear(answer)
-
-        self._call(wire, message, on_reply)
+    def _on_answer(self, ballot: Ballot, sent: float, hear: _Hear, reply: Any) -> None:
+        ballot.pending -= 1
+        if isinstance(reply, Exception):
+            # It may be carried out at any time from now on; leaving will have to refuse that.
+            ballot.ambiguous = ballot.ambiguous or isinstance(reply, Unanswered)
+            hear(reply)
+            return
+        try:
+            answer, clock = read_answer(reply, sent)
+        except BackendError as wrong:
+            hear(wrong)
+            return
+        self.trust.hear_clock(clock, sent)
+        ballot.take(answer)
+        hear(answer)
 
     def give_back(self, tally: Tally, ballot: Ballot) -> None:
         """Give the vote back, for an older request. It does not count from now on."""
@@ -109,31 +110,33 @@ class Voter(RedisBackend):
         if wire is None:
             return
         ballot.given_back = ballot.token
-        request, sent = tally.request, now()
-
-        def on_reply(reply: Any) -> None:
-            if isinstance(reply, Exception):
-                return  # the next message to this node will show what became of it
-            try:
-                answer, clock = read_answer(reply, sent)
-            except BackendError:
-                return
-            self.trust.hear_clock(clock, sent)
-            ballot.take(answer)
-
+        request = tally.request
         arguments = (request.id, "yield", 0, ballot.token, *self._options)
-        self._call(wire, self._message(UNVOTE, request, arguments), on_reply)
+        message = self._message(UNVOTE, request, arguments)
+        self._call(wire, message, partial(self._on_given_back, ballot, now()))
+
+    def _on_given_back(self, ballot: Ballot, sent: float, reply: Any) -> None:
+        if isinstance(reply, Exception):
+            return  # the next message to this node will show what became of it
+        try:
+            answer, clock = read_answer(reply, sent)
+        except BackendError:
+            return
+        self.trust.hear_clock(clock, sent)
+        ballot.take(answer)
 
     def unvote(
         self, tally: Tally, ballot: Ballot, lost: bool, later: bool, hear: Callable[[Any], None]
-    ) -> None:
-        """Leave this node; ``hear`` is called with a Left or an exception, never from within."""
+    ) -> bool:
+        """Leave this node; ``hear`` is called with a Left or an exception, never from within.
+
+        :returns: False when there is no connection: nothing is sent, and nothing will be heard.
+        """
         wire = self.wire
         if wire is None:
             # What it was sent before may still be carried out.
             ballot.ambiguous = ballot.ambiguous or ballot.pending > 0
-            _hear_later(hear, self._away())
-            return
+            return False
         # What is in flight on this very wire is carried out before this.
         late = ballot.ambiguous or (ballot.pending > 0 and ballot.sent_on is not wire)
         about = ("leave", lost, late)
@@ -143,16 +146,17 @@ class Voter(RedisBackend):
             why = "lost" if lost else "ended"
             arguments = (id, why, marker, tally.next_token, *self._options)
             message = tally.message = self._message(UNVOTE, tally.request, arguments, about)
+        self._call(wire, message, partial(self._on_left, hear), later)
+        return True
 
-        def on_reply(reply: Any) -> None:
-            if not isinstance(reply, Exception):
-                try:
-                    reply = left_of(reply)
-                except BackendError as wrong:
-                    reply = wrong
-            hear(reply)
-
-        self._call(wire, message, on_reply, later)
+    @staticmethod
+    def _on_left(hear: Callable[[Any], None], reply: Any) -> None:
+        if not isinstance(reply, Exception):
+            try:
+                reply = left_of(reply)
+            except BackendError as wrong:
+                reply = wrong
+        hear(reply)
 
     async def leave_unknown(self, request_id: str, where: str) -> None:
         kind, name = name_of(where)
@@ -180,7 +184,8 @@ class Voter(RedisBackend):
         except (TypeError, AttributeError) as wrong:
             raise wrong_shape("break_votes", reply) from wrong
 
-    def _away(self) -> BackendUnavailable:
+    def away(self) -> BackendUnavailable:
+        """Return what is to be said when there is no connection."""
         error = BackendUnavailable(f"no connection to {self._source.described}")
         error.__cause__ = self.failure
         return error
@@ -206,29 +211,23 @@ class Voter(RedisBackend):
         self, wire: Wire, message: Message, on_reply: Callable[[Any], None], later: bool = False
     ) -> None:
         """Run a script, and give its result or an exception; a forgotten script is sent again."""
-
-        def on_done(known: bool, reply: asyncio.Future[Any]) -> None:
-            try:
-                result = reply.result()
-                self._refusal = None
-            except ReplyError as refused:
-                if known and refused.code == "NOSCRIPT":
-                    again = wire.send("EVAL", message.source, *message.call, within=ANSWER_WITHIN)
-                    again.add_done_callback(partial(on_done, False))
-                    return
-                result = self._translate(wire, refused)
-            except BackendError as error:
-                result = error
-            on_reply(result)
-
         within = None if later else ANSWER_WITHIN
-        sent = wire.send_packed(message.packed, within=within, later=later)
-        sent.add_done_callback(partial(on_done, True))
+        heard = partial(self._on_reply, wire, message, on_reply)
+        wire.call(message.packed, heard, within=within, later=later)
 
-
-def _hear_later(hear: Callable[[Any], None], error: Exception) -> None:
-    """Call back at the next turn of the loop, as replies do."""
-    asyncio.get_running_loop().call_soon(hear, error)
+    def _on_reply(
+        self, wire: Wire, message: Message | None, on_reply: Callable[[Any], None], reply: Any
+    ) -> None:
+        if isinstance(reply, ReplyError):
+            if message is not None and reply.code == "NOSCRIPT":
+                again = hiredis.pack_command(("EVAL", message.source, *message.call))  # type: ignore[arg-type]
+                heard = partial(self._on_reply, wire, None, on_reply)
+                wire.call(again, heard, within=ANSWER_WITHIN)
+                return
+            reply = self._translate(wire, reply)
+        elif not isinstance(reply, Exception):
+            self._refusal = None
+        on_reply(reply)
 
 
 def _key_of_members(prefix: str) -> str:

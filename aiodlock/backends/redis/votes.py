@@ -19,6 +19,7 @@ from .replies import local_deadline, wrong_shape
 
 #: ``v``: given, and may be asked back. ``c``: confirmed. ``a``: its owner holds at this node already.
 Stage = Literal["v", "c", "a"]
+_VOTED = frozenset(("v", "c", "a"))
 _STAGES: dict[bytes, Stage] = {b"v": "v", b"c": "c", b"a": "a"}
 
 
@@ -121,24 +122,27 @@ class Ballot:
         self.sent_on: object | None = None
         self.ambiguous: bool = False
 
-    @property
-    def counts(self) -> bool:
+    def counts_at(self, moment: float) -> bool:
         """Whether the node certainly votes for the request at this moment."""
-        voted = self.stage in ("v", "c", "a") and self.token != self.given_back
-        return voted and now() < self.deadline
+        voted = self.stage in _VOTED and self.token != self.given_back
+        return voted and moment < self.deadline
 
     def take(self, answer: Answer) -> None:
         match answer:
             case Voted(token, deadline, stage, asked_back):
                 self.stage, self.token, self.asked_back = stage, token, asked_back
-                self.deadline = max(self.deadline, deadline)
-                self.highest = max(self.highest, token)
+                if deadline > self.deadline:
+                    self.deadline = deadline
+                if token > self.highest:
+                    self.highest = token
                 self.look_at = None
                 if stage == "a":
                     self.given_back = 0  # such a vote is never taken back
             case Queued(deadline, look_at, floor):
-                self.deadline = max(self.deadline, deadline)
-                self.floor = max(self.floor, floor)
+                if deadline > self.deadline:
+                    self.deadline = deadline
+                if floor > self.floor:
+                    self.floor = floor
                 if self.token <= floor:
                     self.stage, self.token, self.asked_back = "q", 0, False
                     self.look_at = look_at
@@ -150,7 +154,7 @@ class Ballot:
     def notice(self, token: int) -> None:
         """A notice: the node votes for the request now, unless it is an old one."""
         self.highest = max(self.highest, token)
-        known = self.stage in ("v", "c", "a") and self.token != self.given_back
+        known = self.stage in _VOTED and self.token != self.given_back
         if not known and token > self.given_back and token > self.floor:
             self.stage, self.token = "v", token
 
@@ -186,7 +190,16 @@ class Tally:
 
     def votes(self, trusted: Callable[[int], bool]) -> list[Ballot]:
         """Return the votes that count, of trusted nodes."""
-        return [ballot for ballot in self.ballots if ballot.counts and trusted(ballot.node)]
+        moment = now()
+        return [
+            ballot for ballot in self.ballots if ballot.counts_at(moment) and trusted(ballot.node)
+        ]
+
+    def has_majority(self, trusted: Callable[[int], bool]) -> bool:
+        """Tell whether the votes that count are enough."""
+        majority = self.majority
+        told = sum([ballot.stage in _VOTED for ballot in self.ballots])
+        return told >= majority and len(self.votes(trusted)) >= majority
 
     def token_of_owner(self, votes: Sequence[Ballot]) -> int:
         """Return the token that the owner holds with already, by a majority of these votes; else 0."""
@@ -231,22 +244,28 @@ _A = TypeVar("_A")
 class Round(Generic[_A]):
     """One message to several nodes, and what has come back.
 
-    ``settled`` is done when the answers suffice, when all are in, or a moment after a majority of all
-    nodes has answered: one that is silent must not keep the others waiting.
+    ``settled`` is done when the answers are ``enough``, when all are in, or a moment after a majority of
+    all nodes has answered: one that is silent must not keep the others waiting. ``then`` is called at once.
     """
 
-    def __init__(self, asked: int, majority: int, grace: float, enough: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        asked: int,
+        majority: int,
+        grace: float,
+        enough: Callable[[Round[_A]], bool],
+        then: Callable[[], object] | None = None,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._left = asked
         self._majority = majority
         self._grace = grace
         self._enough = enough
+        self._then = then
         self._timer: asyncio.TimerHandle | None = None
         self.answers: dict[int, _A] = {}
         self.failures: list[Exception] = []
         self.settled: asyncio.Future[None] = self._loop.create_future()
-        if not asked:
-            self._settle()
 
     def take(self, node: int, answer: _A | Exception) -> None:
         """Take what one node answered, or why it did not."""
@@ -257,7 +276,7 @@ class Round(Generic[_A]):
             self.answers[node] = answer
         if self.settled.done():
             return
-        if self._left == 0 or self._enough():
+        if self._left == 0 or (node in self.answers and self._enough(self)):
             self._settle()
         elif len(self.answers) >= self._majority and self._timer is None:
             self._timer = self._loop.call_later(self._grace, self._settle)
@@ -267,3 +286,6 @@ class Round(Generic[_A]):
             self._timer.cancel()
         if not self.settled.done():
             self.settled.set_result(None)
+            then, self._then = self._then, None
+            if then is not None:
+                then()

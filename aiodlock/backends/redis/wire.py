@@ -66,13 +66,32 @@ class ReplyError(ResponseError):
         return code_of(self)
 
 
+class Hearing:
+    """Stands where a future would, and hands the reply on at once: nobody awaits it."""
+
+    __slots__ = ("_hear", "_heard")
+
+    def __init__(self, hear: Callable[[Any], object]) -> None:
+        self._hear = hear
+        self._heard = False
+
+    def done(self) -> bool:
+        return self._heard
+
+    def set_result(self, reply: Any) -> None:
+        self._heard = True
+        self._hear(reply)
+
+    set_exception = set_result
+
+
 class Wire:
     """What both kinds of wire share: who waits for which reply, and what happens when it breaks.
 
-    Mutable state: ``_out`` (packed commands of this turn), ``_waiting`` (a future per command sent),
-    ``_answers`` (counts replies, so that silence can be told), ``_limited`` (replies that are awaited
-    for so long only, and until when) with one timer ``_limit`` for the oldest of them, which is not
-    moved when that one is answered; ``lost`` (done when it is over).
+    Mutable state: ``_out`` (packed commands of this turn), ``_waiting`` (a future, or what stands for it,
+    per command sent), ``_answers`` (counts replies, so that silence can be told), ``_limited`` (replies
+    that are awaited for so long only, and until when) with one timer ``_limit`` for the oldest of them,
+    which is not moved when that one is answered; ``lost`` (done when it is over).
     """
 
     def __init__(
@@ -80,13 +99,13 @@ class Wire:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._out: list[bytes] = []
-        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._waiting: deque[asyncio.Future[Any] | Hearing] = deque()
         self._on_message = on_message
         #: Silence after which it counts as dead (seconds).
         self.reply_timeout: float = reply_timeout
         self._answers = 0
         self._watchdog: asyncio.TimerHandle | None = None
-        self._limited: deque[tuple[float, asyncio.Future[Any]]] = deque()
+        self._limited: deque[tuple[float, asyncio.Future[Any] | Hearing]] = deque()
         self._limit: asyncio.TimerHandle | None = None
         #: Is given each reply to a release that grants to others of this client, awaited or not.
         self.on_grants: Callable[[list[Any]], None] | None = None
@@ -111,9 +130,36 @@ class Wire:
         """
         reply: asyncio.Future[Any] = self._loop.create_future()
         if self.lost.done():
-            reply.set_exception(Unanswered("the connection is closed"))
-            reply.exception()  # its reader may be cancelled before it looks: no news for the log
-            return reply
+            _fail(reply, Unanswered("the connection is closed"))
+        else:
+            self._send(command, reply, later, within)
+        return reply
+
+    def call(
+        self,
+        command: bytes,
+        hear: Callable[[Any], object],
+        *,
+        later: bool = False,
+        within: float | None = None,
+    ) -> None:
+        """Send one command in RESP, and call ``hear`` with its reply, a ReplyError, or Unanswered.
+
+        That happens while the reply is read, without a turn of the loop in between, or later on; never from
+        within this. See ``send_packed`` for the others.
+        """
+        if self.lost.done():
+            self._loop.call_soon(hear, Unanswered("the connection is closed"))
+        else:
+            self._send(command, Hearing(hear), later, within)
+
+    def _send(
+        self,
+        command: bytes,
+        reply: asyncio.Future[Any] | Hearing,
+        later: bool,
+        within: float | None,
+    ) -> None:
         out, waiting = self._out, self._waiting
         if later or len(out) != len(waiting):
             self._post(command)
@@ -131,7 +177,6 @@ class Wire:
                 self._limit = self._loop.call_later(within, self._on_limit)
         if self._watchdog is None:
             self._watchdog = self._loop.call_later(self.reply_timeout, self._watch, self._answers)
-        return reply
 
     def post(self, *command: bytes | str | int) -> None:
         """Send one command whose reply arrives as a message."""
@@ -170,8 +215,11 @@ class Wire:
             if not reply.done():
                 error = Unanswered("the connection was lost before the reply came")
                 error.__cause__ = reason
-                reply.set_exception(error)
-                reply.exception()  # whoever was to read it may be gone: that is no news for the log
+                if isinstance(reply, Hearing):
+                    # Whoever closes this may be in the middle of something.
+                    self._loop.call_soon(reply.set_exception, error)
+                else:
+                    _fail(reply, error)
 
     async def closed(self) -> None:
         """Close, and wait until nothing of it is left."""
@@ -202,8 +250,7 @@ class Wire:
         if waiter.done():
             return
         if isinstance(reply, Exception):
-            waiter.set_exception(ReplyError(str(reply)))
-            waiter.exception()  # whoever was to read it may be gone: that is no news for the log
+            _fail(waiter, ReplyError(str(reply)))
         else:
             waiter.set_result(reply)
 
@@ -212,8 +259,7 @@ class Wire:
         while limited and (limited[0][1].done() or limited[0][0] <= moment):
             _, reply = limited.popleft()
             if not reply.done():
-                reply.set_exception(Unanswered("no reply in time"))
-                reply.exception()
+                _fail(reply, Unanswered("no reply in time"))
         self._limit = self._loop.call_at(limited[0][0], self._on_limit) if limited else None
 
     def _watch(self, answers_before: int) -> None:
@@ -224,6 +270,12 @@ class Wire:
             self.close(Unanswered(f"no reply within {self.reply_timeout} s"))
             return
         self._watchdog = self._loop.call_later(self.reply_timeout, self._watch, self._answers)
+
+
+def _fail(reply: asyncio.Future[Any] | Hearing, error: Exception) -> None:
+    reply.set_exception(error)
+    if isinstance(reply, asyncio.Future):
+        reply.exception()  # whoever was to read it may be gone: that is no news for the log
 
 
 class TransportWire(Wire, asyncio.Protocol):
