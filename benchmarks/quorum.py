@@ -1,9 +1,10 @@
 """A quorum of five under contention, beside pottery's Redlock: ``python -m benchmarks.quorum``.
 
 Processes of clients take turns on one name for some seconds, ours and pottery's one after the other, again
-and again, on the same servers; then the same with two of the five frozen, and with two killed. With
-``--think`` each client does something else between its turns, as services do. Pottery waits for a frozen
-server as long as its connections let it, by default for ever: so there is one with a time-out, too.
+and again, on the same servers; then the same with two of the five frozen, and with two killed. How long a
+turn lasts (``--body``) and how long a client does something else between its turns (``--think``) decide
+what there is to gain, so several of both can be told. Pottery waits for a frozen server as long as its
+connections let it, by default for ever: so there is one with a time-out, too.
 
 Turns per second alone favour whoever lets the last holder in again: that costs nothing, and the others
 wait. So it is told besides how many of the clients had a turn at all, and the longest wait of any.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import itertools
 import multiprocessing
 import random
 import statistics
@@ -129,13 +131,31 @@ def _line(told: list[_Told], seconds: float) -> str:
     )
 
 
+def _compare(about: str, urls: list[str], body: float, think: float, options: Any) -> None:
+    """Let all contenders run, by turns, and say how they did."""
+    about = f"{about}, body {1000 * body:g} ms, pause {1000 * think:g} ms"
+    rates: dict[str, list[float]] = {who: [] for who in _CONTENDERS}
+    for _ in range(options.repeat):
+        for who, found in rates.items():
+            told = _run(who, urls, options.seconds, body, think)
+            found.append(sum(one.turns for one in told) / options.seconds)
+            print(f"{about}: {who} {_line(told, options.seconds)}", flush=True)
+    ours = statistics.median(rates.pop("aiodlock"))
+    for who, found in rates.items():
+        theirs = statistics.median(found)
+        times = f"{ours / theirs:.1f} times" if theirs else "it took none"
+        print(f"{about}: {ours:.1f} turns/s, {who} {theirs:.1f}, {times}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--body", type=float, default=0.001, help="seconds that a turn lasts")
     parser.add_argument(
-        "--think", type=float, default=0.0, help="seconds between a client's turns, on average"
+        "--body", type=float, nargs="+", default=[0.001], help="seconds that a turn lasts"
+    )
+    parser.add_argument(
+        "--think", type=float, nargs="+", default=[0.0], help="between turns, on average"
     )
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -148,17 +168,8 @@ def main() -> None:
                 elif state == "two of five killed":
                     node.resume()
                     node.kill()
-            rates: dict[str, list[float]] = {who: [] for who in _CONTENDERS}
-            for _ in range(options.repeat):
-                for who, found in rates.items():
-                    told = _run(who, urls, options.seconds, options.body, options.think)
-                    found.append(sum(one.turns for one in told) / options.seconds)
-                    print(f"{state}: {who} {_line(told, options.seconds)}", flush=True)
-            ours = statistics.median(rates.pop("aiodlock"))
-            for who, found in rates.items():
-                theirs = statistics.median(found)
-                times = f"{ours / theirs:.1f} times" if theirs else "it took none"
-                print(f"{state}: {ours:.1f} turns/s, {who} {theirs:.1f}, {times}", flush=True)
+            for body, think in itertools.product(options.body, options.think):
+                _compare(state, urls, body, think, options)
 
 
 if __name__ == "__main__":
