@@ -33,7 +33,8 @@ def test_acquire(backend: RedisBackend, name: str, wait: bool) -> None:
     for request in _requests(name) * 2:
         names, arguments = backend._acquiring(request, wait)
         whole = ("EVALSHA", ACQUIRE.sha, ACQUIRE.number_of_keys, *names, *arguments)
-        assert backend._packed_acquire(request, wait) == hiredis.pack_command(whole)  # type: ignore[arg-type]
+        packed = backend._packing.acquire(request, wait, backend._acquiring)
+        assert packed == hiredis.pack_command(whole)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("lost", [True, False])
@@ -43,17 +44,17 @@ def test_leave(backend: RedisBackend, name: str, late: bool, lost: bool) -> None
     for request in _requests(name) * 2:
         names, arguments = backend._leaving(request, late, lost)
         whole = ("EVALSHA", LEAVE.sha, LEAVE.number_of_keys, *names, *arguments)
-        packed = backend._packed_leave(request, late, lost)
+        packed = backend._packing.leave(request, late, lost, backend._leaving)
         assert packed == hiredis.pack_command(whole)  # type: ignore[arg-type]
 
 
 def test_pieces_are_kept_for_a_bounded_number_of_names(
     backend: RedisBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiodlock.backends.redis.backend._MOST_PACKED", 10)
+    monkeypatch.setattr("aiodlock.backends.redis.packing._MOST_PACKED", 10)
     for number in range(100):
         for request in _requests(f"name {number}"):
-            backend._packed_acquire(request, True)
-            backend._packed_leave(request, False, False)
-    assert len(backend._acquires) <= 10
-    assert len(backend._leaves) <= 10
+            backend._packing.acquire(request, True, backend._acquiring)
+            backend._packing.leave(request, False, False, backend._leaving)
+    assert len(backend._packing._acquires) <= 10
+    assert len(backend._packing._leaves) <= 10

@@ -9,7 +9,6 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -31,6 +30,7 @@ from ..base import Listener, Unanswered
 from . import events
 from .keys import Keys, channel_prefix, keys_of, name_of, probe_key, state_patterns
 from .link import Link
+from .packing import Packing, Words
 from .permissions import check_permissions
 from .replicas import ReplicatedLink, ReplicatedWire, capabilities
 from .replies import grants_of, holders_of, left_of, outcome_of, waiters_of, wrong_shape
@@ -44,8 +44,6 @@ _logger = logging.getLogger("aiodlock")
 #: For how long a marker refuses late duplicates, at the least (seconds).
 _SHORTEST_MARKER = 60.0
 _CHECK_AGAIN = 0.5
-#: So many different messages are remembered (some 500 bytes each).
-_MOST_PACKED = 8192
 #: A server may well be busy for so long (seconds).
 _SHORTEST_SILENCE = 0.2
 
@@ -91,9 +89,7 @@ class RedisBackend:
         self._refusal: BackendUnavailable | None = None
         self._wakeups: Wakeups | None = None
         self._replicated: ReplicatedLink | None = None
-        #: What the messages of all requests of one lock have in common, packed once.
-        self._acquires: dict[tuple[object, ...], _Packed] = {}
-        self._leaves: dict[tuple[object, ...], _Packed] = {}
+        self._packing = Packing()
         #: Whether keyspace events arrive: unknown (None) until the probe has seen.
         self.notifications: bool | None = None
 
@@ -154,8 +150,7 @@ class RedisBackend:
     def _follow(self, wire: Wire) -> None:
         """Commands go to another server after a failover: let everything follow."""
         # What a cluster's node is told to say may have changed.
-        self._acquires.clear()
-        self._leaves.clear()
+        self._packing.forget()
         others = [self._wakeups.link.wire if self._wakeups else None]
         others += [self._replicated.link.wire if self._replicated else None]
         for other in others:
@@ -203,7 +198,7 @@ class RedisBackend:
         sent = now()
         extension = None
         try:
-            first = wire.send_packed(self._packed_acquire(request, wait))
+            first = wire.send_packed(self._packing.acquire(request, wait, self._acquiring))
             if request.ambiguous and self._replicated is not None:
                 # A repeated acquire may write nothing, and then WAIT would look at nothing.
                 extension = self._extend(wire, request, request.waiter_ttl)
@@ -230,38 +225,7 @@ class RedisBackend:
                 return await self._extend(wire, request, request.ttl)
         return answer
 
-    def _packed_acquire(self, request: Request, wait: bool) -> bytes:
-        lock = (
-            request.kind,
-            request.name,
-            request.mode,
-            request.limit,
-            request.ttl,
-            request.waiter_ttl,
-            request.lock_delay,
-            wait,
-        )
-        packed = self._acquires.get(lock)
-        if packed is None:
-            names, arguments = self._acquiring(request, wait)
-            (*names_before, _), (_, mode, _, *others) = names, arguments
-            packed = _Packed(
-                head=f"*{2 + 1 + 5 + 11}\r\n"
-                + _resp("EVALSHA", ACQUIRE.sha, ACQUIRE.number_of_keys, *names_before),
-                marker=self._keys(request).marker,
-                between=_resp(mode),
-                tail=_resp(*others),
-            )
-            _keep(self._acquires, lock, packed)
-        id, owner, size = request.id, request.owner, len(request.id)
-        return (
-            f"{packed.head}${len(packed.marker) + size}\r\n{packed.marker}{id}\r\n${size}\r\n{id}\r\n"
-            f"{packed.between}${len(owner)}\r\n{owner}\r\n{packed.tail}"
-        ).encode("ascii")
-
-    def _acquiring(
-        self, request: Request, wait: bool
-    ) -> tuple[tuple[str, ...], tuple[str | int, ...]]:
+    def _acquiring(self, request: Request, wait: bool) -> Words:
         keys = self._keys(request)
         names = (keys.state, keys.queue, keys.waiters, keys.token, keys.marker + request.id)
         arguments = (
@@ -356,24 +320,7 @@ class RedisBackend:
 
     def _packed_leave(self, request: Request, late: bool, lost: bool) -> bytes:
         self._on_leaving(request)
-        how = (request.kind, request.name, late, lost)
-        packed = self._leaves.get(how)
-        if packed is None:
-            names, arguments = self._leaving(request, late, lost)
-            (*names_before, _, broken), (_, *others) = names, arguments
-            packed = _Packed(
-                head=f"*{2 + 1 + 6 + 6}\r\n"
-                + _resp("EVALSHA", LEAVE.sha, LEAVE.number_of_keys, *names_before),
-                marker=self._keys(request).marker,
-                between=_resp(broken),
-                tail=_resp(*others),
-            )
-            _keep(self._leaves, how, packed)
-        id, size = request.id, len(request.id)
-        return (
-            f"{packed.head}${len(packed.marker) + size}\r\n{packed.marker}{id}\r\n"
-            f"{packed.between}${size}\r\n{id}\r\n{packed.tail}"
-        ).encode("ascii")
+        return self._packing.leave(request, late, lost, self._leaving)
 
     async def leave_unknown(self, request_id: str, where: str) -> None:
         kind, name = name_of(where)
@@ -387,9 +334,7 @@ class RedisBackend:
     async def settle(self) -> None:
         """Every answer is waited for by a call."""
 
-    def _leaving(
-        self, request: Request, late: bool, lost: bool
-    ) -> tuple[tuple[str, ...], tuple[str | int, ...]]:
+    def _leaving(self, request: Request, late: bool, lost: bool) -> Words:
         keys = self._keys(request)
         arguments = (
             request.id,
@@ -613,30 +558,6 @@ class Outcome:
 
     def __await__(self) -> Generator[Any, None, Granted | Waiting | Gone]:
         return self._get().__await__()
-
-
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """A message in RESP but for what differs from request to request: its id, and its owner.
-
-    Packing the whole command each time takes four times as long as putting these in.
-    """
-
-    head: str  # up to the keys before the marker
-    marker: str  # without the id, which ends it
-    between: str
-    tail: str
-
-
-def _resp(*words: str | bytes | int) -> str:
-    texts = (word.decode() if isinstance(word, bytes) else str(word) for word in words)
-    return "".join(f"${len(text)}\r\n{text}\r\n" for text in texts)
-
-
-def _keep(known: dict[tuple[object, ...], _Packed], key: tuple[object, ...], new: _Packed) -> None:
-    if len(known) >= _MOST_PACKED:
-        known.clear()
-    known[key] = new
 
 
 def _wire_mode(request: Request) -> str:

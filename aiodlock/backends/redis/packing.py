@@ -1,0 +1,117 @@
+"""The messages of all requests of one lock have nearly everything in common, which is packed once.
+
+Putting the request's id and owner in takes a quarter of the time of packing the whole command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..._model import Request
+from .scripts import ACQUIRE, LEAVE, Script
+
+#: So many different messages are remembered (some 500 bytes each).
+_MOST_PACKED = 8192
+
+#: The names and the arguments of one call of a script.
+Words = tuple[tuple[str, ...], tuple[str | int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A message in RESP but for what differs from request to request: its id, and its owner."""
+
+    head: str  # up to the keys before the marker
+    marker: str  # without the id, which ends it
+    between: str
+    tail: str
+
+
+class Packing:
+    """The messages that acquire and leave.
+
+    Mutable state: what was packed so far, ``_acquires`` and ``_leaves``.
+    """
+
+    def __init__(self) -> None:
+        self._acquires: dict[tuple[object, ...], _Packed] = {}
+        self._leaves: dict[tuple[object, ...], _Packed] = {}
+
+    def forget(self) -> None:
+        """Pack everything anew: the words may have changed."""
+        self._acquires.clear()
+        self._leaves.clear()
+
+    def acquire(
+        self, request: Request, wait: bool, words: Callable[[Request, bool], Words]
+    ) -> bytes:
+        """Return the call of ``acquire`` with the words that are given for it, in RESP."""
+        lock = (
+            request.kind,
+            request.name,
+            request.mode,
+            request.limit,
+            request.ttl,
+            request.waiter_ttl,
+            request.lock_delay,
+            wait,
+        )
+        packed = self._acquires.get(lock)
+        if packed is None:
+            names, arguments = words(request, wait)
+            (*before, marker), (_, mode, _, *others) = names, arguments
+            size = len(names) + len(arguments)
+            packed = _pack(ACQUIRE, size, before, marker, request, (mode,), others)
+            _keep(self._acquires, lock, packed)
+        id, owner, size = request.id, request.owner, len(request.id)
+        return (
+            f"{packed.head}${len(packed.marker) + size}\r\n{packed.marker}{id}\r\n${size}\r\n{id}\r\n"
+            f"{packed.between}${len(owner)}\r\n{owner}\r\n{packed.tail}"
+        ).encode("ascii")
+
+    def leave(
+        self,
+        request: Request,
+        late: bool,
+        lost: bool,
+        words: Callable[[Request, bool, bool], Words],
+    ) -> bytes:
+        """Return the call of ``leave`` with the words that are given for it, in RESP."""
+        how = (request.kind, request.name, late, lost)
+        packed = self._leaves.get(how)
+        if packed is None:
+            names, arguments = words(request, late, lost)
+            (*before, marker, broken), (_, *others) = names, arguments
+            size = len(names) + len(arguments)
+            packed = _pack(LEAVE, size, before, marker, request, (broken,), others)
+            _keep(self._leaves, how, packed)
+        id, size = request.id, len(request.id)
+        return (
+            f"{packed.head}${len(packed.marker) + size}\r\n{packed.marker}{id}\r\n"
+            f"{packed.between}${size}\r\n{id}\r\n{packed.tail}"
+        ).encode("ascii")
+
+
+def _pack(
+    script: Script,
+    size: int,
+    before: Sequence[str],
+    marker: str,
+    request: Request,
+    between: Sequence[str | int],
+    others: Sequence[str | int],
+) -> _Packed:
+    head = f"*{3 + size}\r\n{_resp('EVALSHA', script.sha, script.number_of_keys, *before)}"
+    return _Packed(head, marker.removesuffix(request.id), _resp(*between), _resp(*others))
+
+
+def _resp(*words: str | bytes | int) -> str:
+    texts = (word.decode() if isinstance(word, bytes) else str(word) for word in words)
+    return "".join(f"${len(text)}\r\n{text}\r\n" for text in texts)
+
+
+def _keep(known: dict[tuple[object, ...], _Packed], key: tuple[object, ...], new: _Packed) -> None:
+    if len(known) >= _MOST_PACKED:
+        known.clear()
+    known[key] = new
