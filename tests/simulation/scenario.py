@@ -371,7 +371,7 @@ class Simulation:
     async def _turn(self, process: Process, client: SimClient) -> None:
         rng, style = self.random, self.style
         kind = rng.random()
-        lock = self._some_lock(client)
+        lock, weaker = self._some_lock(client)
         base = f"aiodlock:1:{lock._kind}:{{{lock.name}}}"
         if kind < 0.1:
             lease = await lock.acquire_nowait()
@@ -396,13 +396,15 @@ class Simulation:
                 async with self._body(process, lease):
                     await self._hold(lease, base)
                     if kind > 0.9 and isinstance(lock, aiodlock.Lock):
-                        async with lock as again:
+                        # A writer may read, too; then it holds the name twice.
+                        async with weaker if kind > 0.95 else lock as again:
                             await self._hold(again, base)
                     elif kind > 0.85:
                         await lease.extend(rng.choice((None, 0.4, 1.2)))
                         await self._hold(lease, base)
 
-    def _some_lock(self, client: SimClient) -> Acquirable:
+    def _some_lock(self, client: SimClient) -> tuple[Acquirable, Acquirable]:
+        """Return a lock, and one that its holder gets besides."""
         rng, style = self.random, self.style
         name = f"n{rng.randrange(style.names)}"
         options: dict[str, Any] = {
@@ -418,12 +420,12 @@ class Simulation:
         elif rng.random() < 0.1:
             options["margin"] = options["ttl"] / 10
         if rng.random() < style.semaphores:
-            return client.semaphore(f"s{name}", 2, **options)
+            semaphore = client.semaphore(f"s{name}", 2, **options)
+            return semaphore, semaphore
         if rng.random() < style.named_owners:
             options["owner"] = rng.choice(("ann", "bob"))
-        if rng.random() < style.shared:
-            return client.rwlock(name, **options).read
-        return client.lock(name, **options)
+        pair = client.rwlock(name, **options)
+        return (pair.read if rng.random() < style.shared else pair.write), pair.read
 
     async def _bare(self, process: Process, lease: Lease, base: str) -> None:
         try:
