@@ -44,6 +44,9 @@ class Waiter:
 class Direct:
     """The scripts on one name. `sources` replaces the source of scripts, by their names."""
 
+    #: Which word of a waiter's record is its deadline.
+    _deadline_of_waiter = 1
+
     def __init__(
         self,
         # Its stubs say `bytes | str` of every reply; here all are text.
@@ -202,7 +205,8 @@ class Direct:
             await self.redis.hset(self.keys.state, id, " ".join(words))
         if waiting:
             words = waiting.split(" ")
-            words[1] = str(int(words[1]) + by)
+            at = self._deadline_of_waiter
+            words[at] = str(int(words[at]) + by)
             await self.redis.hset(self.keys.waiters, id, " ".join(words))
 
 

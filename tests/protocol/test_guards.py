@@ -18,7 +18,7 @@ import redis
 from aiodlock.backends.redis import scripts
 
 from ..servers import Store
-from . import test_acquire, test_extend, test_keys, test_leave
+from . import test_acquire, test_extend, test_keys, test_leave, test_votes
 from .direct import CLIENTS, Direct, Heard
 
 Check = Callable[..., Coroutine[Any, Any, None]]
@@ -26,7 +26,7 @@ Check = Callable[..., Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True)
 class Mutation:
-    """`old`, which stands in the scripts that are named (all, when none are), becomes `new`."""
+    """`old`, which stands in the scripts that are named (if none are: in a server's), becomes `new`."""
 
     guard: str
     old: str
@@ -38,9 +38,10 @@ class Mutation:
 
     def sources(self) -> dict[str, str]:
         mutated = {}
-        for script in scripts.ALL:
+        names = self.only or [script.name for script in scripts.ALL]
+        for script in (*scripts.ALL, *scripts.VOTING):
             source = script.source.decode()
-            if self.old in source and (not self.only or script.name in self.only):
+            if self.old in source and script.name in names:
                 mutated[script.name] = source.replace(self.old, self.new)
                 if self.in_general and script is scripts.LEAVE:
                     mutated[script.name] = _without_shortcut(mutated[script.name])
@@ -420,17 +421,328 @@ MUTATIONS = [
 ]
 
 
+# -- the short ways of a quorum's scripts --------------------------------------------------------------
+
+VOTE, UNVOTE = ("vote",), ("unvote",)
+
+SHORT_WAYS = [
+    Mutation(
+        "who tries gets no place, also when many wait",
+        "if what == 'ask' and redis",
+        "if what ~= 'fence' and what ~= 'held' and redis",
+        test_votes.test_try_leaves_no_place_also_when_many_wait,
+        VOTE,
+    ),
+    Mutation(
+        "nor does who writes a token",
+        "if what == 'ask' and redis",
+        "if what ~= 'try' and what ~= 'held' and redis",
+        test_votes.test_fence_leaves_no_place_also_when_many_wait,
+        VOTE,
+    ),
+    Mutation(
+        "who holds is not refused a place for want of memory, also when many wait",
+        "if what == 'ask' and redis",
+        "if what ~= 'try' and what ~= 'fence' and redis",
+        test_votes.test_node_out_of_memory_takes_back_who_holds_and_extends_who_waits,
+        VOTE,
+    ),
+    Mutation(
+        "who is queued shortly is refused by no marker",
+        "keys.waiters, marker, broken) == 3",
+        "keys.waiters, broken) == 3",
+        test_votes.test_late_duplicate_is_refused_also_when_many_wait,
+        VOTE,
+    ),
+    Mutation(
+        "and was not broken",
+        "keys.waiters, marker, broken) == 3",
+        "keys.waiters, marker) == 3",
+        test_votes.test_broken_hold_is_refused_also_when_many_wait,
+        VOTE,
+    ),
+    Mutation(
+        "and waits for one vote alone",
+        "#given == 2 and redis",
+        "#given >= 2 and redis",
+        test_votes.test_newcomer_clamps_what_a_clock_set_back_has_stretched,
+        VOTE,
+    ),
+    Mutation(
+        "which is there",
+        "#given == 2 and redis",
+        "#given <= 2 and redis",
+        test_votes.test_late_duplicate_is_refused_also_by_a_node_that_lost_a_key,
+        VOTE,
+    ),
+    Mutation(
+        "behind somebody in the queue",
+        "oldest and redis.call('HGET'",
+        "oldest ~= false and redis.call('HGET'",
+        test_votes.test_late_duplicate_is_refused_also_by_a_node_that_lost_a_key,
+        VOTE,
+    ),
+    Mutation(
+        "of whom there is a record",
+        "if waiter then\n    local given_mode",
+        "if oldest then\n    local given_mode",
+        test_votes.test_late_duplicate_is_refused_also_by_a_node_that_lost_a_key,
+        VOTE,
+    ),
+    Mutation(
+        "the vote that it waits for is exclusive",
+        "given_mode == 'x' and ",
+        "",
+        test_votes.test_newcomer_lets_in_a_reader_whose_writer_died,
+        VOTE,
+    ),
+    Mutation(
+        "and not its owner's",
+        " and given_to ~= owner",
+        "",
+        test_votes.test_named_owner_enters_again_with_its_token_past_all_who_wait,
+        VOTE,
+    ),
+    Mutation(
+        "and alive",
+        " and given_left > 0",
+        "",
+        test_votes.test_newcomer_hands_an_overdue_vote_on,
+        VOTE,
+    ),
+    Mutation(
+        "and not stretched by a clock set back",
+        " and given_left <= tonumber(given_for)",
+        "",
+        test_votes.test_newcomer_clamps_what_a_clock_set_back_has_stretched,
+        VOTE,
+    ),
+    Mutation(
+        "and not of the oldest waiter's owner",
+        "and given_to ~= waits_too ",
+        "",
+        test_votes.test_newcomer_lets_in_an_owner_that_holds_when_who_was_before_it_died,
+        VOTE,
+    ),
+    Mutation(
+        "the oldest waiter is alive",
+        " and waits_left > 0",
+        "",
+        test_votes.test_newcomer_behind_a_dead_waiter_is_the_oldest,
+        VOTE,
+    ),
+    Mutation(
+        "and not stretched by a clock set back either",
+        " and waits_left <= tonumber(waits_for)",
+        "",
+        test_votes.test_newcomer_clamps_what_a_clock_set_back_has_stretched,
+        VOTE,
+    ),
+    Mutation(
+        "and older",
+        "and tonumber(ticket) < tonumber(ARGV[7]) ",
+        "",
+        test_votes.test_newcomer_with_an_older_ticket_is_told_when_to_look,
+        VOTE,
+    ),
+    Mutation(
+        "not as old, for then the ids decide",
+        "tonumber(ticket) < tonumber(ARGV[7])",
+        "tonumber(ticket) <= tonumber(ARGV[7])",
+        test_votes.test_newcomer_with_an_older_ticket_is_told_when_to_look,
+        VOTE,
+    ),
+    Mutation(
+        "who waits already is not queued anew",
+        " and redis.call('HEXISTS', keys.waiters, id) == 0",
+        "",
+        test_votes.test_waiter_that_asks_for_less_keeps_its_deadline,
+        VOTE,
+    ),
+    Mutation(
+        "nor refused for want of memory",
+        " and redis.call('HEXISTS', keys.waiters, id) == 0",
+        "",
+        test_votes.test_node_out_of_memory_takes_back_who_holds_and_extends_who_waits,
+        VOTE,
+    ),
+    Mutation(
+        "the queue outlives who is queued shortly",
+        "      keep_queue_until(keys.queue, keys.waiters, now + length)\n",
+        "",
+        test_votes.test_place_of_a_newcomer_lives_as_long_as_it,
+        VOTE,
+    ),
+    Mutation(
+        "a lease that was lost is not handed on shortly",
+        "if what == 'ended' and ARGV[3] == '0' then",
+        "if what ~= 'yield' and ARGV[3] == '0' then",
+        test_votes.test_lease_lost_early_keeps_its_lock_delay_also_when_somebody_waits,
+        UNVOTE,
+    ),
+    Mutation(
+        "nor what is given back",
+        "if what == 'ended' and ARGV[3] == '0' then",
+        "if what ~= 'lost' and ARGV[3] == '0' then",
+        test_votes.test_yield_goes_to_the_older_request_and_the_younger_waits_on,
+        UNVOTE,
+    ),
+    Mutation(
+        "the marker is written also when somebody waits",
+        "if what == 'ended' and ARGV[3] == '0' then",
+        "if what == 'ended' then",
+        test_votes.test_late_duplicate_is_refused_also_when_many_wait,
+        UNVOTE,
+    ),
+    Mutation(
+        "what is handed on shortly is the only vote",
+        "#given ~= 2 or ",
+        "",
+        test_votes.test_named_owner_enters_again_with_its_token_past_all_who_wait,
+        UNVOTE,
+    ),
+    Mutation(
+        "and that of the one who leaves",
+        "given[1] ~= id or ",
+        "",
+        test_votes.test_waiter_that_withdraws_hands_nothing_on,
+        UNVOTE,
+    ),
+    Mutation(
+        "and not overdue",
+        " or now >= tonumber(string.match(given[2], '^[^ ]+ [^ ]+ ([^ ]+)'))",
+        "",
+        test_votes.test_overdue_holder_leaves_too_late_also_when_somebody_waits,
+        UNVOTE,
+    ),
+    Mutation(
+        "it goes to somebody",
+        "alive(next_id and redis",
+        "alive(redis",
+        test_votes.test_leaving_hands_the_vote_to_the_oldest,
+        UNVOTE,
+    ),
+    Mutation(
+        "of whom there is a record, too",
+        "local left = mode and deadline - now",
+        "local left = deadline - now",
+        test_votes.test_holder_whose_followers_lost_their_place_leaves_none,
+        UNVOTE,
+    ),
+    Mutation(
+        "who is alive",
+        "if left and left > 0 and left <=",
+        "if left and left <=",
+        test_votes.test_dead_waiter_is_passed,
+        UNVOTE,
+    ),
+    Mutation(
+        "and exclusive",
+        "if mode ~= 'x' then",
+        "if not mode then",
+        test_votes.test_readers_enter_together_up_to_the_writer_that_waits,
+        UNVOTE,
+    ),
+    Mutation(
+        "and whose deadline no clock set back has stretched",
+        "if left and left > 0 and left <= tonumber(length) then",
+        "if left and left > 0 then",
+        test_votes.test_hand_off_clamps_what_a_clock_set_back_has_stretched,
+        UNVOTE,
+    ),
+    Mutation(
+        "the one behind it is alive, too",
+        "    if not second_left then\n      return\n    end\n",
+        "    second_left, second_length = second_left or 0, second_length or 0\n",
+        test_votes.test_dead_waiter_behind_the_next_one_is_dropped,
+        UNVOTE,
+    ),
+    Mutation(
+        "a vote is handed on with the deadline that its waiter had",
+        "' ' .. deadline .. ' ' .. length",
+        "' ' .. int(now + length) .. ' ' .. length",
+        test_votes.test_given_vote_keeps_the_deadline_its_waiter_had,
+        UNVOTE,
+    ),
+    Mutation(
+        "the state lives as long",
+        "  redis.call('PEXPIRE', keys.state, int(left + 2))\n",
+        "",
+        test_votes.test_given_vote_keeps_the_deadline_its_waiter_had,
+        UNVOTE,
+    ),
+    Mutation(
+        "a wanted token that is not taken is not what the vote says",
+        "(proposed and ' p' or ' v')",
+        "' p'",
+        test_votes.test_wanted_token_that_is_not_larger_than_all_before_is_not_taken,
+        UNVOTE,
+    ),
+    Mutation(
+        "a vote that is handed on with a wanted token says so",
+        "(proposed and ' p' or ' v')",
+        "' v'",
+        test_votes.test_next_vote_has_the_token_that_the_leaving_holder_wants_for_it,
+        UNVOTE,
+    ),
+    Mutation(
+        "a hand-off needs no memory",
+        "redis.call('HDEL', keys.state, '')\n  local proposed",
+        "local proposed",
+        test_votes.test_node_out_of_memory_hands_its_vote_on,
+        UNVOTE,
+    ),
+    Mutation(
+        "the old vote is removed after the new one is written",
+        "redis.call('HDEL', keys.state, '')\n  local proposed",
+        "redis.call('HDEL', keys.state, id)\n  local proposed",
+        test_votes.test_state_key_never_vanishes_in_a_hand_off,
+        UNVOTE,
+    ),
+    Mutation(
+        "waiters that have no place go with the queue",
+        "redis.call('DEL', keys.queue, keys.waiters)\n  end\n  redis.call('PEXPIRE'",
+        "redis.call('DEL', keys.queue)\n  end\n  redis.call('PEXPIRE'",
+        test_votes.test_last_waiter_to_be_followed_leaves_no_record_of_those_whose_place_was_lost,
+        UNVOTE,
+    ),
+    Mutation(
+        "the next one behind is told to look",
+        "if second_id and left < asks_in then",
+        "if false then",
+        test_votes.test_hand_off_to_a_short_lease_hints_the_next_one_once,
+        UNVOTE,
+    ),
+    Mutation(
+        "unless it asks soon enough",
+        "if second_id and left < asks_in then",
+        "if second_id then",
+        test_votes.test_hand_off_hints_nobody_who_asks_soon_enough,
+        UNVOTE,
+    ),
+    Mutation(
+        "if there is one",
+        "if second_id and left < asks_in then",
+        "if left < (asks_in or 1e9) then",
+        test_votes.test_next_vote_has_the_token_that_the_leaving_holder_wants_for_it,
+        UNVOTE,
+    ),
+]
+MUTATIONS += SHORT_WAYS
+
+
 @pytest.mark.stores("valkey9")
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.guard)
 async def test_guard_taken_out_is_noticed(mutation: Mutation, store: Store, heard: Heard) -> None:
-    direct = Direct(await store.raw(), sources=mutation.sources())
+    raw = await store.raw()
     noticed = False
-    for arguments in _arguments(mutation.noticed_by, direct, store, heard):
+    for arguments in _arguments(mutation.noticed_by, raw, mutation.sources(), store, heard):
         try:
             await mutation.noticed_by(**arguments)
         except (AssertionError, redis.ResponseError):
             noticed = True
-        await direct.redis.flushall()
+        await raw.config_set("maxmemory", "0")
+        await raw.flushall()
     assert noticed, f"{mutation.noticed_by.__name__} is content without it"
 
 
@@ -446,20 +758,27 @@ async def test_whoever_notices_is_content_with_the_scripts_as_they_are(
 ) -> None:
     """Called in this way, and not only by pytest."""
     raw = await store.raw()
-    for arguments in _arguments(check, Direct(raw), store, None):
+    for arguments in _arguments(check, raw, {}, store, None):
         if "heard" in arguments:
             arguments["heard"] = await Heard.on(await store.raw(), CLIENTS)
         await check(**arguments)
         if "heard" in arguments:
             await arguments["heard"].aclose()
+        await raw.config_set("maxmemory", "0")
         await raw.flushall()
 
 
 def _arguments(
-    check: Check, direct: Direct, store: Store, heard: Heard | None
+    check: Check, raw: Any, sources: dict[str, str], store: Store, heard: Heard | None
 ) -> list[dict[str, Any]]:
     """Return what to call a test with: once, or once per value that it is parametrised with."""
-    fixtures = {"direct": direct, "store": store, "real_store": store, "heard": heard}
+    fixtures = {
+        "direct": Direct(raw, sources=sources),
+        "node": test_votes.Node(raw, sources=sources),
+        "store": store,
+        "real_store": store,
+        "heard": heard,
+    }
     names = inspect.signature(check).parameters
     given = {name: value for name, value in fixtures.items() if name in names}
     for mark in getattr(check, "pytestmark", []):

@@ -19,6 +19,8 @@ pytestmark = pytest.mark.stores("memory", "valkey9", "redis62", "redis70")
 class Node(Direct):
     """The scripts of a quorum's node, on one name."""
 
+    _deadline_of_waiter = 2
+
     async def vote(
         self,
         id: str,
@@ -79,11 +81,17 @@ class Node(Direct):
         records = await self.redis.hgetall(self.keys.state)
         return {id: text.split(" ")[8] for id, text in records.items()}
 
-    async def age_waiter(self, id: str, by: int) -> None:
+    async def deadline_of_waiter(self, id: str) -> int:
         text = await self.redis.hget(self.keys.waiters, id)
-        words = text.split(" ")
-        words[2] = str(int(words[2]) - by)
-        await self.redis.hset(self.keys.waiters, id, " ".join(words))
+        return int(text.split(" ")[self._deadline_of_waiter])
+
+    async def queue_behind(self, holder: str, *ids: str, **options: Any) -> int:
+        """Let one hold, and the others wait with a ticket each: 1, 2, 3 …; return the token."""
+        token = await self.hold(holder)
+        for ticket, id in enumerate(ids, 2):
+            answer = await self.vote(id, ticket=ticket, client=f"of-{id}", **options)
+            assert answer[0] == "waiting", answer
+        return token
 
     def _six(self, id: str) -> list[str]:
         keys = self.keys
@@ -152,7 +160,7 @@ async def test_dead_waiter_is_passed(node: Node) -> None:
     await node.hold("a", ticket=1)
     await node.vote("b", ticket=2)
     await node.vote("c", ticket=3)
-    await node.age_waiter("b", by=200_000)
+    await node.age("b", by=200_000)
     await node.unvote("a")
     assert set(await node.stages()) == {"c"}
 
@@ -485,6 +493,238 @@ async def test_every_reader_in_the_way_of_an_older_writer_is_asked_back(
     assert looks == {"of-r3", "of-r4"}
 
 
+# -- many wait ---------------------------------------------------------------------------------------
+# Who asks then, and who leaves, is answered in a short way where that is plain. Here is also what is not.
+
+
+async def test_try_leaves_no_place_also_when_many_wait(node: Node) -> None:
+    await node.queue_behind("a", "b")
+    assert (await node.vote("c", "try", ticket=3))[0] == "busy"
+    assert await node.line() == ["b"]
+
+
+async def test_fence_leaves_no_place_also_when_many_wait(node: Node) -> None:
+    await node.queue_behind("a", "b")
+    assert (await node.vote("c", "fence", ticket=3, token=9))[:2] == ["gone", "gone"]
+    assert await node.line() == ["b"]
+
+
+@pytest.mark.parametrize("leaving", ["a", "c"])
+async def test_late_duplicate_is_refused_also_when_many_wait(node: Node, leaving: str) -> None:
+    await node.queue_behind("a", "b", "c", "d")
+    await node.unvote(leaving, late=True)
+    assert (await node.vote(leaving, ticket=9))[:2] == ["gone", "gone"]
+    assert leaving not in await node.line()
+
+
+async def test_broken_hold_is_refused_also_when_many_wait(node: Node) -> None:
+    await node.queue_behind("a", "b", "c", "d")
+    await node.break_votes()
+    assert await node.line() == ["c", "d"]
+    assert (await node.vote("a", ticket=9))[:2] == ["gone", "broken"]
+    assert await node.line() == ["c", "d"]
+
+
+@pytest.mark.parametrize("key", ["state", "queue", "waiters"])
+async def test_late_duplicate_is_refused_also_by_a_node_that_lost_a_key(
+    node: Node, key: str
+) -> None:
+    await node.queue_behind("a", "b", "c")
+    await node.unvote("c", late=True)
+    await node.redis.delete(getattr(node.keys, key))
+    assert (await node.vote("c", ticket=3))[:2] == ["gone", "gone"]
+
+
+async def test_waiter_that_asks_for_less_keeps_its_deadline(node: Node) -> None:
+    await node.queue_behind("a", "b", "c")
+    before = await node.deadline_of_waiter("c")
+    answer = await node.vote("c", ticket=3, length=10_000)
+    assert int(answer[1]) > 90_000
+    assert await node.deadline_of_waiter("c") >= before
+
+
+async def test_newcomer_with_an_older_ticket_is_told_when_to_look(node: Node) -> None:
+    await node.queue_behind("a", "c", "d")
+    for ticket, id in [
+        (2, "b"),
+        (1, "e"),
+    ]:  # the one has the ticket of the oldest, the other an older one
+        word, _, look, *_ = await node.vote(id, ticket=ticket)
+        assert word == "waiting"
+        assert 90_000 < int(look) <= 100_000
+    assert await node.line() == ["e", "b", "c", "d"]
+
+
+async def test_newcomer_hands_an_overdue_vote_on(node: Node, heard: Heard) -> None:
+    await node.queue_behind("a", "b")
+    await node.age("a", by=200_000)
+    await heard.notices()
+    assert (await node.vote("c", ticket=3))[0] == "waiting"
+    assert await node.stages() == {"b": "v"}
+    assert ("of-b", "granted", "b") in await heard.notices()
+
+
+async def test_newcomer_behind_a_dead_waiter_is_the_oldest(node: Node) -> None:
+    await node.queue_behind("a", "b")
+    await node.age("b", by=200_000)
+    word, _, look, *_ = await node.vote("c", ticket=3)
+    assert word == "waiting"
+    assert 90_000 < int(look) <= 100_000
+    assert await node.line() == ["c"]
+
+
+async def test_newcomer_clamps_what_a_clock_set_back_has_stretched(node: Node) -> None:
+    """The only vote, another of the same owner, and the oldest waiter."""
+    await node.hold("a", owner="uowner")
+    await node.vote("b", ticket=2)
+    await node.set_clock_back("a", by=3_600_000)
+    await node.vote("c", ticket=3)
+    latest = await node.now() + 100_000
+    assert (await node.holders())["a"].deadline <= latest
+    await node.set_clock_back("b", by=3_600_000)
+    await node.vote("d", ticket=4)
+    assert await node.deadline_of_waiter("b") <= await node.now() + 100_000
+    assert (await node.vote("a2", ticket=5, owner="uowner"))[0] == "vote"
+    await node.set_clock_back("a2", by=3_600_000)
+    await node.vote("e", ticket=6)
+    assert (await node.holders())["a2"].deadline <= await node.now() + 100_000
+
+
+async def test_newcomer_lets_in_a_reader_whose_writer_died(node: Node) -> None:
+    await node.hold("r1", mode="s")
+    await node.vote("w", ticket=3)
+    await node.vote("r2", mode="s", ticket=4)
+    await _die_unnoticed(node, "w")
+    assert (await node.vote("r3", mode="s", ticket=5))[0] == "vote"
+    assert set(await node.stages()) == {"r1", "r2", "r3"}
+
+
+async def test_newcomer_lets_in_an_owner_that_holds_when_who_was_before_it_died(node: Node) -> None:
+    await node.vote("a", owner="uowner")
+    await node.vote("w", ticket=3)
+    await node.vote("a2", ticket=4, owner="uowner")
+    await node.vote("a", "fence", owner="uowner", token=(await node.holders())["a"].token)
+    await _die_unnoticed(node, "w")
+    assert (await node.vote("c", ticket=5))[0] == "waiting"
+    assert await node.stages() == {"a": "c", "a2": "a"}
+
+
+async def _die_unnoticed(node: Node, id: str) -> None:
+    """Let the oldest waiter die; who tries and goes again drops it, and lets nobody else in."""
+    await node.age(id, by=200_000)
+    assert (await node.vote("t", "try", ticket=2))[0] == "busy"
+    assert id not in await node.line()
+
+
+async def test_place_of_a_newcomer_lives_as_long_as_it(node: Node) -> None:
+    await node.queue_behind("a", "b", length=10_000)
+    await node.vote("c", ticket=3, length=100_000)
+    for key in (node.keys.queue, node.keys.waiters):
+        assert await node.redis.pttl(key) > 90_000
+
+
+async def test_overdue_holder_leaves_too_late_also_when_somebody_waits(node: Node) -> None:
+    await node.hold("a", delay=50_000, length=10_000)
+    await node.vote("b", ticket=2)
+    await node.age("a", by=20_000)
+    assert await node.unvote("a") == ["gone", "expired"]
+    assert set(await node.stages()) == {"a"}
+    assert await node.line() == ["b"]
+
+
+async def test_lease_lost_early_keeps_its_lock_delay_also_when_somebody_waits(node: Node) -> None:
+    await node.hold("a", delay=50_000)
+    await node.vote("b", ticket=2)
+    assert await node.unvote("a", "lost") == ["gone", "expired"]
+    assert set(await node.stages()) == {"a"}
+
+
+async def test_waiter_that_withdraws_hands_nothing_on(node: Node) -> None:
+    await node.queue_behind("a", "b", "c")
+    assert await node.unvote("c") == ["withdrawn"]
+    assert await node.stages() == {"a": "c"}
+    assert await node.line() == ["b"]
+
+
+async def test_dead_waiter_behind_the_next_one_is_dropped(node: Node) -> None:
+    await node.queue_behind("a", "b", "c", "d")
+    await node.age("c", by=200_000)
+    await node.unvote("a")
+    assert await node.stages() == {"b": "v"}
+    assert await node.line() == ["d"]
+
+
+async def test_holder_whose_followers_lost_their_place_leaves_none(node: Node) -> None:
+    """Whose queue is gone waits no more, nor does the one whose record is."""
+    await node.queue_behind("a", "b", "c")
+    await node.redis.delete(node.keys.queue)
+    assert await node.unvote("a") == ["released"]
+    assert await node.all_keys() == {"token"}
+    await node.queue_behind("a", "b", "c")
+    await node.redis.delete(node.keys.waiters)
+    assert await node.unvote("a") == ["released"]
+    assert await node.all_keys() == {"token"}
+
+
+async def test_last_waiter_to_be_followed_leaves_no_record_of_those_whose_place_was_lost(
+    node: Node,
+) -> None:
+    await node.queue_behind("a", "b", "c")
+    await node.redis.delete(node.keys.queue)
+    await node.vote("d", ticket=4)
+    await node.unvote("a")
+    assert await node.stages() == {"d": "v"}
+    assert await node.all_keys() == {"state", "token"}
+
+
+@pytest.mark.parametrize("id", ["b", "c"])
+async def test_hand_off_clamps_what_a_clock_set_back_has_stretched(node: Node, id: str) -> None:
+    await node.queue_behind("a", "b", "c")
+    await node.set_clock_back(id, by=3_600_000)
+    await node.unvote("a")
+    latest = await node.now() + 100_000
+    assert (await node.holders())["b"].deadline <= latest
+    assert await node.deadline_of_waiter("c") <= latest
+
+
+async def test_given_vote_keeps_the_deadline_its_waiter_had(node: Node) -> None:
+    await node.queue_behind("a", "b", "c")
+    await node.age("b", by=60_000)
+    await node.unvote("a")
+    assert (await node.holders())["b"].deadline <= await node.now() + 40_000
+    assert 39_000 < await node.redis.pttl(node.keys.state) <= 40_002
+
+
+async def test_hand_off_to_a_short_lease_hints_the_next_one_once(node: Node, heard: Heard) -> None:
+    await node.hold("a")
+    await node.vote("b", ticket=2, client="of-b", length=9_000)
+    for ticket, id in enumerate("cd", 3):
+        await node.vote(id, ticket=ticket, client=f"of-{id}", length=90_000)
+    await heard.notices()
+    await node.unvote("a")
+    assert await heard.notices() == [("of-b", "granted", "b"), ("of-c", "look", "c")]
+
+
+async def test_hand_off_hints_nobody_who_asks_soon_enough(node: Node, heard: Heard) -> None:
+    await node.queue_behind("a", "b", "c")
+    await heard.notices()
+    await node.unvote("a")
+    assert await heard.notices() == [("of-b", "granted", "b")]
+
+
+@pytest.mark.stores("valkey9", "redis62", "redis70")
+async def test_state_key_never_vanishes_in_a_hand_off(node: Node, store: Store) -> None:
+    await store.notifications(True)
+    events = await Heard.on(await store.raw(), f"__keyspace@0__:{node.keys.state}")
+    await node.queue_behind("a", "b", "c")
+    await node.unvote("a")
+    await node.unvote("b")
+    assert "del" not in [event for _, event in await events.so_far()]
+    await node.unvote("c")
+    assert "del" in [event for _, event in await events.so_far()], "and the last one is heard"
+    await events.aclose()
+
+
 # -- for people --------------------------------------------------------------------------------------
 
 
@@ -549,6 +789,29 @@ async def test_node_out_of_memory_keeps_extends_and_releases_its_holders(
     with pytest.raises(OutOfMemoryError):
         await node.vote("b", ticket=2)
     assert await node.unvote("a") == ["released"]
+
+
+@pytest.mark.stores("valkey9")
+async def test_node_out_of_memory_hands_its_vote_on(node: Node, store: Store) -> None:
+    await node.queue_behind("a", "b", "c")
+    raw = await store.raw()
+    await raw.config_set("maxmemory", "1")
+    assert await node.unvote("a") == ["released"]
+    assert await node.stages() == {"b": "v"}
+    assert await node.line() == ["c"]
+
+
+@pytest.mark.stores("valkey9")
+async def test_node_out_of_memory_takes_back_who_holds_and_extends_who_waits(
+    node: Node, store: Store
+) -> None:
+    await node.queue_behind("a", "b", "c")
+    raw = await store.raw()
+    await raw.config_set("maxmemory", "1")
+    assert (await node.vote("c", ticket=3))[0] == "waiting"
+    assert (await node.vote("holds elsewhere", "held", ticket=4, token=9))[0] == "waiting"
+    with pytest.raises(OutOfMemoryError):
+        await node.vote("d", ticket=5)
 
 
 async def test_clock_that_was_set_back_does_not_make_a_vote_last(node: Node) -> None:
