@@ -35,6 +35,8 @@ class Mutation:
     only: tuple[str, ...] = ()
     #: Whether the common case, which has a way of its own, takes the general one.
     in_general: bool = False
+    #: Whether random histories hardly ever notice.
+    rare: bool = False
 
     def sources(self) -> dict[str, str]:
         mutated = {}
@@ -425,6 +427,7 @@ MUTATIONS = [
 
 VOTE, UNVOTE = ("vote",), ("unvote",)
 
+#: Also held against the general ways, in tests/model/test_short_ways.py.
 SHORT_WAYS = [
     Mutation(
         "who tries gets no place, also when many wait",
@@ -460,6 +463,7 @@ SHORT_WAYS = [
         "keys.waiters, marker) == 3",
         test_votes.test_broken_hold_is_refused_also_when_many_wait,
         VOTE,
+        rare=True,
     ),
     Mutation(
         "and waits for one vote alone",
@@ -467,6 +471,7 @@ SHORT_WAYS = [
         "#given >= 2 and redis",
         test_votes.test_newcomer_clamps_what_a_clock_set_back_has_stretched,
         VOTE,
+        rare=True,
     ),
     Mutation(
         "which is there",
@@ -488,6 +493,7 @@ SHORT_WAYS = [
         "if oldest then\n    local given_mode",
         test_votes.test_late_duplicate_is_refused_also_by_a_node_that_lost_a_key,
         VOTE,
+        rare=True,
     ),
     Mutation(
         "the vote that it waits for is exclusive",
@@ -495,6 +501,7 @@ SHORT_WAYS = [
         "",
         test_votes.test_newcomer_lets_in_a_reader_whose_writer_died,
         VOTE,
+        rare=True,
     ),
     Mutation(
         "and not its owner's",
@@ -523,6 +530,7 @@ SHORT_WAYS = [
         "",
         test_votes.test_newcomer_lets_in_an_owner_that_holds_when_who_was_before_it_died,
         VOTE,
+        rare=True,
     ),
     Mutation(
         "the oldest waiter is alive",
@@ -614,6 +622,7 @@ SHORT_WAYS = [
         "",
         test_votes.test_overdue_holder_leaves_too_late_also_when_somebody_waits,
         UNVOTE,
+        rare=True,
     ),
     Mutation(
         "it goes to somebody",
@@ -698,6 +707,7 @@ SHORT_WAYS = [
         "redis.call('HDEL', keys.state, id)\n  local proposed",
         test_votes.test_state_key_never_vanishes_in_a_hand_off,
         UNVOTE,
+        rare=True,
     ),
     Mutation(
         "waiters that have no place go with the queue",
