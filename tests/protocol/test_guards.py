@@ -262,9 +262,15 @@ MUTATIONS = [
     ),
     Mutation(
         "with one behind it that lives",
-        "if not second_left then",
-        "if false then",
+        "if not second_left or ",
+        "if ",
         test_leave.test_ghosts_in_the_middle_are_skipped,
+    ),
+    Mutation(
+        "and is another owner's",
+        " or string.match(second[2][4], '^[^ ]+ [^ ]+ ([^ ]+)') == owner",
+        "",
+        test_leave.test_owner_that_is_handed_a_name_has_it_for_its_next_request_too,
     ),
     Mutation(
         "a hand-off to one request clamps its deadline",

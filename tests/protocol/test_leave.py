@@ -442,3 +442,13 @@ async def test_hand_off_clamps_what_a_clock_set_back_has_stretched(direct: Direc
     await direct.leave("a")
     assert (await direct.holders())["b"].deadline <= await direct.now() + 10_000
     assert (await direct.waiters())["c"].deadline <= await direct.now() + 10_000
+
+
+async def test_owner_that_is_handed_a_name_has_it_for_its_next_request_too(direct: Direct) -> None:
+    await direct.acquire("a")
+    for id in ("b", "b2"):
+        await direct.acquire(id, owner="uowner")
+    await direct.acquire("c")
+    await direct.leave("a")
+    assert set(await direct.holders()) == {"b", "b2"}
+    assert await direct.queue() == ["c"]

@@ -30,8 +30,8 @@ local function alive(text, stream_id)
   end
 end
 
--- The only holder, followed by an exclusive request, and all that is looked at alive: where many want a name, the
--- common case. Who is the head then is told to look, unless it will ask soon enough by itself.
+-- The only holder, followed by an exclusive request and another owner's, and all that is looked at alive: where many
+-- want a name, the common case. Who is the head then is told to look, unless it will ask soon enough by itself.
 local function hand_off()
   local holding = redis.call('HGETALL', state)
   if #holding ~= 2 or holding[1] ~= id then
@@ -52,7 +52,7 @@ local function hand_off()
   local asks_in
   if second then
     local second_left, _, second_length = alive(redis.call('HGET', waiters, second[2][2]), second[1])
-    if not second_left then
+    if not second_left or string.match(second[2][4], '^[^ ]+ [^ ]+ ([^ ]+)') == owner then
       return
     end
     asks_in = second_left - second_length * 2 / 3
