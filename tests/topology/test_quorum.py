@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -305,6 +306,41 @@ async def test_message_lost_at_any_step_leaves_nothing_and_loses_nothing(
                 for fault in faults:
                     fault.release()
             await nothing_left(nodes, markers=True)
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+async def test_request_that_was_left_is_not_asked_again_after_a_node_forgot_its_scripts(
+    nodes: list[EmbeddedServer], make_client: MakeClient
+) -> None:
+    """Another client has brought them back meanwhile, so the leave is carried out, and finds nothing."""
+
+    async def unvoted(server: Redis) -> bool:
+        calls: dict[str, dict[str, int]] = await server.info("commandstats")
+        return calls.get("cmdstat_zrem", {}).get("calls", 0) > 0  # what a leave begins with
+
+    async with asyncio.timeout(20), AsyncExitStack() as stack:
+        proxies = [await stack.enter_async_context(FaultProxy(node.url)) for node in nodes]
+        client = await make_client([proxy.url for proxy in proxies], ttl=60, waiter_ttl=60)
+        servers = [await stack.enter_async_context(Redis.from_url(node.url)) for node in nodes]
+        for server in servers:
+            await server.script_flush()
+        held = [proxy.hold_reply(_STEPS["ask"]) for proxy in proxies]
+        asking = asyncio.create_task(client.lock("name").acquire())
+        for reply in held:
+            await reply.happened.wait()
+        for server in servers:
+            for script in (VOTE, UNVOTE):
+                await server.script_load(script.source)
+            await server.config_resetstat()
+        asking.cancel()
+        for server in servers:
+            await until(partial(unvoted, server))
+        for reply in held:
+            reply.release()
+        await asyncio.wait({asking})
+        async with client.lock("another"):
+            pass  # whatever was sent before this was carried out
+        await nothing_left(nodes)
 
 
 @pytest.mark.parametrize("nodes", [3], indirect=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -134,8 +136,8 @@ async def test_client_that_is_left_leaves_no_vote_at_the_slowest_node(enter: Ent
     backends: list[Any] = [each._session.backend for each in (client, other)]  # type: ignore[union-attr]
     slowest = backends[0]._voters[4]
 
-    def later(*arguments: Any, _call: Any = slowest._call) -> None:
-        asyncio.get_running_loop().call_later(0.2, _call, *arguments)
+    def later(*arguments: Any, _call: Any = slowest._call, **options: Any) -> None:
+        asyncio.get_running_loop().call_later(0.2, partial(_call, *arguments, **options))
 
     async def votes() -> object:
         return (await backends[1]._voters[4].seen("lock", "name")).votes
@@ -195,3 +197,46 @@ async def test_turns_leave_nothing_to_the_collector(enter: Enter) -> None:
         gc.garbage.clear()
         gc.enable()
     assert not ours
+
+
+async def forget(client: aiodlock.Client, name: str) -> None:
+    """Acquire, and drop the lease: it is released in the background."""
+    lease = await client.lock(name).acquire()
+    with pytest.warns(ResourceWarning):
+        del lease
+
+
+async def test_hook_that_ends_in_a_cancellation_harms_nobody(enter: Enter) -> None:
+    """It is called while the reply to a release is read that nobody awaits."""
+    heard: list[str] = []
+
+    class Cancelling(aiodlock.Hooks):
+        def released(self, request: aiodlock.RequestInfo, held: float) -> None:
+            heard.append(request.name)
+            if request.name == "forgotten":
+                raise asyncio.CancelledError
+
+    client = await enter()
+    async with client.lock("another") as lease:
+        client.add_hooks(Cancelling())
+        await forget(client, "forgotten")
+        await until(lambda: "forgotten" in heard)
+        await lease.extend()
+        assert is_held(lease)
+
+
+async def test_hooks_of_a_release_that_nobody_awaits_run_in_the_context_of_who_left(
+    enter: Enter,
+) -> None:
+    who = contextvars.ContextVar("who", default="nobody")
+    heard: list[str] = []
+
+    class Telling(aiodlock.Hooks):
+        def released(self, request: aiodlock.RequestInfo, held: float) -> None:
+            heard.append(who.get())
+
+    client = await enter()
+    client.add_hooks(Telling())
+    who.set("me")
+    await forget(client, "name")
+    await until(lambda: heard == ["me"])

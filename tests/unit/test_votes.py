@@ -116,6 +116,7 @@ def test_node_that_says_gone_does_not_count() -> None:
         [b"vote", b"1", 1, b"z", b"0", b"1"],
         [b"gone", b"nonsense", b"1"],
         [b"busy"],
+        [b"waiting", b"1000", b"-1", b"1", b"9" * 400],
     ],
 )
 def test_answers_of_the_wrong_shape_are_refused(reply: object) -> None:

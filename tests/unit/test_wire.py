@@ -73,3 +73,23 @@ async def test_reply_that_is_late_is_heard_as_unanswered_and_dropped_when_it_com
     wire.close()
     await asyncio.sleep(0)
     assert len(heard) == 2
+
+
+async def test_hearing_that_fails_harms_neither_the_wire_nor_the_others() -> None:
+    wire, heard, told = Silent(60.0), list[Any](), list[Any]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, about: told.append(about))
+
+    def fail(reply: Any) -> None:
+        raise asyncio.CancelledError("a mistake")
+
+    wire.call(b"first", fail)
+    wire.call(b"second", heard.append)
+    wire.answer(b"1")
+    wire.answer(b"2")
+    assert heard == [b"2"]
+    wire.call(b"third", fail, within=0.01)
+    wire.call(b"fourth", heard.append, within=0.02)
+    await until(lambda: len(heard) == 2)
+    assert isinstance(heard[1], Unanswered), "the limits go on"
+    assert [str(about["exception"]) for about in told] == ["a mistake"] * 2
+    wire.close()

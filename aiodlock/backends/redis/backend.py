@@ -298,18 +298,17 @@ class RedisBackend:
         if wire is None:
             return False
 
-        def on_reply(reply: Any) -> None:
-            if isinstance(reply, ReplyError):  # NOSCRIPT too: whoever repeats it loads the script
-                reply = self._translate(wire, reply)
-            if not isinstance(reply, BackendError):
-                try:
-                    reply = left_of(reply)
-                except BackendError as wrong:
-                    reply = wrong
-            done(reply)
+        def on_reply(reply: asyncio.Future[Any]) -> None:
+            try:
+                result: Left | BackendError = left_of(reply.result())
+            except ReplyError as refused:  # NOSCRIPT too: whoever repeats it loads the script
+                result = self._translate(wire, refused)
+            except BackendError as error:
+                result = error
+            done(result)
 
         packed = self._packed_leave(request, self._late(request, wire), lost)
-        wire.call(packed, on_reply, later=True)
+        wire.send_packed(packed, later=True).add_done_callback(on_reply)
         return True
 
     @staticmethod
@@ -379,7 +378,7 @@ class RedisBackend:
             return LockInfo(
                 name, holders_of(holding), waiters_of(waiting), int(token), int(closed_ms) / 1000
             )
-        except (ValueError, TypeError, AttributeError) as wrong:
+        except (ValueError, TypeError, AttributeError, OverflowError) as wrong:
             raise wrong_shape("inspect", reply) from wrong
 
     async def names(self, match: str) -> AsyncIterator[str]:
@@ -504,7 +503,10 @@ class RedisBackend:
 
     def _translate(self, wire: Wire | ReplicatedWire | None, refused: ReplyError) -> BackendError:
         if refused.code in ("MOVED", "ASK"):
-            return Redirected(self._source.described, str(refused))
+            try:
+                return Redirected(self._source.described, str(refused))
+            except ValueError:
+                return wrong_shape("a script", refused)
         if will_pass(refused):
             if refused.code == "READONLY" and wire is not None:
                 wire.close(refused)  # this server was demoted: look for the primary again

@@ -11,6 +11,7 @@ What the answers mean is in ``votes``; which servers may be believed in ``trust`
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import fnmatch
 import logging
 import random
@@ -201,7 +202,7 @@ class QuorumBackend:
             if len(denied) < len(self._voters):
                 request.ambiguous = True  # others vote for it, or may: they have to be left
             else:
-                self._tallies.pop(request.id, None)
+                self._forget(tally)
             return Refused("deadlock" if "deadlock" in denied else "busy")
         answer = await self._outcome(tally, first, length)
         tally.waiting = isinstance(answer, Waiting)
@@ -246,6 +247,11 @@ class QuorumBackend:
             tally = request.tally = Tally(request, self._ticket(), len(self._voters))
             self._tallies[request.id] = tally
         return tally
+
+    def _forget(self, tally: Tally) -> None:
+        """The request is over. The two know each other: they are not left to the collector."""
+        self._tallies.pop(tally.request.id, None)
+        tally.request.tally = None
 
     def _ticket(self) -> int:
         """Return the time of the nodes, as last heard, in microseconds: the median, whoever steps.
@@ -414,7 +420,9 @@ class QuorumBackend:
     def leave_later(
         self, request: Request, done: Callable[[Left | BackendError], object], *, lost: bool = False
     ) -> bool:
-        self._depart(request, lost, True, done)
+        # In the caller's context, as the hooks that it calls expect.
+        context = contextvars.copy_context()
+        self._depart(request, lost, True, lambda result: context.run(done, result))
         return True
 
     def _depart(
@@ -447,6 +455,8 @@ class QuorumBackend:
             return
         failures = [error for _, error in away]
         nothing = _too_few(self._described, 0, failures) if asked else _what_was_left([])
+        if not asked:
+            self._forget(tally)
         asyncio.get_running_loop().call_soon(done, nothing)
 
     def _suffices(self, round: Round[Left]) -> bool:
@@ -467,8 +477,7 @@ class QuorumBackend:
             departure.done(_unanswered(self._described, round))
             return
         departure.confirmed = True
-        # They know each other: what is over is not left to the collector.
-        departure.tally.request.tally = None
+        self._forget(departure.tally)
         self._leave_missed(departure)
         departure.done(_what_was_left(list(round.answers.values())))
 

@@ -55,7 +55,7 @@ def outcome_of(reply: Any, sent: float) -> Granted | Waiting | Refused | Gone:
                 return Gone("gone")
             case [b"gone", b"broken" | b"expired" | b"taken_over" | b"gone" as reason]:
                 return Gone(reason.decode())
-    except (ValueError, TypeError) as wrong:
+    except (ValueError, TypeError, OverflowError) as wrong:
         raise wrong_shape("script", reply) from wrong
     raise wrong_shape("script", reply)
 
@@ -80,7 +80,7 @@ def grants_of(reply: Sequence[Any]) -> list[tuple[str, int, str]]:
             (id.decode(), int(token), state_key.decode())
             for id, token in zip(ids, tokens, strict=True)
         ]
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError):
         # Nobody is lost by it: who waits asks again.
         _logger.warning(
             "grants of the wrong shape ignored: %.200r", reply, extra={"event": "bad_notice"}

@@ -60,7 +60,7 @@ class Seen:
                 for id, owner, mode, client, ticket in zip(*[iter(waiting)] * 5, strict=True)
             }
             return cls(int(token), int(closed) / 1000, votes, waiters, int(clock) / 1e6)
-        except (ValueError, TypeError) as wrong:
+        except (ValueError, TypeError, OverflowError) as wrong:
             raise wrong_shape("inspect_votes", reply) from wrong
 
 

@@ -65,7 +65,7 @@ class Trust:
         clock = await wire.send("TIME")
         try:
             self.hear_clock(int(clock[0]) + int(clock[1]) / 1e6, sent)
-        except (ValueError, TypeError, IndexError) as wrong:
+        except (ValueError, TypeError, IndexError, OverflowError) as wrong:
             raise BackendError(f"TIME has the wrong shape: {clock!r:.100}") from wrong
         # A store inside a process has no INFO, and is never restarted.
         if self._delay == 0 or described.startswith("memory:"):

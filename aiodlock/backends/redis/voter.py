@@ -85,7 +85,7 @@ class Voter(RedisBackend):
             ballot.ambiguous = True
         ballot.sent_on = wire
         ballot.pending += 1
-        self._call(wire, message, partial(self._on_answer, ballot, now(), hear))
+        self._call(wire, message, partial(self._on_answer, ballot, now(), hear), tally=tally)
         return True
 
     def _on_answer(self, ballot: Ballot, sent: float, hear: _Hear, reply: Any) -> None:
@@ -146,7 +146,7 @@ class Voter(RedisBackend):
             why = "lost" if lost else "ended"
             arguments = (id, why, marker, tally.next_token, *self._options)
             message = tally.message = self._message(UNVOTE, tally.request, arguments, about)
-        self._call(wire, message, partial(self._on_left, hear), later)
+        self._call(wire, message, partial(self._on_left, hear), later=later)
         return True
 
     @staticmethod
@@ -208,20 +208,35 @@ class Voter(RedisBackend):
         return Message(about, script.source, call, packed)
 
     def _call(
-        self, wire: Wire, message: Message, on_reply: Callable[[Any], None], later: bool = False
+        self,
+        wire: Wire,
+        message: Message,
+        on_reply: Callable[[Any], None],
+        *,
+        tally: Tally | None = None,
+        later: bool = False,
     ) -> None:
-        """Run a script, and give its result or an exception; a forgotten script is sent again."""
+        """Run a script, and give its result or an exception; a forgotten script is sent again.
+
+        :param tally: with a vote. It is not asked for again when the request has been left meanwhile.
+        """
         within = None if later else ANSWER_WITHIN
-        heard = partial(self._on_reply, wire, message, on_reply)
+        heard = partial(self._on_reply, wire, message, on_reply, tally)
         wire.call(message.packed, heard, within=within, later=later)
 
     def _on_reply(
-        self, wire: Wire, message: Message | None, on_reply: Callable[[Any], None], reply: Any
+        self,
+        wire: Wire,
+        message: Message | None,
+        on_reply: Callable[[Any], None],
+        tally: Tally | None,
+        reply: Any,
     ) -> None:
         if isinstance(reply, ReplyError):
-            if message is not None and reply.code == "NOSCRIPT":
+            left = tally is not None and tally.leaving
+            if reply.code == "NOSCRIPT" and message is not None and not left:
                 again = hiredis.pack_command(("EVAL", message.source, *message.call))  # type: ignore[arg-type]
-                heard = partial(self._on_reply, wire, None, on_reply)
+                heard = partial(self._on_reply, wire, None, on_reply, tally)
                 wire.call(again, heard, within=ANSWER_WITHIN)
                 return
             reply = self._translate(wire, reply)

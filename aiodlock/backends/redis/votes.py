@@ -74,7 +74,7 @@ def read_answer(reply: Any, sent: float) -> tuple[Answer, float]:
             case _:
                 raise wrong_shape("vote", reply)
         return answer, int(clock) / 1e6
-    except (ValueError, TypeError, KeyError) as wrong:
+    except (ValueError, TypeError, KeyError, OverflowError) as wrong:
         raise wrong_shape("vote", reply) from wrong
 
 

@@ -69,9 +69,10 @@ class ReplyError(ResponseError):
 class Hearing:
     """Stands where a future would, and hands the reply on at once: nobody awaits it."""
 
-    __slots__ = ("_hear", "_heard")
+    __slots__ = ("_hear", "_heard", "_loop")
 
-    def __init__(self, hear: Callable[[Any], object]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, hear: Callable[[Any], object]) -> None:
+        self._loop = loop
         self._hear = hear
         self._heard = False
 
@@ -80,7 +81,14 @@ class Hearing:
 
     def set_result(self, reply: Any) -> None:
         self._heard = True
-        self._hear(reply)
+        try:
+            self._hear(reply)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            # As with a future's callback: neither this connection nor the other replies suffer from it.
+            what = {"message": f"{self._hear!r} failed", "exception": error}
+            self._loop.call_exception_handler(what)
 
     set_exception = set_result
 
@@ -151,7 +159,7 @@ class Wire:
         if self.lost.done():
             self._loop.call_soon(hear, Unanswered("the connection is closed"))
         else:
-            self._send(command, Hearing(hear), later, within)
+            self._send(command, Hearing(self._loop, hear), later, within)
 
     def _send(
         self,
