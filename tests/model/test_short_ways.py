@@ -22,7 +22,7 @@ from aiodlock.backends.redis.keys import channel_prefix, keys_of
 from aiodlock.backends.redis.scripts import Script
 
 from ..protocol.direct import CLIENTS, MARKER_TTL, PREFIX, RETENTION
-from ..protocol.test_guards import SHORT_WAYS, Mutation
+from ..protocol.test_guards import SHORT_WAYS_OF_A_QUORUM, Mutation
 from ..simulation.server import SimServer, SimSocket
 from ..simulation.world import World
 from .test_scripts import STEPS
@@ -311,7 +311,7 @@ def test_short_ways_answer_and_write_and_say_what_the_general_ones_do() -> None:
 
 @pytest.mark.parametrize(
     "mutation",
-    [mutation for mutation in SHORT_WAYS if not mutation.rare],
+    [mutation for mutation in SHORT_WAYS_OF_A_QUORUM if not mutation.rare],
     ids=lambda mutation: mutation.guard,
 )
 def test_condition_of_a_short_way_taken_out_is_noticed(mutation: Mutation) -> None:

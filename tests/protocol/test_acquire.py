@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .direct import Direct, Heard
+from .direct import Direct, Heard, waiting
 
 
 async def test_free_name_is_granted_for_the_ttl(direct: Direct) -> None:
@@ -67,8 +67,11 @@ async def test_overdue_waiter_that_repeats_itself_stands_at_the_end(direct: Dire
     assert await direct.queue() == ["c", "b"]
 
 
-async def test_nowait_is_refused_and_leaves_nothing(direct: Direct) -> None:
+@pytest.mark.parametrize("waited_for", [False, True])
+async def test_nowait_is_refused_and_leaves_nothing(direct: Direct, waited_for: bool) -> None:
     await direct.acquire("a")
+    if waited_for:
+        await direct.acquire("c")
     before = await direct.contents()
     assert await direct.acquire("b", wait=False) == ["busy"]
     assert await direct.contents() == before
@@ -300,3 +303,54 @@ async def test_marker_refuses_a_late_duplicate_also_when_many_wait(direct: Direc
     assert await direct.leave("c", ambiguous=True) == ["withdrawn"]
     assert await direct.acquire("c") == ["gone"]
     assert await direct.queue() == ["b"]
+
+
+@pytest.mark.parametrize("lost", ["state", "queue", "waiters"])
+async def test_marker_refuses_a_late_duplicate_also_when_a_key_was_lost(
+    direct: Direct, lost: str
+) -> None:
+    for id in "abc":
+        await direct.acquire(id)
+    await direct.leave("c", ambiguous=True)
+    await direct.redis.delete(getattr(direct.keys, lost))
+    assert await direct.acquire("c") == ["gone"]
+
+
+@pytest.mark.parametrize("left", ["queue", "waiters"])
+async def test_name_that_lost_two_keys_is_granted_and_leaves_nothing_of_the_third(
+    direct: Direct, left: str
+) -> None:
+    for id in "ab":
+        await direct.acquire(id)
+    lost = {"state", "queue", "waiters"} - {left}
+    await direct.redis.delete(*(getattr(direct.keys, key) for key in lost))
+    assert (await direct.acquire("c"))[0] == "granted"
+    assert await direct.all_keys() == {"state", "token"}
+
+
+async def test_newcomer_clamps_every_holder_that_a_clock_set_back_has_stretched(
+    direct: Direct,
+) -> None:
+    for id in ("a", "a2"):
+        await direct.acquire(id, owner="uowner", ttl=20_000)
+    await direct.acquire("b")
+    await direct.set_clock_back("a2", by=3_600_000)
+    await direct.acquire("c")
+    assert (await direct.holders())["a2"].deadline <= await direct.now() + 20_000
+
+
+async def test_newcomer_behind_a_dead_waiter_is_the_head(direct: Direct) -> None:
+    await direct.acquire("a")
+    await direct.acquire("b", waiter_ttl=10_000)
+    await direct.age("b", by=10_000)
+    assert waiting(await direct.acquire("c"))[1] > 0, "it is told when to look"
+    assert await direct.queue() == ["c"]
+
+
+async def test_newcomer_drops_a_place_that_is_nobodys(direct: Direct) -> None:
+    for id in "abc":
+        await direct.acquire(id)
+    elsewhere = f"0-1 {await direct.now() + 50_000} 50000"
+    await direct.redis.hset(direct.keys.waiters, "b", elsewhere)
+    await direct.acquire("d")
+    assert await direct.queue() == ["c", "d"]

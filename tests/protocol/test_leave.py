@@ -24,8 +24,10 @@ async def test_withdrawal_leaves_nothing_of_the_waiter(direct: Direct) -> None:
 async def test_queue_that_was_served_leaves_only_the_token(direct: Direct) -> None:
     for id in ("a", "b", "c"):
         await direct.acquire(id)
-    for id in ("a", "b", "c"):
+    for id in ("a", "b"):
         assert await direct.leave(id) == ["released"]
+    assert await direct.all_keys() == {"state", "token"}, "nobody waits for the last one"
+    assert await direct.leave("c") == ["released"]
     assert await direct.all_keys() == {"token"}
 
 
@@ -110,6 +112,14 @@ async def test_late_duplicate_after_a_withdrawal_is_refused(direct: Direct) -> N
     assert await direct.all_keys() == {"token", "marker:b"}
 
 
+async def test_late_duplicate_is_refused_also_after_a_hand_off(direct: Direct) -> None:
+    await direct.acquire("a")
+    await direct.acquire("b")
+    assert await direct.leave("a", ambiguous=True) == ["released"]
+    assert await direct.acquire("a") == ["gone"]
+    assert await direct.all_keys() == {"state", "token", "marker:a"}
+
+
 async def test_request_that_arrives_after_its_own_leave_is_refused(direct: Direct) -> None:
     assert await direct.leave("a", ambiguous=True) == ["gone", "gone"]
     assert await direct.acquire("a") == ["gone"]
@@ -171,6 +181,19 @@ async def test_what_a_release_grants_to_its_own_client_comes_with_its_reply(
     ]
 
 
+async def test_what_a_release_hands_to_its_own_client_comes_with_its_reply(
+    direct: Direct, heard: Heard
+) -> None:
+    for id in "ab":
+        await direct.acquire(id, client="client-a")
+    await heard.notices()
+    reply = await direct.leave("a")
+    token = str((await direct.holders())["b"].token)
+    assert reply == ["released", direct.keys.state, "b", token]
+    ((channel, _),) = await heard.so_far()
+    assert channel == "aiodlock:1:client:client-a:own"
+
+
 async def test_notice_carries_request_and_token(direct: Direct, heard: Heard) -> None:
     await direct.acquire("a")
     await direct.acquire("b", client="client-b")
@@ -193,6 +216,24 @@ async def test_hand_off_to_a_short_lease_hints_the_next_head_once(
     assert await heard.notices() == [("client-b", "granted", "b"), ("client-c", "look", "c")]
 
 
+async def test_hand_off_hints_nobody_who_asks_within_the_lock_delay(
+    direct: Direct, heard: Heard
+) -> None:
+    await direct.acquire("a")
+    await direct.acquire("b", client="client-b", waiter_ttl=9_000, delay=90_000)
+    await direct.acquire("c", client="client-c", waiter_ttl=90_000)
+    await heard.notices()
+    await direct.leave("a")
+    assert await heard.notices() == [("client-b", "granted", "b")]
+
+
+async def test_state_outlives_who_is_handed_the_name_and_its_lock_delay(direct: Direct) -> None:
+    await direct.acquire("a", ttl=10_000)
+    await direct.acquire("b", waiter_ttl=50_000, delay=30_000)
+    await direct.leave("a")
+    assert await direct.redis.pttl(direct.keys.state) > 70_000
+
+
 async def test_ghosts_at_the_head_are_skipped(direct: Direct) -> None:
     for id in "abcd":
         await direct.acquire(id, waiter_ttl=10_000)
@@ -200,6 +241,14 @@ async def test_ghosts_at_the_head_are_skipped(direct: Direct) -> None:
     await direct.leave("a")
     assert set(await direct.holders()) == {"d"}
     assert await direct.all_keys() == {"state", "token"}
+
+
+async def test_one_ghost_at_the_head_is_skipped(direct: Direct) -> None:
+    for id in "abc":
+        await direct.acquire(id, waiter_ttl=10_000)
+    await direct.age("b", by=10_000)
+    await direct.leave("a")
+    assert set(await direct.holders()) == {"c"}
 
 
 async def test_ghosts_in_the_middle_are_skipped(direct: Direct) -> None:
@@ -256,6 +305,17 @@ async def test_stream_evicted_but_not_the_waiters_does_not_wedge_the_name(direct
     assert (await direct.acquire("b2"))[0] == "waiting"
     await direct.leave("a")
     assert set(await direct.holders()) == {"b2"}
+
+
+@pytest.mark.parametrize("lost", ["queue", "waiters"])
+async def test_release_of_a_name_that_lost_half_its_queue_leaves_only_the_token(
+    direct: Direct, lost: str
+) -> None:
+    await direct.acquire("a")
+    await direct.acquire("b")
+    await direct.redis.delete(getattr(direct.keys, lost))
+    assert await direct.leave("a") == ["released"]
+    assert await direct.all_keys() == {"token"}
 
 
 @pytest.mark.real_store  # fakeredis sends no `del` for a hash whose last field is deleted
@@ -414,6 +474,17 @@ async def test_leaving_a_lease_lost_early_keeps_its_lock_delay(
     assert await direct.leave("a", ambiguous=True, lost=True) == ["gone", "expired"]
     assert await direct.holders() == before
     assert "marker:a" in await direct.all_keys(), "a late duplicate is refused all the same"
+
+
+@pytest.mark.parametrize("waited_for", [True, False])
+async def test_lease_lost_early_keeps_its_lock_delay_also_without_a_marker(
+    direct: Direct, waited_for: bool
+) -> None:
+    await direct.acquire("a", ttl=10_000, delay=600_000)
+    if waited_for:
+        await direct.acquire("b")
+    assert await direct.leave("a", lost=True) == ["gone", "expired"]
+    assert set(await direct.holders()) == {"a"}
 
 
 @pytest.mark.parametrize("waited_for", [True, False])
