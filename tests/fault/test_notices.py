@@ -14,7 +14,7 @@ from aiodlock import _session
 from aiodlock._clock import now
 from aiodlock._place import Place
 from aiodlock.backends.redis import backend as backend_module
-from aiodlock.backends.redis import replies
+from aiodlock.backends.redis import packing, replies
 from aiodlock.backends.redis.keys import keys_of
 from aiodlock.backends.redis.scripts import ACQUIRE, EXTEND, LEAVE
 
@@ -318,7 +318,8 @@ async def test_late_duplicate_is_noticed_to_create_a_ghost_without_the_marker(
     assert source != LEAVE.source
     sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
     without = dataclasses.replace(LEAVE, source=source, sha=sha)
-    monkeypatch.setattr(backend_module, "LEAVE", without)
+    for module in (backend_module, packing):
+        monkeypatch.setattr(module, "LEAVE", without)
     with pytest.raises(AssertionError):
         await check(proxy, unlucky, store, client)
 
