@@ -38,6 +38,8 @@ WRONG = {
     "no number": resp([b"granted", b"x", b"1000"]),
     "not even text": resp([b"granted", b"\xff\xfe", b"1000"]),
     "a number too long": resp([b"granted", b"9" * 5000, b"1000"]),
+    "a number too large": resp([b"granted", b"1", b"9" * 400]),
+    "a redirection to nowhere": b"-MOVED nonsense\r\n",
     "no time": resp([b"granted", b"17", None]),
     "lists in it": resp([[b"granted"], [b"17"], []]),
     "waiting without times": resp([b"waiting", b"x", b"y", b"z"]),

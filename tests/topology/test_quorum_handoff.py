@@ -178,11 +178,14 @@ async def test_node_that_is_away_is_tried_by_one_connection_of_a_client_alone(
 async def test_turns_leave_nothing_to_the_collector(enter: Enter) -> None:
     """What is over goes by itself: a collection now and then would be a tenth of a turn's time."""
     clients = [await enter() for _ in range(2)]
+    held = await (await enter()).lock("held").acquire()
 
     async def take_turns(client: aiodlock.Client) -> None:
         for _ in range(20):
             async with client.lock("name"):
                 await asyncio.sleep(0)
+            with pytest.raises(aiodlock.WouldBlock):
+                await client.lock("held").acquire_nowait()
 
     await asyncio.gather(*map(take_turns, clients))
     gc.collect()
@@ -197,6 +200,7 @@ async def test_turns_leave_nothing_to_the_collector(enter: Enter) -> None:
         gc.garbage.clear()
         gc.enable()
     assert not ours
+    await held.release()
 
 
 async def forget(client: aiodlock.Client, name: str) -> None:
