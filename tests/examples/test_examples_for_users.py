@@ -1,21 +1,10 @@
-"""The web service, the election and the lost lease, as a reader would start them."""
+"""The election and the lost lease, as a reader would start them."""
 
 from __future__ import annotations
 
 import asyncio
 
-from examples import leader_election, lost_lease, web_service
-
-from ..fastapi.conftest import serve_app
-
-
-async def test_web_service_pays_once() -> None:
-    async with serve_app(web_service.app) as http:
-        answers = await asyncio.gather(*(http.post("/orders/42/pay") for _ in range(5)))
-        assert [answer.status_code for answer in answers] == [200] * 5
-        assert sum(answer.json()["first"] for answer in answers) == 1
-        assert len({answer.json()["token"] for answer in answers}) == 5
-        assert (await http.get("/orders/42/queue")).json() == {"holders": 0, "waiters": 0}
+from examples import leader_election, lost_lease
 
 
 async def test_leader_election() -> None:
