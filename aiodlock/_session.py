@@ -21,6 +21,7 @@ from ._extender import Extender
 from ._hooks import Hooks
 from ._model import Kind, Left
 from ._place import Place, State
+from ._tasks import start_soon
 from ._telling import Telling
 from .backends.base import Backend
 
@@ -53,7 +54,7 @@ class Session:
         self._holds: dict[tuple[Kind, str, int], list[Place]] = {}
         self._ready: asyncio.Future[None] = self.loop.create_future()
         self._left = asyncio.Event()
-        self._tasks: anyio.abc.TaskGroup | None = None
+        self._tasks: asyncio.TaskGroup | None = None
         self._main: asyncio.Task[None] | None = None
         self._death: BaseException | None = None
 
@@ -80,9 +81,9 @@ class Session:
         # In a task of its own: entering and leaving a client may happen in different tasks, which a
         # task group may not.
         try:
-            async with anyio.create_task_group() as self._tasks:
-                self._tasks.start_soon(self.extender.run)
-                self._tasks.start_soon(self._serve_backend)
+            async with asyncio.TaskGroup() as self._tasks:
+                self._tasks.create_task(self.extender.run())
+                self._tasks.create_task(self._serve_backend())
         except Exception as error:
             self._die(error)
         finally:
@@ -173,10 +174,7 @@ class Session:
         main = self._main
         if main is None:
             return
-        if self._tasks is not None:
-            self._tasks.cancel_scope.cancel()
-        if not main.done():
-            main.cancel()
+        main.cancel()
         cancelled: asyncio.CancelledError | None = None
         while not main.done():
             try:
@@ -213,11 +211,8 @@ class Session:
         return ClientClosed(message, name=name)
 
     def start_soon(self, call: Callable[..., Coroutine[Any, Any, Any]], *args: object) -> bool:
-        """Run something in the client's task group; False when that is over."""
-        if self._tasks is None or self._main is None or self._main.done():
-            return False
-        self._tasks.start_soon(call, *args)
-        return True
+        """Run something in the client's task group; False when that is over. From any callback, too."""
+        return start_soon(self._tasks, call(*args))
 
     # -- places ----------------------------------------------------------------------------------
 

@@ -399,3 +399,15 @@ async def test_lease_dropped_after_a_second_attempt_does_not_wait_for_the_collec
         with pytest.warns(ResourceWarning, match="forgotten"):
             await asyncio.create_task(drop())
         await free_at_once(store, client)
+
+
+async def test_leave_that_nobody_awaits_is_repeated_when_it_was_lost(
+    proxy: FaultProxy, unlucky: aiodlock.Client, store: Store, client: aiodlock.Client
+) -> None:
+    """A plain callback of the loop starts the repetition."""
+    lost = proxy.drop_command(calling(LEAVE))
+    async with unlucky.lock("name", ttl=30, confirm_release=False):
+        pass
+    await lost.happened.wait()
+    await free_at_once(store, client)
+    await no_places_soon(unlucky)

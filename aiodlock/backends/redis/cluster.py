@@ -23,6 +23,7 @@ from redis.exceptions import RedisError
 
 from ..._errors import BackendError, BackendUnavailable
 from ..._model import Capabilities, Gone, Granted, Left, LockInfo, Refused, Request, Waiting
+from ..._tasks import start_soon
 from ..base import Listener
 from .backend import Outcome, Redirected, RedisBackend, make_label
 from .keys import Keys, name_of
@@ -134,7 +135,7 @@ class ClusterBackend:
         self._nodes: dict[Address, Node] = {}
         self._owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         self._changed = asyncio.Event()
-        self._tasks: anyio.abc.TaskGroup | None = None
+        self._tasks: asyncio.TaskGroup | None = None
         self._listener: Listener | None = None
         self._failure: Exception | None = None
 
@@ -146,7 +147,7 @@ class ClusterBackend:
     async def run(self, listener: Listener, ready: Callable[[], None]) -> None:
         self._listener = listener
         try:
-            async with anyio.create_task_group() as self._tasks:
+            async with asyncio.TaskGroup() as self._tasks:
                 while not await self._look():  # noqa: ASYNC110
                     await asyncio.sleep(_LOOK_AGAIN)
                 with anyio.move_on_after(_WAIT_FOR_ALL):
@@ -225,8 +226,7 @@ class ClusterBackend:
     def _start(self, address: Address) -> Node:
         node = Node(_at(self._seeds[0], *address), address, label=self.label, **self._options)
         self._nodes[address] = node
-        if self._tasks is not None:
-            self._tasks.start_soon(self._run_node, node)
+        start_soon(self._tasks, self._run_node(node))
         return node
 
     def _node_of(self, name: str) -> Node:

@@ -25,6 +25,7 @@ import anyio
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
 from ..._model import Capabilities, Gone, Granted, Left, LockInfo, Refused, Request, Waiting
+from ..._tasks import start_soon
 from ..base import Listener, Unanswered
 from .backend import Outcome, make_label
 from .seen import merge
@@ -112,7 +113,7 @@ class QuorumBackend:
         self._believed: list[bool] = []
         self._last_ticket = 0
         self._listener: Listener | None = None
-        self._tasks: anyio.abc.TaskGroup | None = None
+        self._tasks: asyncio.TaskGroup | None = None
         # Leaves that were sent and not answered, and what wakes those who wait for that.
         self._departing = 0
         self._departed = asyncio.Event()
@@ -126,9 +127,9 @@ class QuorumBackend:
         self._listener = listener
         came_up = asyncio.Event()
         try:
-            async with anyio.create_task_group() as self._tasks:
+            async with asyncio.TaskGroup() as self._tasks:
                 for voter in self._voters:
-                    self._tasks.start_soon(self._run_voter, voter, came_up)
+                    self._tasks.create_task(self._run_voter(voter, came_up))
                 while sum(voter.up.is_set() for voter in self._voters) < self._majority:
                     came_up.clear()
                     await came_up.wait()
@@ -484,11 +485,9 @@ class QuorumBackend:
     def _leave_missed(self, departure: _Departure) -> None:
         missed, departure.missed = departure.missed, []
         for ballot in missed:
-            if self._tasks is not None:
-                voter = self._voters[ballot.node]
-                self._tasks.start_soon(
-                    self._leave_at, voter, departure.tally, ballot, departure.lost
-                )
+            voter = self._voters[ballot.node]
+            leaving = self._leave_at(voter, departure.tally, ballot, departure.lost)
+            start_soon(self._tasks, leaving)
 
     async def _leave_at(self, voter: Voter, tally: Tally, ballot: Ballot, lost: bool) -> None:
         """Leave one node that did not answer, until it does or has surely dropped the request."""
@@ -520,8 +519,7 @@ class QuorumBackend:
         """A notice: this node votes for the request now."""
         tally = self._tallies.get(request_id)
         if tally is None:
-            if self._tasks is not None:
-                self._tasks.start_soon(self._leave_unknown, voter, request_id, where)
+            start_soon(self._tasks, self._leave_unknown(voter, request_id, where))
             return
         tally.ballots[voter.node].notice(token)
         if tally.token or tally.fencing is not None or self._listener is None:
