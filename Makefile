@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # The tests start some hundred Pythons. Without byte code on disk, each compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup check format test test-suite test-topologies soak simulate test-oldest docs demo bench clean
+.PHONY: setup check format test test-suite test-topologies soak simulate test-oldest docs dist demo bench clean
 
 setup: $(STAMP)
 
@@ -63,6 +63,12 @@ test-oldest:
 docs: setup
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# What is published: the sdist, the wheel made out of it, and a look at what they say about themselves.
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
 
 demo: setup
 	$(BIN)/python -m examples.demo
