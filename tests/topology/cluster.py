@@ -94,6 +94,16 @@ class Cluster:
         """Wait until every running node finds the cluster complete."""
         self.wait(self._is_fine, "a complete cluster")
 
+    def add_primary(self) -> EmbeddedServer:
+        """Start one more node, without slots; return it when all know it."""
+        new = self._started()
+        self.nodes.append(new)
+        self.call(new, "CLUSTER", "SET-CONFIG-EPOCH", len(self.nodes))
+        self.call(new, "CLUSTER", "MEET", "127.0.0.1", port(self.nodes[0]))
+        self.wait(lambda: all(self._knows_all(node) for node in self.nodes), "everybody's meeting")
+        self.wait_until_fine()
+        return new
+
     def move_slot(self, slot: int, source: EmbeddedServer, target: EmbeddedServer) -> MovingSlot:
         """Begin to move a slot; the keys go one by one."""
         return MovingSlot(self, slot, source, target)

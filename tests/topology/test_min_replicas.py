@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -276,3 +277,29 @@ async def test_contended_lock_goes_round_with_growing_tokens(make_client: MakeCl
     await asyncio.gather(*(turn(client) for client in clients for _ in range(5)))
     assert tokens == sorted(set(tokens))
     assert len(tokens) == 100
+
+
+async def test_demoted_primary_is_not_stormed_by_those_who_wait_for_its_replicas(
+    replicated: Replicated, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It refuses WAIT before it refuses a write; either means that it is the wrong server."""
+    primary = replicated.primary
+    async with aiodlock.Client(primary.url, min_replicas=1, ttl=LASTING, waiter_ttl=LASTING) as one:
+        before = _connections_so_far(primary)
+        primary.call("REPLICAOF", "127.0.0.1", replica(replicated).port)
+        try:
+            acquiring = asyncio.create_task(one.lock("name").acquire())
+            await asyncio.sleep(4.0)
+            assert _connections_so_far(primary) - before < 40
+        finally:
+            primary.call("REPLICAOF", "NO", "ONE")
+        await asyncio.to_thread(replicated.settle)
+        await (await acquiring).release()
+    warned = [r for r in caplog.records if getattr(r, "event", "") == "no_connection"]
+    assert len([r for r in warned if r.levelno >= logging.WARNING]) <= 6
+
+
+def _connections_so_far(node: Node) -> int:
+    found = re.search(r"total_connections_received:(\d+)", node.call("INFO", "stats"))
+    assert found is not None
+    return int(found[1])

@@ -130,6 +130,8 @@ class RedisBackend:
                 if self._configure:
                     await events.turn_on(self._link, self._translate)
                 await self._prepare_to_listen(wakeups)
+                for link in self._links():
+                    link.entering = False
                 ready()
                 await wakeups.keep_alive()
         finally:
@@ -142,6 +144,12 @@ class RedisBackend:
         )
         tasks.start_soon(link.run)
         await replicated.enough()
+
+    def _links(self) -> list[Link]:
+        """Return all connections to this server, up or not."""
+        wakeups = self._wakeups.link if self._wakeups is not None else None
+        replicated = self._replicated.link if self._replicated is not None else None
+        return [link for link in (self._commands, wakeups, replicated) if link is not None]
 
     async def _on_connected(self, wire: Wire) -> None:
         await load_scripts(wire)

@@ -27,6 +27,7 @@ from ..._tasks import start_soon
 from ..base import Listener
 from .backend import Outcome, Redirected, RedisBackend, make_label
 from .keys import Keys, name_of
+from .link import refusal_in
 from .replicas import capabilities
 from .source import Source
 from .wakeups import Wakeups
@@ -43,6 +44,8 @@ _ASK_WITHIN = 1.0
 #: Between two looks at the slots, at the least: many requests notice the same change at once.
 _LOOK_AGAIN = 0.1
 _REDIRECTIONS = 4
+#: Between attempts to use a node that refuses this user.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
 
 class Node(RedisBackend):
@@ -124,7 +127,8 @@ class ClusterBackend:
     """The primaries of a cluster, and the way from a name to its node.
 
     Mutable state: ``_nodes`` (by address), ``_owners`` (the address that owns each slot, None for
-    unknown), ``_changed`` (set when somebody noticed that these may be wrong).
+    unknown), ``_changed`` (set when somebody noticed that these may be wrong), ``_entering`` (until nodes
+    are up: until then a refusal is fatal).
     """
 
     def __init__(self, seeds: Sequence[Source], **options: Any) -> None:
@@ -138,6 +142,7 @@ class ClusterBackend:
         self._tasks: asyncio.TaskGroup | None = None
         self._listener: Listener | None = None
         self._failure: Exception | None = None
+        self._entering = True
 
     def __repr__(self) -> str:
         return f"<ClusterBackend {self._seeds[0].described}, {len(self._nodes)} nodes>"
@@ -146,6 +151,7 @@ class ClusterBackend:
 
     async def run(self, listener: Listener, ready: Callable[[], None]) -> None:
         self._listener = listener
+        self._entering = True
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 while not await self._look():  # noqa: ASYNC110
@@ -156,6 +162,7 @@ class ClusterBackend:
                 while not any(node.up.is_set() for node in self._nodes.values()):
                     await asyncio.sleep(_LOOK_AGAIN)
                     await self._look()
+                self._entering = False
                 ready()
                 while True:
                     await self._changed.wait()
@@ -167,8 +174,21 @@ class ClusterBackend:
 
     async def _run_node(self, node: Node) -> None:
         assert self._listener is not None
+        pauses = _FIRST_PAUSE
         with node.scope:
-            await node.run(self._listener, node.up.set)
+            while True:
+                try:
+                    await node.run(self._listener, node.up.set)
+                except (BackendError, ExceptionGroup) as failed:
+                    refusal = refusal_in(failed)
+                    if self._entering:
+                        raise
+                    # One node that does not know this user yet: the others' names go on.
+                    level = logging.WARNING if pauses == _FIRST_PAUSE else logging.DEBUG
+                    extra = {"event": "node_refuses"}
+                    _logger.log(level, "a node of the cluster: %s", refusal or failed, extra=extra)
+                await asyncio.sleep(pauses * random.uniform(0.5, 1.0))
+                pauses = min(2 * pauses, _LONGEST_PAUSE)
 
     @property
     def failure(self) -> Exception | None:

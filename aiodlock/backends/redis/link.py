@@ -27,6 +27,8 @@ _LONGEST_REPLY_TIMEOUT = 8.0
 _CONNECT_TIMEOUT = 2.0
 #: How long one call waits for the connection; its caller decides whether to try again.
 _WAIT_UP = 0.5
+#: A connection that was up for so long was of use, whatever ended it: the pauses begin anew.
+_OF_USE_AFTER = 5.0
 
 
 class Link:
@@ -55,6 +57,10 @@ class Link:
         #: Another one to the same server: while that is down too, only that one tries.
         self.lead: Link | None = None
         self._over = False
+        #: Whether a refusal of this user ends ``run``. Afterwards it is an outage like any other: an
+        #: account may be missing on one node, or for a moment.
+        self.entering = True
+        self._came_up_at: float | None = None
         self.wire: Wire | None = None
         self.failure: Exception | None = None
 
@@ -91,8 +97,10 @@ class Link:
 
     async def _keep_up(self) -> None:
         failures = 0
+        refused_before = False
         reply_timeout = self._first_timeout
         while True:
+            self._came_up_at = None
             try:
                 wire = await self._connect(reply_timeout)
                 try:
@@ -101,21 +109,20 @@ class Link:
                     self.wire = None
                     self._up.clear()
                     await wire.closed()
-                demoted = isinstance(reason, ReplyError) and reason.code == "READONLY"
-                if wire.answered and not demoted:
+                if self._was_of_use(reason):
                     failures, reply_timeout = 0, self._first_timeout
             except (RedisError, OSError, TimeoutError) as failed:
                 reason = failed
             self.failure = reason
-            if isinstance(reason, AuthenticationError | BackendError) and not isinstance(
-                reason, BackendUnavailable
-            ):
-                raise BackendError(
-                    f"{self._source.described} refuses this client: {reason}"
-                ) from reason
+            refused = is_refusal(reason)
             described, extra = self._source.described, {"event": "no_connection"}
-            # Once per outage: whoever needs the store meanwhile gets an error.
-            level = logging.DEBUG if failures else logging.WARNING
+            if refused and self.entering:
+                raise BackendError(f"{described} refuses this client: {reason}") from reason
+            # Once per outage, and when it turns out to be a refusal: whoever needs the store meanwhile gets
+            # an error.
+            news = not failures or (refused and not refused_before)
+            refused_before = refused
+            level = logging.WARNING if news else logging.DEBUG
             _logger.log(level, "no connection to %s: %s", described, reason, extra=extra)
             if failures:
                 reply_timeout = min(2 * reply_timeout, self._longest_silence)
@@ -128,6 +135,16 @@ class Link:
                     with suppress(BackendUnavailable):
                         await self.lead.first_up()
             failures += 1
+
+    def _was_of_use(self, reason: Exception) -> bool:
+        """Tell whether the connection that has ended was more than one more attempt.
+
+        What a server refuses it for (READONLY, a WAIT at a replica) will be refused on the next one, too.
+        """
+        if self._came_up_at is None:
+            return False
+        lasted = asyncio.get_running_loop().time() - self._came_up_at
+        return lasted >= _OF_USE_AFTER or not isinstance(reason, ReplyError)
 
     async def _serve(self, wire: Wire) -> Exception:
         """Use the wire until it breaks; return why it did."""
@@ -148,6 +165,7 @@ class Link:
         # It answers: whatever made others wait so long is over.
         wire.reply_timeout = self._first_timeout
         self.wire, self.failure = wire, None
+        self._came_up_at = asyncio.get_running_loop().time()
         self._up.set()
         # Before those whose replies are lost run: a repetition must not go to the dead wire.
         wire.lost.add_done_callback(self._on_down)
@@ -168,6 +186,24 @@ class Link:
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
+
+
+def is_refusal(reason: Exception | None) -> bool:
+    """Tell whether the server is there, and does not want this user: a retry alone will not help."""
+    kinds = AuthenticationError | BackendError
+    return isinstance(reason, kinds) and not isinstance(reason, BackendUnavailable)
+
+
+def refusal_in(failed: BackendError | ExceptionGroup[Exception]) -> BackendError | None:
+    """Return why a server does not work for us, None if it is merely away; raise what else went wrong."""
+    errors: list[Exception] = [failed]
+    for error in errors:
+        if isinstance(error, ExceptionGroup):
+            errors.extend(error.exceptions)
+        elif not isinstance(error, BackendError):
+            raise failed
+    refusals = [error for error in errors if isinstance(error, BackendError)]
+    return next((one for one in refusals if not isinstance(one, BackendUnavailable)), None)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from ..._model import Capabilities, Gone, Granted, Left, LockInfo, Refused, Requ
 from ..._tasks import start_soon
 from ..base import Listener, Unanswered
 from .backend import Outcome, make_label
+from .link import refusal_in
 from .seen import merge
 from .source import Source
 from .trust import Trust
@@ -90,8 +91,8 @@ class QuorumBackend:
     """All nodes of a quorum, asked at once.
 
     Mutable state: ``_tallies`` (by request id, from before the first message until the first one to
-    leave), ``_refusals`` (nodes that refuse this client, and why), ``_believed`` (which nodes
-    counted when last looked at), ``_last_ticket``, ``_departing``.
+    leave), ``_refusals`` (nodes that refuse this client, and why), ``_entering`` (until a majority is up),
+    ``_believed`` (which nodes counted when last looked at), ``_last_ticket``, ``_departing``.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class QuorumBackend:
         self._remember_breaks = max(60.0, float(options.get("unavailable_after", 0.0)))
         self._tallies: dict[str, Tally] = {}
         self._refusals: dict[int, BackendError] = {}
+        self._entering = True
         self._believed: list[bool] = []
         self._last_ticket = 0
         self._listener: Listener | None = None
@@ -125,6 +127,7 @@ class QuorumBackend:
 
     async def run(self, listener: Listener, ready: Callable[[], None]) -> None:
         self._listener = listener
+        self._entering = True
         came_up = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as self._tasks:
@@ -138,6 +141,7 @@ class QuorumBackend:
                 while now() < give_up_at and any(voter.connecting for voter in self._voters):  # noqa: ASYNC110
                     await asyncio.sleep(_WAIT_FOR_ALL / 50)
                 undecided = await self._judge()
+                self._entering = False
                 ready()
                 while True:
                     await asyncio.sleep(_LOOK_AGAIN if undecided else _JUDGE_AGAIN)
@@ -156,19 +160,23 @@ class QuorumBackend:
             try:
                 await voter.run(_Ear(self, voter), on_up)
             except (BackendError, ExceptionGroup) as failed:
-                error = _refusal_in(failed)
+                error = refusal_in(failed)
                 if error is not None:
-                    # One that refuses us is one that is away, until too many do.
-                    known = voter.node in self._refusals
-                    self._refusals[voter.node] = error
-                    if len(self._refusals) > len(self._voters) - self._majority:
-                        raise error from failed
-                    level = logging.DEBUG if known else logging.WARNING
-                    _logger.log(
-                        level, "a node of the quorum: %s", error, extra={"event": "node_refuses"}
-                    )
+                    self._on_refusal(voter, error, failed)
             voter.up.clear()
             await asyncio.sleep(_CONNECT_AGAIN * random.uniform(0.5, 1.0))
+
+    def _on_refusal(self, voter: Voter, error: BackendError, failed: Exception) -> None:
+        """Take a node that refuses this user for one that is away; while entering, unless too many do."""
+        known = voter.node in self._refusals
+        self._refusals[voter.node] = error
+        # Of a node that could not be reached since, it is not known any more.
+        others = [self._voters[node] for node in self._refusals if node != voter.node]
+        refusing = [voter, *(other for other in others if not other.is_away)]
+        if self._entering and len(refusing) > len(self._voters) - self._majority:
+            raise error from failed
+        level = logging.DEBUG if known else logging.WARNING
+        _logger.log(level, "a node of the quorum: %s", error, extra={"event": "node_refuses"})
 
     async def _judge(self) -> bool:
         """Form an opinion of which nodes may be believed; return whether it is to be formed soon again."""
@@ -631,18 +639,6 @@ async def _gone() -> Gone:
 
 async def _collected(names: AsyncIterator[str]) -> set[str]:
     return {name async for name in names}
-
-
-def _refusal_in(failed: BackendError | ExceptionGroup[Exception]) -> BackendError | None:
-    """Return why a node does not work for us, None if it is merely away; raise what else went wrong."""
-    errors: list[Exception] = [failed]
-    for error in errors:
-        if isinstance(error, ExceptionGroup):
-            errors.extend(error.exceptions)
-        elif not isinstance(error, BackendError):
-            raise failed
-    refusals = [error for error in errors if isinstance(error, BackendError)]
-    return next((one for one in refusals if not isinstance(one, BackendUnavailable)), None)
 
 
 def _give(future: asyncio.Future[Any], result: Any) -> None:

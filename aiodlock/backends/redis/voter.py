@@ -15,6 +15,7 @@ from ..._model import Request
 from ..base import Unanswered
 from .backend import RedisBackend, load_scripts
 from .keys import Keys, keys_of, name_of
+from .link import is_refusal
 from .replies import left_of, wrong_shape
 from .scripts import BREAK_VOTES, INSPECT_VOTES, UNVOTE, VOTE, VOTING, Script
 from .seen import Seen
@@ -48,6 +49,11 @@ class Voter(RedisBackend):
     def connecting(self) -> bool:
         """Whether it is not known yet if the node can be reached."""
         return not self.up.is_set() and self.failure is None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the last attempt to reach the node failed, and not by a refusal."""
+        return self.failure is not None and not is_refusal(self.failure)
 
     @property
     def wire(self) -> Wire | None:

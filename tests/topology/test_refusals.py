@@ -1,0 +1,139 @@
+"""A server that does not know this client's user, later on: an outage of that server, no more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+import redis
+
+import aiodlock
+from aiodlock._embedded import EmbeddedServer, find_valkey9
+from aiodlock.backends.redis.cluster import _slot_of
+from aiodlock.backends.redis.keys import keys_of
+
+from ..scenes import LASTING, is_held, until, until_outlived
+from ..servers import embedded
+from .cluster import Cluster, port
+
+RULES = ("on", ">secret", "~*", "&*", "+@all")
+
+
+def _let_in(*ports: int) -> None:
+    for one in ports:
+        with redis.Redis(port=one) as admin:
+            admin.execute_command("ACL", "SETUSER", "locks", *RULES)
+
+
+def _shut_out(*ports: int) -> None:
+    """Delete the user; its connections are closed by the server."""
+    for one in ports:
+        with redis.Redis(port=one) as admin:
+            admin.execute_command("ACL", "DELUSER", "locks")
+
+
+def _as_user(server: EmbeddedServer) -> str:
+    return f"redis://locks:secret@127.0.0.1:{port(server)}"
+
+
+@pytest.fixture
+def servers() -> Iterator[list[EmbeddedServer]]:
+    with ExitStack() as stack:
+        started = [stack.enter_context(embedded("valkey9", tcp=True)) for _ in range(3)]
+        _let_in(*map(port, started))
+        yield started
+
+
+async def test_user_that_is_missing_for_a_moment_costs_no_lease(
+    servers: list[EmbeddedServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = servers[0]
+    async with aiodlock.Client(_as_user(server), ttl=5.0, waiter_ttl=5.0) as client:
+        held = await client.lock("name").acquire()
+        waiting = asyncio.create_task(client.lock("name").acquire())
+        _shut_out(port(server))
+        await until(lambda: "no connection" in caplog.text, "a refusal")
+        await asyncio.sleep(0.15)
+        _let_in(port(server))
+        await held.extend()
+        await held.release()
+        async with asyncio.timeout(5.0):
+            await (await waiting).release()
+    refusals = [r for r in caplog.records if getattr(r, "event", "") == "no_connection"]
+    assert any(r.levelno == logging.WARNING for r in refusals), "it is told"
+
+
+async def test_user_that_stays_away_makes_the_store_unavailable_and_not_the_client_dead(
+    servers: list[EmbeddedServer],
+) -> None:
+    server = servers[0]
+    async with aiodlock.Client(_as_user(server), unavailable_after=1.0) as client:
+        _shut_out(port(server))
+        with pytest.raises(aiodlock.BackendUnavailable):
+            await client.lock("name").acquire()
+        _let_in(port(server))
+        async with asyncio.timeout(10.0):
+            async with client.lock("name", timeout=None) as lease:
+                assert lease.held
+
+
+async def test_entering_with_a_wrong_password_is_refused_at_once(
+    servers: list[EmbeddedServer],
+) -> None:
+    url = _as_user(servers[0]).replace("secret", "wrong")
+    with pytest.raises(aiodlock.BackendError, match="refuses this client") as refused:
+        await aiodlock.Client(url).__aenter__()
+    assert not isinstance(refused.value, aiodlock.BackendUnavailable)
+
+
+async def test_nodes_of_a_quorum_that_lose_the_user_one_after_another_are_away_one_by_one(
+    servers: list[EmbeddedServer],
+) -> None:
+    async with aiodlock.Client(list(map(_as_user, servers)), ttl=LASTING) as client:
+        async with client.lock("name") as lease:
+            for server in servers:
+                _shut_out(port(server))
+                await asyncio.sleep(0.15)
+                _let_in(port(server))
+                await asyncio.sleep(0.3)
+            await until_outlived(lease)
+            assert is_held(lease)
+
+
+async def test_entering_a_quorum_most_of_which_refuses_the_user_is_refused(
+    servers: list[EmbeddedServer],
+) -> None:
+    _shut_out(port(servers[0]), port(servers[1]))
+    with pytest.raises(aiodlock.BackendError, match="refuses") as refused:
+        await aiodlock.Client(list(map(_as_user, servers))).__aenter__()
+    assert not isinstance(refused.value, aiodlock.BackendUnavailable)
+
+
+async def test_new_node_of_a_cluster_without_the_user_costs_only_its_own_names() -> None:
+    with Cluster(find_valkey9(), primaries=2, replicas=0) as cluster:
+        for node in cluster.nodes:
+            cluster.call(node, "ACL", "SETUSER", "locks", *RULES)
+        url = cluster.url.replace("//", "//locks:secret@", 1)
+        async with aiodlock.Client(url, ttl=LASTING, waiter_ttl=LASTING) as client:
+            source = cluster.nodes[0]
+            names = [f"name {n}" for n in range(50)]
+            moved = next(n for n in names if _node_of(cluster, n) is source)
+            elsewhere = next(n for n in names if _node_of(cluster, n) is not source)
+            async with client.lock(elsewhere) as lease:
+                new = await asyncio.to_thread(cluster.add_primary)
+                cluster.move_slot(_slot_of(moved), source, new).finish()
+                with pytest.raises(aiodlock.BackendUnavailable):
+                    await client.lock(moved).acquire_nowait()
+                await until_outlived(lease)
+                cluster.call(new, "ACL", "SETUSER", "locks", *RULES)
+                async with asyncio.timeout(10.0):
+                    async with client.lock(moved) as other:
+                        assert other.held
+                assert is_held(lease)
+
+
+def _node_of(cluster: Cluster, name: str) -> EmbeddedServer:
+    return cluster.primary_of(keys_of("aiodlock", "lock", name).state)
