@@ -448,18 +448,24 @@ def _read_quorum(sources: Sequence[Any]) -> tuple[_Quorum, str]:
             f"got {len(sources)}"
         )
     nodes: list[Source | str] = []
-    described: list[str] = []
+    described: dict[object, str] = {}
     for one in sources:
         if isinstance(one, list | tuple):
             raise TypeError("source must be a flat list of servers")
         node, text = _read_source(one)
         if isinstance(node, list | _Quorum):
             raise Unsupported(f"a quorum is made of independent servers, and {text} is a cluster")
-        if text in described and text != "memory://":
-            raise ValueError(f"source must list different servers, {text} is there twice")
+        address: object = node.address if isinstance(node, Source) else text
+        if text == "memory://":
+            address = len(nodes)  # each is a store of its own
+        if address in described:
+            raise ValueError(
+                f"source must list different servers, {described[address]} is there twice"
+                + ("" if text == described[address] else f", also as {text}")
+            )
         nodes.append(node)
-        described.append(text)
-    return _Quorum(tuple(nodes)), f"a quorum of {', '.join(described)}"
+        described[address] = text
+    return _Quorum(tuple(nodes)), f"a quorum of {', '.join(described.values())}"
 
 
 def _read_url(url: str) -> Source:
