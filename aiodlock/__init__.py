@@ -12,7 +12,8 @@ A map of the package::
     _extender.py   one task that extends every lease and waiter, in batches
     _model.py      frozen values        _options.py  what users hand in, checked
     _errors.py     the tree             _clock.py    the one clock of leases
-    backends/      base: the protocol a backend fulfils; redis/: scripts, wire, wake-ups; memory
+    backends/      base: the protocol a backend fulfils; sources: which package reads a source;
+                   memory/: a state machine in plain Python; redis/: scripts, wire, wake-ups
 """
 
 from ._client import Client as Client

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
-
-from redis.asyncio import Redis, RedisCluster
 
 from ._clock import now
 from ._election import Election
@@ -31,14 +28,10 @@ from ._options import (
 )
 from ._session import Session
 from .backends.base import Backend
-from .backends.redis import (
-    SENTINEL_SCHEMES,
-    ClusterBackend,
-    QuorumBackend,
-    RedisBackend,
-    Source,
-    seeds_of,
-)
+from .backends.sources import StoreOptions, read_source
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis, RedisCluster
 
 SourceLike: TypeAlias = "str | Redis | RedisCluster | Sequence[str | Redis]"
 
@@ -46,16 +39,6 @@ _T = TypeVar("_T")
 
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _TOKEN = re.compile(r"[1-9][0-9]{0,15}")
-_CLUSTER = ("redis+cluster", "rediss+cluster")
-_SCHEMES = ("redis", "rediss", "unix", "memory", *SENTINEL_SCHEMES, *_CLUSTER)
-_SMALLEST_QUORUM = 3
-
-
-@dataclass(frozen=True)
-class _Quorum:
-    """Several independent servers; a str is a memory URL."""
-
-    nodes: tuple[Source | str, ...]
 
 
 class Client:
@@ -66,7 +49,7 @@ class Client:
     It may be entered again afterwards. All tasks share its two connections per server.
 
     :param source: ``redis://``, ``rediss://``, ``unix://``, ``memory://`` (private to this client),
-        ``memory://NAME`` (shared by the clients of one event loop),
+        ``memory://NAME`` (shared by all clients of this process, on any event loop),
         ``redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB``, ``redis+cluster://HOST:PORT,HOST:PORT`` (those
         nodes are asked first), or a ready ``redis.asyncio.Redis`` (as ``Sentinel.master_for`` makes) or
         ``RedisCluster``, whose connection settings are used and which stays yours. A list of at least
@@ -121,19 +104,21 @@ class Client:
         self._close_timeout = check_seconds("close_timeout", close_timeout)
         check_flag("configure_notifications", configure_notifications)
         self._prefix = prefix
-        self._configure_notifications = configure_notifications
-        self._source, self._described = _read_source(source)
-        if isinstance(self._source, _Quorum):
-            if min_replicas:
-                raise Unsupported("min_replicas above 0 has no meaning with a quorum of servers")
-        elif restart_delay is not None:
-            raise ValueError("restart_delay is for a quorum: give a list of sources")
-        if min_replicas and isinstance(self._source, str):
-            raise Unsupported(f"min_replicas above 0 needs servers, and {source!r} is in memory")
-        self._min_replicas = min_replicas
-        self._restart_delay = self._ttl
-        if restart_delay is not None:
-            self._restart_delay = check_seconds("restart_delay", restart_delay)
+        self._store = read_source(
+            source,
+            StoreOptions(
+                prefix=prefix,
+                ttl=self._ttl,
+                token_retention=self._token_retention,
+                unavailable_after=self._unavailable_after,
+                configure_notifications=configure_notifications,
+                min_replicas=min_replicas,
+                restart_delay=None
+                if restart_delay is None
+                else check_seconds("restart_delay", restart_delay),
+            ),
+        )
+        self._described: str = self._store.described
         self._session: Session | None = None
         self._entering = False
         self._hooks: list[Hooks] = []
@@ -177,23 +162,7 @@ class Client:
                 self._session = None
 
     def _make_backend(self) -> Backend:
-        source = self._source
-        options: dict[str, Any] = {
-            "prefix": self._prefix,
-            "token_retention": self._token_retention,
-            "unavailable_after": self._unavailable_after,
-            "configure_notifications": self._configure_notifications,
-            "min_replicas": self._min_replicas,
-        }
-        if isinstance(source, list):
-            return ClusterBackend(source, **options)
-        if isinstance(source, _Quorum):
-            del options["min_replicas"]
-            nodes = [_source_of(node) for node in source.nodes]
-            return QuorumBackend(
-                nodes, restart_delay=self._restart_delay, described=self._described, **options
-            )
-        return RedisBackend(_source_of(source), **options)
+        return self._store.open()
 
     def _use(self, name: str | None = None) -> Session:
         session = self._session
@@ -257,7 +226,7 @@ class Client:
         if options.pop("owner", None) is not None:
             raise ValueError("a semaphore is not reentrant: owner has no meaning")
         described = self.lock(name, **options)
-        if isinstance(self._source, _Quorum):
+        if not self._store.capabilities.semaphores:
             raise Unsupported(
                 "a semaphore needs one place that counts its holders, and a quorum has several: use one "
                 "server, Sentinel or a cluster"
@@ -396,88 +365,6 @@ class Client:
             raise BackendUnavailable(
                 f"no answer about {name!r} within 2 s from {self._described}", name=name
             ) from backend.failure
-
-
-def _source_of(source: Source | str) -> Source:
-    """Return connection settings also for a memory URL. Needs a running loop."""
-    if isinstance(source, Source):
-        return source
-    from .backends.memory import memory_source
-
-    return memory_source(source)
-
-
-def _read_source(source: SourceLike) -> tuple[Source | list[Source] | _Quorum | str, str]:
-    """Return connection settings (of a cluster: of its first nodes; or a memory URL, which needs a loop)
-    and a text without secrets."""
-    if isinstance(source, RedisCluster):
-        seeds = seeds_of(source)
-        return seeds, seeds[0].described
-    if isinstance(source, Redis):
-        settings = Source.from_client(source)
-        return settings, settings.described
-    if isinstance(source, list | tuple):
-        return _read_quorum(source)
-    if not isinstance(source, str):
-        raise TypeError(
-            f"source must be a URL or a redis.asyncio.Redis, not {type(source).__name__}"
-        )
-    scheme = source.partition(":")[0].lower() if ":" in source else ""
-    if scheme not in _SCHEMES:
-        known = ", ".join(f"{known}://" for known in _SCHEMES)
-        raise ValueError(
-            f"source must be a URL that begins with one of {known}; got scheme {scheme!r}"
-        )
-    if scheme == "memory":
-        return source, source
-    if "://" not in source:
-        raise ValueError(
-            f"source must be a URL: {scheme}:// and then the server, with both slashes"
-        )
-    if scheme in _CLUSTER:
-        seeds = seeds_of(source)
-        return seeds, "redis+cluster at " + ", ".join(seed.described for seed in seeds)
-    settings = _read_url(source)
-    return settings, settings.described
-
-
-def _read_quorum(sources: Sequence[Any]) -> tuple[_Quorum, str]:
-    if len(sources) < _SMALLEST_QUORUM:
-        raise ValueError(
-            f"source must list at least {_SMALLEST_QUORUM} servers for a quorum (5 survive the loss of 2), "
-            f"got {len(sources)}"
-        )
-    nodes: list[Source | str] = []
-    described: dict[object, str] = {}
-    for one in sources:
-        if isinstance(one, list | tuple):
-            raise TypeError("source must be a flat list of servers")
-        node, text = _read_source(one)
-        if isinstance(node, list | _Quorum):
-            raise Unsupported(f"a quorum is made of independent servers, and {text} is a cluster")
-        address: object = node.address if isinstance(node, Source) else text
-        if text == "memory://":
-            address = len(nodes)  # each is a store of its own
-        if address in described:
-            raise ValueError(
-                f"source must list different servers, {described[address]} is there twice"
-                + ("" if text == described[address] else f", also as {text}")
-            )
-        nodes.append(node)
-        described[address] = text
-    return _Quorum(tuple(nodes)), f"a quorum of {', '.join(described.values())}"
-
-
-def _read_url(url: str) -> Source:
-    try:
-        return Source.from_url(url)
-    except ValueError as wrong:
-        why = str(wrong)
-    # Not from that error: it quotes what it could not read, which may be a part of the password.
-    secret = url.partition("://")[2].rpartition("@")[0].partition(":")[2]
-    if any(part and part in why for part in re.split("[:/?#@]", secret)):
-        why = "check it, and percent-encode '/', '?', '#' and '@' in the user and the password"
-    raise ValueError(f"source cannot be read as the URL of a server: {why}")
 
 
 def _read_sequencer(text: str) -> tuple[Kind, str, Mode, int] | None:

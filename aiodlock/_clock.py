@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import time
 
+#: How far this process's clock and the store's may drift apart within one lease.
+_DRIFT_SHARE, _DRIFT = 0.01, 0.002
+
 if hasattr(time, "CLOCK_BOOTTIME"):
     _BOOTTIME = time.CLOCK_BOOTTIME
     _gettime = time.clock_gettime
@@ -18,3 +21,10 @@ if hasattr(time, "CLOCK_BOOTTIME"):
 
 else:  # pragma: no cover - not Linux
     now = time.monotonic
+
+
+def local_deadline(sent: float, left_ms: int) -> float:
+    """Return until when a lease certainly lives that had ``left_ms`` when a message sent at ``sent``
+    was answered."""
+    left = left_ms / 1000
+    return sent + left - (left * _DRIFT_SHARE + _DRIFT)

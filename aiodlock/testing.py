@@ -39,7 +39,7 @@ __all__ = [
 
 
 def memory_url() -> str:
-    """Return the URL of a fresh store, for several clients on one event loop. Needs aiodlock[memory]."""
+    """Return the URL of a fresh store, for several clients of this process."""
     return f"memory://test-{secrets.token_hex(8)}"
 
 

@@ -17,7 +17,7 @@ from hypothesis import settings
 import aiodlock
 
 from .proxy import FaultProxy
-from .servers import ALL, MEMORY, OTHERS, REAL, Servers, Store, installed
+from .servers import ALL, FAKEREDIS, MEMORY, OTHERS, REAL, Servers, Store, installed
 
 # Times vary too much between servers for a deadline per example.
 settings.register_profile("aiodlock", deadline=None, print_blob=True)
@@ -91,8 +91,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names = [name for name in _wanted(metafunc) if name in _chosen(metafunc.config)]
     if _asks_for(metafunc, "notifications"):
         both = [_param(name, on) for name in names for on in (True, False)]
-        # fakeredis sends notifications whatever its configuration says.
-        both = [param for param in both if param.values != (MEMORY, False)]
+        # fakeredis sends notifications whatever its configuration says, and the memory store has none.
+        both = [p for p in both if p.values not in ((FAKEREDIS, False), (MEMORY, True))]
         metafunc.parametrize(("store", "notifications"), both, indirect=True)
     else:
         metafunc.parametrize("store", [_param(name) for name in names], indirect=True)
@@ -117,7 +117,15 @@ def _wanted(metafunc: pytest.Metafunc) -> list[str]:
     only_real = "real_store" in metafunc.fixturenames or any(
         metafunc.definition.iter_markers("real_store")
     )
-    return [name for name in names if name in REAL] if only_real else names
+    if only_real:
+        return [name for name in names if name in REAL]
+    if _SCRIPTED & set(metafunc.fixturenames) or any(metafunc.definition.iter_markers("scripted")):
+        names = [name for name in names if name != MEMORY]
+    return names
+
+
+#: Fixtures that look at keys.
+_SCRIPTED = {"direct", "heard"}
 
 
 def _param(name: str, notified: bool | None = None) -> Any:
@@ -156,7 +164,7 @@ def notifications(request: pytest.FixtureRequest) -> bool:
     """Tell whether the store sends keyspace notifications.
 
     A test that names this fixture runs with and without; elsewhere there are none, as on a server
-    nobody has configured. (The memory store sends them always.)
+    nobody has configured. (fakeredis sends them always, the memory store never does.)
     """
     return getattr(request, "param", False)
 
@@ -177,8 +185,8 @@ async def store(
 
 @pytest.fixture
 def real_store(store: Store) -> Store:
-    """Give an empty store on a real server; a test that uses it does not run on memory."""
-    assert store.name != MEMORY
+    """Give an empty store on a real server; a test that uses it runs on no other."""
+    assert store.name not in (MEMORY, FAKEREDIS)
     return store
 
 
@@ -213,6 +221,6 @@ def brief_entering(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def proxy(real_store: Store) -> AsyncIterator[FaultProxy]:
-    """Give a proxy in front of a real store; a test that uses it does not run on memory."""
+    """Give a proxy in front of a real store; a test that uses it runs on no other."""
     async with FaultProxy(real_store.url) as proxy:
         yield proxy

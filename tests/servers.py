@@ -1,4 +1,4 @@
-"""The stores the tests run against: real servers of three kinds, and the memory store."""
+"""The stores the tests run against: real servers of three kinds, the memory store, and fakeredis."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import redis.asyncio
+from fakeredis import FakeServer
 from fakeredis.aioredis import FakeRedis
 from redis.asyncio import RedisCluster
 
+import aiodlock.backends.memory.store as memory_store
 from aiodlock._embedded import EmbeddedServer, find_redis62, find_redis_on_path, find_valkey9
 
 from .topology.cluster import Cluster
 from .topology.servers import SentinelService
 
 MEMORY = "memory"
+#: The scripts without a server.
+FAKEREDIS = "fakeredis"
 REAL = ("valkey9", "redis62", "redis70")
-ALL = (MEMORY, *REAL)
+ALL = (MEMORY, FAKEREDIS, *REAL)
+#: Where the scripts run, and keys can be looked at.
+SCRIPTED = (FAKEREDIS, *REAL)
 # Only when asked for by --store: the contract is the same, and takes as long again.
 CLUSTER = "cluster"
 SENTINEL = "sentinel"
@@ -78,6 +84,7 @@ class Store:
     service: SentinelService | None = None
     #: The servers of a quorum, the dead ones too.
     quorum: list[EmbeddedServer] = field(default_factory=list)
+    fake: FakeServer | None = None
     #: What the clients of tests are given besides their own options.
     options: dict[str, Any] = field(default_factory=dict)
     _raw_clients: list[redis.asyncio.Redis] = field(default_factory=list)
@@ -85,11 +92,17 @@ class Store:
     @property
     def source(self) -> Any:
         """What a client is made with."""
+        if self.fake is not None:
+            return FakeRedis(server=self.fake)
         return [node.url for node in self.quorum] or self.url
 
     @property
     def is_memory(self) -> bool:
         return self.name == MEMORY
+
+    @property
+    def is_fake(self) -> bool:
+        return self.name == FAKEREDIS
 
     async def raw(self, *, decode_responses: bool = True) -> redis.asyncio.Redis:
         """Return a redis-py client to the same store, to look at keys and to disturb them.
@@ -101,8 +114,8 @@ class Store:
         return client
 
     async def notifications(self, on: bool) -> None:
-        """Have the server send keyspace notifications, or not; the memory store always does."""
-        if self.is_memory:
+        """Have the server send keyspace notifications, or not; fakeredis always does."""
+        if self.is_fake:
             return
         events = NOTIFICATIONS if on else ""
         if self.cluster is not None:
@@ -114,6 +127,20 @@ class Store:
             return
         client = await self.raw()
         await client.config_set("notify-keyspace-events", events)
+
+    async def left(self, *, markers: bool = False) -> list[str]:
+        """Return what is kept besides tokens, and besides markers where a reply may have been lost."""
+        if self.is_memory:
+            names = memory_store._shared.stores[self.url.removeprefix("memory://")].names
+            return [
+                key.name
+                for key in names
+                if (name := names.find(key))
+                and (name.holders or name.waiters or (name.markers and not markers))
+            ]
+        keys = [str(key) for key in await (await self.raw()).keys("*")]
+        allowed = (":marker:", ":token") if markers else (":token",)
+        return [key for key in keys if not any(part in key for part in allowed)]
 
     async def aclose(self) -> None:
         for client in self._raw_clients:
@@ -137,11 +164,10 @@ class Store:
         if self.service is not None:
             port = self.service.primary.port
             return redis.asyncio.Redis(port=port, decode_responses=decode_responses)
-        if not self.is_memory:
-            return redis.asyncio.Redis.from_url(self.url, decode_responses=decode_responses)
-        from aiodlock.backends.memory import shared_server
-
-        return FakeRedis(server=shared_server(self.url), decode_responses=decode_responses)
+        if self.fake is not None:
+            return FakeRedis(server=self.fake, decode_responses=decode_responses)
+        assert not self.is_memory, "the memory store has no keys: choose stores(*SCRIPTED)"
+        return redis.asyncio.Redis.from_url(self.url, decode_responses=decode_responses)
 
 
 class _Everywhere:
@@ -175,6 +201,8 @@ class Servers:
         """Return an empty store, whatever the test before did to it."""
         if name == MEMORY:
             return Store(name, f"memory://test-{next(_numbers)}")
+        if name == FAKEREDIS:
+            return Store(name, "", fake=FakeServer())
         if name == CLUSTER:
             return Store(name, self._cluster_url(), cluster=self._cluster)
         if name in (SENTINEL, REPLICATED):

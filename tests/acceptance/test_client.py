@@ -20,7 +20,7 @@ from ..proxy import FaultProxy
 from ..scenes import SOON, is_free, takes, until, until_cancelled, until_held, until_waiting
 from ..servers import Servers, Store
 
-pytestmark = pytest.mark.stores("memory", "valkey9")
+pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9")
 
 
 def in_a_thread(make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -79,15 +79,17 @@ async def test_named_memory_store_works_on_two_loops() -> None:
     assert isinstance(second, int), second
 
 
+@pytest.mark.scripted
 async def test_ready_redis_is_used_and_still_owned_by_the_caller(store: Store) -> None:
     raw = await store.raw()
     async with aiodlock.Client(raw) as client:
         async with client.lock("x"):
-            async with aiodlock.Client(store.url) as other:
+            async with aiodlock.Client(store.source) as other:
                 assert await other.lock("x").locked()
     assert await raw.ping()
 
 
+@pytest.mark.scripted
 async def test_ready_redis_without_decoded_replies(store: Store) -> None:
     raw = await store.raw(decode_responses=False)
     async with aiodlock.Client(raw) as client, client.lock("x") as lease:
@@ -106,6 +108,7 @@ async def test_ready_redis_brings_its_database(real_store: Store) -> None:
         await raw.aclose()
 
 
+@pytest.mark.scripted
 async def test_two_prefixes_are_two_worlds(store: Store, make_client: MakeClient) -> None:
     one, other = await make_client(prefix="one"), await make_client(prefix="other")
     async with one.lock("x"), other.lock("x"):
@@ -189,7 +192,7 @@ async def test_entering_where_nobody_answers_raises_within_five_seconds() -> Non
 
 
 async def test_entering_and_leaving_in_different_tasks(store: Store) -> None:
-    client = aiodlock.Client(store.url)
+    client = aiodlock.Client(store.source)
     entered = await asyncio.create_task(client.__aenter__())
     assert entered is client
     async with client.lock("x"):
@@ -200,7 +203,7 @@ async def test_entering_and_leaving_in_different_tasks(store: Store) -> None:
 
 
 async def test_a_left_client_may_be_entered_again(store: Store) -> None:
-    client = aiodlock.Client(store.url)
+    client = aiodlock.Client(store.source)
     tokens = []
     for _ in range(3):
         async with client, client.lock("x") as lease:
@@ -209,7 +212,7 @@ async def test_a_left_client_may_be_entered_again(store: Store) -> None:
 
 
 async def test_entering_twice_at_once_is_refused_and_harms_nothing(store: Store) -> None:
-    async with aiodlock.Client(store.url) as client:
+    async with aiodlock.Client(store.source) as client:
         with pytest.raises(RuntimeError):
             await client.__aenter__()
         async with client.lock("x"):
@@ -217,7 +220,7 @@ async def test_entering_twice_at_once_is_refused_and_harms_nothing(store: Store)
 
 
 async def test_use_before_entering_raises_runtime_error(store: Store) -> None:
-    client = aiodlock.Client(store.url)
+    client = aiodlock.Client(store.source)
     for use in (client.lock("x").acquire(), client.inspect("x"), client.break_lock("x")):
         with pytest.raises(RuntimeError) as raised:
             await use
@@ -226,7 +229,7 @@ async def test_use_before_entering_raises_runtime_error(store: Store) -> None:
 
 
 async def test_every_use_after_leaving_raises_client_closed(store: Store) -> None:
-    async with aiodlock.Client(store.url) as client:
+    async with aiodlock.Client(store.source) as client:
         pass
     uses: list[Coroutine[Any, Any, Any]] = [
         client.lock("x").acquire(),
@@ -331,7 +334,7 @@ async def test_leaving_ends_every_wait_with_client_closed(
     store: Store, make_client: MakeClient
 ) -> None:
     holder = await make_client()
-    async with holder.lock("x"), holder.semaphore("s", 1), aiodlock.Client(store.url) as client:
+    async with holder.lock("x"), holder.semaphore("s", 1), aiodlock.Client(store.source) as client:
         waits = [
             asyncio.ensure_future(wait)
             for wait in (
@@ -354,7 +357,7 @@ async def test_leaving_cancels_bodies_that_hold_and_releases(
     store: Store, make_client: MakeClient
 ) -> None:
     watcher = await make_client()
-    client = await aiodlock.Client(store.url).__aenter__()
+    client = await aiodlock.Client(store.source).__aenter__()
     cleaned = []
 
     async def body() -> None:
@@ -378,7 +381,7 @@ async def test_leaving_cancels_bodies_that_hold_and_releases(
 
 
 async def test_leaving_waits_at_most_close_timeout_for_bodies(store: Store) -> None:
-    client = await aiodlock.Client(store.url, close_timeout=0.3).__aenter__()
+    client = await aiodlock.Client(store.source, close_timeout=0.3).__aenter__()
     enough = asyncio.Event()
 
     async def body() -> None:
@@ -400,7 +403,7 @@ async def test_leaving_waits_at_most_close_timeout_for_bodies(store: Store) -> N
 
 async def test_leaving_tells_bare_leases(store: Store, make_client: MakeClient) -> None:
     watcher = await make_client()
-    async with aiodlock.Client(store.url) as client:
+    async with aiodlock.Client(store.source) as client:
         lease = await client.lock("x").acquire()
         telling = asyncio.create_task(lease.wait_lost())
         await asyncio.sleep(0)
@@ -413,7 +416,7 @@ async def test_leaving_tells_bare_leases(store: Store, make_client: MakeClient) 
 
 async def test_leaving_stops_all_tasks(store: Store) -> None:
     before = asyncio.all_tasks()
-    async with aiodlock.Client(store.url) as client:
+    async with aiodlock.Client(store.source) as client:
         async with client.lock("x"), client.rwlock("y").read:
             pass
     await asyncio.sleep(0)
@@ -423,7 +426,7 @@ async def test_leaving_stops_all_tasks(store: Store) -> None:
 async def test_what_the_client_block_raises_passes_through_unchanged(store: Store) -> None:
     mine = KeyError("mine")
     with pytest.raises(KeyError) as raised:
-        async with aiodlock.Client(store.url) as client, client.lock("x"):
+        async with aiodlock.Client(store.source) as client, client.lock("x"):
             raise mine
     assert raised.value is mine
 
@@ -433,7 +436,7 @@ async def test_a_client_left_within_a_body_of_the_same_task(
 ) -> None:
     """Leaving from inside a held block may not wait for itself for ever."""
     watcher = await make_client()
-    client = await aiodlock.Client(store.url, close_timeout=0.5).__aenter__()
+    client = await aiodlock.Client(store.source, close_timeout=0.5).__aenter__()
     async with takes(at_most=0.5 + SOON):
         with pytest.raises((aiodlock.LockLost, asyncio.CancelledError)):
             async with client.lock("x"):
@@ -446,7 +449,7 @@ async def test_a_dead_background_task_ends_every_wait_and_body_with_backend_erro
 ) -> None:
     watcher = await make_client()
     others = asyncio.all_tasks()
-    client = await aiodlock.Client(store.url).__aenter__()
+    client = await aiodlock.Client(store.source).__aenter__()
     background = asyncio.all_tasks() - others
     assert background
 
@@ -505,7 +508,7 @@ async def test_a_cancelled_entering_leaves_nothing(proxy: FaultProxy) -> None:
 
 
 async def test_close_timeout_of_nothing_does_not_wait(store: Store) -> None:
-    client = await aiodlock.Client(store.url, close_timeout=0).__aenter__()
+    client = await aiodlock.Client(store.source, close_timeout=0).__aenter__()
     enough = asyncio.Event()
 
     async def body() -> None:

@@ -16,7 +16,7 @@ from aiodlock.testing import lose
 from ..conftest import MakeClient
 from ..scenes import BRIEF, held_elsewhere, until_held
 
-pytestmark = pytest.mark.stores("memory", "valkey9")
+pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9")
 
 NAME = "order:42"
 

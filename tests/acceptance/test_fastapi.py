@@ -31,7 +31,7 @@ from ..scenes import (
 )
 from ..servers import Store
 
-pytestmark = pytest.mark.stores("memory", "valkey9")
+pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9")
 
 
 @asynccontextmanager
@@ -83,8 +83,9 @@ def make_app(url: str, **options: Any) -> FastAPI:
     return app
 
 
+@pytest.mark.scripted
 async def test_the_client_is_in_the_state_of_the_app(store: Store) -> None:
-    app = make_app(store.url, ttl=3, prefix="web")
+    app = make_app(store.source, ttl=3, prefix="web")
     async with started(app):
         client = app.state.aiodlock
         assert isinstance(client, Client)
@@ -96,7 +97,7 @@ async def test_the_client_is_in_the_state_of_the_app(store: Store) -> None:
 
 
 async def test_the_handler_gets_the_lease_and_the_lock_is_free_afterwards(store: Store) -> None:
-    app = make_app(store.url)
+    app = make_app(store.source)
     async with started(app) as http:
         answer = await http.get("/orders/7")
         assert answer.status_code == 200
@@ -108,7 +109,7 @@ async def test_the_handler_gets_the_lease_and_the_lock_is_free_afterwards(store:
 
 async def test_a_busy_lock_is_423_with_retry_after(store: Store, make_client: MakeClient) -> None:
     other = await make_client()
-    async with started(make_app(store.url)) as http, held_elsewhere(other.lock("orders:1")):
+    async with started(make_app(store.source)) as http, held_elsewhere(other.lock("orders:1")):
         for path in ("/impatient", "/at-once", "/hand/timeout", "/hand/nowait"):
             answer = await http.get(path)
             assert answer.status_code == 423, path
@@ -119,14 +120,14 @@ async def test_a_busy_lock_is_423_with_retry_after(store: Store, make_client: Ma
 
 async def test_readers_share(store: Store, make_client: MakeClient) -> None:
     other = await make_client()
-    async with started(make_app(store.url)) as http:
+    async with started(make_app(store.source)) as http:
         async with held_elsewhere(other.rwlock("readme").read):
             assert (await http.get("/docs/readme")).status_code == 200
 
 
 async def test_a_lost_lease_is_409(store: Store, make_client: MakeClient) -> None:
     operator = await make_client()
-    async with started(make_app(store.url)) as http:
+    async with started(make_app(store.source)) as http:
         asking = asyncio.create_task(http.get("/slow"))
         await until_held(operator, "slow")
         await operator.break_lock("slow")
@@ -134,7 +135,7 @@ async def test_a_lost_lease_is_409(store: Store, make_client: MakeClient) -> Non
 
 
 async def test_what_the_handler_raises_comes_out(store: Store) -> None:
-    app = make_app(store.url)
+    app = make_app(store.source)
     async with started(app) as http:
         assert (await http.get("/teapot")).status_code == 418
         assert await is_free(app.state.aiodlock, "teapot")
@@ -153,7 +154,7 @@ async def test_a_store_that_is_away_is_503(proxy: FaultProxy) -> None:
 
 
 async def test_a_missing_field_is_the_clients_fault(store: Store) -> None:
-    app = FastAPI(lifespan=lifespan(store.url))
+    app = FastAPI(lifespan=lifespan(store.source))
 
     @app.get("/x")
     async def x(lease: Annotated[Lease, Locked("x:{id}")]) -> str:
@@ -165,7 +166,7 @@ async def test_a_missing_field_is_the_clients_fault(store: Store) -> None:
 
 
 async def test_errors_are_http_exceptions_that_handlers_of_the_app_see(store: Store) -> None:
-    app = make_app(store.url)
+    app = make_app(store.source)
     seen: list[Exception] = []
 
     @app.exception_handler(HTTPException)
@@ -186,7 +187,7 @@ async def test_a_request_that_is_cancelled_while_it_waits_leaves_the_queue(
     store: Store, make_client: MakeClient
 ) -> None:
     other = await make_client()
-    async with started(make_app(store.url)) as http:
+    async with started(make_app(store.source)) as http:
         async with held_elsewhere(other.lock("slow")):
             asking = asyncio.create_task(http.get("/slow"))
             await until_waiting(other, "slow")

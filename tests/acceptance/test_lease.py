@@ -33,7 +33,7 @@ from ..scenes import (
 )
 from ..servers import Store
 
-pytestmark = pytest.mark.stores("memory", "valkey9")
+pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9")
 
 
 async def test_attributes(client: aiodlock.Client) -> None:
@@ -364,6 +364,7 @@ async def test_reason_broken_is_told_at_once(client: aiodlock.Client) -> None:
         await lease.release()
 
 
+@pytest.mark.scripted
 async def test_reason_gone_when_the_store_was_emptied(
     store: Store, client: aiodlock.Client
 ) -> None:
@@ -374,6 +375,7 @@ async def test_reason_gone_when_the_store_was_emptied(
         await lease.release()
 
 
+@pytest.mark.scripted
 async def test_reason_taken_over_when_another_holds_after_the_store_was_emptied(
     store: Store, make_client: MakeClient
 ) -> None:
@@ -472,7 +474,7 @@ async def test_a_body_that_blocked_the_loop_is_told_when_it_runs_again(
 
 
 async def test_a_lease_of_a_client_that_was_left_is_lost_for_everything(store: Store) -> None:
-    async with aiodlock.Client(store.url) as client:
+    async with aiodlock.Client(store.source) as client:
         lease = await client.lock("x").acquire()
     with pytest.raises(aiodlock.LockLost):
         lease.ensure_held()

@@ -28,7 +28,7 @@ from ..scenes import (
 )
 from ..servers import Store
 
-pytestmark = pytest.mark.stores("memory", "valkey9")
+pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9")
 
 
 class Mine(BaseException):

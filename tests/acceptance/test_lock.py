@@ -31,7 +31,7 @@ from ..scenes import (
 )
 from ..servers import Store
 
-pytestmark = pytest.mark.stores("memory", "valkey9")
+pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9")
 
 
 # Lock
@@ -48,6 +48,7 @@ async def test_kinds_and_modes(client: aiodlock.Client) -> None:
     assert (both.write.name, both.write.mode) == ("x", "exclusive")
 
 
+@pytest.mark.scripted
 async def test_a_lock_holds_nothing_until_acquired(store: Store, client: aiodlock.Client) -> None:
     client.lock("x")
     assert not await client.lock("x").locked()
@@ -470,7 +471,7 @@ async def test_leaving_resigns_and_observers_are_told(make_client: MakeClient) -
 
 
 async def test_observing_ends_with_client_closed(store: Store) -> None:
-    async with aiodlock.Client(store.url) as client:
+    async with aiodlock.Client(store.source) as client:
 
         async def watch() -> None:
             async for _ in client.election("e").observe():
@@ -486,6 +487,7 @@ async def test_observing_ends_with_client_closed(store: Store) -> None:
 # inspect, locks, break_lock, check_sequencer
 
 
+@pytest.mark.scripted
 async def test_inspect_of_a_name_nobody_used(store: Store, client: aiodlock.Client) -> None:
     info = await client.inspect("x")
     assert isinstance(info, aiodlock.LockInfo)

@@ -30,7 +30,7 @@ from ..scenes import (
 )
 from ..servers import Store
 
-pytestmark = pytest.mark.stores("memory", "valkey9")
+pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9")
 
 
 async def test_a_task_gets_in_again_with_the_same_token(client: aiodlock.Client) -> None:

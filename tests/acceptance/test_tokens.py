@@ -13,7 +13,7 @@ from ..proxy import FaultProxy, named
 from ..scenes import held_elsewhere, until, until_cancelled, until_free, until_waiting
 from ..servers import Store
 
-pytestmark = pytest.mark.stores("memory", "valkey9")
+pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9")
 
 
 async def token_key(store: Store, token: int) -> str:
@@ -48,6 +48,7 @@ async def test_each_shared_holder_has_a_token_of_its_own(make_client: MakeClient
         assert second.token > first.token
 
 
+@pytest.mark.scripted
 async def test_tokens_grow_across_the_loss_of_the_last_token(
     store: Store, client: aiodlock.Client
 ) -> None:
@@ -60,6 +61,7 @@ async def test_tokens_grow_across_the_loss_of_the_last_token(
     assert tokens == sorted(set(tokens))
 
 
+@pytest.mark.scripted
 async def test_tokens_grow_across_the_expiry_of_the_last_token(
     store: Store, make_client: MakeClient
 ) -> None:
@@ -76,6 +78,7 @@ async def no_keys(raw: object) -> bool:
     return not await raw.keys("*")  # type: ignore[attr-defined]
 
 
+@pytest.mark.scripted
 async def test_tokens_grow_when_the_server_clock_was_set_back(
     store: Store, make_client: MakeClient
 ) -> None:
@@ -96,6 +99,7 @@ async def test_tokens_grow_when_the_server_clock_was_set_back(
     assert kept > 5_000_000, "kept for token_retention after the token's own time"
 
 
+@pytest.mark.scripted
 async def test_a_free_name_leaves_one_small_key_that_expires(
     store: Store, make_client: MakeClient
 ) -> None:
@@ -112,6 +116,7 @@ async def test_a_free_name_leaves_one_small_key_that_expires(
     assert len(str(await raw.get(key))) < 64
 
 
+@pytest.mark.scripted
 async def test_a_name_that_was_only_waited_for_leaves_no_more(
     store: Store, client: aiodlock.Client
 ) -> None:
@@ -128,6 +133,7 @@ async def test_a_name_that_was_only_waited_for_leaves_no_more(
     assert len(await raw.keys("*")) == 1
 
 
+@pytest.mark.scripted
 async def test_everything_else_leaves_no_more(store: Store, client: aiodlock.Client) -> None:
     raw = await store.raw()
     async with client.rwlock("a").read, client.rwlock("a").read:

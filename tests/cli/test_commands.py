@@ -116,7 +116,7 @@ async def test_bad_input_gives_2(store: Store) -> None:
         assert (code, out.startswith("aiodlock: ")) == (2, True), out
 
 
-@pytest.mark.parametrize(("package", "extra"), [("typer", "cli"), ("fakeredis", "memory")])
+@pytest.mark.parametrize(("package", "extra"), [("typer", "cli"), ("rich", "cli")])
 def test_missing_packages_are_named(package: str, extra: str) -> None:
     code = (
         f"import sys; sys.modules[{package!r}] = None; "

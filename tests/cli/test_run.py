@@ -178,6 +178,7 @@ async def test_broken_lock_ends_a_stubborn_command_within_the_grace(
     assert await process.wait() == 76
 
 
+@pytest.mark.scripted
 async def test_data_loss_ends_a_command(
     start: Start, store: Store, stubborn: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -101,6 +101,7 @@ async def test_waiter_gets_in_when_the_holders_session_is_killed(
     await until_free(client, "a", "b")
 
 
+@pytest.mark.scripted
 async def test_names_without_holders_leave_nothing_that_stays(
     client: Client, store: Store, mutex: Lock | MultiLock
 ) -> None:
@@ -373,6 +374,7 @@ async def test_place_is_given_to_one_at_a_time(client: Client) -> None:
         await lease.release()
 
 
+@pytest.mark.scripted
 async def test_waiter_whose_record_was_deleted_still_gets_in_and_leaves_nothing(
     client: Client, store: Store
 ) -> None:

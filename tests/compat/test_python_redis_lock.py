@@ -175,6 +175,7 @@ async def test_owner_that_is_no_text_is_refused(client: Client, owner: object) -
         client.lock("a", owner=owner)  # type: ignore[arg-type]
 
 
+@pytest.mark.scripted
 async def test_what_stays_after_a_release_or_a_reset_expires(client: Client, store: Store) -> None:
     """test_signal_cleanup_on_release, test_signal_cleanup_on_reset, test_signal_cleanup_on_reset_all."""
     await client.lock("a").acquire()

@@ -174,6 +174,7 @@ async def test_holder_that_is_no_longer_extended_is_replaced(
             await lease.release()
 
 
+@pytest.mark.scripted
 async def test_queue_is_empty_when_all_have_left(client: Client, store: Store) -> None:
     """test_queue_drains_to_empty; unlike test_real_redis_stream_growth, which keeps each entry."""
     monitor, lock = Monitor(), client.lock("a")

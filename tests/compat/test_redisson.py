@@ -76,6 +76,7 @@ async def _abandoned(client: Client, lock: Callable[[Client], Lock]) -> AsyncIte
 # -- RedissonLockTest ------------------------------------------------------------------------------
 
 
+@pytest.mark.scripted
 async def test_many_names_share_one_subscription_and_leave_none(
     client: Client, store: Store
 ) -> None:

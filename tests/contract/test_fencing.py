@@ -12,6 +12,7 @@ from examples import bank_transfer
 from ..servers import Store
 
 
+@pytest.mark.scripted
 async def test_redis_guard_refuses_older_tokens_only(store: Store) -> None:
     redis = await store.raw()
     guard = RedisGuard(redis, prefix="guarded:")
@@ -25,6 +26,7 @@ async def test_redis_guard_refuses_older_tokens_only(store: Store) -> None:
     assert [key async for key in redis.scan_iter("*")] == ["guarded:report"]
 
 
+@pytest.mark.scripted
 async def test_redis_guard_expires_with_a_ttl_only(store: Store) -> None:
     redis = await store.raw()
     guard = RedisGuard(redis)
@@ -36,12 +38,14 @@ async def test_redis_guard_expires_with_a_ttl_only(store: Store) -> None:
     assert await redis.pttl("report") == -1
 
 
+@pytest.mark.scripted
 @pytest.mark.parametrize("wrong", [0, -1, 2**53])
 async def test_token_out_of_range_is_refused(store: Store, wrong: int) -> None:
     with pytest.raises(ValueError):
         await RedisGuard(await store.raw()).set("report", "", token=wrong)
 
 
+@pytest.mark.scripted
 @pytest.mark.parametrize("wrong", ["1", 1.5, True, None])
 async def test_token_that_is_no_int_is_refused(store: Store, wrong: object) -> None:
     with pytest.raises(TypeError):

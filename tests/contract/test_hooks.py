@@ -139,6 +139,7 @@ async def test_loss_is_told_instead_of_a_release(client: aiodlock.Client, heard:
     assert (await heard.until("lost"))[1][1] == "broken"
 
 
+@pytest.mark.scripted
 async def test_loss_found_on_release_is_told(
     client: aiodlock.Client, heard: Heard, store: Store
 ) -> None:

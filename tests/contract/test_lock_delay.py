@@ -22,6 +22,7 @@ async def test_release_opens_at_once(client: Client) -> None:
     await lease.release()
 
 
+@pytest.mark.scripted
 async def test_name_stays_closed_after_a_loss(make_client: MakeClient, store: Store) -> None:
     client, other = await make_client(), await make_client()
     async with _lost(client.lock("a", ttl=0.8, auto_extend=False, lock_delay=4.0)):
@@ -72,6 +73,7 @@ async def _closed(client: Client) -> bool:
     return (await client.inspect("a")).closed > 0
 
 
+@pytest.mark.scripted
 async def test_waiter_is_let_in_when_the_delay_is_over(
     make_client: MakeClient, store: Store
 ) -> None:

@@ -119,6 +119,7 @@ async def test_lock_and_rwlock_of_a_name_are_one_lock(client: Client) -> None:
             await client.lock("x").acquire_nowait()
 
 
+@pytest.mark.scripted
 async def test_token_grows_over_clients_and_over_the_expiry_of_its_key(
     store: Store, make_client: MakeClient
 ) -> None:
@@ -604,6 +605,7 @@ async def test_bad_name_is_refused_everywhere(client: Client, bad: str) -> None:
         await client.break_lock(bad)
 
 
+@pytest.mark.scripted
 async def test_free_name_leaves_only_its_token(client: Client, store: Store) -> None:
     lock = client.lock("x")
     async with held_elsewhere(lock):

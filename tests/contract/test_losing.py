@@ -268,6 +268,7 @@ async def test_body_is_cancelled_and_lock_lost_raised(client: Client) -> None:
     await turns(client)  # and is not cancelled again
 
 
+@pytest.mark.scripted
 async def test_deleted_state_is_gone(client: Client, store: Store) -> None:
     raw = await store.raw()
     with pytest.raises(LockLost) as lost:
@@ -277,6 +278,7 @@ async def test_deleted_state_is_gone(client: Client, store: Store) -> None:
     assert lost.value.reason == "gone"
 
 
+@pytest.mark.scripted
 async def test_deleted_state_is_noticed_on_leaving(client: Client, store: Store) -> None:
     raw = await store.raw()
     with pytest.raises(LockLost) as lost:
@@ -285,6 +287,7 @@ async def test_deleted_state_is_noticed_on_leaving(client: Client, store: Store)
     assert lost.value.reason == "gone"
 
 
+@pytest.mark.scripted
 async def test_holder_that_was_replaced_is_taken_over(client: Client, store: Store) -> None:
     raw = await store.raw()
     lock = client.lock("x", ttl=5, on_lost="flag")

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.stores("memory", "valkey9")
 
 @pytest.fixture
 def app(store: Store) -> FastAPI:
-    return FastAPI(lifespan=lifespan(store.url, ttl=2))
+    return FastAPI(lifespan=lifespan(store.source, ttl=2))
 
 
 @pytest.fixture(params=["bare", "behind a middleware"])
@@ -335,7 +335,7 @@ async def test_another_locks_error_in_the_handler_is_not_ours(app: FastAPI, serv
 
 @pytest.mark.stores("valkey9")
 async def test_store_away_gives_503(store: Store, serve: Serve) -> None:
-    app = FastAPI(lifespan=lifespan(store.url, unavailable_after=0.3, close_timeout=0.5))
+    app = FastAPI(lifespan=lifespan(store.source, unavailable_after=0.3, close_timeout=0.5))
 
     @app.get("/x")
     async def x(lease: Annotated[Lease, Locked("x", timeout=0.5)]) -> None:

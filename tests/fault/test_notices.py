@@ -38,6 +38,7 @@ from .scenes import (
 )
 
 
+@pytest.mark.scripted
 async def test_grant_of_a_request_that_nobody_has_is_given_back(
     store: Store, make_client: MakeClient, client: aiodlock.Client
 ) -> None:
@@ -153,6 +154,7 @@ async def test_notice_never_moves_the_local_deadline(
     await lease.release()
 
 
+@pytest.mark.scripted
 async def test_listener_hears_of_nonsense_and_lives_on(
     store: Store, client: aiodlock.Client
 ) -> None:

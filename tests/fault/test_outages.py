@@ -73,6 +73,7 @@ def ways(test: Test) -> Test:
 # -- a server that forgets its scripts -----------------------------------------------------------------
 
 
+@pytest.mark.scripted
 async def test_scripts_that_were_flushed_are_sent_again(
     store: Store, client: aiodlock.Client
 ) -> None:
@@ -394,7 +395,7 @@ async def test_client_that_is_left_while_the_server_is_away_ends(
 
 @network
 async def test_closing_does_not_wait_for_a_bare_lease_that_was_lost_before(store: Store) -> None:
-    client = aiodlock.Client(store.url)
+    client = aiodlock.Client(store.source)
     await client.__aenter__()
     lease = await client.lock("name", ttl=0.1, auto_extend=False).acquire()
     await lease.wait_lost()

@@ -432,14 +432,14 @@ def hold_against_the_reference(
 
 @pytest.mark.timeout(300 + STEPS / 10)
 @pytest.mark.parametrize("machine", [Locks, Semaphores])
-@pytest.mark.stores("memory", "valkey9", "redis62")
+@pytest.mark.stores("fakeredis", "valkey9", "redis62")
 def test_scripts_answer_and_grant_as_the_reference(store: Store, machine: type[Locks]) -> None:
     steps = STEPS if machine is Locks else STEPS // 3  # there is less to go wrong with one mode
     hold_against_the_reference(machine, store, steps)
     assert machine.steps > steps // USUAL * FEWEST
 
 
-@pytest.mark.stores("memory", "valkey9", "redis62")
+@pytest.mark.stores("fakeredis", "valkey9", "redis62")
 def test_clock_set_back_costs_a_dead_holder_and_dead_waiters_one_length_each_not_more(
     store: Store,
 ) -> None:
@@ -512,7 +512,7 @@ def test_inspecting_after_the_clock_was_set_back_writes_nothing(store: Store) ->
 
 
 def _connect(store: Store) -> redis.Redis:
-    if store.is_memory:
+    if store.is_fake:
         return fakeredis.FakeRedis(decode_responses=True)
     # The pool would cost as much again as most calls.
     return redis.Redis.from_url(store.url, decode_responses=True, single_connection_client=True)

@@ -33,6 +33,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.scripted
 @pytest.mark.parametrize("owner", HOSTILE, ids=lambda owner: ascii(owner)[:30])
 async def test_owner_of_any_text_is_told_as_given(
     store: Store, client: aiodlock.Client, owner: str
@@ -47,7 +48,7 @@ async def test_owner_of_any_text_is_told_as_given(
     assert await direct.all_keys() == {"token"}
 
 
-@pytest.mark.stores("memory", "valkey9")
+@pytest.mark.stores("fakeredis", "valkey9")
 async def test_every_owner_is_only_itself(client: aiodlock.Client, make_client: MakeClient) -> None:
     other = await make_client()
     for owner in HOSTILE:
@@ -71,6 +72,7 @@ async def test_owner_of_a_task_can_be_claimed_by_nobody(client: aiodlock.Client)
                 await client.lock("name", owner=owner).acquire_nowait()
 
 
+@pytest.mark.scripted
 @pytest.mark.parametrize(
     "name", ["{}", "a b", "nul\0", "line\nbreak", "émoji 🔒", "%7B", "}:state", "*", "x" * 512]
 )

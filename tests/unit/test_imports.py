@@ -55,5 +55,39 @@ def test_importing_needs_no_extra() -> None:
         assert extra not in modules, f"{extra} was imported"
 
 
+def test_importing_loads_no_driver() -> None:
+    modules = _imported("import aiodlock, aiodlock.testing")
+    for driver in ("redis", "hiredis"):
+        assert driver not in modules, f"{driver} was imported"
+
+
+def test_memory_works_with_nothing_but_anyio() -> None:
+    """Every other package that could be imported is missing."""
+    _imported(
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        root = name.partition('.')[0]\n"
+        "        if root not in (*sys.stdlib_module_names, 'aiodlock', *_NEEDED):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "_NEEDED = 'anyio', 'idna', 'sniffio', 'typing_extensions'\n"
+        "sys.meta_path.insert(0, Missing())\n"
+        "import asyncio, aiodlock, aiodlock.testing\n"
+        "async def main():\n"
+        "    for url in ('memory://', 'memory://name'):\n"
+        "        async with aiodlock.Client(url) as client, client.rwlock('x').read as lease:\n"
+        "            assert lease.held and (await client.inspect('x')).holders\n"
+        "            async with client.semaphore('s', 2), client.election('e').lead('me'):\n"
+        "                pass\n"
+        "asyncio.run(main())\n"
+        "try:\n"
+        "    aiodlock.Client('redis://localhost')\n"
+        "except ModuleNotFoundError as missing:\n"
+        "    assert missing.name == 'redis', missing\n"
+        "else:\n"
+        "    raise AssertionError('redis was imported')\n"
+    )
+
+
 def test_importing_and_constructing_needs_no_event_loop() -> None:
     _imported("import aiodlock; aiodlock.Client('memory://x').lock('n')")

@@ -7,18 +7,21 @@ import pytest
 from ..servers import MEMORY, Servers, Store
 
 
+@pytest.mark.scripted
 async def test_store_begins_empty(store: Store) -> None:
     raw = await store.raw()
     assert await raw.dbsize() == 0
     await raw.set("left over", "by this test on the store before")
 
 
+@pytest.mark.scripted
 async def test_raw_clients_share_the_store(store: Store) -> None:
     one, other = await store.raw(), await store.raw(decode_responses=False)
     await one.set("key", "value")
     assert await other.get("key") == b"value"
 
 
+@pytest.mark.scripted
 async def test_notifications_are_sent_when_asked_for(store: Store, notifications: bool) -> None:
     raw = await store.raw()
     async with raw.pubsub() as events:

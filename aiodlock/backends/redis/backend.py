@@ -5,12 +5,8 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import logging
-import os
-import secrets
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any
-from urllib.parse import quote
 
 import anyio
 
@@ -26,6 +22,7 @@ from ..._model import (
     Request,
     Waiting,
 )
+from .._label import make_label as make_label
 from ..base import Listener, Unanswered
 from . import events
 from .keys import Keys, channel_prefix, keys_of, name_of, probe_key, state_patterns
@@ -542,11 +539,6 @@ class Redirected(BackendError):
         host, _, port = address.rpartition(":")
         self.asking: bool = word == "ASK"
         self.address: tuple[str, int] = (host, int(port))
-
-
-def make_label() -> str:
-    """Return a name for one client: where it runs, and something that no other has."""
-    return f"{quote(socket.gethostname(), safe='')}-{os.getpid()}-{secrets.token_hex(6)}"
 
 
 async def load_scripts(wire: Wire, scripts: Sequence[Script] = ALL) -> None:

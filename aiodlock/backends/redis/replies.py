@@ -7,22 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote
 
+from ..._clock import local_deadline as local_deadline
 from ..._clock import now
 from ..._errors import BackendError
 from ..._model import Gone, Granted, HolderInfo, Left, Mode, Refused, WaiterInfo, Waiting
 
 _logger = logging.getLogger("aiodlock")
 
-#: How far this process's clock and the server's may drift apart within one lease.
-_DRIFT_SHARE, _DRIFT = 0.01, 0.002
 _RELEASED = Left("released")
-
-
-def local_deadline(sent: float, left_ms: int) -> float:
-    """Return until when a lease certainly lives that had ``left_ms`` when a message sent at ``sent``
-    was answered."""
-    left = left_ms / 1000
-    return sent + left - (left * _DRIFT_SHARE + _DRIFT)
 
 
 def mode_of(wire_mode: bytes) -> Mode:

@@ -1,4 +1,4 @@
-"""``memory://``: the Redis backend on fakeredis, inside the process. It runs the same scripts."""
+"""Nodes of a quorum in memory: fakeredis, inside the process, runs the scripts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import weakref
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from .redis import Source
+from .source import Source
 
 if TYPE_CHECKING:
     from fakeredis import FakeServer
@@ -17,11 +17,13 @@ _shared = weakref.WeakKeyDictionary()
 
 
 def shared_server(url: str) -> FakeServer:
-    """Return the store behind ``memory://NAME`` on the running loop, or a new one for ``memory://``."""
+    """Return the node behind ``memory://NAME`` on the running loop, or a new one for ``memory://``."""
     try:
         import fakeredis
     except ImportError as missing:
-        raise ImportError("memory:// needs fakeredis: pip install 'aiodlock[memory]'") from missing
+        raise ImportError(
+            "a quorum of stores in memory needs fakeredis: pip install 'fakeredis[lua]'"
+        ) from missing
     name = urlsplit(url).netloc or urlsplit(url).path
     if not name:
         return fakeredis.FakeServer()
@@ -32,7 +34,7 @@ def shared_server(url: str) -> FakeServer:
 
 
 def memory_source(url: str) -> Source:
-    """Return connections to the store of a ``memory://`` URL. Needs a running loop."""
+    """Return connections to the node of a ``memory://`` URL. Needs a running loop."""
     server = shared_server(url)  # says what to install
     from fakeredis.aioredis import FakeRedis
 

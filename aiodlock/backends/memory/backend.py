@@ -1,0 +1,288 @@
+"""The client's side of a store in memory: requests become calls of the machine.
+
+Every call is carried out at once. So nothing is ever unanswered, and there is nothing to connect to.
+What is awaited gives way once, as with any other store: a task that acquires and releases in a loop lets
+the others run, and can be cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from typing import Any, Literal
+from urllib.parse import unquote
+
+from ..._clock import local_deadline, now
+from ..._errors import BackendError, BackendUnavailable
+from ..._model import (
+    Capabilities,
+    Gone,
+    Granted,
+    HolderInfo,
+    Left,
+    LockInfo,
+    Refused,
+    Request,
+    WaiterInfo,
+    Waiting,
+)
+from .._label import make_label
+from ..base import Listener
+from . import machine
+from .machine import Asked, Message, Name
+from .store import Client, Key, Store
+
+#: For how long a late duplicate of an acquire is refused, and a broken lease known, at the least (seconds).
+_REMEMBERED = 60.0
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+class MemoryBackend:
+    """One client of a store. Mutable state: ``_listener``, while it runs; ``_observers`` of names."""
+
+    def __init__(
+        self,
+        store: Store,
+        described: str,
+        *,
+        prefix: str,
+        token_retention: float,
+        unavailable_after: float,
+    ) -> None:
+        self.capabilities: Capabilities = Capabilities()
+        self.label: str = make_label()
+        self.failure: Exception | None = None
+        self._store = store
+        self._described = described
+        self._prefix = prefix
+        self._retention = _ms(token_retention)
+        self._marker = _ms(max(unavailable_after, _REMEMBERED))
+        self._listener: Listener | None = None
+        self._observers: list[Callable[[], object]] = []
+
+    def __repr__(self) -> str:
+        return f"<MemoryBackend {self._described}>"
+
+    # -- life --------------------------------------------------------------------------------------
+
+    async def run(self, listener: Listener, ready: Callable[[], None]) -> None:
+        store, self._listener = self._store, listener
+        store.clients[self.label] = Client(asyncio.get_running_loop(), self._on_message)
+        try:
+            ready()
+            await asyncio.Event().wait()
+        finally:
+            del store.clients[self.label]
+            self._listener = None
+            for changed in tuple(self._observers):
+                changed()
+
+    def _on_message(self, key: Key, message: Message) -> None:
+        if self._listener is None:
+            return
+        if message.word == "granted":
+            self._listener.on_granted(message.id, message.token, f"{key.kind}:{key.name}")
+        elif message.word == "look":
+            self._listener.on_look(message.id)
+        else:
+            self._listener.on_broken(message.id)
+
+    def _check_running(self) -> None:
+        if self._listener is None:
+            raise BackendUnavailable(f"{self._described}: the client is not running")
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+        await asyncio.sleep(
+            0
+        )  # before the call: who sees the grant may rely on the body's having begun
+        self._check_running()
+        sent = now()
+        reply = self._store.call(
+            self._key(request.kind, request.name),
+            Name.acquire,
+            self._asked(request),
+            wait=wait,
+            retention=self._retention,
+        )
+        match reply:
+            case ("busy" | "deadlock" as why,):
+                return Refused(why)
+            case ("limit", used):
+                return Refused("limit", used)
+        return _outcome(reply, sent)
+
+    def extend(
+        self, batch: Sequence[tuple[Request, float]]
+    ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
+        return [_Answered(self._extend(request, length)) for request, length in batch]
+
+    def _extend(self, request: Request, length: float) -> Granted | Waiting | Gone | BackendError:
+        if self._listener is None:
+            return BackendUnavailable(f"{self._described}: the client is not running")
+        sent, key = now(), self._key(request.kind, request.name)
+        retention = self._retention
+        return _outcome(
+            self._store.call(key, Name.extend, request.id, _ms(length), retention=retention), sent
+        )
+
+    def server_of(self, request: Request) -> object:
+        return None
+
+    async def leave(
+        self, request: Request, *, lost: bool = False, within: float | None = None
+    ) -> Left:
+        self._check_running()
+        left = self._leave(request, lost)
+        await asyncio.sleep(0)
+        return left
+
+    def leave_later(
+        self, request: Request, done: Callable[[Left | BackendError], object], *, lost: bool = False
+    ) -> bool:
+        if self._listener is None:
+            return False
+        asyncio.get_running_loop().call_soon(done, self._leave(request, lost))
+        return True
+
+    def _leave(self, request: Request, lost: bool) -> Left:
+        reply = self._store.call(
+            self._key(request.kind, request.name),
+            Name.leave,
+            request.id,
+            lost=lost,
+            marker=self._marker if request.ambiguous else 0,
+            retention=self._retention,
+        )
+        return Left(*reply)
+
+    async def leave_unknown(self, request_id: str, where: str) -> None:
+        kind, _, name = where.partition(":")
+        self._store.call(self._key(kind, name), Name.leave, request_id, retention=self._retention)
+
+    async def settle(self) -> None:
+        """Do nothing: every call has been answered."""
+
+    def watch(self, request: Request, watching: bool) -> None:
+        """Do nothing: no message tells the end of a lease. The head looks when that is due."""
+
+    def announce(self, kind: str, name: str) -> None:
+        self._store.changed(self._key(kind, name))
+
+    def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
+        stop = self._store.observe(self._key(kind, name), changed)
+        self._observers.append(changed)
+
+        def end() -> None:
+            self._observers.remove(changed)
+            stop()
+
+        return end
+
+    # -- for people --------------------------------------------------------------------------------
+
+    async def inspect(self, kind: str, name: str) -> LockInfo:
+        await asyncio.sleep(0)
+        self._check_running()
+        seen = self._store.inspect(self._key(kind, name))
+        return LockInfo(
+            name,
+            _holders(seen),
+            tuple(
+                WaiterInfo(_owner(asked), asked.mode, position, waited / 1000, asked.client)
+                for position, (asked, waited) in enumerate(seen.waiters)
+            ),
+            seen.token,
+            seen.closed / 1000,
+        )
+
+    async def names(self, match: str) -> AsyncIterator[str]:
+        self._check_running()
+        for prefix, kind, name in self._store.known():
+            mine = prefix == self._prefix and kind == "lock"
+            if mine and fnmatch.fnmatchcase(name, match):
+                yield name
+
+    async def break_lock(self, name: str) -> int:
+        await asyncio.sleep(0)
+        self._check_running()
+        broken = self._store.call(
+            self._key("lock", name),
+            Name.break_,
+            remember=_ms(_REMEMBERED),
+            retention=self._retention,
+        )
+        return len(broken)
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _key(self, kind: str, name: str) -> Key:
+        return Key(self._prefix, kind, name)
+
+    def _asked(self, request: Request) -> Asked:
+        return Asked(
+            request.id,
+            request.mode,
+            request.limit,
+            request.owner,
+            self.label,
+            _ms(request.ttl),
+            _ms(request.waiter_ttl),
+            _ms(request.lock_delay),
+        )
+
+
+def _outcome(
+    reply: machine.Held | machine.Waits | machine.Gone, sent: float
+) -> Granted | Waiting | Gone:
+    match reply:
+        case ("held", token, left):
+            return Granted(token, local_deadline(sent, left))
+        case ("waiting", left, look, floor):
+            look_at = None if look is None else now() + look / 1000
+            return Waiting(local_deadline(sent, left), look_at, floor)
+        case ("gone", reason):
+            return Gone(reason)
+
+
+def _owner(asked: Asked) -> str:
+    """Return the owner as the user named it, or the task's id."""
+    return unquote(asked.owner[1:]) if asked.owner.startswith("u") else asked.owner[1:]
+
+
+def _holders(seen: machine.Seen) -> tuple[HolderInfo, ...]:
+    """One entry per owner and mode, with the number of its acquisitions that the store counts."""
+    found: dict[tuple[str, Literal["exclusive", "shared"]], HolderInfo] = {}
+    for asked, token, left in seen.holders:
+        before = found.get((asked.owner, asked.mode))
+        found[asked.owner, asked.mode] = HolderInfo(
+            owner=_owner(asked),
+            mode=asked.mode,
+            token=token,
+            count=before.count + 1 if before else 1,
+            remaining=max(left / 1000, before.remaining if before else 0.0),
+            client=asked.client,
+        )
+    return tuple(found.values())
+
+
+class _Answered:
+    """An awaitable that, unlike a coroutine, may be dropped."""
+
+    __slots__ = ("_answer",)
+
+    def __init__(self, answer: Granted | Waiting | Gone | BackendError) -> None:
+        self._answer = answer
+
+    async def _get(self) -> Granted | Waiting | Gone:
+        if isinstance(self._answer, BackendError):
+            raise self._answer
+        return self._answer
+
+    def __await__(self) -> Generator[Any, None, Granted | Waiting | Gone]:
+        return self._get().__await__()

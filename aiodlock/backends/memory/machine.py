@@ -1,0 +1,406 @@
+"""The protocol for one name in plain Python: the queue, the grants, and what is remembered of them.
+
+This is the readable form of the scripts in ``../redis/lua``; ``tests/model`` holds the scripts against it.
+The machine is pure. It has no clock, no I/O and no event loop: the caller hands the time in, and each call
+decides and writes in one step, then returns its reply and the messages that it causes.
+
+Times are milliseconds of the store's clock. Tokens are microseconds of it, at least.
+
+A *live* request is one whose deadline is still to come. A request that is overdue is gone: nothing revives
+it. An overdue holder blocks what it blocked alive until its lock-delay has passed too, its own owner
+included. Every call that may grant first sweeps, then grants from the head of the queue on, then acts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+Mode = Literal["exclusive", "shared"]
+Loss = Literal["broken", "expired", "taken_over", "gone"]
+
+#: The request holds: its token, and the milliseconds that are left of its lease.
+Held: TypeAlias = tuple[Literal["held"], int, int]
+#: The request is queued: the milliseconds left of its lease; for the head of the queue, the milliseconds
+#: until the first of its blockers ends, else None; and the floor: every later grant has a larger token.
+Waits: TypeAlias = tuple[Literal["waiting"], int, int | None, int]
+#: Not queued: others hold or wait, the owner would wait for itself, or the semaphore has this other limit.
+Refused: TypeAlias = tuple[Literal["busy", "deadlock"]] | tuple[Literal["limit"], int]
+Gone: TypeAlias = tuple[Literal["gone"], Loss]
+Left: TypeAlias = tuple[Literal["released", "withdrawn"]] | Gone
+
+
+class Message(NamedTuple):
+    """What a client is told without having asked.
+
+    ``granted`` is a notice: the waiter holds, with this token. ``look`` is a hint: the waiter at the head
+    should ask again. ``broken``: an operator has ended this lease.
+    """
+
+    word: Literal["granted", "look", "broken"]
+    client: str
+    id: str
+    token: int = 0
+
+
+class Asked(NamedTuple):
+    """What a request asks for."""
+
+    id: str
+    mode: Mode
+    #: How many may hold a semaphore; 0 for locks.
+    limit: int
+    #: The owner is a task's (``t…``) or a name that the user gave (``u…``).
+    owner: str
+    client: str
+    #: The length of the lease of a holder, and that of a waiter.
+    ttl: int
+    waiter_ttl: int
+    delay: int
+
+
+class Seen(NamedTuple):
+    """A name at one moment."""
+
+    #: The live holders: with the token, and the milliseconds left.
+    holders: list[tuple[Asked, int, int]]
+    #: The live waiters in the order of the queue: with the milliseconds that they have waited.
+    waiters: list[tuple[Asked, int]]
+    #: The last token; 0 when it is forgotten.
+    token: int
+    #: For so many milliseconds lock-delays still keep the name closed.
+    closed: int
+
+
+@dataclass(slots=True)
+class Entry:
+    """One request, waiting or holding."""
+
+    asked: Asked
+    since: int
+    deadline: int
+    #: No more than this is ever left of the lease.
+    length: int
+    token: int = 0
+
+    @property
+    def closed_until(self) -> int:
+        """When a holder stops blocking others, if it is never heard of again."""
+        return self.deadline + self.asked.delay
+
+    def promise(self, length: int, now: int) -> None:
+        """Push the deadline into the future, never nearer."""
+        self.deadline = max(self.deadline, now + length)
+        self.length = max(length, self.deadline - now)
+
+
+@dataclass(slots=True)
+class Owned:
+    """What one owner holds by live requests: their common token, and whether one is exclusive."""
+
+    token: int
+    exclusive: bool
+
+
+class Name:
+    """One name of one kind.
+
+    Mutable state: ``holders`` and ``waiters`` by request id, the waiters in order of arrival; ``token``,
+    the last one, remembered until ``token_until``; ``markers`` (ids whose late duplicates are refused) and
+    ``broken`` (ids that an operator broke), each with the end of that; ``now`` and ``now_us``, the time of
+    the last call. During a call also ``_owners`` and ``_exclusive`` (of the holders), ``_messages``, and
+    ``_retention`` (for how long the caller wants a token to be remembered).
+    """
+
+    def __init__(self) -> None:
+        self.holders: dict[str, Entry] = {}
+        self.waiters: dict[str, Entry] = {}
+        self.token: int = 0
+        self.token_until: int = 0
+        self.markers: dict[str, int] = {}
+        self.broken: dict[str, int] = {}
+        self.now: int = 0
+        self.now_us: int = 0
+        self._retention: int = 0
+        self._owners: dict[str, Owned] = {}
+        self._exclusive = False
+        self._messages: list[Message] = []
+
+    # -- the calls ---------------------------------------------------------------------------------
+
+    def acquire(
+        self, now_us: int, asked: Asked, *, wait: bool, retention: int
+    ) -> tuple[Held | Waits | Refused | Gone, list[Message]]:
+        """Grant, queue or (``wait=False``) refuse a request. Repeating it is harmless."""
+        self._begin(now_us, retention)
+        if self._remembers(self.markers, asked.id):
+            return ("gone", "gone"), self._messages  # a late duplicate: its client has left
+        changed = self._sweep_and_grant()
+        reply = self._acquire(asked, wait, changed)
+        if changed:
+            self._hint(unless=asked.id)
+        return reply, self._messages
+
+    def _acquire(self, asked: Asked, wait: bool, changed: bool) -> Held | Waits | Refused | Gone:
+        now, known = self.now, self.holders.get(asked.id)
+        if known is not None:
+            return self._held(known) if now < known.deadline else ("gone", "expired")
+        known = self.waiters.get(asked.id)
+        if known is not None and now < known.deadline:
+            return self._waits(known)
+        self.waiters.pop(asked.id, None)  # overdue: it queues again, at the end
+        if asked.limit and (used := self._limit_in_use()) not in (0, asked.limit):
+            return ("limit", used)
+        entry = Entry(asked, now, now + asked.ttl, asked.ttl)
+        own = self._owners.get(asked.owner)
+        if own is not None:
+            if asked.mode == "exclusive" and not own.exclusive:
+                return ("deadlock",)
+            # The owner holds already: the request gets in past every waiter.
+            sooner = entry.closed_until < self._earliest_end()
+            self._admit(entry, own.token)
+            if sooner and not changed:
+                self._hint()  # the head would look too late for this one's end
+            return self._held(entry)
+        if not self.waiters and self._fits(asked):
+            self._admit(entry, self._next_token())
+            return self._held(entry)
+        if not wait:
+            return ("busy",)
+        entry = Entry(asked, now, now + asked.waiter_ttl, asked.waiter_ttl)
+        self.waiters[asked.id] = entry
+        return self._waits(entry)
+
+    def extend(
+        self, now_us: int, id: str, length: int, *, retention: int
+    ) -> tuple[Held | Waits | Gone, list[Message]]:
+        """Push the deadline of a holder or a waiter to now + ``length`` at least. A waiter also looks."""
+        now = self._begin(now_us, retention)
+        holder = self.holders.get(id)
+        if holder is not None and now < holder.deadline:
+            holder.promise(length, now)
+            return self._held(holder), self._messages
+        waiter, was_head = self.waiters.get(id), self._is_head(id)
+        if waiter is not None and now < waiter.deadline:
+            waiter.promise(length, now)
+            was_head = False
+        elif waiter is not None:
+            # Too late. If it was the head, the next one has to be told: nobody else will.
+            del self.waiters[id]
+            waiter = None
+        changed = self._sweep_and_grant() or was_head
+        if waiter is not None and id in self.waiters:
+            changed = self._join_owner(waiter) or changed
+        if changed:
+            self._hint(unless=id)
+        if waiter is not None:
+            return self._waits(waiter) if id in self.waiters else self._held(waiter), self._messages
+        if self._remembers(self.broken, id):
+            return ("gone", "broken"), self._messages
+        if holder is not None:
+            return ("gone", "expired"), self._messages
+        return ("gone", "taken_over" if self.holders else "gone"), self._messages
+
+    def leave(
+        self, now_us: int, id: str, *, lost: bool = False, marker: int = 0, retention: int
+    ) -> tuple[Left, list[Message]]:
+        """Release a holder or withdraw a waiter, whichever the request is by now, and hand off.
+
+        :param lost: the lease ran out for its holder, whose local deadline is the earlier one. So a holder
+            with a lock-delay stays where it is.
+        :param marker: for so many milliseconds a late duplicate of the acquire is refused.
+        """
+        now = self._begin(now_us, retention)
+        if marker:
+            self._remember(self.markers, id, now + marker)
+        if not self.waiters:
+            return self._remove(id, lost), self._messages
+        was_head = self._is_head(id)
+        reply = self._remove(id, lost)
+        changed = self._sweep_and_grant()
+        if changed or (was_head and reply != ("released",)):
+            self._hint()
+        return reply, self._messages
+
+    def _remove(self, id: str, lost: bool) -> Left:
+        holder = self.holders.get(id)
+        live = holder is not None and self.now < holder.deadline
+        if holder is not None and live and not (lost and holder.asked.delay):
+            del self.holders[id]
+            return ("released",)
+        waiter = self.waiters.pop(id, None)
+        if waiter is not None and holder is None:
+            return ("withdrawn",)
+        if self._remembers(self.broken, id):
+            return ("gone", "broken")
+        return ("gone", "gone" if holder is None else "expired")
+
+    def break_(
+        self, now_us: int, *, remember: int, retention: int
+    ) -> tuple[list[str], list[Message]]:
+        """Release all holders by force; return the ids of the live ones. Lock-delay is ignored.
+
+        :param remember: for so many milliseconds at least the broken ids are remembered.
+        """
+        now = self._begin(now_us, retention)
+        live = [entry for entry in self.holders.values() if now < entry.deadline]
+        self.holders.clear()
+        for entry in live:
+            asked = entry.asked
+            self._remember(self.broken, asked.id, max(now + remember, entry.deadline))
+            self._messages.append(Message("broken", asked.client, asked.id, entry.token))
+        self._sweep_and_grant()
+        self._hint()
+        return [entry.asked.id for entry in live], self._messages
+
+    def inspect(self, now_us: int) -> Seen:
+        """Return what people want to know of the name. Writes nothing."""
+        now = now_us // 1000
+        holders, closed = [], 0
+        for entry in self.holders.values():
+            left = min(entry.deadline - now, entry.length)
+            if left > 0:
+                holders.append((entry.asked, entry.token, left))
+            else:
+                closed = max(closed, left + entry.asked.delay)
+        waiters = [
+            (entry.asked, max(0, now - entry.since))
+            for entry in self.waiters.values()
+            if now < entry.deadline
+        ]
+        return Seen(holders, waiters, self.token if now < self.token_until else 0, closed)
+
+    # -- sweeping and granting ---------------------------------------------------------------------
+
+    def _begin(self, now_us: int, retention: int) -> int:
+        now = now_us // 1000
+        if now < self.now:
+            # The clock was set back: nobody may have more left than its length, or the dead would last.
+            for entry in (*self.holders.values(), *self.waiters.values()):
+                entry.deadline = min(entry.deadline, now + entry.length)
+        self.now, self.now_us, self._retention = now, now_us, retention
+        self._messages = []
+        return now
+
+    def _sweep_and_grant(self) -> bool:
+        """Drop what is overdue, then grant from the head on, as far as the holders allow.
+
+        Nobody passes a head that does not fit. Returns whether the head is a new one. (Overdue waiters
+        behind the head stay until they are met there.)
+        """
+        now, changed = self.now, False
+        self.holders = {id: e for id, e in self.holders.items() if now < e.closed_until}
+        self._owners, self._exclusive = {}, False
+        for entry in self.holders.values():
+            self._count(entry)
+        while self.waiters:
+            head = next(iter(self.waiters.values()))
+            if head.deadline <= now:
+                del self.waiters[head.asked.id]
+            elif self._gets_in_again(head.asked) or self._fits(head.asked):
+                # A granted waiter keeps the deadline it had: a ghost that is granted costs no more than one
+                # that waits.
+                self._grant(head)
+                self._messages.append(
+                    Message("granted", head.asked.client, head.asked.id, head.token)
+                )
+            else:
+                return changed
+            changed = True
+        return changed
+
+    def _join_owner(self, waiter: Entry) -> bool:
+        """Let a waiter in whose named owner came to hold by another request; return whether the head has to
+        look anew. (A task's own request never waits while the task holds.)"""
+        if not waiter.asked.owner.startswith("u") or not self._gets_in_again(waiter.asked):
+            return False
+        sooner = waiter.closed_until < self._earliest_end()
+        self._grant(waiter)
+        return self._sweep_and_grant() or sooner
+
+    def _grant(self, waiter: Entry) -> None:
+        del self.waiters[waiter.asked.id]
+        own = self._owners.get(waiter.asked.owner)
+        self._admit(waiter, self._next_token() if own is None else own.token)
+
+    def _admit(self, entry: Entry, token: int) -> None:
+        entry.token = token
+        self.holders[entry.asked.id] = entry
+        self._count(entry)
+
+    def _count(self, holder: Entry) -> None:
+        exclusive = holder.asked.mode == "exclusive"
+        self._exclusive = self._exclusive or exclusive
+        if self.now < holder.deadline:
+            own = self._owners.setdefault(holder.asked.owner, Owned(holder.token, exclusive))
+            own.exclusive = own.exclusive or exclusive
+
+    def _fits(self, asked: Asked) -> bool:
+        """Whether the holders, and those within their lock-delay, leave room for the request."""
+        if asked.mode == "exclusive":
+            return not self.holders
+        return not self._exclusive and (not asked.limit or len(self.holders) < asked.limit)
+
+    def _gets_in_again(self, asked: Asked) -> bool:
+        own = self._owners.get(asked.owner)
+        return own is not None and (asked.mode == "shared" or own.exclusive)
+
+    def _limit_in_use(self) -> int:
+        for entries in (self.holders, self.waiters):
+            for entry in entries.values():
+                return entry.asked.limit
+        return 0
+
+    # -- tokens, and what is remembered ------------------------------------------------------------
+
+    def _next_token(self) -> int:
+        """Return a token above all before. It follows the clock, so none has to be kept for ever."""
+        last, until = (self.token, self.token_until) if self.now < self.token_until else (0, 0)
+        self.token = max(last + 1, self.now_us)
+        # When the clock was set back, the token is ahead of it: for so much longer it is remembered.
+        ahead = max(0, -(-self.token // 1000) - self.now)
+        self.token_until = max(until, self.now + self._retention + ahead)
+        return self.token
+
+    def _remember(self, what: dict[str, int], id: str, until: int) -> None:
+        while what and next(iter(what.values())) <= self.now:
+            del what[next(iter(what))]
+        what[id] = max(until, what.pop(id, 0))
+
+    def _remembers(self, what: dict[str, int], id: str) -> bool:
+        return self.now < what.get(id, 0)
+
+    def kept_until(self) -> int:
+        """Return from when on nothing is left of this name, if no call comes until then."""
+        entries = (*self.holders.values(), *self.waiters.values())
+        ends = [entry.closed_until for entry in entries]
+        return max(self.token_until, *ends, *self.markers.values(), *self.broken.values(), 0)
+
+    # -- what is said ------------------------------------------------------------------------------
+
+    def _held(self, entry: Entry) -> Held:
+        return ("held", entry.token, entry.deadline - self.now)
+
+    def _waits(self, entry: Entry) -> Waits:
+        look = None
+        if self._is_head(entry.asked.id):
+            look = max(0, self._earliest_end() - self.now)
+        floor = max(self.token if self.now < self.token_until else 0, self.now_us)
+        return ("waiting", entry.deadline - self.now, look, floor)
+
+    def _is_head(self, id: str) -> bool:
+        return next(iter(self.waiters), None) == id
+
+    def _earliest_end(self) -> int:
+        """Return when the first of the blockers ends if it is never heard of again."""
+        return min((entry.closed_until for entry in self.holders.values()), default=self.now)
+
+    def _hint(self, unless: str | None = None) -> None:
+        """Tell the head to look, as it does not know yet when its blockers end; unless it will ask soon
+        enough by itself, or is the caller."""
+        head = next(iter(self.waiters.values()), None)
+        if head is None or head.asked.id == unless:
+            return
+        next_extension = head.deadline - head.length * 2 / 3
+        if self._earliest_end() < next_extension:
+            self._messages.append(Message("look", head.asked.client, head.asked.id))

@@ -1,0 +1,48 @@
+"""``memory://`` and ``memory://NAME``."""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import urlsplit
+
+from ..._errors import Unsupported
+from ..._model import Capabilities
+from ..sources import StoreOptions
+from .backend import MemoryBackend
+from .store import Store, check_process, shared_store
+
+
+class MemoryOpener:
+    """A store in memory, private to the client or shared by name."""
+
+    capabilities: Capabilities = Capabilities()
+
+    def __init__(self, url: str, options: StoreOptions) -> None:
+        self.described: str = url
+        self._options = options
+        self._name = urlsplit(url).netloc or urlsplit(url).path
+        self._pid = os.getpid()
+
+    def open(self) -> MemoryBackend:
+        """Make a backend; a private store is a new one each time."""
+        options = self._options
+        store = Store()
+        if self._name:
+            check_process(self._pid, self.described)
+            store = shared_store(self._name, self)
+        return MemoryBackend(
+            store,
+            self.described,
+            prefix=options.prefix,
+            token_retention=options.token_retention,
+            unavailable_after=options.unavailable_after,
+        )
+
+
+def read_source(source: str, options: StoreOptions) -> MemoryOpener:
+    """Return what opens the store of a URL."""
+    if options.min_replicas:
+        raise Unsupported(f"min_replicas above 0 needs servers, and {source!r} is in memory")
+    if options.restart_delay is not None:
+        raise ValueError("restart_delay is for a quorum: give a list of sources")
+    return MemoryOpener(source, options)

@@ -1,0 +1,140 @@
+"""What a user may give for Redis and Valkey: a URL, a ready client of redis-py, or a list for a quorum."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from redis.asyncio import Redis, RedisCluster
+
+from ..._errors import Unsupported
+from ..._model import Capabilities
+from ..base import Backend
+from ..sources import StoreOptions, check_scheme
+from .backend import RedisBackend
+from .cluster import ClusterBackend, seeds_of
+from .quorum import CAPABILITIES, QuorumBackend
+from .replicas import capabilities
+from .source import Source
+
+_CLUSTER = ("redis+cluster", "rediss+cluster")
+_SMALLEST_QUORUM = 3
+
+
+class RedisOpener:
+    """A server, a Sentinel service, a cluster or a quorum, as the function given makes it."""
+
+    def __init__(
+        self, described: str, capabilities: Capabilities, make: Callable[[], Backend]
+    ) -> None:
+        self.described: str = described
+        self.capabilities: Capabilities = capabilities
+        self.open: Callable[[], Backend] = make
+
+
+def read_source(source: Any, options: StoreOptions) -> RedisOpener:
+    """Return what opens the servers of a source."""
+    how: dict[str, Any] = {
+        "prefix": options.prefix,
+        "token_retention": options.token_retention,
+        "unavailable_after": options.unavailable_after,
+        "configure_notifications": options.configure_notifications,
+    }
+    if isinstance(source, list | tuple):
+        return _quorum(source, options, how)
+    if options.restart_delay is not None:
+        raise ValueError("restart_delay is for a quorum: give a list of sources")
+    how["min_replicas"] = options.min_replicas
+    can = capabilities(options.min_replicas)
+    found, described = _read(source)
+    if isinstance(found, list):
+        return RedisOpener(described, can, lambda: ClusterBackend(found, **how))
+    return RedisOpener(described, can, lambda: RedisBackend(found, **how))
+
+
+def _quorum(sources: Sequence[Any], options: StoreOptions, how: dict[str, Any]) -> RedisOpener:
+    nodes, described = _read_nodes(sources)
+    if options.min_replicas:
+        raise Unsupported("min_replicas above 0 has no meaning with a quorum of servers")
+    delay = options.ttl if options.restart_delay is None else options.restart_delay
+
+    def make() -> QuorumBackend:
+        return QuorumBackend(
+            [_source_of(node) for node in nodes], restart_delay=delay, described=described, **how
+        )
+
+    return RedisOpener(described, CAPABILITIES, make)
+
+
+def _read(source: Any) -> tuple[Source | list[Source], str]:
+    """Return connection settings (of a cluster: of its first nodes), and a text without secrets."""
+    if isinstance(source, RedisCluster):
+        seeds = seeds_of(source)
+        return seeds, seeds[0].described
+    if isinstance(source, Redis):
+        settings = Source.from_client(source)
+        return settings, settings.described
+    if not isinstance(source, str):
+        raise TypeError(
+            f"source must be a URL or a redis.asyncio.Redis, not {type(source).__name__}"
+        )
+    scheme = check_scheme(source)
+    if "://" not in source:
+        raise ValueError(
+            f"source must be a URL: {scheme}:// and then the server, with both slashes"
+        )
+    if scheme in _CLUSTER:
+        seeds = seeds_of(source)
+        return seeds, "redis+cluster at " + ", ".join(seed.described for seed in seeds)
+    settings = _read_url(source)
+    return settings, settings.described
+
+
+def _read_nodes(sources: Sequence[Any]) -> tuple[list[Source | str], str]:
+    if len(sources) < _SMALLEST_QUORUM:
+        raise ValueError(
+            f"source must list at least {_SMALLEST_QUORUM} servers for a quorum (5 survive the loss of 2), "
+            f"got {len(sources)}"
+        )
+    nodes: list[Source | str] = []
+    described: list[str] = []
+    for one in sources:
+        node, text = _read_node(one)
+        if text in described and text != "memory://":
+            raise ValueError(f"source must list different servers, {text} is there twice")
+        nodes.append(node)
+        described.append(text)
+    return nodes, f"a quorum of {', '.join(described)}"
+
+
+def _read_node(source: Any) -> tuple[Source | str, str]:
+    """Return connection settings of one node; a str is a memory URL, which needs an event loop."""
+    if isinstance(source, list | tuple):
+        raise TypeError("source must be a flat list of servers")
+    if isinstance(source, str) and check_scheme(source) == "memory":
+        return source, source
+    found, described = _read(source)
+    if isinstance(found, list):
+        raise Unsupported(f"a quorum is made of independent servers, and {described} is a cluster")
+    return found, described
+
+
+def _source_of(node: Source | str) -> Source:
+    if isinstance(node, Source):
+        return node
+    from .fake import memory_source
+
+    return memory_source(node)
+
+
+def _read_url(url: str) -> Source:
+    try:
+        return Source.from_url(url)
+    except ValueError as wrong:
+        why = str(wrong)
+    # Not from that error: it quotes what it could not read, which may be a part of the password.
+    secret = url.partition("://")[2].rpartition("@")[0].partition(":")[2]
+    if any(part and part in why for part in re.split("[:/?#@]", secret)):
+        why = "check it, and percent-encode '/', '?', '#' and '@' in the user and the password"
+    raise ValueError(f"source cannot be read as the URL of a server: {why}")

@@ -1,0 +1,90 @@
+"""Which package a source is for. Nothing of a package is imported before a source of its is used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+from .._model import Capabilities
+from .base import Backend
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """The options of ``Client`` that its store reads; the docstring there says what each means."""
+
+    prefix: str
+    ttl: float
+    token_retention: float
+    unavailable_after: float
+    configure_notifications: bool
+    min_replicas: int
+    restart_delay: float | None
+
+
+class Opener(Protocol):
+    """A source that was read: where a store is, and how it is used. No I/O, no event loop."""
+
+    @property
+    def described(self) -> str:
+        """The source as text, without secrets."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the store can do."""
+
+    def open(self) -> Backend:
+        """Make a backend, in the event loop that is to run it."""
+
+
+#: Which module of this package reads the URLs of a scheme. Each has a function ``read_source``.
+_SCHEMES = {
+    "redis": "redis.sources",
+    "rediss": "redis.sources",
+    "unix": "redis.sources",
+    "memory": "memory.sources",
+    "redis+sentinel": "redis.sources",
+    "rediss+sentinel": "redis.sources",
+    "redis+cluster": "redis.sources",
+    "rediss+cluster": "redis.sources",
+}
+#: Which one reads the ready clients of a driver, and lists of sources.
+_DRIVERS = {"redis": "redis.sources"}
+_LISTS = "redis.sources"
+
+
+def read_source(source: object, options: StoreOptions) -> Opener:
+    """Return what opens the store that a user named.
+
+    :raises TypeError: for what is no source.
+    :raises ValueError: for a URL that cannot be read, and for options that the store has no use for.
+    :raises Unsupported: for options that ask for what the store cannot do.
+    """
+    opener: Opener = import_module(f".{_module_of(source)}", __package__).read_source(
+        source, options
+    )
+    return opener
+
+
+def _module_of(source: object) -> str:
+    if isinstance(source, str):
+        return _SCHEMES[check_scheme(source)]
+    if isinstance(source, list | tuple):
+        return _LISTS
+    for base in type(source).__mro__:
+        driver = base.__module__.partition(".")[0]
+        if driver in _DRIVERS:
+            return _DRIVERS[driver]
+    raise TypeError(f"source must be a URL or a redis.asyncio.Redis, not {type(source).__name__}")
+
+
+def check_scheme(url: str) -> str:
+    """Return the scheme of a URL in lower case, or raise ValueError if no store has that one."""
+    scheme = url.partition(":")[0].lower() if ":" in url else ""
+    if scheme not in _SCHEMES:
+        known = ", ".join(f"{known}://" for known in _SCHEMES)
+        raise ValueError(
+            f"source must be a URL that begins with one of {known}; got scheme {scheme!r}"
+        )
+    return scheme
