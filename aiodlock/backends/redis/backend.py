@@ -113,8 +113,7 @@ class RedisBackend:
             longest_silence=self._longest_silence,
         )
         wakeups = self._wakeups = Wakeups(self._source, self._channels + self.label)
-        if self._voting:
-            wakeups.link.lead = commands  # a node may be away for long, and is not waited for
+        wakeups.link.lead = commands
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(commands.run)
@@ -136,6 +135,7 @@ class RedisBackend:
 
     async def _find_replicas(self, tasks: anyio.abc.TaskGroup) -> None:
         link = Link(self._source, prepare=load_scripts, longest_silence=self._longest_silence)
+        link.lead = self._commands
         replicated = self._replicated = ReplicatedLink(
             link, self._min_replicas, self._source.described, self._longest_silence
         )
@@ -542,12 +542,27 @@ class Redirected(BackendError):
 
 
 async def load_scripts(wire: Wire, scripts: Sequence[Script] = ALL) -> None:
-    """Spare the first calls, and a batch of thousands of extensions, the refusal of an unknown script."""
-    for loading in [wire.send("SCRIPT", "LOAD", script.source) for script in scripts]:
-        try:
-            await loading
-        except ReplyError as refused:  # by an ACL, or for now: EVAL does it when it is needed
-            _logger.debug("SCRIPT LOAD was refused: %s", refused)
+    """Spare the first calls, and a batch of thousands of extensions, the refusal of an unknown script.
+
+    The server is asked which scripts it has. They are 60 KB, and to load them costs it more than the
+    rest of a new connection. What is missing is on its way when this returns, in front of every call.
+    """
+    known: Any = None
+    try:
+        known = await wire.send("SCRIPT", "EXISTS", *(script.sha for script in scripts))
+    except ReplyError as refused:  # by an ACL, or for now
+        _logger.debug("SCRIPT EXISTS was refused: %s", refused)
+    if not isinstance(known, list) or len(known) != len(scripts):
+        known = [0] * len(scripts)
+    for script, is_known in zip(scripts, known, strict=True):
+        if is_known != 1:
+            wire.send("SCRIPT", "LOAD", script.source).add_done_callback(_on_loaded)
+
+
+def _on_loaded(loading: asyncio.Future[Any]) -> None:
+    refused = loading.exception()
+    if refused is not None:  # EVAL does it when it is needed
+        _logger.debug("SCRIPT LOAD was refused: %s", refused)
 
 
 class Outcome:

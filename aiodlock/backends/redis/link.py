@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import anyio
 from redis.exceptions import AuthenticationError, RedisError
 
+from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
+from .dialing import Attempts, Turn, turns_of, within
 from .source import Source
 from .wire import DriverWire, ReplyError, Wire, open_wire
 
 _logger = logging.getLogger("aiodlock")
 
-_FIRST_PAUSE = 0.05
-_LONGEST_PAUSE = 2.0
 #: Silence with a command in flight after which a connection counts as dead. Doubled when the next one
 #: is silent too: a slow server must not be answered with ever more connections.
 _REPLY_TIMEOUT = 1.0
 _LONGEST_REPLY_TIMEOUT = 8.0
-_CONNECT_TIMEOUT = 2.0
 #: How long one call waits for the connection; its caller decides whether to try again.
 _WAIT_UP = 0.5
 #: A connection that was up for so long was of use, whatever ended it: the pauses begin anew.
@@ -54,8 +52,11 @@ class Link:
         self._on_message = on_message
         self._up = asyncio.Event()
         self._hurry = asyncio.Event()
-        #: Another one to the same server: while that is down too, only that one tries.
+        #: Another one to the same server: while that is down too, only that one tries again.
         self.lead: Link | None = None
+        self._attempts = Attempts()
+        #: How long the server took to answer, the way included (seconds).
+        self._distance = float("inf")
         self._over = False
         #: Whether a refusal of this user ends ``run``. Afterwards it is an outage like any other: an
         #: account may be missing on one node, or for a moment.
@@ -96,21 +97,27 @@ class Link:
             self._up.set()
 
     async def _keep_up(self) -> None:
-        failures = 0
+        attempts = self._attempts
+        turns = turns_of(self._source.described)
         refused_before = False
         reply_timeout = self._first_timeout
         while True:
             self._came_up_at = None
             try:
-                wire = await self._connect(reply_timeout)
+                turn = await turns.take()
                 try:
-                    reason = await self._serve(wire)
+                    wire = await self._connect(reply_timeout)
+                    try:
+                        reason = await self._serve(wire, turn)
+                    finally:
+                        self.wire = None
+                        self._up.clear()
+                        await wire.closed()
                 finally:
-                    self.wire = None
-                    self._up.clear()
-                    await wire.closed()
+                    turn.give_back()
                 if self._was_of_use(reason):
-                    failures, reply_timeout = 0, self._first_timeout
+                    attempts.succeeded()
+                    reply_timeout = self._first_timeout
             except (RedisError, OSError, TimeoutError) as failed:
                 reason = failed
             self.failure = reason
@@ -120,21 +127,13 @@ class Link:
                 raise BackendError(f"{described} refuses this client: {reason}") from reason
             # Once per outage, and when it turns out to be a refusal: whoever needs the store meanwhile gets
             # an error.
-            news = not failures or (refused and not refused_before)
+            news = not attempts.failures or (refused and not refused_before)
             refused_before = refused
             level = logging.WARNING if news else logging.DEBUG
             _logger.log(level, "no connection to %s: %s", described, reason, extra=extra)
-            if failures:
+            if attempts.failures:
                 reply_timeout = min(2 * reply_timeout, self._longest_silence)
-                pause = min(_FIRST_PAUSE * 2**failures, _LONGEST_PAUSE)
-                self._hurry.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause * random.uniform(0.5, 1.0)):
-                        await self._hurry.wait()
-                if self.lead is not None:
-                    with suppress(BackendUnavailable):
-                        await self.lead.first_up()
-            failures += 1
+            await self._pause(attempts.failed(reason))
 
     def _was_of_use(self, reason: Exception) -> bool:
         """Tell whether the connection that has ended was more than one more attempt.
@@ -146,24 +145,40 @@ class Link:
         lasted = asyncio.get_running_loop().time() - self._came_up_at
         return lasted >= _OF_USE_AFTER or not isinstance(reason, ReplyError)
 
-    async def _serve(self, wire: Wire) -> Exception:
+    async def _pause(self, seconds: float) -> None:
+        """Wait before the next attempt: not in step with all others, and not before the leading link."""
+        self._hurry.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
+        if self.lead is not None:
+            with suppress(BackendUnavailable):
+                await self.lead.first_up()
+
+    async def _serve(self, wire: Wire, turn: Turn) -> Exception:
         """Use the wire until it breaks; return why it did."""
         async with anyio.create_task_group() as tasks:
             if isinstance(wire, DriverWire):
                 tasks.start_soon(wire.read)
-            reason = await self._prepare_and_use(wire)
+            reason = await self._prepare_and_use(wire, turn)
             tasks.cancel_scope.cancel()
         return reason
 
-    async def _prepare_and_use(self, wire: Wire) -> Exception:
+    async def _prepare_and_use(self, wire: Wire, turn: Turn) -> Exception:
+        began, deadline = now(), self._attempts.deadline
+        # A connection that has come so far is not given up earlier than one that has not.
+        wire.expect_within(max(wire.reply_timeout, deadline))
         try:
             if self._prepare is not None:
-                with _in_time():
+                async with within(deadline, lambda: wire.answers):
                     await self._prepare(wire)
         except (BackendError, RedisError, OSError) as failed:
             return failed
+        finally:
+            turn.give_back()
+        self._distance = min(now() - began, 2 * self._distance)
         # It answers: whatever made others wait so long is over.
-        wire.reply_timeout = self._first_timeout
+        wire.expect_within(self._patience())
         self.wire, self.failure = wire, None
         self._came_up_at = asyncio.get_running_loop().time()
         self._up.set()
@@ -177,10 +192,15 @@ class Link:
         self.wire = None
         self._up.clear()
 
+    def _patience(self) -> float:
+        """Return the silence after which a connection that was good counts as dead."""
+        return max(self._first_timeout, min(4 * self._distance, self._longest_silence))
+
     async def _connect(self, reply_timeout: float) -> Wire:
         connection = self._source.make_connection()
         try:
-            with _in_time():
+            # Once the transport is there, the server has begun to work on it.
+            async with within(self._attempts.deadline, lambda: connection._writer is not None):
                 await connection.connect()  # type: ignore[no-untyped-call]
             return open_wire(connection, reply_timeout, self._on_message)
         except BaseException:
@@ -204,15 +224,3 @@ def refusal_in(failed: BackendError | ExceptionGroup[Exception]) -> BackendError
             raise failed
     refusals = [error for error in errors if isinstance(error, BackendError)]
     return next((one for one in refusals if not isinstance(one, BackendUnavailable)), None)
-
-
-@contextmanager
-def _in_time() -> Iterator[None]:
-    """End what takes too long, and say so: anyio's own error is without a word."""
-    try:
-        with anyio.fail_after(_CONNECT_TIMEOUT):
-            yield
-    except TimeoutError as late:
-        if late.args:
-            raise
-        raise TimeoutError(f"no answer within {_CONNECT_TIMEOUT:g} s") from late

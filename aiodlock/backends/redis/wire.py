@@ -203,9 +203,9 @@ class Wire:
         return None
 
     @property
-    def answered(self) -> bool:
-        """Whether anything ever came back on it."""
-        return self._answers > 0
+    def answers(self) -> int:
+        """How many replies and messages came back on it."""
+        return self._answers
 
     def close(self, reason: Exception | None = None) -> None:
         """Break the connection. What is in flight fails as unanswered."""
@@ -269,6 +269,13 @@ class Wire:
             if not reply.done():
                 _fail(reply, Unanswered("no reply in time"))
         self._limit = self._loop.call_at(limited[0][0], self._on_limit) if limited else None
+
+    def expect_within(self, seconds: float) -> None:
+        """Count the connection as dead after so many seconds of silence, from now on."""
+        self.reply_timeout = seconds
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = self._loop.call_later(seconds, self._watch, self._answers)
 
     def _watch(self, answers_before: int) -> None:
         self._watchdog = None

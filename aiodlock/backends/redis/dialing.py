@@ -1,0 +1,151 @@
+"""When a lost connection is dialled again, how many are dialled at once, and how long one may take.
+
+When a server comes back, or cuts all connections, every client dials. If all of them dial at the same
+moment, each dial takes as long as all of them together. A fixed deadline then ends every dial shortly
+before it is done, and the next round begins with the same load: nobody ever gets in. Three rules prevent
+this:
+
+- A process dials one server only a few times at once (``Turns``). The others wait, without a deadline.
+- A dial that timed out has more time at the next attempt (``Attempts``). A jittered pause comes before
+  every attempt.
+- A deadline counts the time in which this process could listen (``within``). A stall of the process ends
+  no dial, and an answer begins the count anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from weakref import WeakKeyDictionary
+
+#: So many dials of one process to one server are under way at once.
+AT_ONCE = 32
+#: A dial that takes longer than this is waiting rather than working: the next may begin (seconds).
+_WORKING = 0.5
+
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 2.0
+_FIRST_DEADLINE = 2.0
+_LONGEST_DEADLINE = 8.0
+#: A deadline is counted in so many steps. A step that ends late counts once.
+_STEPS = 8
+
+
+class Attempts:
+    """The attempts of one link to get its connection back.
+
+    Mutable state: ``failures`` (since it was last up), ``deadline`` (of the next attempt, in seconds).
+    """
+
+    def __init__(self) -> None:
+        self.failures: int = 0
+        self.deadline: float = _FIRST_DEADLINE
+
+    def succeeded(self) -> None:
+        """The connection was good: it answered."""
+        self.failures, self.deadline = 0, _FIRST_DEADLINE
+
+    def failed(self, reason: Exception) -> float:
+        """Return the seconds to wait before the next attempt."""
+        if isinstance(reason, TimeoutError):
+            self.deadline = min(2 * self.deadline, _LONGEST_DEADLINE)
+        longest = min(_FIRST_PAUSE * 2**self.failures, _LONGEST_PAUSE)
+        # All clients of a server may lose their connections in one moment.
+        shortest = longest / 2 if self.failures else 0.0
+        self.failures += 1
+        return random.uniform(shortest, longest)
+
+
+class Turn:
+    """The permission to dial; given back by its owner, or by a timer."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns: Turns | None = turns
+        self._timer = asyncio.get_running_loop().call_later(_WORKING, self.give_back)
+
+    def give_back(self) -> None:
+        """Let the next one dial. Harmless when that was done."""
+        turns, self._turns = self._turns, None
+        if turns is not None:
+            self._timer.cancel()
+            turns._pass_on()
+
+
+class Turns:
+    """A bound on the dials to one server, first come, first served.
+
+    Mutable state: ``_under_way``, ``_waiting`` (futures; a done one belongs to a cancelled task).
+    """
+
+    def __init__(self) -> None:
+        self._under_way = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self) -> Turn:
+        """Wait for a turn."""
+        if self._under_way < AT_ONCE:
+            self._under_way += 1
+            return Turn(self)
+        mine = asyncio.get_running_loop().create_future()
+        self._waiting.append(mine)
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if mine.done() and not mine.cancelled():
+                self._pass_on()  # it was handed to this task in the moment of its cancellation
+            raise
+        return Turn(self)
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            next_one = self._waiting.popleft()
+            if not next_one.done():
+                next_one.set_result(None)
+                return
+        self._under_way -= 1
+
+
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Turns]] = WeakKeyDictionary()
+
+
+def turns_of(server: str) -> Turns:
+    """Return what all clients of this event loop share for one server."""
+    return _turns.setdefault(asyncio.get_running_loop(), {}).setdefault(server, Turns())
+
+
+@asynccontextmanager
+async def within(
+    seconds: float, progress: Callable[[], object] = lambda: None
+) -> AsyncIterator[None]:
+    """Raise TimeoutError when the body takes so long while this process could listen.
+
+    :param progress: whenever what it returns has changed, the body gets the full time again.
+    """
+    loop = asyncio.get_running_loop()
+    seen, left = progress(), _STEPS
+    timer: asyncio.TimerHandle
+
+    def step() -> None:
+        nonlocal seen, left, timer
+        left -= 1
+        if progress() != seen:
+            seen, left = progress(), _STEPS
+        if left > 0:
+            timer = loop.call_later(seconds / _STEPS, step)
+        else:
+            scope.reschedule(loop.time())
+
+    timer = loop.call_later(seconds / _STEPS, step)
+    scope = asyncio.timeout(None)
+    try:
+        async with scope:
+            yield
+    except TimeoutError as late:
+        if scope.expired():
+            raise TimeoutError(f"no answer within {seconds:g} s") from late
+        raise
+    finally:
+        timer.cancel()

@@ -1,0 +1,158 @@
+"""Many clients lose their connections in one moment: connections, messages and losses are counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+import aiodlock
+from aiodlock._embedded import EmbeddedServer
+
+from ..proxy import FaultProxy
+from ..scenes import until
+from ..servers import Store, embedded
+
+#: So long a server works on one new connection, and on no other meanwhile: a TLS handshake, say.
+_HANDSHAKE = 0.01
+_MANY = 150
+
+
+@pytest.fixture
+def server(real_store: Store) -> Iterator[EmbeddedServer]:
+    with embedded(real_store.name, tcp=True) as server:
+        yield server
+
+
+@asynccontextmanager
+async def one_connection_at_a_time(server: EmbeddedServer) -> AsyncIterator[tuple[str, list[int]]]:
+    """Pass connections on, each after the others have been worked on; count those."""
+    port = int(server.url.rpartition(":")[2].partition("/")[0])
+    busy = asyncio.Lock()
+    dialled: list[int] = []
+    pumps: set[asyncio.Task[None]] = set()
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        dialled.append(len(dialled))
+        async with busy:
+            await asyncio.sleep(_HANDSHAKE)
+        upstream = await asyncio.open_connection("127.0.0.1", port)
+        for task in (
+            asyncio.create_task(pump(reader, upstream[1])),
+            asyncio.create_task(pump(upstream[0], writer)),
+        ):
+            pumps.add(task)
+            task.add_done_callback(pumps.discard)
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=1000)
+    try:
+        yield f"redis://127.0.0.1:{listening.sockets[0].getsockname()[1]}/0", dialled
+    finally:
+        listening.close()
+        for task in tuple(pumps):
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+def links_of(client: aiodlock.Client) -> list[Any]:
+    backend: Any = client._session.backend  # type: ignore[union-attr]
+    return [backend._commands, backend._wakeups.link]
+
+
+async def ask(server: EmbeddedServer, *command: str) -> Any:
+    async with redis.asyncio.Redis.from_url(server.url, decode_responses=True) as admin:
+        return await admin.execute_command(*command)  # type: ignore[no-untyped-call]
+
+
+async def kill_all(server: EmbeddedServer) -> None:
+    for kind in ("normal", "pubsub"):
+        await ask(server, "CLIENT", "KILL", "TYPE", kind)
+
+
+async def test_clients_come_back_with_one_connection_per_link(server: EmbeddedServer) -> None:
+    async with AsyncExitStack() as stack:
+        url, dialled = await stack.enter_async_context(one_connection_at_a_time(server))
+        clients = []
+        for _ in range(_MANY):
+            clients.append(await stack.enter_async_context(aiodlock.Client(url)))
+        leases = [
+            await client.lock(f"storm:{n}", ttl=30.0).acquire() for n, client in enumerate(clients)
+        ]
+        links = [link for client in clients for link in links_of(client)]
+        before = [link.wire for link in links]
+        dialled.clear()
+        await kill_all(server)
+
+        def back() -> bool:
+            pairs = zip(links, before, strict=True)
+            return all(link.wire not in (None, old) for link, old in pairs)
+
+        await until(back, "all connections", within=30.0)
+        assert len(dialled) < 1.2 * len(links)
+        assert all(lease.held for lease in leases)
+        for lease in leases:
+            await lease.release()
+
+
+async def test_server_that_has_the_scripts_is_not_sent_them_again(server: EmbeddedServer) -> None:
+    async with FaultProxy(server.url) as proxy, aiodlock.Client(proxy.url) as client:
+        for _ in range(5):
+            seen = len(proxy.connections)
+            await lose_connections(server, client)
+            sent = [connection.bytes_from_client for connection in proxy.connections[seen:]]
+            assert len(sent) == 2
+            assert sum(sent) < 1000
+        async with client.lock("x"):
+            pass
+
+
+async def test_server_that_has_lost_the_scripts_has_them_before_the_first_call(
+    server: EmbeddedServer,
+) -> None:
+    async with aiodlock.Client(server.url) as client:
+        await ask(server, "SCRIPT", "FLUSH")
+        await lose_connections(server, client)
+        async with client.lock("x"):
+            pass
+        (commands, _) = links_of(client)
+        assert not commands.wire.reloaded
+
+
+async def lose_connections(server: EmbeddedServer, client: aiodlock.Client) -> None:
+    links = links_of(client)
+    before = [link.wire for link in links]
+    await kill_all(server)
+
+    def back() -> bool:
+        pairs = zip(links, before, strict=True)
+        return all(link.wire not in (None, old) for link, old in pairs)
+
+    await until(back)
+
+
+async def test_wakeups_wait_until_commands_are_back(real_store: Store) -> None:
+    async with FaultProxy(real_store.url) as proxy, aiodlock.Client(proxy.url) as client:
+        commands, wakeups = links_of(client)
+        proxy.half_open()  # it takes connections, and answers on none
+        seen = len(proxy.connections)
+        proxy.cut()
+        await until(lambda: len(proxy.connections) > seen, "a new attempt")
+        await until(lambda: commands._attempts.failures > 1, "an attempt that failed")
+        assert len(proxy.connections) - seen <= commands._attempts.failures
+        assert wakeups._attempts.failures == 1
+        await proxy.heal()
+        await until(lambda: commands.wire and wakeups.wire, within=30.0)
