@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ._clock import now
 from ._errors import BackendUnavailable
 from ._lease import Lease
-from ._lock import pop_entered
+from ._lock import OwnPlaces, pop_entered
 from ._options import check_seconds
 
 if TYPE_CHECKING:
@@ -121,12 +121,16 @@ class Candidacy:
         self._leases: list[tuple[asyncio.Task[Any] | None, Lease]] = []
 
     async def __aenter__(self) -> Lease:
+        lease = await self._elect()
+        self._leases.append((lease._arm(), lease))
+        return lease
+
+    async def _elect(self, own: OwnPlaces | None = None) -> Lease:
         election = self._election
         # A fresh owner each time: equal owners would lead together.
         owner = f"{_MARK}{secrets.token_hex(8)}:{self._value}"
         lock = election._client.lock(election._name, **election._options, owner=owner)
-        lease = await lock.__aenter__()
-        self._leases.append((asyncio.current_task(), lease))
+        lease = await lock._acquire(lock._options.timeout, own)
         lease._session.backend.announce("lock", election._name)
         return lease
 

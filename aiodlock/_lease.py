@@ -299,11 +299,11 @@ class Lease:
         place = self._place
         if self._serial not in place.handles or place.state not in (State.HELD, State.LOST):
             return
-        if place.state is State.HELD and _result_is_discarded(sys._getframe(1)):
-            task = place.task() if place.task is not None else None
-            if task is not None and not task.done():
-                self._session.discarded(place, self._serial, task)
-                return
+        task = place.task() if place.task is not None else None
+        running = task is not None and not task.done() and place.state is State.HELD
+        if task is not None and running and _result_is_discarded(sys._getframe(1)):
+            self._session.discarded(place, self._serial, task)
+            return
         self._session.forgotten(place, self._serial)
 
 

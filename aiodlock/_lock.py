@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from ._clock import now
@@ -36,6 +37,9 @@ _SLOW_ANSWER = 0.1
 _UNSET: Any = object()
 
 _L = TypeVar("_L")
+
+#: What the caller holds in open blocks, by name, where a task does not stand for the caller: aiodlock.sync.
+OwnPlaces: TypeAlias = Mapping[str, Sequence[Place]]
 
 
 def pop_entered(entered: list[tuple[asyncio.Task[Any] | None, _L]]) -> _L:
@@ -144,15 +148,20 @@ class Acquirable:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    async def _acquire(self, timeout: float | None) -> Lease:
+    async def _acquire(self, timeout: float | None, own: OwnPlaces | None = None) -> Lease:
+        """Wait for the turn. With ``own`` the hold belongs to its ``Lease``, not to the current task."""
         session = self._client._use(self._name)
-        task = asyncio.current_task()
-        if task is None:
+        task = asyncio.current_task() if own is None else None
+        if task is None and own is None:
             raise RuntimeError(f"{self!r} can be acquired inside an asyncio task only")
         request_id = session.new_id()
         owner = self._owner(request_id)
         if self._options.owner is None and self._kind == "lock":
-            holds = session.holds("lock", self._name, task)
+            holds: Sequence[Place]
+            if own is None:
+                holds = session.holds("lock", self._name, task)
+            else:
+                holds = own.get(self._name, ())
             mine = [held for held in reversed(holds) if held.options.owner is None]
             for held in mine:  # an exclusive hold counts also behind a later shared one
                 if held.request.mode == self._mode:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ._clock import now
 from ._errors import AcquireTimeout, BackendError, LockLost, NotHeld
 from ._lease import Lease, raise_loss
-from ._lock import _UNSET, Lock, pop_entered
+from ._lock import _UNSET, Lock, OwnPlaces, pop_entered
 from ._options import check_timeout
 from ._place import Place
 from ._scope import BodyScope
@@ -86,7 +86,7 @@ class MultiLock:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    async def _acquire(self, timeout: float | None) -> MultiLease:
+    async def _acquire(self, timeout: float | None, own: OwnPlaces | None = None) -> MultiLease:
         session = self._client._use()
         started = now()
 
@@ -99,7 +99,7 @@ class MultiLock:
         while True:
             leases = MultiLease(session)
             try:
-                await self._take_all(leases, time_left)
+                await self._take_all(leases, time_left, own)
             except AcquireTimeout as busy:
                 await leases._leave_all(wait=True)
                 raise self._timed_out(busy, timeout) from busy
@@ -122,7 +122,12 @@ class MultiLock:
                     name=lost.name,
                 ) from error
 
-    async def _take_all(self, leases: MultiLease, time_left: Callable[[], float | None]) -> None:
+    async def _take_all(
+        self,
+        leases: MultiLease,
+        time_left: Callable[[], float | None],
+        own: OwnPlaces | None,
+    ) -> None:
         """Acquire in order; return early when a lease is lost that was taken already."""
         scope = asyncio.timeout(None)
         over = False
@@ -137,7 +142,7 @@ class MultiLock:
         try:
             async with scope:
                 for lock in self._locks:
-                    lease = await lock._acquire(_shorter(time_left(), lock._options.timeout))
+                    lease = await lock._acquire(_shorter(time_left(), lock._options.timeout), own)
                     leases._leases[lock.name] = lease
                     leases._watch(lease, changed)
         except TimeoutError as ended:

@@ -448,18 +448,19 @@ class Session:
 
     def forgotten(self, place: Place, serial: int) -> None:
         """A lease was collected, or its task has ended, before it was left. Called on any thread."""
-        if serial not in place.handles:
-            return
+        if serial not in place.handles or os.getpid() != self.pid:
+            return  # after a fork the lease is the parent's
         place.handles.remove(serial)
         held = place.state is State.HELD
         # Before the warning, which may be turned into an error.
-        if not place.handles and not self.loop.is_closed() and os.getpid() == self.pid:
+        if not place.handles and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._leave_forgotten, place)
         if not held:
             return  # lost: there is nothing that the holder should have released
+        block = "an async with" if place.task is not None else "a with block"
         warnings.warn(
             f"lease on {place.request.name!r} (token {place.token}) was forgotten while held: "
-            "release it, or use it in an async with",
+            f"release it, or use it in {block}",
             ResourceWarning,
             stacklevel=2,
         )

@@ -18,7 +18,10 @@ NOT_MADE_BY_USERS = (
     *("Election", "Lease", "Lock", "MultiLease", "MultiLock", "ReadWriteLock", "Semaphore"),
     *("HolderInfo", "LockInfo", "RequestInfo", "WaiterInfo"),
 )
-MODULES = ("aiodlock", "aiodlock.fastapi", "aiodlock.fencing", "aiodlock.otel", "aiodlock.testing")
+MODULES = (
+    *("aiodlock", "aiodlock.fastapi", "aiodlock.fencing", "aiodlock.otel", "aiodlock.sync"),
+    "aiodlock.testing",
+)
 
 
 def public_api() -> str:

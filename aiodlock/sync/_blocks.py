@@ -1,0 +1,134 @@
+"""What each thread is inside of: its open ``with`` blocks, and which of them an exit belongs to."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from .._place import Place
+    from ._client import Running
+    from ._lease import Lease
+
+_L = TypeVar("_L")
+
+_MANY = 64
+
+
+class Here:
+    """One thread's own, gone with the thread.
+
+    Mutable state: ``blocks`` (leases whose block this thread has entered and nobody has left), ``_holds``
+    (all leases that it acquired, weakly).
+    """
+
+    __slots__ = ("__weakref__", "_holds", "blocks", "ref")
+
+    def __init__(self) -> None:
+        self.blocks: list[Lease] = []
+        self._holds: list[weakref.ref[Lease]] = []
+        self.ref: weakref.ref[Here] = weakref.ref(self)
+
+    def acquired(self, lease: Lease) -> None:
+        """Remember the lease for ``Lock.release``."""
+        holds = self._holds
+        if len(holds) >= _MANY:
+            holds[:] = [
+                ref for ref in holds if (known := ref()) is not None and not known._is_over()
+            ]
+        holds.append(weakref.ref(lease))
+
+    def released(self, lease: Lease) -> None:
+        """Forget it, if it is the latest; else that is done later."""
+        holds = self._holds
+        if holds and holds[-1]() is lease:
+            holds.pop()
+
+    def latest(
+        self, running: Running, kind: str, name: str, mode: str, owner: str | None
+    ) -> Lease | None:
+        """Return the newest hold of that description: a live one, else one that was lost."""
+        lost: Lease | None = None
+        for ref in reversed(self._holds):
+            lease = ref()
+            if lease is None or lease._running is not running or lease._is_over():
+                continue
+            place = lease._core._place
+            request = place.request
+            if (request.kind, request.name, request.mode) != (kind, name, mode):
+                continue
+            if place.options.owner != owner:
+                continue
+            if lease.held:
+                return lease
+            lost = lost or lease
+        return lost
+
+    def own(self, running: Running, *names: str) -> dict[str, list[Place]]:
+        """Return what the open blocks of this thread hold of each name."""
+        found: dict[str, list[Place]] = {}
+        for lease in tuple(self.blocks):  # others may leave a block of this thread meanwhile
+            place = lease._core._place
+            request = place.request
+            if (
+                request.name in names
+                and request.kind == "lock"
+                and lease._running is running
+                and not lease._is_over()
+            ):
+                found.setdefault(request.name, []).append(place)
+        return found
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.here: Here = Here()
+
+
+_local = _Local()
+
+
+def here() -> Here:
+    """Return the calling thread's own."""
+    return _local.here
+
+
+class Entered(Generic[_L]):
+    """The open blocks of one object, any thread's.
+
+    Mutable state: ``_open`` (in order of entering: a weak reference to the thread's ``Here``, the lease).
+    """
+
+    __slots__ = ("_open",)
+
+    def __init__(self) -> None:
+        self._open: list[tuple[weakref.ref[Here], _L]] = []
+
+    def add(self, lease: _L) -> None:
+        self._open.append((here().ref, lease))
+
+    def discard(self, lease: _L) -> None:
+        """Forget a block that was never begun."""
+        self._open = [entry for entry in self._open if entry[1] is not lease]
+
+    def pop(self, what: object) -> _L:
+        """Return whose block is left: this thread's latest, else the only one, else the only one whose
+        thread has ended. Else RuntimeError, and none is."""
+        me, entries = here(), self._open
+        for entry in reversed(entries):
+            if entry[0]() is me:
+                break
+        else:
+            gone = [entry for entry in entries if entry[0]() is None]
+            if len(entries) == 1:
+                entry = entries[0]
+            elif len(gone) == 1:
+                entry = gone[0]
+            else:
+                raise RuntimeError(
+                    f"{what!r}: {len(entries)} blocks of other threads are open, and it is not clear which "
+                    "of them is left here: enter the lease instead, 'with lock.acquire() as lease'"
+                )
+        entries.remove(entry)
+        return entry[1]

@@ -1,0 +1,441 @@
+"""Client: locks for threads. Each call is done by an ``aiodlock.Client`` on the portal's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar, Unpack
+
+from .. import _client as core
+from .. import _lock as core_lock
+from .._clock import now
+from .._errors import BackendUnavailable, ClientClosed, LockLost
+from .._hooks import Hooks
+from .._lock import ANSWER_WITHIN
+from .._model import LockInfo
+from .._options import check_timeout
+from .._place import State
+from ._blocks import here
+from ._election import Election
+from ._iterate import iterate
+from ._lease import Lease
+from ._lock import Lock, ReadWriteLock, Semaphore
+from ._multilock import MultiLock
+from ._options import ClientOptions, LockOptions, OnLost, OwnerlessOptions, UnnamedOptions
+from ._portal import Portal, TakeBack, check_no_loop, portal
+from ._source import SourceLike, asynchronous
+
+_T = TypeVar("_T")
+
+#: At the end of the process: seconds for waiters to leave. Daemon threads do not end their bodies any more.
+_CLOSE_AT_EXIT = 0.5
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a lock is, from which each process makes its own on its own client."""
+
+    kind: Literal["write", "read", "semaphore"]
+    name: str
+    options: dict[str, Any]
+    limit: int = 0
+    on_lost: Callable[[LockLost], object] | None = field(default=None)
+
+    def make(self, client: core.Client) -> core_lock.Acquirable:
+        if self.kind == "semaphore":
+            return client.semaphore(self.name, self.limit, **self.options)
+        if self.kind == "read":
+            return client.rwlock(self.name, **self.options).read
+        return client.lock(self.name, **self.options)
+
+
+class Running:
+    """One client in one process, from its first use to its closing.
+
+    Mutable state, all changed in the loop's thread: ``is_open``, ``_opening`` (the task that connects),
+    ``_closing``.
+    """
+
+    def __init__(self, inner: core.Client, portal: Portal) -> None:
+        self.inner = inner
+        self.portal = portal
+        self.pid: int = portal.pid
+        self.is_open: bool = False
+        self._opening: asyncio.Task[None] | None = None
+        self._closing = False
+
+    def call(
+        self, call: Callable[[], Coroutine[Any, Any, _T]], take_back: TakeBack[_T] | None = None
+    ) -> _T:
+        """Connect if need be, then run the coroutine on the loop and wait for it."""
+
+        async def opened() -> _T:
+            if not self.is_open:
+                await self.open()
+            return await call()
+
+        return self.portal.call(opened, take_back)
+
+    async def open(self) -> None:
+        """Connect, once for all threads that need it."""
+        if self.is_open:
+            return
+        if self._closing:
+            raise ClientClosed("the client was closed: it does nothing more")
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open(), name="aiodlock.sync: connecting")
+            self._opening.add_done_callback(self._on_opened)
+        opening = self._opening
+        await asyncio.wait({opening})
+        if opening.cancelled():
+            raise ClientClosed("the client was closed while it connected")
+        error = opening.exception()
+        if error is not None:
+            # Several threads may wait: each gets an exception of its own.
+            fresh = copy.copy(error)
+            fresh.__cause__ = error.__cause__
+            raise fresh
+
+    async def open_within(self, timeout: float | None) -> float | None:
+        """Connect; return what is left of the timeout."""
+        if timeout is None:
+            await self.open()
+            return None
+        started, limit = now(), timeout or ANSWER_WITHIN
+        try:
+            async with asyncio.timeout(limit):
+                await self.open()
+        except TimeoutError as elapsed:
+            raise BackendUnavailable(
+                f"{self.inner!r} was not connected within {limit:g} s"
+            ) from elapsed
+        return max(0.001, timeout - (now() - started)) if timeout else 0.0
+
+    async def _open(self) -> None:
+        await self.inner.__aenter__()
+        self.is_open = True
+        self.portal.at_exit(self, self._close_at_exit)
+
+    def _on_opened(self, opening: asyncio.Task[None]) -> None:
+        if not self.is_open:
+            self._opening = None  # the next call tries again
+        if not opening.cancelled():
+            opening.exception()
+
+    async def close(self, bodies: list[Lease]) -> None:
+        """Leave the client; ``bodies`` are those that the closing thread is inside of."""
+        self._closing = True
+        self.portal.closed(self)
+        if self._opening is not None and not self._opening.done():
+            self._opening.cancel()
+            await asyncio.wait({self._opening})
+        for lease in bodies:
+            if lease._core._place.armed:
+                lease._core._place.armed.pop(lease._body, None)  # type: ignore[call-overload]
+        self.is_open = False
+        await self.inner.__aexit__(None, None, None)
+
+    async def _close_at_exit(self) -> None:
+        self.inner._close_timeout = _CLOSE_AT_EXIT
+        session = self.inner._session
+        if session is not None:
+            for place in list(session.places.values()):
+                if place.state is State.HELD and not place.armed:
+                    session.leave_soon(place)  # released, not lost
+        await self.close([])
+
+
+_changing = threading.Lock()
+
+
+def _after_fork_in_child() -> None:
+    global _changing
+    _changing = threading.Lock()  # another thread of the parent may have had it
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class Client:
+    """Locks for threads, on the stores of ``aiodlock.Client`` and together with its users.
+
+    Make one per process, for instance as a global of a module: constructing does no I/O. The first call
+    connects, within 5 s, or raises ``BackendUnavailable``. A process that is forked later makes its own
+    connections on first use, and what the parent holds it does not. The end of the process closes the
+    client; ``close()``, or leaving ``with client:``, does it earlier.
+
+    All clients of a process share one background thread, which extends their leases.
+
+    Example::
+
+        client = aiodlock.sync.Client("redis://localhost:6379/0")
+
+        def pay(order_id: int) -> None:
+            with client.lock(f"order:{order_id}", timeout=2) as lease:
+                ...
+
+    :param source: as of ``aiodlock.Client``; a ``redis.Redis`` is taken too, for its connection
+        settings.
+    :param options: as of ``aiodlock.Client``.
+    :raises TypeError: for input of a wrong type.
+    :raises ValueError: for other bad input.
+    :raises Unsupported: for what the source cannot do.
+    """
+
+    def __init__(self, source: SourceLike, **options: Unpack[ClientOptions]) -> None:
+        # Checks what it is given; is never entered, only copied.
+        self._template = core.Client(asynchronous(source), **options)
+        self._pid = os.getpid()
+        self._running: Running | None = None
+        self._entered = False
+        self._closed = False
+
+    def __repr__(self) -> str:
+        running = self._running
+        state = "closed"
+        if not self._closed:
+            is_open = running is not None and running.is_open and running.pid == os.getpid()
+            state = "open" if is_open else "not connected yet"
+        return f"<aiodlock.sync.Client {self._template._described} {state}>"
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        check_no_loop()
+        with _changing:
+            if self._entered:
+                raise RuntimeError(
+                    f"{self!r} is entered already: make another Client, or share this one"
+                )
+            self._entered, self._closed = True, False
+        try:
+            running = self._use()
+            running.portal.call(running.open)
+        except BaseException:
+            self._entered = False
+            raise
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every wait with ``ClientClosed``, release what is held, disconnect.
+
+        Blocks of other threads that are still open get ``LockLost`` (reason ``closed``) when they are left;
+        they are waited for, ``close_timeout`` seconds at most. Closing twice does nothing. Entering the
+        client opens it again.
+
+        Example::
+
+            client = aiodlock.sync.Client(url)
+            try:
+                work(client)
+            finally:
+                client.close()
+        """
+        with _changing:
+            running, self._running = self._running, None
+            self._closed, self._entered = True, False
+        if running is None or running.pid != os.getpid() or running.portal.ended:
+            return
+        bodies = [lease for lease in here().blocks if lease._running is running]
+        if asyncio._get_running_loop() is not None:
+            running.portal.start_soon(lambda: running.close(bodies))
+            check_no_loop()
+        running.portal.call(lambda: running.close(bodies))
+
+    def __del__(self) -> None:
+        running = getattr(self, "_running", None)
+        if running is not None and running.pid == os.getpid() and not running.portal.ended:
+            running.portal.start_soon(lambda: running.close([]))
+
+    def _use(self, name: str | None = None) -> Running:
+        """Return what runs in this process; the first call makes it."""
+        running = self._running
+        if running is not None and running.pid == os.getpid() and not self._closed:
+            return running
+        check_no_loop()
+        through = portal()
+        with _changing:
+            if self._closed:
+                raise ClientClosed(
+                    f"{'' if name is None else f'{name!r}: '}{self!r} was closed: enter it again with "
+                    "'with client:', or make another",
+                    name=name,
+                )
+            running = self._running
+            if running is None or running.pid != os.getpid():
+                check_memory(self._template._described, self._pid)
+                # With the same hooks, also those that are added from now on.
+                self._running = running = Running(copy.copy(self._template), through)
+            return running
+
+    # -- locks -----------------------------------------------------------------------------------
+
+    def lock(self, name: str, **options: Unpack[LockOptions]) -> Lock:
+        """Describe an exclusive lock. No I/O; needs no open client.
+
+        Example::
+
+            with client.lock("order:42", ttl=10, timeout=2) as lease:
+                pay(fence=lease.token)
+
+        :param name: any text of 1 to 512 bytes of UTF-8.
+        :param options: as of ``aiodlock.Client.lock``, but for ``on_lost``: ``"flag"`` (default), or a
+            function. It is called with the ``LockLost`` in a thread of its own; what it raises is logged.
+        """
+        return Lock(self, self._describe("write", name, options))
+
+    def rwlock(self, name: str, **options: Unpack[LockOptions]) -> ReadWriteLock:
+        """Describe both modes of a lock; ``.write`` is the same as ``lock(name)``. Options as there.
+
+        Example::
+
+            with client.rwlock("prices").read:
+                show()
+        """
+        read = Lock(self, self._describe("read", name, options))
+        return ReadWriteLock(read, Lock(self, self._describe("write", name, options)))
+
+    def semaphore(self, name: str, limit: int, **options: Unpack[OwnerlessOptions]) -> Semaphore:
+        """Describe a lock with ``limit`` holders. Options as of ``lock``, without ``owner``.
+
+        Example::
+
+            with client.semaphore("smtp", 4, timeout=30):
+                send(mail)
+        """
+        return Semaphore(self, self._describe("semaphore", name, options, limit))
+
+    def election(self, name: str, **options: Unpack[OwnerlessOptions]) -> Election:
+        """Describe an election: one leader at a time. Options as of ``lock``, without ``owner``.
+
+        Example::
+
+            with client.election("scheduler").lead("host-1") as lease:
+                while lease.held:
+                    schedule()
+        """
+        on_lost, others = _split(dict(options))
+        return Election(self, name, others, on_lost)
+
+    def multilock(
+        self,
+        *names_or_locks: str | Lock,
+        timeout: float | None = None,
+        **options: Unpack[UnnamedOptions],
+    ) -> MultiLock:
+        """Describe several locks as one, all or none; see ``MultiLock``.
+
+        Example::
+
+            with client.multilock("account:1", "account:2", timeout=2) as leases:
+                transfer(fence=leases["account:1"].token)
+
+        :param names_or_locks: names, which are taken exclusively with ``options``, and locks, which keep
+            their mode and options.
+        :param timeout: seconds for all together; None for ever, 0 tries each once.
+        """
+        on_lost, others = _split(dict(options))
+        for one in names_or_locks:
+            if isinstance(one, Lock) and one._client is not self:
+                raise ValueError(f"{one!r} belongs to another client than {self!r}")
+        return MultiLock(self, names_or_locks, check_timeout(timeout), others, on_lost)
+
+    def _describe(
+        self, kind: Literal["write", "read", "semaphore"], name: str, options: Any, limit: int = 0
+    ) -> Description:
+        on_lost, others = _split(dict(options))
+        return Description(kind, name, others, limit, on_lost)
+
+    # -- for people ------------------------------------------------------------------------------
+
+    def add_hooks(self, hooks: Hooks) -> None:
+        """Let ``hooks`` hear of every request and lease that begins from now on; see ``aiodlock.Hooks``.
+
+        They are called in the background thread, and must return at once.
+
+        Example::
+
+            client.add_hooks(MyHooks())
+        """
+        self._template.add_hooks(hooks)
+
+    def inspect(self, name: str) -> LockInfo:
+        """Return who holds the lock and who waits for it, as of one moment.
+
+        Example::
+
+            for holder in client.inspect("order:42").holders:
+                print(holder.client, holder.remaining)
+
+        :raises BackendUnavailable: when nothing answers within 2 s.
+        """
+        running = self._use()
+        return running.call(lambda: running.inner.inspect(name))
+
+    def locks(self, match: str = "*") -> Iterator[LockInfo]:
+        """Iterate over every lock held or waited for whose name matches the glob.
+
+        Example::
+
+            for info in client.locks("order:*"):
+                print(info.name, len(info.waiters))
+        """
+        running = self._use()
+        return iterate(running, lambda: running.inner.locks(match))
+
+    def break_lock(self, name: str) -> int:
+        """Release all holders by force; return their number. Waiters stay; lock-delay is ignored.
+
+        Example::
+
+            client.break_lock("order:42")
+        """
+        running = self._use()
+        return running.call(lambda: running.inner.break_lock(name))
+
+    def check_sequencer(self, sequencer: str) -> bool:
+        """Return whether exactly the grant that this string was made from holds at this moment.
+
+        Example::
+
+            if not client.check_sequencer(request.headers["X-Lock"]):
+                return HttpResponse(status=409)
+        """
+        running = self._use()
+        return running.call(lambda: running.inner.check_sequencer(sequencer))
+
+
+def check_memory(described: str, pid: int) -> None:
+    """Refuse a store in the memory of another process: the child has only a copy."""
+    if described.startswith("memory:") and pid != os.getpid():
+        raise RuntimeError(
+            f"{described} is in the memory of process {pid}: this one was forked from it, and has a copy "
+            "that excludes nobody; use a store that both reach"
+        )
+
+
+def _split(options: dict[str, Any]) -> tuple[Callable[[LockLost], object] | None, dict[str, Any]]:
+    """Return the function that is called on a loss, if there is one, and the options of the core."""
+    on_lost: OnLost = options.pop("on_lost", "flag")
+    options["on_lost"] = "flag"
+    if callable(on_lost):
+        return on_lost, options
+    if on_lost != "flag":
+        raise ValueError(
+            f"on_lost must be 'flag' or a function that takes the LockLost, not {on_lost!r}: a thread "
+            "cannot be cancelled"
+        )
+    return None, options

@@ -1,0 +1,308 @@
+"""Lease: one acquisition, as a thread sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from .. import _lease as core
+from .._errors import BackendError, LockLost, NotHeld
+from .._model import Mode
+from .._place import State
+from .._scope import BodyScope
+from ._blocks import Entered, Here, here
+
+if TYPE_CHECKING:
+    from ._client import Client, Running
+
+_logger = logging.getLogger("aiodlock")
+
+
+class Lease:
+    """One acquisition of a lock, from the grant to its release or loss.
+
+    It belongs to no thread: any thread may ask it, extend it and release it. As a context manager it
+    releases on the way out, and raises ``LockLost`` there when the lease was lost. A lease that is
+    garbage-collected while it is held is released, with a ResourceWarning.
+
+    In a process forked from the one that acquired it the lease is not held: it stays with the parent.
+    """
+
+    __slots__ = ("__weakref__", "_body", "_client", "_core", "_here", "_running")
+
+    def __init__(
+        self, client: Client, running: Running, lease: core.Lease, body: Body | None = None
+    ) -> None:
+        self._client = client  # a client that is collected is closed
+        self._running = running
+        self._core = lease
+        self._here: weakref.ref[Here] | None = None
+        self._body = body or Body()
+
+    def __repr__(self) -> str:
+        if not self._is_here():
+            return f"<Lease {self.name!r} {self.mode} token={self.token} of process {self._running.pid}>"
+        return repr(self._core)
+
+    # -- what it is --------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The lock's name."""
+        return self._core.name
+
+    @property
+    def mode(self) -> Mode:
+        """``"exclusive"`` or ``"shared"``."""
+        return self._core.mode
+
+    @property
+    def token(self) -> int:
+        """The fencing token: larger than that of every grant of this name before. Below 2**53.
+
+        Example::
+
+            with client.lock("order:42") as lease:
+                cursor.execute(UPDATE, {"fence": lease.token})
+        """
+        return self._core.token
+
+    @property
+    def owner(self) -> str:
+        """The ``owner`` option, or a string made for this hold."""
+        return self._core.owner
+
+    @property
+    def ttl(self) -> float:
+        """How long the lease lives without being extended, in seconds."""
+        return self._core.ttl
+
+    @property
+    def sequencer(self) -> str:
+        """Name, mode and token in one printable string, for ``Client.check_sequencer`` elsewhere."""
+        return self._core.sequencer
+
+    @property
+    def held(self) -> bool:
+        """True only while the server certainly honours the lease (less ``margin``). Sends nothing.
+
+        Example::
+
+            with client.lock("export") as lease:
+                for row in rows:
+                    if not lease.held:
+                        break
+                    write(row)
+        """
+        return self._is_here() and self._core.held
+
+    @property
+    def lost(self) -> LockLost | None:
+        """Why the lease was lost; None while it is held and after a release."""
+        return self._core.lost if self._is_here() else None
+
+    def remaining(self) -> float:
+        """Return the seconds until the lease counts as lost if it is not extended; 0.0 once over.
+
+        Example::
+
+            if lease.remaining() < 2.0:
+                lease.extend()
+        """
+        return self._core.remaining() if self._is_here() else 0.0
+
+    def ensure_held(self) -> None:
+        """Return if the lease is held, else raise LockLost (or NotHeld after a release).
+
+        Example::
+
+            with client.lock("export") as lease:
+                for row in rows:
+                    lease.ensure_held()
+                    write(row)
+        """
+        self._check_here()
+        self._core.ensure_held()
+
+    def wait_lost(self) -> LockLost:
+        """Wait until the lease is lost and return why; for a thread that watches over another.
+
+        Example::
+
+            def watch(lease: Lease) -> None:
+                log.error("stopping the export: %s", lease.wait_lost())
+                stop.set()
+
+        :raises NotHeld: when it is released instead.
+        """
+        self._check_here()
+        return self._running.portal.call(self._core.wait_lost)
+
+    # -- what can be done with it ------------------------------------------------------------------
+
+    def extend(self, ttl: float | None = None) -> None:
+        """Extend now; with ``ttl``, by that and from then on (the deadline never comes nearer).
+
+        Example::
+
+            lease = client.lock("report", auto_extend=False, ttl=60).acquire()
+            build_first_half()
+            lease.extend()
+
+        :raises LockLost: when the lease is lost, before or meanwhile.
+        :raises NotHeld: after a release.
+        """
+        self._check_here()
+        self._running.portal.call(lambda: self._core.extend(ttl))
+
+    def release(self) -> None:
+        """Release; from any thread. Retries until the local deadline.
+
+        Example::
+
+            lease = client.lock("order:42").acquire()
+            try:
+                pay()
+            finally:
+                lease.release()
+
+        :raises NotHeld: when this lease was released before.
+        :raises LockLost: when it was lost before, or nothing answered until the local deadline.
+        """
+        self._check_here()
+        self._running.portal.call(self._core.release)
+        here().released(self)
+
+    def __enter__(self) -> Self:
+        self.ensure_held()
+        if self._here is not None and self._here() not in (None, here()):
+            raise RuntimeError(
+                f"the lease on {self.name!r} is the body of another thread already: enter it once"
+            )
+        self._running.portal.call(lambda: arm(self._core, self._body))
+        self._enter_block()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._leave_block()
+        if not self._is_here():
+            return  # the parent's, before a fork
+        here().released(self)
+        loss = self._leave()
+        if loss is not None:
+            core.raise_loss(exc, loss, False)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _enter_block(self) -> None:
+        """Let this thread's acquisitions of the name be re-entries, until the block is left."""
+        me = here()
+        self._here = me.ref
+        me.blocks.append(self)
+
+    def _leave_block(self) -> None:
+        thread = self._here() if self._here is not None else None
+        if thread is not None and self in thread.blocks:
+            thread.blocks.remove(self)
+
+    def _leave(self) -> LockLost | BackendError | None:
+        if asyncio._get_running_loop() is not None:
+            # Collected with a generator, or left in an event loop: it must not be blocked.
+            self._running.portal.start_soon(lambda: leave(self._core, self._body))
+            error = self._core.lost
+            return error.copy() if error is not None else None
+        return self._running.portal.call(lambda: leave(self._core, self._body))
+
+    def _is_over(self) -> bool:
+        return self._core._is_over()
+
+    def _is_here(self) -> bool:
+        return self._running.pid == os.getpid()
+
+    def _check_here(self) -> None:
+        if not self._is_here():
+            raise NotHeld(
+                f"the lease on {self.name!r} was acquired by process {self._running.pid}, before a fork: "
+                "it stays with that process; acquire the lock here",
+                name=self.name,
+            )
+
+
+def enter(lease: Lease, entered: Entered[Lease]) -> None:
+    """Begin the block of a lease that was acquired for it."""
+    try:
+        lease._enter_block()
+        entered.add(lease)
+    except BaseException:  # a signal handler raised
+        entered.discard(lease)
+        lease.__exit__(None, None, None)
+        raise
+
+
+async def arm(lease: core.Lease, body: Body) -> None:
+    """Let leaving the client wait for the body. In the loop's thread."""
+    place = lease._place
+    if place.armed is None:
+        place.armed = {}
+    place.armed[body] = body  # type: ignore[index]
+
+
+async def leave(lease: core.Lease, body: Body) -> LockLost | BackendError | None:
+    """End a block; return the loss. In the loop's thread."""
+    if lease._place.armed:
+        lease._place.armed.pop(body, None)  # type: ignore[call-overload]
+    return await lease._leave(wait=True)
+
+
+class Body(BodyScope):
+    """Stands for a body that cannot be cancelled."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        pass
+
+    def cancel(self) -> None:
+        """A thread looks at ``lease.held`` itself."""
+
+
+def call_when_lost(lease: core.Lease, function: Callable[[LockLost], object]) -> None:
+    """Call the function in a thread of its own once the lease is lost. In the loop's thread."""
+    place, loop = lease._place, lease._session.loop
+
+    def look(_: asyncio.Future[None] | None = None) -> None:
+        lost = place.lost
+        if lost is not None:
+            start_thread(function, lost.copy())
+        elif place.state is State.HELD and place.handles:
+            watcher: asyncio.Future[None] = loop.create_future()
+            place.watchers = [known for known in place.watchers or () if not known.done()]
+            place.watchers.append(watcher)
+            watcher.add_done_callback(look)
+
+    look()
+
+
+def start_thread(function: Callable[[LockLost], object], lost: LockLost) -> None:
+    def run() -> None:
+        try:
+            function(lost)
+        except Exception:
+            _logger.exception(
+                "on_lost of %r raised",
+                lost.name,
+                extra={"event": "on_lost_failed", "lock": lost.name},
+            )
+
+    threading.Thread(target=run, name=f"aiodlock: {lost.name!r} was lost", daemon=True).start()

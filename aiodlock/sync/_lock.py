@@ -1,0 +1,247 @@
+"""Lock, ReadWriteLock, Semaphore: names with a mode and options, for any number of threads."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from .. import _lease as core_lease
+from .. import _lock as core
+from .._errors import AcquireTimeout, NotHeld, WouldBlock
+from .._model import Mode
+from .._options import check_timeout
+from ._blocks import Entered, here
+from ._lease import Body, Lease, arm, call_when_lost, enter, leave
+from ._options import UNSET
+
+if TYPE_CHECKING:
+    from ._client import Client, Description, Running
+
+
+class Acquirable:
+    """What locks and semaphores share. Holds nothing itself; any number of threads may use one.
+
+    Mutable state: ``_entered`` (the blocks that are open, any thread's), ``_made`` (the lock of the running
+    client that this one was last used with).
+    """
+
+    def __init__(self, client: Client, description: Description) -> None:
+        self._client = client
+        self._description = description
+        self._on_lost = description.on_lost
+        self._core: core.Acquirable = description.make(client._template)
+        self._entered: Entered[Lease] = Entered()
+        self._made: tuple[Running, core.Acquirable] | None = None
+
+    @property
+    def name(self) -> str:
+        """The name, as given."""
+        return self._core.name
+
+    # -- for users ---------------------------------------------------------------------------------
+
+    def acquire(self, *, timeout: float | None = UNSET) -> Lease:
+        """Wait for the turn and return the lease, which is to be released.
+
+        The hold belongs to the lease, not to the thread: another ``acquire`` of this thread waits for it.
+
+        Example::
+
+            lease = client.lock("order:42").acquire(timeout=2)
+            try:
+                pay(fence=lease.token)
+            finally:
+                lease.release()
+
+        :param timeout: seconds; None waits for ever, 0 tries once. Default: the lock's own.
+        :raises AcquireTimeout: when the timeout ran out; nothing is left in the queue.
+        :raises DeadlockError: when this thread is in a block that holds the name in shared mode, and asks
+            exclusively.
+        :raises LockLost: when this thread is in a block of that name whose lease was lost.
+        :raises BackendUnavailable: when nothing answered for ``unavailable_after``, or at the timeout.
+        :raises ClientClosed: when the client is closed meanwhile.
+        :raises RuntimeError: in a thread that runs an event loop.
+        """
+        return self._acquire(self._timeout(timeout))
+
+    def acquire_nowait(self) -> Lease:
+        """Return the lease if the lock is free and nobody waits for it.
+
+        Example::
+
+            try:
+                lease = client.lock("report").acquire_nowait()
+            except WouldBlock:
+                return "the report is being written"
+
+        :raises WouldBlock: when it is held or waited for.
+        :raises BackendUnavailable: when nothing answers within 2 s.
+        """
+        try:
+            return self._acquire(0.0)
+        except AcquireTimeout as busy:
+            raise WouldBlock(f"{self.name!r} is held or waited for", name=self.name) from busy
+
+    def release(self) -> None:
+        """Release this thread's latest hold of that name and mode.
+
+        Example::
+
+            lock = client.lock("order:42")
+            lease = lock.acquire()
+            lock.release()
+
+        :raises NotHeld: when this thread holds nothing of the kind, or has dropped the lease.
+        :raises LockLost: when the lease was lost before, or nothing answered until its deadline.
+        """
+        running = self._client._use(self.name)
+        request, options = self._core, self._core._options
+        lease = here().latest(running, request._kind, self.name, request._mode, options.owner)
+        if lease is None:
+            raise NotHeld(
+                f"this thread holds no lease on {self.name!r} in {request._mode} mode: keep the lease that "
+                "acquire() returns, and call its release(), which any thread may",
+                name=self.name,
+            )
+        lease.release()
+
+    def locked(self) -> bool:
+        """Return whether anybody holds the name at this moment, in any mode.
+
+        Example::
+
+            if client.lock("report").locked():
+                print("the report is being written")
+
+        :raises BackendUnavailable: when nothing answers within 2 s.
+        """
+        running = self._client._use(self.name)
+        made = self._made_for(running)
+        return running.call(made.locked)
+
+    def __enter__(self) -> Lease:
+        lease = self._acquire(self._core._options.timeout, block=True)
+        enter(lease, self._entered)
+        return lease
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._entered.pop(self).__exit__(exc_type, exc, traceback)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _timeout(self, timeout: float | None) -> float | None:
+        return self._core._options.timeout if timeout is UNSET else check_timeout(timeout)
+
+    def _made_for(self, running: Running) -> core.Acquirable:
+        made = self._made
+        if made is None or made[0] is not running:
+            self._made = made = (running, self._description.make(running.inner))
+        return made[1]
+
+    def _acquire(self, timeout: float | None, *, block: bool = False) -> Lease:
+        """Acquire by one call into the loop; for a block, what belongs to it is done in the same call."""
+        running = self._client._use(self.name)
+        lock = self._made_for(running)
+        me = here()
+        own = me.own(running, self.name)
+        body = Body()
+
+        async def acquire() -> core_lease.Lease:
+            left = timeout if running.is_open else await running.open_within(timeout)
+            lease = await lock._acquire(left, own)
+            if block:
+                await arm(lease, body)
+            if self._on_lost is not None and len(lease._place.handles) == 1:
+                call_when_lost(lease, self._on_lost)
+            return lease
+
+        lease = Lease(
+            self._client,
+            running,
+            running.portal.call(acquire, lambda lease: leave(lease, body)),
+            body,
+        )
+        me.acquired(lease)
+        return lease
+
+
+class Lock(Acquirable):
+    """A fair distributed lock for threads. Made by ``Client.lock``; many threads may use one.
+
+    ``with lock as lease:`` waits its turn. A thread cannot be cancelled: when the lease is lost,
+    ``lease.held`` is False, ``on_lost`` is called if it is a function, and leaving the block raises
+    ``LockLost``. A thread that is in a block gets in again at once (in the same mode); a lease that was
+    acquired without a block lets nobody else in, its own thread neither.
+
+    Example::
+
+        lock = client.lock("order:42", timeout=2)
+        with lock as lease:
+            pay(fence=lease.token)
+    """
+
+    @property
+    def mode(self) -> Mode:
+        """``"exclusive"`` or ``"shared"``."""
+        return self._core._mode
+
+    def __repr__(self) -> str:
+        return f"<Lock {self.name!r} {self.mode} on {self._client!r}>"
+
+
+class ReadWriteLock:
+    """The two modes of one name. ``read`` may be held by many at a time, ``write`` by one alone.
+
+    Example::
+
+        prices = client.rwlock("prices")
+        with prices.read:
+            show()
+        with prices.write:
+            change()
+    """
+
+    def __init__(self, read: Lock, write: Lock) -> None:
+        self._read = read
+        self._write = write
+
+    @property
+    def name(self) -> str:
+        """The name, as given; the same lock as ``Client.lock(name)``."""
+        return self._write.name
+
+    @property
+    def read(self) -> Lock:
+        """The lock in shared mode."""
+        return self._read
+
+    @property
+    def write(self) -> Lock:
+        """The lock in exclusive mode."""
+        return self._write
+
+    def __repr__(self) -> str:
+        return f"<ReadWriteLock {self.name!r} on {self._write._client!r}>"
+
+
+class Semaphore(Acquirable):
+    """A lock with ``limit`` holders, in the same fair queue. Not reentrant; made by ``Client.semaphore``.
+
+    Example::
+
+        with client.semaphore("smtp", 4):
+            send(mail)
+    """
+
+    @property
+    def limit(self) -> int:
+        """How many may hold at a time."""
+        return self._core._limit
+
+    def __repr__(self) -> str:
+        return f"<Semaphore {self.name!r} limit={self.limit} on {self._client!r}>"

@@ -1,0 +1,284 @@
+"""MultiLock: several names at once, all or none, for threads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from .. import _client as core_client
+from .. import _multilock as core
+from .._errors import LockLost, NotHeld
+from .._lease import raise_loss
+from .._options import check_timeout
+from ._blocks import Entered, here
+from ._lease import Lease, arm, call_when_lost
+from ._lock import Lock
+from ._options import UNSET
+
+if TYPE_CHECKING:
+    from ._client import Client, Running
+
+
+class MultiLock:
+    """Several locks as one. Made by ``Client.multilock``; holds nothing, may be used by many threads.
+
+    ``with multilock as leases:`` waits for all names and enters the block when all are held. When one is
+    lost, all count as lost, and leaving the block raises ``LockLost``. Multilocks do not deadlock with each
+    other, in whatever order their names are given.
+
+    Example::
+
+        with client.multilock("account:1", "account:2", timeout=2) as leases:
+            transfer(fence=leases["account:1"].token)
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        names_or_locks: tuple[str | Lock, ...],
+        timeout: float | None,
+        options: dict[str, Any],
+        on_lost: Callable[[LockLost], object] | None,
+    ) -> None:
+        self._client = client
+        self._given = names_or_locks
+        self._timeout = timeout
+        self._options = options
+        self._on_lost = on_lost
+        self._names = self._on(client._template).names
+        self._entered: Entered[MultiLease] = Entered()
+
+    def __repr__(self) -> str:
+        return f"<MultiLock {', '.join(map(repr, self._names))} on {self._client!r}>"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, each once, in the order in which they are taken."""
+        return self._names
+
+    def acquire(self, *, timeout: float | None = UNSET) -> MultiLease:
+        """Wait for all names and return their leases; with an error, nothing is held.
+
+        Example::
+
+            leases = client.multilock("account:1", "account:2").acquire(timeout=2)
+            try:
+                transfer()
+            finally:
+                leases.release()
+
+        :param timeout: seconds for all of it; None waits for ever, 0 tries each name once. Default: the
+            multilock's own.
+        :raises AcquireTimeout: when the timeout ran out; ``name`` is the one that was waited for.
+        :raises DeadlockError: as ``Lock.acquire``.
+        :raises BackendUnavailable: as ``Lock.acquire``.
+        :raises ClientClosed: as ``Lock.acquire``.
+        :raises LockLost: when a name was lost that this thread is in a block of.
+        """
+        return self._acquire(self._timeout if timeout is UNSET else check_timeout(timeout))
+
+    def __enter__(self) -> MultiLease:
+        leases = self._acquire(self._timeout)
+        try:
+            leases._enter_block()
+            self._entered.add(leases)
+        except BaseException:  # a signal handler raised
+            self._entered.discard(leases)
+            leases.__exit__(None, None, None)
+            raise
+        return leases
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._entered.pop(self).__exit__(exc_type, exc, traceback)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _on(self, client: core_client.Client) -> core.MultiLock:
+        given = [
+            one._description.make(client) if isinstance(one, Lock) else one for one in self._given
+        ]
+        # What is neither is refused there.
+        return client.multilock(*given, timeout=self._timeout, **self._options)  # type: ignore[arg-type]
+
+    def _acquire(self, timeout: float | None) -> MultiLease:
+        running = self._client._use(self._names[0])
+        multilock = self._on(running.inner)
+        own = here().own(running, *self._names)
+
+        async def acquire() -> core.MultiLease:
+            left = timeout if running.is_open else await running.open_within(timeout)
+            return await multilock._acquire(left, own)
+
+        async def take_back(leases: core.MultiLease) -> None:
+            await leases._leave_all(wait=True)
+
+        leases = MultiLease(self._client, running, running.portal.call(acquire, take_back))
+        if self._on_lost is not None:
+            leases._call_when_lost(self._on_lost)
+        return leases
+
+
+class MultiLease(Mapping[str, Lease]):
+    """The leases of a multilock: a mapping from each name to its ``Lease``, in the order taken.
+
+    As a context manager it releases in reverse on the way out. Losing one loses all: ``held`` is false from
+    then on; the other names stay closed until this is released, so that nobody enters a half-done job.
+    """
+
+    __slots__ = ("__weakref__", "_core", "_leases", "_running")
+
+    def __init__(self, client: Client, running: Running, leases: core.MultiLease) -> None:
+        self._running = running
+        self._core = leases
+        self._leases: dict[str, Lease] = {
+            name: Lease(client, running, lease) for name, lease in leases.items()
+        }
+
+    def __repr__(self) -> str:
+        return repr(self._core)
+
+    def __getitem__(self, name: str) -> Lease:
+        return self._leases[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._leases)
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    # -- what it is --------------------------------------------------------------------------------
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """The fencing token of each name. They are comparable per name only."""
+        return self._core.tokens
+
+    @property
+    def held(self) -> bool:
+        """True only while the server certainly honours every one of the leases."""
+        return self._is_here() and self._core.held
+
+    @property
+    def lost(self) -> LockLost | None:
+        """Why the first of them was lost; None while all are held and after a release."""
+        return self._core.lost if self._is_here() else None
+
+    def remaining(self) -> float:
+        """Return the seconds until the first of them is lost if not extended; 0.0 once over."""
+        return self._core.remaining() if self._is_here() else 0.0
+
+    def ensure_held(self) -> None:
+        """Return if all are held, else raise LockLost (or NotHeld after a release).
+
+        Example::
+
+            with client.multilock("account:1", "account:2") as leases:
+                leases.ensure_held()
+        """
+        self._check_here()
+        self._core.ensure_held()
+
+    def wait_lost(self) -> LockLost:
+        """Wait until one is lost and return why. Raises NotHeld when all are released instead.
+
+        Example::
+
+            threading.Thread(target=lambda: stop(leases.wait_lost())).start()
+        """
+        self._check_here()
+        return self._running.portal.call(self._core.wait_lost)
+
+    def release(self) -> None:
+        """Release all, in reverse; each is attempted whatever happens to the others. From any thread.
+
+        Example::
+
+            leases = client.multilock("account:1", "account:2").acquire()
+            leases.release()
+
+        :raises NotHeld: when this was released before.
+        :raises LockLost: when one was lost before, or not answered until its local deadline.
+        """
+        self._check_here()
+        self._running.portal.call(self._core.release)
+
+    def __enter__(self) -> Self:
+        self.ensure_held()
+        self._enter_block()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for lease in self._leases.values():
+            lease._leave_block()
+        if not self._is_here():
+            return  # the parent's, before a fork
+        if asyncio._get_running_loop() is not None:
+            self._running.portal.start_soon(self._leave)
+            lost = self._core.lost
+            loss = None if lost is None else lost.copy()
+        else:
+            loss = self._running.portal.call(self._leave)
+        if loss is not None:
+            raise_loss(exc, loss, False)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _enter_block(self) -> None:
+        async def arm_all() -> None:
+            for lease in self._leases.values():
+                await arm(lease._core, lease._body)
+
+        self._running.portal.call(arm_all)
+        for lease in self._leases.values():
+            lease._enter_block()
+
+    async def _leave(self) -> Any:
+        for lease in self._leases.values():
+            armed = lease._core._place.armed
+            if armed:
+                armed.pop(lease._body, None)  # type: ignore[call-overload]
+        return await self._core._leave_all(wait=True)
+
+    def _call_when_lost(self, function: Callable[[LockLost], object]) -> None:
+        told = False
+
+        def once(lost: LockLost) -> None:
+            nonlocal told
+            if not told:
+                told = True
+                function(lost)
+
+        async def watch() -> None:
+            for lease in self._core.values():
+                call_when_lost(lease, once)
+
+        self._running.portal.call(watch)
+
+    def _is_here(self) -> bool:
+        return self._running.pid == os.getpid()
+
+    def _check_here(self) -> None:
+        if not self._is_here():
+            raise NotHeld(
+                f"the leases on {', '.join(map(repr, self._leases))} were acquired by process "
+                f"{self._running.pid}, before a fork: they stay with that process"
+            )

@@ -1,0 +1,209 @@
+"""Whose a hold is: blocks belong to the thread that entered them, other holds to their lease."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from aiodlock import sync
+
+from .conftest import InThread, until, waiters
+
+
+def test_a_thread_inside_a_block_gets_in_again(threads: sync.Client, in_thread: InThread) -> None:
+    with threads.lock("x") as outer:
+        with threads.lock("x", ttl=2.0) as inner:
+            assert inner.token == outer.token
+            assert inner.ttl == outer.ttl
+        bare = threads.lock("x").acquire(timeout=1)
+        assert bare.token == outer.token
+        bare.release()
+        assert outer.held
+        with pytest.raises(sync.WouldBlock):
+            in_thread(threads.lock("x").acquire_nowait).result(10)
+    threads.lock("x").acquire_nowait().release()
+
+
+def test_a_hold_without_a_block_lets_nobody_in(threads: sync.Client) -> None:
+    lease = threads.lock("x").acquire()
+    with pytest.raises(sync.WouldBlock):
+        threads.lock("x").acquire_nowait()
+    with lease:
+        threads.lock("x").acquire_nowait().release()
+    with pytest.raises(sync.NotHeld):
+        lease.release()
+
+
+def test_a_lease_may_be_released_by_another_thread(
+    threads: sync.Client, in_thread: InThread
+) -> None:
+    lease = threads.lock("x").acquire()
+    in_thread(lease.release).result(10)
+    threads.lock("x").acquire_nowait().release()
+
+
+def test_release_of_a_lock_ends_this_threads_latest_hold(
+    threads: sync.Client, in_thread: InThread
+) -> None:
+    lock = threads.lock("x")
+    lease = lock.acquire()
+    with pytest.raises(sync.NotHeld, match="keep the lease"):
+        in_thread(lock.release).result(10)
+    with pytest.raises(sync.NotHeld):
+        threads.rwlock("x").read.release()
+    lock.release()
+    assert not lease.held
+    with pytest.raises(sync.NotHeld):
+        lock.release()
+    with lock as outer, lock as inner:
+        lock.release()
+        assert outer.held
+        assert not inner.held
+
+
+def test_a_lease_that_is_dropped_is_released_with_a_warning(threads: sync.Client) -> None:
+    with pytest.warns(ResourceWarning, match="forgotten"):
+        threads.lock("x").acquire()
+    threads.lock("x").acquire(timeout=5).release()
+
+
+def test_a_lease_of_a_thread_that_has_ended_is_held(
+    threads: sync.Client, in_thread: InThread
+) -> None:
+    leases: list[sync.Lease] = []
+    thread = threading.Thread(target=lambda: leases.append(threads.lock("x").acquire()))
+    thread.start()
+    thread.join(10)
+    assert leases[0].held
+    leases.pop().release()
+
+
+def test_a_block_may_be_left_by_another_thread(threads: sync.Client, in_thread: InThread) -> None:
+    lock = threads.lock("x")
+    lease = in_thread(lock.__enter__).result(10)
+    lock.__exit__(None, None, None)
+    assert not lease.held
+    # The thread that had entered it is not inside any more.
+    threads.lock("x").acquire_nowait().release()
+
+
+def test_each_thread_leaves_its_own_block_of_a_shared_lock(
+    threads: sync.Client, in_thread: InThread
+) -> None:
+    shared = threads.rwlock("x").read
+    entered, leave = threading.Barrier(3), threading.Event()
+
+    def body() -> bool:
+        with shared as lease:
+            entered.wait(10)
+            leave.wait(10)
+            return lease.held
+
+    both = [in_thread(body), in_thread(body)]
+    entered.wait(10)
+    with pytest.raises(RuntimeError, match="enter the lease"):
+        shared.__exit__(None, None, None)
+    assert len(threads.inspect("x").holders) == 2
+    leave.set()
+    assert [one.result(10) for one in both] == [True, True]
+
+
+def test_the_block_of_a_thread_that_has_ended_is_the_one_that_is_left(
+    threads: sync.Client, in_thread: InThread
+) -> None:
+    shared = threads.rwlock("x").read
+    thread = threading.Thread(target=shared.__enter__)
+    thread.start()
+    thread.join(10)
+    inside, leave = threading.Event(), threading.Event()
+
+    def body() -> None:
+        with shared:
+            inside.set()
+            leave.wait(10)
+
+    other = in_thread(body)
+    assert inside.wait(10)
+    gc.collect()
+    shared.__exit__(None, None, None)
+    assert len(threads.inspect("x").holders) == 1
+    leave.set()
+    other.result(10)
+
+
+def test_a_lease_is_the_body_of_one_thread(threads: sync.Client, in_thread: InThread) -> None:
+    lease = threads.lock("x").acquire()
+    with lease, pytest.raises(RuntimeError, match="another thread"):
+        in_thread(lease.__enter__).result(10)
+    assert not lease.held
+
+
+async def test_a_thread_with_a_running_loop_gets_advice() -> None:
+    client = sync.Client("memory://")
+    for call in (
+        client.lock("x").acquire,
+        client.lock("x").acquire_nowait,
+        client.lock("x").locked,
+        client.lock("x").__enter__,
+        client.multilock("x").acquire,
+        client.election("x").lead().__enter__,
+        client.__enter__,
+        lambda: client.inspect("x"),
+        lambda: next(client.locks()),
+    ):
+        with pytest.raises(RuntimeError, match="to_thread"):
+            call()
+    lease = await asyncio.to_thread(client.lock("x").acquire)
+    with pytest.raises(RuntimeError, match="to_thread"):
+        lease.release()
+    assert lease.held
+    await asyncio.to_thread(lease.release)
+    await asyncio.to_thread(client.close)
+
+
+async def test_a_block_that_is_left_in_a_running_loop_is_released_without_blocking_it() -> None:
+    client = sync.Client("memory://")
+    lock = client.lock("x")
+    lease = await asyncio.to_thread(lock.__enter__)
+    lock.__exit__(None, None, None)
+
+    def released() -> None:
+        client.lock("x").acquire(timeout=5).release()
+
+    await asyncio.to_thread(released)
+    assert not lease.held
+    await asyncio.to_thread(client.close)
+
+
+def test_a_collected_generator_leaves_its_block(threads: sync.Client) -> None:
+    def rows() -> Iterator[int]:
+        with threads.lock("x"):
+            yield 1
+
+    reading = rows()
+    assert next(reading) == 1
+    assert threads.lock("x").locked()
+    del reading
+    gc.collect()
+    assert not threads.lock("x").locked()
+
+
+def test_sixty_threads_of_which_half_gives_up(threads: sync.Client, in_thread: InThread) -> None:
+    def work(number: int) -> bool:
+        try:
+            with threads.lock("x", timeout=0.03 if number % 2 else 30):
+                time.sleep(0.002)
+                return True
+        except sync.AcquireTimeout:
+            return False
+
+    assert not threads.lock("x").locked()  # connected
+    results = [done.result(60) for done in [in_thread(work, number) for number in range(60)]]
+    assert all(results[0::2])
+    until(lambda: waiters(threads, "x") == 0)
+    assert not threads.lock("x").locked()

@@ -1,0 +1,132 @@
+"""A thread cannot be cancelled: it is told."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from aiodlock import sync
+
+from .conftest import InThread, until
+
+
+def test_a_lost_lease_is_told_at_the_end_of_the_block(threads: sync.Client) -> None:
+    finished = False
+    with pytest.raises(sync.LockLost) as lost, threads.lock("x") as lease:
+        threads.break_lock("x")
+        until(lambda: not lease.held)
+        assert lease.lost is not None
+        assert lease.lost.reason == "broken"
+        with pytest.raises(sync.LockLost):
+            lease.ensure_held()
+        with pytest.raises(sync.LockLost):
+            threads.lock("x").acquire()  # inside the block whose lease is lost
+        finished = True
+    assert finished
+    assert lost.value.reason == "broken"
+    threads.lock("x").acquire_nowait().release()
+
+
+def test_the_bodys_own_exception_comes_out_with_the_loss_as_a_note(threads: sync.Client) -> None:
+    with pytest.raises(ZeroDivisionError) as mine, threads.lock("x") as lease:
+        threads.break_lock("x")
+        until(lambda: not lease.held)
+        raise ZeroDivisionError
+    assert "was broken" in mine.value.__notes__[0]
+
+
+def test_after_a_bare_lease_was_lost_its_thread_waits_for_a_turn_of_its_own(
+    threads: sync.Client,
+) -> None:
+    lock = threads.lock("x")
+    lease = lock.acquire()
+    threads.break_lock("x")
+    until(lambda: not lease.held)
+    fresh = lock.acquire(timeout=5)
+    assert fresh.token > lease.token
+    lock.release()
+    with pytest.raises(sync.LockLost):
+        lock.release()
+    with pytest.raises(sync.NotHeld):
+        lock.release()
+
+
+def test_a_lease_that_is_not_extended_expires(threads: sync.Client) -> None:
+    with pytest.raises(sync.LockLost) as lost:
+        with threads.lock("x", ttl=0.2, auto_extend=False) as lease:
+            assert lease.wait_lost().reason == "expired"
+    assert lost.value.reason == "expired"
+
+
+@pytest.mark.parametrize("block", [True, False], ids=["block", "bare"])
+def test_on_lost_is_called_in_a_thread_of_its_own(threads: sync.Client, block: bool) -> None:
+    told: list[tuple[sync.LockLost, int]] = []
+
+    def on_lost(lost: sync.LockLost) -> None:
+        told.append((lost, threading.get_ident()))
+
+    lock = threads.lock("x", on_lost=on_lost)
+    lease = lock.__enter__() if block else lock.acquire()
+    again = lock.acquire() if block else None
+    threads.break_lock("x")
+    until(lambda: told)
+    (lost, thread), *others = told
+    assert not others
+    assert (lost.reason, lost.name) == ("broken", "x")
+    assert thread not in (threading.get_ident(), threads._use().portal._thread.ident)
+    if again is not None:
+        with pytest.raises(sync.LockLost):
+            again.release()
+    with pytest.raises(sync.LockLost):
+        lock.__exit__(None, None, None) if block else lease.release()
+    assert len(told) == 1
+
+
+def test_on_lost_is_not_called_for_a_release(threads: sync.Client) -> None:
+    told: list[sync.LockLost] = []
+    with threads.lock("x", on_lost=told.append):
+        pass
+    threads.lock("x", on_lost=told.append).acquire().release()
+    with threads.election("e", on_lost=told.append).lead():
+        pass
+    with threads.multilock("a", "b", on_lost=told.append):
+        pass
+    assert told == []
+
+
+def test_what_on_lost_raises_is_logged(
+    threads: sync.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    def on_lost(lost: sync.LockLost) -> None:
+        raise ZeroDivisionError
+
+    with caplog.at_level(logging.ERROR, "aiodlock"):
+        with pytest.raises(sync.LockLost), threads.lock("x", on_lost=on_lost):
+            threads.break_lock("x")
+            until(lambda: [r for r in caplog.records if "on_lost" in r.getMessage()])
+    with threads.lock("x"):
+        pass
+
+
+def test_the_loss_of_one_name_loses_a_multilock(threads: sync.Client) -> None:
+    told: list[sync.LockLost] = []
+    with pytest.raises(sync.LockLost):
+        with threads.multilock("a", "b", on_lost=told.append) as leases:
+            threads.break_lock("b")
+            assert leases.wait_lost().name == "b"
+            assert not leases.held
+            assert threads.lock("a").locked()
+    until(lambda: told)
+    assert not threads.lock("a").locked()
+
+
+def test_waiting_for_a_loss_ends_with_the_release(
+    threads: sync.Client, in_thread: InThread
+) -> None:
+    lease = threads.lock("x").acquire()
+    watching = in_thread(lease.wait_lost)
+    lease.release()
+    with pytest.raises(sync.NotHeld):
+        watching.result(10)
