@@ -423,6 +423,10 @@ class FaultProxy:
             self._listener = await asyncio.start_server(self._accepted, "127.0.0.1", self._port)
             self._port = self._listener.sockets[0].getsockname()[1]
 
+    def lead_to(self, upstream: str) -> None:
+        """Forward connections that are accepted from now on to another server."""
+        self._upstream = urlsplit(upstream)
+
     async def heal(self) -> None:
         """End delay, trickle, half_open, stall and refuse.
 

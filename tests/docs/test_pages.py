@@ -129,3 +129,12 @@ def check_ours(words: list[str]) -> None:
 
 def is_public(name: str, value: object) -> bool:
     return not name.startswith("_") and not isinstance(value, ModuleType)
+
+
+def test_error_messages_of_the_page_are_those_of_the_code() -> None:
+    shown = re.findall(r"^### `([^`]+)`$", (ROOT / "docs/help/errors.md").read_text(), re.MULTILINE)
+    code = "".join(path.read_text() for path in ROOT.glob("aiodlock/**/*.py"))
+    said = re.sub(r'"\s*\n\s*f?"', "", code)  # a message over several lines
+    assert shown
+    for message in shown:
+        assert message in said, f"no error says {message!r}"

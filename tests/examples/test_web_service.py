@@ -8,12 +8,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sqlite3
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from examples import payment_provider
 from ..fastapi.conftest import serve_app
 from ..scenes import STARTING, until, until_free
 from ..servers import Store
+from .workers import workers
 
 pytestmark = pytest.mark.stores("valkey9")
 
@@ -79,11 +78,13 @@ async def shop(
     async with (
         serve_app(watched(asked)) as provider,
         workers(
+            "examples.web_service:app",
+            WORKERS,
             {
                 "AIODLOCK_URL": store.url,
                 "DATABASE": str(database),
                 "PROVIDER": str(provider.base_url),
-            }
+            },
         ) as http,
     ):
         yield Shop(http, asked, log, database)
@@ -100,31 +101,6 @@ def watched(asked: list[str]) -> FastAPI:
 
     app.mount("/", payment_provider.app)
     return app
-
-
-@asynccontextmanager
-async def workers(settings: dict[str, str]) -> AsyncIterator[httpx.AsyncClient]:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "uvicorn", "examples.web_service:app", "--log-level", "error"),
-            *("--workers", str(WORKERS), "--fd", str(listening.fileno())),
-            env={**os.environ, **settings},
-            pass_fds=[listening.fileno()],
-        )
-        base = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        # A connection for every request: the kernel chooses a worker for each connection.
-        limits = httpx.Limits(max_keepalive_connections=0)
-        try:
-            async with httpx.AsyncClient(base_url=base, timeout=60, limits=limits) as http:
-                yield http
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                await asyncio.wait_for(process.wait(), STARTING)
-            finally:
-                if process.returncode is None:
-                    process.kill()
-                    await process.wait()
 
 
 async def test_many_clicks_in_three_workers_charge_each_order_once(shop: Shop) -> None:

@@ -765,18 +765,10 @@ SHORT_WAYS_OF_A_QUORUM = [
     ),
     Mutation(
         "who is queued shortly is refused by no marker",
-        "keys.waiters, marker, broken) == 3",
-        "keys.waiters, broken) == 3",
+        "keys.waiters, marker) == 3",
+        "keys.waiters) == 3",
         test_votes.test_late_duplicate_is_refused_also_when_many_wait,
         VOTE,
-    ),
-    Mutation(
-        "and was not broken",
-        "keys.waiters, marker, broken) == 3",
-        "keys.waiters, marker) == 3",
-        test_votes.test_broken_hold_is_refused_also_when_many_wait,
-        VOTE,
-        rare=True,
     ),
     Mutation(
         "and waits for one vote alone",

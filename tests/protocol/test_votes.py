@@ -518,10 +518,11 @@ async def test_late_duplicate_is_refused_also_when_many_wait(node: Node, leaving
 
 
 async def test_broken_hold_is_refused_also_when_many_wait(node: Node) -> None:
-    await node.queue_behind("a", "b", "c", "d")
+    token = await node.queue_behind("a", "b", "c", "d")
     await node.break_votes()
     assert await node.line() == ["c", "d"]
-    assert (await node.vote("a", ticket=9))[:2] == ["gone", "broken"]
+    for what in ("held", "fence"):
+        assert (await node.vote("a", what, token=token))[:2] == ["gone", "broken"]
     assert await node.line() == ["c", "d"]
 
 
@@ -750,7 +751,22 @@ async def test_break_releases_who_may_hold_by_a_wanted_token(node: Node, heard: 
     await heard.notices()
     assert await node.break_votes() == ["b"]
     assert ("of-b", "broken", "b") in await heard.notices()
-    assert (await node.vote("b", ticket=2))[:2] == ["gone", "broken"]
+    assert (await node.vote("b", "held", ticket=2, token=wanted))[:2] == ["gone", "broken"]
+
+
+async def test_waiter_whose_vote_was_broken_waits_on_in_its_place(node: Node) -> None:
+    """It may have been a holder, which only its client knows; and who asks says that it is none."""
+    wanted = await node.queue_behind("a", "b", "c", "d") + 1
+    await node.unvote("a", token=wanted)
+    assert await node.break_votes() == ["b"]
+    assert (await node.vote("b", ticket=2))[0] == "waiting"
+    assert await node.line() == ["b", "d"]
+    await node.unvote("c")
+    token = int((await node.vote("b", ticket=2))[1])
+    assert token > wanted
+    assert (await node.vote("b", "held", ticket=2, token=wanted))[:2] == ["gone", "broken"]
+    assert (await node.vote("b", "fence", ticket=2, token=token))[3] == "c"
+    assert (await node.vote("b", "held", ticket=2, token=token))[3] == "c"
 
 
 async def test_inspect_tells_votes_with_their_stages_and_waiters_in_order(node: Node) -> None:
@@ -820,3 +836,83 @@ async def test_clock_that_was_set_back_does_not_make_a_vote_last(node: Node) -> 
     answer = await node.vote("b", ticket=2)
     assert answer[0] == "waiting"
     assert int(answer[2]) <= 10_000
+
+
+# -- votes by owner ----------------------------------------------------------------------------------
+
+
+async def test_vote_by_owner_can_be_asked_back_when_its_owners_hold_is_over(
+    node: Node, heard: Heard
+) -> None:
+    await node.hold("a", owner="uann")
+    await node.vote("other", ticket=2)
+    by_owner = await node.vote("b", ticket=3, owner="uann", client="of-b")
+    assert by_owner[3] == "a"
+    await heard.notices()
+    await node.unvote("a")
+    assert await node.stages() == {"b": "v"}
+    answer = await node.vote("b", ticket=3, owner="uann", client="of-b")
+    assert int(answer[1]) > int(by_owner[1]), "a token of its own, which a yield can mean"
+    assert answer[3:5] == ["v", "1"], "it is asked back"
+    await node.vote("other", ticket=2)
+    assert ("of-b", "look", "b") in await heard.notices()
+    await node.unvote("b", "yield", token=answer[1])
+    assert await node.stages() == {"other": "v"}
+
+
+async def test_vote_by_owner_rests_on_no_other_vote_by_owner(node: Node) -> None:
+    await node.hold("a", owner="uann")
+    await node.vote("b", ticket=2, owner="uann")
+    await node.unvote("a")
+    assert (await node.vote("c", ticket=3, owner="uann"))[0] == "waiting"
+
+
+async def test_vote_by_owner_that_is_told_of_its_majority_in_time_is_confirmed(node: Node) -> None:
+    token = await node.hold("a", owner="uann")
+    await node.vote("b", ticket=2, owner="uann")
+    await node.unvote("a")
+    answer = await node.vote("b", "held", ticket=2, owner="uann", token=token)
+    assert answer[1:4:2] == [str(token), "c"]
+
+
+# -- tickets -----------------------------------------------------------------------------------------
+
+
+async def test_ticket_from_a_nodes_future_is_told_to_those_who_come_later(node: Node) -> None:
+    await node.hold("a")
+    second, minute = 1_000_000, 60_000_000
+    clock = int((await node.vote("b", ticket=1))[-1])
+    usual = await node.vote("c", ticket=clock + second // 2)
+    assert int(usual[3]) < clock, "the last token"
+    ahead = clock + minute
+    for id in ("d", "d"):
+        assert int((await node.vote(id, ticket=ahead))[3]) == ahead
+    assert int((await node.vote("e", ticket=clock))[3]) == ahead, "by the short way, too"
+    await node.unvote("a")
+    assert int((await node.vote("b", ticket=1))[1]) > ahead, "tokens stay larger than floors"
+
+
+async def test_later_ticket_counts_and_an_earlier_one_does_not(node: Node) -> None:
+    await node.queue_behind("a", "b", "c")
+    await node.vote("b", ticket=9)
+    assert await node.line() == ["c", "b"]
+    await node.vote("b", ticket=2)
+    assert await node.line() == ["c", "b"], "a late duplicate"
+
+
+async def test_vote_whose_ticket_became_later_is_asked_back(node: Node) -> None:
+    await node.vote("a", ticket=1)
+    assert (await node.vote("b", ticket=2))[0] == "waiting"
+    assert (await node.vote("a", ticket=3))[3:5] == ["v", "1"]
+
+
+async def test_equal_tickets_are_told_apart_by_the_bytes_of_ids(node: Node) -> None:
+    """As the sorted set does; a locale may have another order."""
+    await node.vote("B", ticket=1)
+    assert (await node.vote("a", ticket=1))[0] == "waiting"
+    assert (await node.vote("B", ticket=1))[4] == "0"
+    await node.vote("A", ticket=1)
+    assert await node.line() == ["A", "a"]
+    assert (await node.vote("B", ticket=1))[4] == "1"
+    await node.vote("Aé", ticket=1)
+    assert await node.line() == ["A", "Aé", "a"]

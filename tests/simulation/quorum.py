@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from aiodlock._place import State
 from aiodlock.backends.redis.quorum import QuorumBackend
 
 from .checkers import Checkers, base_of
@@ -37,6 +38,7 @@ _CLOCK = ("clock_back", "clock_forward")
 #: Steps that a connected client notices; of smaller ones it cannot know.
 _STEP = 3.0
 _GRANTED = re.compile(rb"granted \S+ (\S+) (\d+)")
+_BROKEN = re.compile(rb"broken \S+ (\S+) \d+")
 #: A lease may be extended by as much in a scenario.
 _LONGEST_EXTENSION = 1.2
 
@@ -72,6 +74,14 @@ class QuorumCheckers(Checkers):
         """Be told of what a node says by itself."""
         for id, token in _GRANTED.findall(data):
             self.noticed.setdefault(id.decode(), {})[node] = int(token)
+        # Whoever hears of a break while it waits knows that this vote is no more.
+        broken = {id.decode() for id in _BROKEN.findall(data)}
+        if broken:
+            places = [one for s in self._all_sessions() for one in s.places.values()]
+            waiting = {
+                one.request.id for one in places if one.state in (State.ASKING, State.WAITING)
+            }
+            self.excused -= broken & waiting
 
     def hears(self, node: int) -> Callable[[Process, Command, float, Any], None]:
         """Return what is told of each reply of a node."""

@@ -292,6 +292,11 @@ class Command:
         """A leave of a request whose lease ran out for its client."""
         return self.script == "leave" and self.arguments[-1] == b"lost"
 
+    @property
+    def yields(self) -> bool:
+        """A vote is given back, for an older request."""
+        return self.script == "unvote" and self.arguments[1] == b"yield"
+
     def __str__(self) -> str:
         if self.script is None or not self.keys:
             return b" ".join(field[:60] for field in self.fields[:3]).decode(errors="replace")
@@ -339,6 +344,9 @@ class SimServer:
         self.refuses: str | None = None
         self.read_only = False
         self.out_of_memory = False
+        #: Votes that are given back are refused, and how many were.
+        self.refuses_yields = False
+        self.refused_yields = 0
         self.up = True
         self.sides: list[Any] = []
         #: What broken variants put in place of a script's text.
@@ -387,6 +395,9 @@ class SimServer:
         refuses = self.refuses or ""
         if refuses.startswith("LOADING") and command.name.endswith(b"SUBSCRIBE"):
             refuses = ""  # allowed while loading
+        if self.refuses_yields and command.yields:
+            refuses = "BUSY Redis is busy running a script. You can only call SCRIPT KILL."
+            self.refused_yields += 1
         if refuses:
             reply: Any = SimpleError(refuses)
         else:

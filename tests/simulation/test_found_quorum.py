@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 
-from aiodlock import AcquireTimeout
+import pytest
+
+from aiodlock import AcquireTimeout, LockLost
 
 from .quorum import QuorumSimulation
 from .scenario import SimClient
@@ -17,11 +20,16 @@ Main = Callable[[SimClient], Coroutine[None, None, None]]
 class Scripted(QuorumSimulation):
     """Three nodes, and processes that do what a test says, under faults that come when it says."""
 
-    def __init__(self, *mains: Main, until: float) -> None:
-        super().__init__(0, nodes=3)
+    def __init__(self, *mains: Main, until: float, nodes: int = 3, dead: int | None = None) -> None:
+        super().__init__(0, nodes=nodes)
         self._mains = mains
         self._until = until
         self.style.faults = ()
+        self.restart_delay = 1.5
+        #: The numbers of processes that come after a second.
+        self.enter_late: list[int] = []
+        if dead is not None:
+            self.networks[dead].stop_server()
 
     def run(self) -> None:
         with self._everything_virtual():
@@ -41,12 +49,32 @@ class Scripted(QuorumSimulation):
                     process.bury()
 
     async def _enter(self, process: Process, main: Main) -> None:
+        if self.world.processes.index(process) in self.enter_late:
+            await self.moment(1.0)
         async with SimClient(self, process, ttl=1.5, waiter_ttl=1.0) as client:
             session = client._session
             assert session is not None
             self.checkers.sessions[process] = [session]
             await main(client)
         del self.checkers.sessions[process]
+
+    async def moment(self, when: float) -> None:
+        """Let a process sleep until a moment of true time."""
+        process = self.world.current
+        assert process is not None
+        come: asyncio.Future[None] = process.loop.create_future()
+
+        def arrive() -> None:
+            if not come.done():
+                come.set_result(None)
+
+        self.world.at(when, process.deliver, arrive)
+        await come
+
+    def delay(self, process: int, *usual: float) -> None:
+        """Say how long messages of a process take, to each node."""
+        for network, seconds in zip(self.networks, usual, strict=True):
+            network.path(self.world.processes[process]).usual = seconds
 
     def block(self, node: int, process: int, blocked: bool) -> None:
         path = self.networks[node].path(self.world.processes[process])
@@ -102,4 +130,179 @@ def test_place_that_outlasts_max_hold_is_not_believed_in_once_another_majority_v
         await lease.release()
 
     simulation = Scripted(hold, wait, until=30.0)
+    simulation.run()
+
+
+NEAR, FAR = 0.001, 0.04
+
+
+def test_yield_that_is_lost_is_said_again_when_nobody_asks_for_the_vote_any_more() -> None:
+    """The older one has left by then; one node is dead, so the vote that was given back is needed."""
+
+    async def older(client: SimClient) -> None:
+        simulation.delay(0, FAR, NEAR, NEAR)
+        await simulation.moment(1.0)
+        with pytest.raises(AcquireTimeout):
+            await client.lock("n").acquire(timeout=0.25)
+
+    async def younger(client: SimClient) -> None:
+        simulation.delay(1, NEAR, FAR, NEAR)
+        await simulation.moment(1.005)
+        lease = await client.lock("n").acquire(timeout=4.0)
+        await lease.release()
+
+    def refuse_yields(refused: bool) -> None:
+        simulation.nodes[0].refuses_yields = refused
+
+    simulation = Scripted(older, younger, until=30.0, dead=2)
+    simulation.world.at(0.9, refuse_yields, True)
+    simulation.world.at(1.2, refuse_yields, False)
+    simulation.run()
+    assert simulation.nodes[0].refused_yields, "a yield was lost"
+
+
+@pytest.mark.parametrize("dead", [None, 2])
+def test_vote_by_an_owner_that_has_left_elsewhere_is_asked_back(dead: int | None) -> None:
+    """The owner's first release has not reached some nodes when its second request does."""
+    late = [0, 1] if dead is None else [0]
+
+    async def first(client: SimClient) -> None:
+        async with client.lock("n", owner="ann", confirm_release=False):
+            await simulation.moment(1.5)
+            for node in late:
+                simulation.block(node, 0, True)
+        await simulation.moment(2.0)
+        for node in late:
+            simulation.block(node, 0, False)
+
+    async def second(client: SimClient) -> None:
+        await simulation.moment(1.6)
+        async with client.lock("n", owner="ann", timeout=6.0):
+            pass
+
+    async def other(client: SimClient) -> None:
+        await simulation.moment(1.0)
+        async with client.lock("n", timeout=6.0):
+            pass
+
+    nodes = 3 if dead is not None else 4
+    simulation = Scripted(first, second, other, until=40.0, nodes=nodes, dead=dead)
+    simulation.run()
+
+
+def test_owner_that_has_left_a_majority_is_not_refused_as_a_deadlock() -> None:
+    async def reads(client: SimClient) -> None:
+        async with client.rwlock("n", owner="ann", confirm_release=False).read:
+            await simulation.moment(1.5)
+            simulation.block(0, 0, True)
+        await simulation.moment(2.0)
+        simulation.block(0, 0, False)
+
+    async def writes(client: SimClient) -> None:
+        simulation.delay(1, NEAR, FAR, FAR)
+        await simulation.moment(1.6)
+        async with client.lock("n", owner="ann", timeout=6.0):
+            pass
+
+    simulation = Scripted(reads, writes, until=40.0)
+    simulation.run()
+
+
+def test_holder_believes_a_node_that_has_forgotten_it_whatever_the_clocks_say() -> None:
+    """Its token is a minute ahead of the clock of the node that came back empty, and was waited for."""
+
+    async def hold(client: SimClient) -> None:
+        await simulation.moment(1.0)
+        lease = await client.lock("n").acquire()
+        assert (await lease.wait_lost()).reason == "expired"
+        assert simulation.world.time < 11.0
+
+    async def wait(client: SimClient) -> None:
+        for node in range(3):
+            simulation.block(node, 1, True)
+        await simulation.moment(0.99)
+        asking = asyncio.ensure_future(client.lock("n").acquire())  # so its ticket is the older one
+        await simulation.moment(1.1)
+        for node in range(3):
+            simulation.block(node, 1, False)
+        lease = await asking
+        await simulation.moment(13.0)
+        await lease.release()
+
+    def restart() -> None:
+        simulation.networks[2].stop_server()
+        simulation.nodes[2].restart("empty")
+
+    simulation = Scripted(hold, wait, until=60.0)
+    simulation.nodes[1].offset += 60.0
+    simulation.world.at(2.0, lambda: simulation.block(2, 0, True))
+    simulation.world.at(2.0, restart)
+    simulation.world.at(2.6, lambda: simulation.block(2, 0, False))
+    simulation.world.at(8.0, lambda: simulation.block(0, 0, True))
+    simulation.world.at(12.5, lambda: simulation.block(0, 0, False))
+    simulation.run()
+
+
+@pytest.mark.parametrize("wrong", [3600.0, -3600.0, 86400.0 * 365])
+@pytest.mark.parametrize("follows", ["the newcomer", "the others"])
+def test_all_get_in_whatever_the_clock_of_one_node_says_and_whichever_nodes_one_has_heard(
+    wrong: float, follows: str
+) -> None:
+    """Node 1 is wrong, node 2 is dead before the newcomers come, and the old ones have heard it.
+
+    (Or the other way round: the newcomers have heard a right clock that the old ones have not.)
+    """
+    turns = dict.fromkeys(range(4), 0)
+
+    def taking(number: int, begins: float) -> Main:
+        async def take(client: SimClient) -> None:
+            await simulation.moment(begins)
+            while simulation.world.time < 3.0:
+                async with client.lock("n"):
+                    await asyncio.sleep(0.002)
+                turns[number] += 1
+
+        return take
+
+    mains = [taking(number, 2.0) for number in range(4)]
+    simulation = Scripted(*mains, until=60.0)
+    simulation.enter_late = [3] if follows == "the newcomer" else [0, 1, 2]
+    simulation.nodes[1].offset += wrong
+    simulation.world.at(0.9, simulation.networks[2].stop_server)
+    simulation.run()
+    assert min(turns.values()) > max(turns.values()) / 3, turns
+
+
+def test_vote_that_was_broken_while_its_request_waited_helps_nobody_to_hold() -> None:
+    """Node 0 votes for it, and is broken before node 1 does; node 2 has not heard of it."""
+
+    async def hold(client: SimClient) -> None:
+        simulation.delay(0, NEAR, 0.06, 0.04)
+        async with client.lock("n"):
+            await simulation.moment(1.5)
+
+    async def wait(client: SimClient) -> None:
+        simulation.block(2, 1, True)
+        await simulation.moment(1.0)
+        async with client.lock("n", timeout=10.0):
+            await asyncio.sleep(0.3)
+
+    async def wait_too(client: SimClient) -> None:
+        await simulation.moment(1.1)
+        with suppress(LockLost):  # the break reaches other nodes later, where it holds
+            async with client.lock("n", timeout=10.0):
+                await asyncio.sleep(0.3)
+
+    async def operate(client: SimClient) -> None:
+        for node in (1, 2):
+            simulation.block(node, 3, True)
+        await simulation.moment(1.51)
+        breaking = asyncio.ensure_future(client.break_lock("n"))
+        await simulation.moment(2.0)
+        for node in (1, 2):
+            simulation.block(node, 3, False)
+        await asyncio.wait([breaking])
+
+    simulation = Scripted(hold, wait, wait_too, operate, until=60.0)
+    simulation.world.at(3.0, lambda: simulation.block(2, 1, False))
     simulation.run()

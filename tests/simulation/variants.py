@@ -280,7 +280,7 @@ def _give_back_always(simulation: Simulation) -> None:
     def on_look(self: QuorumBackend, voter: Voter, request_id: str | None) -> None:
         tally = self._tallies.get(request_id) if request_id is not None else None
         if tally is not None and not tally.leaving:
-            voter.give_back(tally, tally.ballots[voter.node])
+            voter.give_back(tally, tally.ballots[voter.node], lambda answer: None)
             tally.ballots[voter.node].given_back = 0
 
     simulation.patch(QuorumBackend, "on_look", on_look)

@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 import aiodlock
 from aiodlock._clock import now
 from aiodlock._embedded import EmbeddedServer, find_valkey9
+from aiodlock.backends.redis.quorum import QuorumBackend
 from aiodlock.backends.redis.scripts import UNVOTE, VOTE
 
 from ..conftest import MakeClient
@@ -441,3 +442,37 @@ async def test_votes_split_one_to_one_to_one_are_sorted_out_without_a_lease_that
             await nothing_left(nodes, markers=True)
     assert order == sorted(order)
     assert len(set(order)) == 15
+
+
+# -- one server under several names --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [2], indirect=True)
+@pytest.mark.parametrize("restart_delay", [0.0, 5.0])
+async def test_server_that_is_listed_under_two_names_is_refused(
+    nodes: list[EmbeddedServer], restart_delay: float
+) -> None:
+    async with FaultProxy(nodes[0].url) as proxy:
+        urls = [nodes[0].url, proxy.url, nodes[1].url]
+        client = aiodlock.Client(urls, restart_delay=restart_delay)
+        with pytest.raises(aiodlock.BackendError, match="are the same server"):
+            await client.__aenter__()
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+async def test_address_that_leads_to_another_node_later_on_counts_for_nothing(
+    nodes: list[EmbeddedServer], make_client: MakeClient
+) -> None:
+    async with FaultProxy(nodes[2].url) as proxy:
+        urls = [nodes[0].url, nodes[1].url, proxy.url]
+        client = await make_client(urls, ttl=1.0, restart_delay=0.0, unavailable_after=1.0)
+        session = client._session
+        assert session is not None
+        backend = session.backend
+        assert isinstance(backend, QuorumBackend)
+        proxy.lead_to(nodes[1].url)
+        proxy.cut()
+        await until(lambda: backend._doubles != {}, within=10.0)
+        nodes[0].kill()
+        with pytest.raises(aiodlock.AcquireTimeout):
+            await client.lock("n").acquire(timeout=1.0)

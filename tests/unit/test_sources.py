@@ -139,12 +139,30 @@ THREE = ["redis://one", "redis://two", "redis://three"]
         (THREE[:2], "at least 3 servers for a quorum .5 survive the loss of 2., got 2"),
         ([*THREE, THREE[0]], "different servers, redis://one is there twice"),
         ([*THREE, "redis://user:secret@one"], "different servers, redis://one is there twice"),
+        ([*THREE, "redis://one/"], "redis://one is there twice, also as redis://one/"),
+        (
+            [*THREE, "redis://ONE.:6379/1"],
+            "redis://one is there twice, also as redis://ONE.:6379/1",
+        ),
+        ([*THREE, "rediss://one"], "redis://one is there twice, also as rediss://one"),
+        (
+            [*THREE, Redis(host="one", db=3)],
+            "redis://one is there twice, also as Redis at one:6379",
+        ),
+        (
+            ["unix:///a?db=0", "unix:///a?db=1", "unix:///b"],
+            "different servers, unix:///a is there",
+        ),
+        (
+            ["redis+sentinel://h,i/m", "redis+sentinel://i:26379,h/m/1", "redis://one"],
+            "different servers, redis.sentinel://h,i/m is there twice",
+        ),
         (["memory://a", "memory://b", "memory://a"], "different servers, memory://a is there"),
         ([*THREE, "http://four"], "must be a URL that begins with one of redis://"),
     ],
 )
 def test_bad_list_of_servers_is_a_value_error_that_says_what_is_wrong(
-    sources: list[str], says: str
+    sources: list[Any], says: str
 ) -> None:
     with pytest.raises(ValueError, match=says):
         Client(sources)

@@ -54,6 +54,46 @@ def test_answer_that_a_notice_has_overtaken_does_not_take_the_vote_away() -> Non
     assert not counts(ballot), "that vote was over when the node said so"
 
 
+def test_answer_takes_a_vote_away_that_an_answer_gave_whatever_the_tokens_say() -> None:
+    """A node that came back empty begins with its own clock, which may be behind the token."""
+    ballot = Ballot(0)
+    ballot.take(voted(60_000_000, "c"))
+    ballot.take(Queued(now() + 60, None, 5))
+    assert ballot.stage == "q"
+    assert not counts(ballot)
+    noticed = Ballot(1)
+    noticed.take(Queued(now() + 60, None, 5))
+    noticed.notice(60_000_000)
+    noticed.take(voted(60_000_000))
+    noticed.take(Queued(now() + 60, None, 6))
+    assert not counts(noticed), "an answer has told of the vote by then"
+
+
+def test_nothing_is_left_of_what_a_node_said_before_it_was_restarted() -> None:
+    ballot = Ballot(0)
+    ballot.take(Queued(now() + 60, None, 60_000_000))
+    ballot.notice(60_000_001)
+    ballot.given_back = 60_000_000
+    ballot.restarted()
+    assert (ballot.stage, ballot.deadline) == (None, 0.0)
+    ballot.take(Queued(now() + 60, None, 5))
+    ballot.notice(6)
+    assert counts(ballot), "its clock is slower than the old one's"
+
+
+def test_broken_vote_does_not_count_and_its_notice_is_stale() -> None:
+    ballot = Ballot(0)
+    ballot.take(Queued(now() + 60, None, 5))
+    ballot.notice(7)
+    ballot.lose()
+    assert not counts(ballot)
+    ballot.notice(7)
+    assert not counts(ballot)
+    ballot.take(Queued(now() + 60, None, 7))
+    ballot.notice(8)
+    assert counts(ballot), "it has queued again, and has another vote"
+
+
 def test_notice_that_an_answer_has_overtaken_gives_no_vote() -> None:
     ballot = Ballot(0)
     ballot.take(Queued(now() + 60, None, 7))

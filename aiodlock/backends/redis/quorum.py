@@ -45,12 +45,15 @@ _GRACE = 0.02
 _ATTEMPTS = 5
 _CONNECT_AGAIN = 1.0
 _LEAVE_AGAIN = 0.2
+_YIELD_AGAIN = 0.2
 #: For how long a body runs on its lease as a waiter: most are over by then, and need no extension.
 _EXTEND_AFTER = 0.01
 _LONGEST_PAUSE = 2.0
 #: How long entering waits for nodes that are not up when a majority is.
 _WAIT_FOR_ALL = 0.5
 _LOOK_AGAIN, _JUDGE_AGAIN = 0.1, 1.0
+#: Clocks that are right are no further apart than this, and a queue's order need not tell them apart.
+_SAME_TIME_US = 1_000_000
 CAPABILITIES = Capabilities(
     fair="by ticket", semaphores=False, notices="hints", extend_after=_EXTEND_AFTER
 )
@@ -73,7 +76,7 @@ class _Ear:
         self.quorum.on_look(self.voter, request_id)
 
     def on_broken(self, request_id: str) -> None:
-        self.quorum.on_broken(request_id)
+        self.quorum.on_broken(self.voter, request_id)
 
 
 @dataclass(slots=True)
@@ -95,7 +98,8 @@ class QuorumBackend:
 
     Mutable state: ``_tallies`` (by request id, from before the first message until the first one to
     leave), ``_refusals`` (nodes that refuse this client, and why), ``_entering`` (until a majority is up),
-    ``_believed`` (which nodes counted when last looked at), ``_last_ticket``, ``_departing``.
+    ``_doubles`` (nodes that turned out to be the same server as another), ``_believed`` (which nodes
+    counted when last looked at), ``_last_ticket``, ``_departing``.
     """
 
     def __init__(
@@ -109,10 +113,13 @@ class QuorumBackend:
             Voter(node, source, restart_delay, label=self.label, **options)
             for node, source in enumerate(sources)
         ]
+        for voter in self._voters:
+            voter.on_restarted, voter.on_met = self._on_restarted, self._on_met
         self._remember_breaks = max(60.0, float(options.get("unavailable_after", 0.0)))
         self._tallies: dict[str, Tally] = {}
         self._refusals: dict[int, BackendError] = {}
         self._entering = True
+        self._doubles: dict[int, str] = {}
         self._believed: list[bool] = []
         self._last_ticket = 0
         self._listener: Listener | None = None
@@ -141,6 +148,8 @@ class QuorumBackend:
                 give_up_at = now() + _WAIT_FOR_ALL
                 while now() < give_up_at and any(voter.connecting for voter in self._voters):  # noqa: ASYNC110
                     await asyncio.sleep(_WAIT_FOR_ALL / 50)
+                if self._doubles:
+                    raise BackendError(next(iter(self._doubles.values())))
                 undecided = await self._judge()
                 self._entering = False
                 ready()
@@ -183,7 +192,7 @@ class QuorumBackend:
         """Form an opinion of which nodes may be believed; return whether it is to be formed soon again."""
         nodes = [(voter.trust, voter.wire) for voter in self._voters]
         undecided = await Trust.judge(nodes, self._majority)
-        before, self._believed = self._believed, [voter.trust.given for voter in self._voters]
+        before, self._believed = self._believed, [self._trusted(n) for n in range(len(nodes))]
         if before != self._believed and self._listener is not None:
             self._listener.on_look(None)
         return undecided
@@ -196,7 +205,28 @@ class QuorumBackend:
         return missing[0] if len(missing) > len(self._voters) - self._majority else None
 
     def _trusted(self, node: int) -> bool:
-        return self._voters[node].trust.given
+        return self._voters[node].trust.given and node not in self._doubles
+
+    def _on_met(self, met: Voter) -> None:
+        """Let one server count once, under however many addresses it answers."""
+        self._doubles, before = {}, self._doubles
+        by_server: dict[bytes, Voter] = {}
+        # Of two, the one that is connected counts.
+        for voter in sorted(self._voters, key=lambda one: one.wire is None and one is not met):
+            if not voter.trust.server:
+                continue
+            other = by_server.setdefault(voter.trust.server, voter)
+            if other is not voter:
+                self._doubles[voter.node] = (
+                    f"{other.described} and {voter.described} are the same server: a quorum needs "
+                    "different ones, only one of these counts"
+                )
+        for node in self._doubles.keys() - before.keys():
+            _logger.warning("%s", self._doubles[node], extra={"event": "node_twice"})
+
+    def _on_restarted(self, voter: Voter) -> None:
+        for tally in self._tallies.values():
+            tally.ballots[voter.node].restarted()
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -207,19 +237,28 @@ class QuorumBackend:
         decided = partial(self._decided, tally)
         first = self._send(tally, "ask" if wait else "try", length, decided)
         await first.settled
-        denied = [answer.why for answer in first.answers.values() if isinstance(answer, Denied)]
-        if denied and (wait or not self._voted(tally)):
+        if wait and self._catches_up(tally):
+            first = self._send(tally, "ask", length, decided)
+            await first.settled
+        denied = [answer for answer in first.answers.values() if isinstance(answer, Denied)]
+        deadlock = self._denies(first)
+        if deadlock or (denied and not wait and not self._voted(tally)):
             if len(denied) < len(self._voters):
                 request.ambiguous = True  # others vote for it, or may: they have to be left
             else:
                 self._forget(tally)
-            return Refused("deadlock" if "deadlock" in denied else "busy")
+            return Refused("deadlock" if deadlock else "busy")
         answer = await self._outcome(tally, first, length)
         tally.waiting = isinstance(answer, Waiting)
         if wait or isinstance(answer, Granted | Gone):
             return answer
         request.ambiguous = True
         return Refused("busy")
+
+    def _denies(self, round: Round[Answer]) -> bool:
+        """Whether the owner holds shared by a majority; one node may not have heard yet that it left."""
+        denied = [answer for answer in round.answers.values() if answer == Denied("deadlock")]
+        return len(denied) >= self._majority
 
     def _confirm_owner(self, request: Request) -> None:
         """Let the nodes know, before they are asked for more, that the task asks for more than it holds."""
@@ -264,15 +303,31 @@ class QuorumBackend:
         tally.request.tally = None
 
     def _ticket(self) -> int:
-        """Return the time of the nodes, as last heard, in microseconds: the median, whoever steps.
+        """Return a ticket that is later than all that this client knows of, in microseconds (Lamport 1978).
 
-        Later requests of one client have larger ones.
+        By the latest of the nodes' clocks, not by a middle one: a clock that is wrong then moves everybody
+        alike, whichever nodes one hears. Who has not heard it is told by the floors (``_catches_up``).
         """
-        moment = now()
-        times = sorted(time for voter in self._voters if (time := voter.trust.time_at(moment)))
-        time = int(times[len(times) // 2] * 1e6) if times else 0
-        self._last_ticket = max(self._last_ticket + 1, time)
+        self._last_ticket = max(self._last_ticket + 1, self._latest_clock())
         return self._last_ticket
+
+    def _latest_clock(self) -> int:
+        moment = now()
+        times = [voter.trust.time_at(moment) for voter in self._voters]
+        return int(max((time for time in times if time is not None), default=0.0) * 1e6)
+
+    def _catches_up(self, tally: Tally) -> bool:
+        """Make the ticket later if the name's order is ahead of every clock that this client has heard.
+
+        A node tells with each place the largest token, or ticket from its own future, that it knows of.
+        Without this, who follows other clocks would always come before those who wait already.
+        """
+        latest = max(ballot.floor for ballot in tally.ballots)
+        if latest <= tally.ticket or latest <= self._latest_clock() + _SAME_TIME_US:
+            return False
+        tally.ticket = self._last_ticket = max(latest, self._last_ticket) + 1
+        tally.message = None
+        return True
 
     def _send(
         self,
@@ -299,12 +354,17 @@ class QuorumBackend:
     ) -> None:
         waited_for = not round.settled.done()
         round.take(ballot.node, answer)
-        if tally.leaving:
-            return
-        if ballot.asked_back:
+        if not tally.leaving:
             self._consider_giving_back(tally, ballot)
-        if not waited_for and not tally.token and self._voted(tally) and self._listener is not None:
-            self._listener.on_look(tally.request.id)  # a late answer has made the majority
+            if not waited_for:
+                self._look_if_voted(tally)
+
+    def _look_if_voted(self, tally: Tally) -> None:
+        """An answer that nobody waits for may have made the majority."""
+        if tally.token or tally.leaving or tally.fencing is not None or self._listener is None:
+            return
+        if self._voted(tally):
+            self._listener.on_look(tally.request.id)
 
     def _voted(self, tally: Tally) -> bool:
         return tally.has_majority(self._trusted)
@@ -328,6 +388,9 @@ class QuorumBackend:
             granted = await self._confirm(tally)
             if granted is not None:
                 return granted
+            if self._took_back(tally):
+                first = self._send(tally, "ask", length, partial(self._decided, tally))
+                await first.settled
         if tally.token:
             # Confirmed by another call for the same request.
             return await self._still_held(tally, self._send_held(tally, tally.token, length))
@@ -335,6 +398,8 @@ class QuorumBackend:
         gone = [answer for answer in answers if isinstance(answer, Gone)]
         if len(gone) > len(self._voters) - self._majority:
             return _worst(gone)
+        if first is not None and self._denies(first):
+            return Gone("gone")  # it is refused when it asks anew
         if first is not None and len(first.answers) < self._majority:
             raise _unanswered(self._described, first)
         standing = [ballot for ballot in tally.ballots if ballot.stage is not None]
@@ -369,6 +434,14 @@ class QuorumBackend:
             return None
         tally.token = token
         return Granted(token, tally.deadline(tally.confirmed(token, self._trusted)))
+
+    def _took_back(self, tally: Tally) -> bool:
+        """Whether nodes took a token that no majority took: they have to know that their votes are open."""
+        if tally.token or tally.leaving or tally.fencing is not None or self._voted(tally):
+            return False
+        for ballot in tally.ballots:
+            self._consider_giving_back(tally, ballot)  # it may have been asked back meanwhile
+        return any(ballot.stage == "c" for ballot in tally.ballots)
 
     def _has_confirmed(self, tally: Tally, token: int) -> bool:
         return len(tally.confirmed(token, self._trusted)) >= self._majority
@@ -564,18 +637,39 @@ class QuorumBackend:
         if self._listener is not None:
             self._listener.on_look(request_id)
 
-    def on_broken(self, request_id: str) -> None:
-        """An operator broke the lease."""
+    def on_broken(self, voter: Voter, request_id: str) -> None:
+        """An operator broke the lease, or at this node a vote that might have become one."""
+        tally = self._tallies.get(request_id)
+        if tally is not None and not tally.token:
+            tally.ballots[voter.node].lose()
         if self._listener is not None:
             self._listener.on_broken(request_id)
+            self._listener.on_look(request_id)  # a waiter stays: it queues there again
 
     def _consider_giving_back(self, tally: Tally, ballot: Ballot) -> None:
-        """Give the vote back that an older request waits for, unless a majority is there."""
-        if tally.token or tally.fencing is not None or tally.leaving or not ballot.asked_back:
+        """Give the vote back that an older request waits for, unless a majority is there.
+
+        Once that is said, the vote does not count, so it is said again until the node has heard it: the
+        older request may be gone by then, and nobody would ask for the vote any more.
+        """
+        if tally.token or tally.fencing is not None or tally.leaving or ballot.yielding:
             return
-        if ballot.stage == "v" and not self._voted(tally):
+        wanted = ballot.asked_back and ballot.stage == "v" and not self._voted(tally)
+        if wanted or ballot.disowned:
             ballot.asked_back = False
-            self._voters[ballot.node].give_back(tally, ballot)
+            hear = partial(self._hear_given_back, tally, ballot)
+            self._voters[ballot.node].give_back(tally, ballot, hear)
+
+    def _hear_given_back(self, tally: Tally, ballot: Ballot, answer: Answer | Exception) -> None:
+        if isinstance(answer, Exception):
+            loop = asyncio.get_running_loop()
+            loop.call_later(_YIELD_AGAIN, self._give_back_again, tally, ballot)
+        else:
+            self._look_if_voted(tally)  # nobody waited for the vote any more: it was given anew
+
+    def _give_back_again(self, tally: Tally, ballot: Ballot) -> None:
+        ballot.yielding = False
+        self._consider_giving_back(tally, ballot)
 
     def watch(self, request: Request, watching: bool) -> None:
         for voter in self._voters:

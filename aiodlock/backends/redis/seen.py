@@ -99,7 +99,7 @@ def merge(name: str, seen: Sequence[Seen], nodes: int) -> LockInfo:
             remaining=max(left, before.remaining if before else 0.0),
             client=vote.client.decode(),
         )
-    clock = sorted(one.clock for one in seen)[len(seen) // 2]
+    clock = max(one.clock for one in seen)  # as tickets are made
     ordered = sorted(waiting.items(), key=lambda item: (item[1].ticket, item[0]))
     waiters = tuple(
         WaiterInfo(

@@ -56,6 +56,8 @@ class Source:
             self._kwargs |= _calling_itself_redis_py()
         self.db: int = int(self._kwargs.get("db") or 0)
         self.described = described
+        #: Two sources with the same are the same server, or one database of it each.
+        self.address: tuple[object, ...] = _address_of(self._kwargs)
 
     @classmethod
     def from_url(cls, url: str) -> Source:
@@ -74,7 +76,9 @@ class Source:
                     f"{pool!r} reads from replicas, where no lock can be taken: pass "
                     "Sentinel(...).master_for(...)"
                 )
-            return cls(pool, f"service {pool.service_name!r}").found_by(PrimaryLookup.of_pool(pool))
+            source = cls(pool, f"service {pool.service_name!r}")
+            source.address = ("service", pool.service_name)
+            return source.found_by(PrimaryLookup.of_pool(pool))
         where = pool.connection_kwargs
         place = where.get("path") or f"{where.get('host', 'localhost')}:{where.get('port', 6379)}"
         return cls(pool, f"{type(client).__name__} at {place}")
@@ -99,6 +103,13 @@ def _calling_itself_redis_py() -> dict[str, Any]:
     """
     info = getattr(connection, "DriverInfo", None)
     return {} if info is None else {"driver_info": info()}
+
+
+def _address_of(settings: dict[str, Any]) -> tuple[object, ...]:
+    if "path" in settings:
+        return "unix", settings["path"]
+    host = str(settings.get("host", "localhost")).lower().rstrip(".")
+    return host, int(settings.get("port", 6379))
 
 
 def _without_secrets(url: str) -> str:
@@ -137,6 +148,7 @@ def _read_sentinel_url(url: str) -> Source:
         for_sentinels["ssl"] = True
     source = Source(ConnectionPool(connection_class=kind, **settings), described)
     source.found_by(PrimaryLookup(addresses, service, for_sentinels))
+    source.address = (frozenset(addresses), service)
     try:
         source.make_connection()
     except TypeError as unknown:

@@ -98,14 +98,20 @@ def _read_nodes(sources: Sequence[Any]) -> tuple[list[Source | str], str]:
             f"got {len(sources)}"
         )
     nodes: list[Source | str] = []
-    described: list[str] = []
+    described: dict[object, str] = {}
     for one in sources:
         node, text = _read_node(one)
-        if text in described and text != "memory://":
-            raise ValueError(f"source must list different servers, {text} is there twice")
+        address: object = node.address if isinstance(node, Source) else text
+        if text == "memory://":
+            address = len(nodes)  # each is a store of its own
+        if address in described:
+            raise ValueError(
+                f"source must list different servers, {described[address]} is there twice"
+                + ("" if text == described[address] else f", also as {text}")
+            )
         nodes.append(node)
-        described.append(text)
-    return nodes, f"a quorum of {', '.join(described)}"
+        described[address] = text
+    return nodes, f"a quorum of {', '.join(described.values())}"
 
 
 def _read_node(source: Any) -> tuple[Source | str, str]:

@@ -31,16 +31,18 @@ _EVER = 0
 class Trust:
     """What one client knows of one node.
 
-    Mutable state: ``_run`` (the run id of the server it last met), ``_since`` (from when on the node is
-    believed), ``_mark`` (what the node keeps under its key: run id, and the node's time in us at which it
-    was first met), ``_is_news`` (of which it does not know yet), ``_marked_until``, ``_offset`` (the node's
-    clock less ours: bounds, and when they were seen).
+    Mutable state: ``server``, ``_run`` (the run id of the server it last met), ``_since`` (from when on the
+    node is believed), ``_mark`` (what the node keeps under its key: run id, and the node's time in us at
+    which it was first met), ``_is_news`` (of which it does not know yet), ``_marked_until``, ``_offset``
+    (the node's clock less ours: bounds, and when they were seen).
     """
 
     def __init__(self, key: str, restart_delay: float, retention_ms: int) -> None:
         self._key = key
         self._delay = restart_delay
         self._key_ttl = max(retention_ms, round(restart_delay * 2000))
+        #: The run id of the server that answers at this address: two nodes with one are one server.
+        self.server: bytes = b""
         self._run: bytes | None = None
         self._since = _NEVER
         self._mark: bytes | None = None
@@ -58,8 +60,11 @@ class Trust:
         """Whether it is not known yet since when it has been there."""
         return self._run is not None and self._since == _NEVER
 
-    async def meet(self, wire: Wire, described: str) -> None:
-        """Find out, on a new connection, whether this is the server that was met before."""
+    async def meet(self, wire: Wire, described: str) -> bool:
+        """Find out, on a new connection, whether this is the server that was met before.
+
+        :returns: True when it is another one, or the same one restarted.
+        """
         heard_before = self._offset[2] if self._offset is not None else 0.0
         sent = now()
         clock = await wire.send("TIME")
@@ -68,9 +73,14 @@ class Trust:
         except (ValueError, TypeError, IndexError, OverflowError) as wrong:
             raise BackendError(f"TIME has the wrong shape: {clock!r:.100}") from wrong
         # A store inside a process has no INFO, and is never restarted.
-        if self._delay == 0 or described.startswith("memory:"):
+        if described.startswith("memory:"):
             self._since = 0.0
-            return
+            return False
+        if self._delay == 0:
+            self._since = 0.0
+            info = await _ask(wire, "INFO", "server")
+            self.server = _facts(info).get(b"run_id", b"")
+            return False
         try:
             facts = _facts(await wire.send("INFO", "server"))
             mark = await wire.send("GET", self._key)
@@ -81,12 +91,13 @@ class Trust:
                 ) from refused
             raise
         run, known = facts.get(b"run_id", b""), self._run
+        self.server = run
         if run == known:
-            return
+            return False
         self._run, self._mark, self._is_news, self._marked_until = run, mark, False, 0.0
         self._since = self._since_of_mark()
         if known is None:
-            return
+            return False
         if self._since == _NEVER or self._met < heard_before:
             # Marked by who took the quorum for new, not knowing the server that was here before; or it was
             # here earlier, and has been away meanwhile.
@@ -99,6 +110,7 @@ class Trust:
             max(0.0, self._since - now()),
             extra={"event": "node_restarted"},
         )
+        return True
 
     def _mark_of(self, met: int) -> bytes:
         return b"%b %d" % (self._run or b"", met)

@@ -37,13 +37,27 @@ class Voter(RedisBackend):
         super().__init__(source, **options)
         self._voting = True
         self.node = node
+        #: Called when another server answers than the one that was met before.
+        self.on_restarted: Callable[[Voter], None] = lambda _: None
+        #: Called when it is known which server answers.
+        self.on_met: Callable[[Voter], None] = lambda _: None
         self.up: asyncio.Event = asyncio.Event()
         self.trust: Trust = Trust(_key_of_members(self._prefix), restart_delay, self._retention)
 
     async def _on_connected(self, wire: Wire) -> None:
         await load_scripts(wire, VOTING)
-        await self.trust.meet(wire, self._source.described)
+        if await self.trust.meet(wire, self._source.described):
+            # Nothing that the old one has said may be taken for the new one's.
+            if self._wakeups is not None and self._wakeups.link.wire is not None:
+                self._wakeups.link.wire.close()
+            self.on_restarted(self)
+        self.on_met(self)
         self._follow(wire)
+
+    @property
+    def described(self) -> str:
+        """How the node is called in messages."""
+        return self._source.described
 
     @property
     def connecting(self) -> bool:
@@ -110,26 +124,33 @@ class Voter(RedisBackend):
         ballot.take(answer)
         hear(answer)
 
-    def give_back(self, tally: Tally, ballot: Ballot) -> None:
-        """Give the vote back, for an older request. It does not count from now on."""
+    def give_back(self, tally: Tally, ballot: Ballot, hear: _Hear) -> None:
+        """Give the vote back, for an older request. It does not count from now on.
+
+        ``hear`` is called with the answer, never from within; not when there is no connection.
+        """
         wire = self.wire
         if wire is None:
             return
-        ballot.given_back = ballot.token
+        ballot.given_back, ballot.yielding = ballot.token, True
         request = tally.request
         arguments = (request.id, "yield", 0, ballot.token, *self._options)
         message = self._message(UNVOTE, request, arguments)
-        self._call(wire, message, partial(self._on_given_back, ballot, now()))
+        self._call(wire, message, partial(self._on_given_back, ballot, now(), hear))
 
-    def _on_given_back(self, ballot: Ballot, sent: float, reply: Any) -> None:
+    def _on_given_back(self, ballot: Ballot, sent: float, hear: _Hear, reply: Any) -> None:
         if isinstance(reply, Exception):
-            return  # the next message to this node will show what became of it
+            hear(reply)
+            return
         try:
             answer, clock = read_answer(reply, sent)
-        except BackendError:
+        except BackendError as wrong:
+            hear(wrong)
             return
         self.trust.hear_clock(clock, sent)
+        ballot.yielding = False
         ballot.take(answer)
+        hear(answer)
 
     def unvote(
         self, tally: Tally, ballot: Ballot, lost: bool, later: bool, hear: Callable[[Any], None]

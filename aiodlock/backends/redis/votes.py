@@ -81,9 +81,10 @@ def read_answer(reply: Any, sent: float) -> tuple[Answer, float]:
 class Ballot:
     """What one node has said of one request.
 
-    Mutable state: ``stage`` (``q`` for queued, None for unknown), ``token``, ``deadline`` (until when the
-    node certainly keeps vote or place), ``look_at``, ``given_back`` (the token of the vote that was
-    yielded: it does not count any more, whatever answers still say), ``floor`` (a notice with a token that
+    Mutable state: ``stage`` (``q`` for queued, None for unknown), ``token``, ``noticed`` (only a notice has
+    told of this vote, no answer yet), ``deadline`` (until when the node certainly keeps vote or place),
+    ``look_at``, ``given_back`` (the token of the vote that was yielded: it does not count any more,
+    whatever answers still say), ``yielding`` (a yield is on its way), ``floor`` (a notice with a token that
     is not larger is older than an answer), ``highest`` (the largest token it told), ``healing`` (the node
     had lost the vote of a holder: it counts again after the others were seen to suffice), and for the
     leave: ``asked``, ``pending``, ``sent_on``, ``ambiguous``.
@@ -100,10 +101,12 @@ class Ballot:
         "highest",
         "look_at",
         "node",
+        "noticed",
         "pending",
         "sent_on",
         "stage",
         "token",
+        "yielding",
     )
 
     def __init__(self, node: int) -> None:
@@ -113,7 +116,9 @@ class Ballot:
         self.deadline: float = 0.0
         self.look_at: float | None = None
         self.asked_back: bool = False
+        self.noticed: bool = False
         self.given_back: int = 0
+        self.yielding: bool = False
         self.floor: int = 0
         self.highest: int = 0
         self.healing: bool = False
@@ -131,6 +136,7 @@ class Ballot:
         match answer:
             case Voted(token, deadline, stage, asked_back):
                 self.stage, self.token, self.asked_back = stage, token, asked_back
+                self.noticed = False
                 if deadline > self.deadline:
                     self.deadline = deadline
                 if token > self.highest:
@@ -143,20 +149,36 @@ class Ballot:
                     self.deadline = deadline
                 if floor > self.floor:
                     self.floor = floor
-                if self.token <= floor:
+                if not self.noticed or self.token <= floor:
                     self.stage, self.token, self.asked_back = "q", 0, False
-                    self.look_at = look_at
-                # Else a notice has overtaken the answer.
+                    self.noticed, self.look_at = False, look_at
+                # Else a notice has overtaken the answer. What an answer told is never newer than the next
+                # answer: a node that came back empty, with a slower clock, may have small tokens again.
             case _:
                 self.stage, self.token, self.asked_back, self.deadline = None, 0, False, 0.0
-                self.look_at = None
+                self.noticed, self.look_at = False, None
+
+    @property
+    def disowned(self) -> bool:
+        """Whether the node may still vote for the request, which has given that vote back."""
+        return self.stage == "v" and self.token == self.given_back
+
+    def lose(self) -> None:
+        """An operator broke the vote. Notices of it that are still to come are stale."""
+        self.floor = max(self.floor, self.token)
+        self.take(Gone("broken"))
+
+    def restarted(self) -> None:
+        """The node has become another server, which may know of nothing, and begin with smaller tokens."""
+        self.take(Gone("gone"))
+        self.given_back = self.floor = 0
 
     def notice(self, token: int) -> None:
         """A notice: the node votes for the request now, unless it is an old one."""
         self.highest = max(self.highest, token)
         known = self.stage in _VOTED and self.token != self.given_back
         if not known and token > self.given_back and token > self.floor:
-            self.stage, self.token = "v", token
+            self.stage, self.token, self.noticed = "v", token, True
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ for _, vote in ipairs(votes) do
     if vote.live then
       ids[#ids + 1] = vote.id
       remember = math.max(remember, vote.deadline - now)
-      redis.call('HSET', broken, vote.id, '1')
+      redis.call('HSET', broken, vote.id, vote.token)
       say(options.publish, options.channel .. vote.client, 'broken', keys.state, vote.id, vote.token)
     end
     dead[#dead + 1] = vote.id

@@ -7,7 +7,7 @@
 --               p  the same, with the token that the leaving holder proposed to all nodes: a request without
 --                  lock-delay that has it from a majority holds already
 --               c  confirmed: its request holds the name by a majority, with this token
---               a  given to an owner that already holds the name here, with that token
+--               a  given to an owner that has a confirmed vote here, with that token; it becomes a `v` when that is gone
 
 -- Not confirmed: it goes back to an older request that asks for it, unless its client has a majority.
 local function is_open(vote)
@@ -64,16 +64,27 @@ local function find(votes, id)
   end
 end
 
+-- Byte by byte, as a sorted set compares them: Lua's `<` follows the server's locale.
+local function smaller(one, other)
+  for i = 1, math.min(#one, #other) do
+    local byte, other_byte = string.byte(one, i), string.byte(other, i)
+    if byte ~= other_byte then
+      return byte < other_byte
+    end
+  end
+  return #one < #other
+end
+
 -- Whether one request goes before another, on every node alike.
 local function before(one, other)
-  return one.ticket < other.ticket or (one.ticket == other.ticket and one.id < other.id)
+  return one.ticket < other.ticket or (one.ticket == other.ticket and smaller(one.id, other.id))
 end
 
 -- What the owner holds here for certain: its token, and whether it is exclusive.
 local function confirmed_hold(owner, votes)
   local token, exclusive
   for _, vote in ipairs(votes) do
-    if vote.owner == owner and vote.live and not is_open(vote) then
+    if vote.owner == owner and vote.live and vote.stage == 'c' then
       token, exclusive = token or vote.token, exclusive or vote.mode == 'x'
     end
   end
@@ -111,10 +122,23 @@ local function find_oldest(keys)
   end
 end
 
+-- A vote that was given because its owner holds is one like others when that hold is over here: elsewhere it may have
+-- been over before, and then somebody else has the votes. Under a token of its own it can be asked back.
+local function open_again(keys, options, votes)
+  for _, vote in ipairs(votes) do
+    if vote.stage == 'a' and vote.live and not confirmed_hold(vote.owner, votes) then
+      vote.token, vote.stage = next_token(keys.token, options.retention), 'v'
+      vote.closed_until = closed_until(vote)
+      redis.call('HSET', keys.state, vote.id, encode_vote(vote))
+    end
+  end
+end
+
 -- Gives votes from the oldest waiter on, as far as the other votes allow, each with a notice.
 -- Returns the waiter that is the oldest then.
 local function vote_for_oldest(keys, options, votes, silent_for, wanted)
   local given = false
+  open_again(keys, options, votes)
   while true do
     local oldest = find_oldest(keys)
     local token, exclusive

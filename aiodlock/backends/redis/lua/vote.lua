@@ -2,7 +2,8 @@
 -- which was away, or has forgotten, hears everything it needs; repeating it is harmless.
 --
 -- KEYS  1 state  2 queue  3 waiters  4 token  5 marker  6 broken
--- ARGV  1 id  2 mode  3 owner  4 length (ms)  5 lock-delay (ms)  6 client  7 ticket (us)
+-- ARGV  1 id  2 mode  3 owner  4 length (ms)  5 lock-delay (ms)  6 client  7 ticket (us); a later one
+--         than before counts from now on
 --       8 "ask" for a vote or a place in the queue, "try" for a vote only, "fence": write the token,
 --         "held": the name is held by a majority with this token
 --       9 token, '0' with "ask" and "try"
@@ -16,11 +17,12 @@ local keys = {state = KEYS[1], queue = KEYS[2], waiters = KEYS[3], token = KEYS[
 local marker, broken = KEYS[5], KEYS[6]
 local id, mode, owner, length = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local what, fence = ARGV[8], ARGV[9]
+-- By how much the ticket is further in this node's future than clocks that are right can be apart (us).
+local ahead = ARGV[7] - now_us - 1000000
 
 -- One exclusive vote, somebody older who waits for another owner's, and both alive: where many want a name, the common
--- case. When three of the five keys are there, and state, queue and waiters are found, then there is no marker and
--- nothing is broken.
-if what == 'ask' and redis.call('EXISTS', keys.state, keys.queue, keys.waiters, marker, broken) == 3 then
+-- case. When three of the four keys are there, and state, queue and waiters are found, then there is no marker.
+if what == 'ask' and redis.call('EXISTS', keys.state, keys.queue, keys.waiters, marker) == 3 then
   local given = redis.call('HGETALL', keys.state)
   local oldest = #given == 2 and redis.call('ZRANGE', keys.queue, '0', '0')[1]
   local waiter = oldest and redis.call('HGET', keys.waiters, oldest)
@@ -32,7 +34,7 @@ if what == 'ask' and redis.call('EXISTS', keys.state, keys.queue, keys.waiters, 
     local given_left, waits_left = given_until - now, waits_until - now
     if given_mode == 'x' and given_to ~= owner and given_left > 0 and given_left <= tonumber(given_for)
       and given_to ~= waits_too and waits_left > 0 and waits_left <= tonumber(waits_for)
-      and tonumber(ticket) < tonumber(ARGV[7]) and redis.call('HEXISTS', keys.waiters, id) == 0
+      and tonumber(ticket) < tonumber(ARGV[7]) and ahead <= 0 and redis.call('HEXISTS', keys.waiters, id) == 0
     then
       redis.call('HSET', keys.waiters, id, mode .. ' 0 ' .. int(now + length) .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
         .. ' ' .. owner .. ' ' .. ARGV[6] .. ' ' .. ARGV[7] .. ' v')
@@ -54,7 +56,9 @@ end
 if redis.call('EXISTS', marker) == 1 then
   return {'gone', 'gone', int(now_us)}
 end
-if redis.call('HEXISTS', broken, id) == 1 then
+-- With that token or an older one it holds no more. Who asks does not hold, and waits again.
+local broken_with = (what == 'fence' or what == 'held') and redis.call('HGET', broken, id)
+if broken_with and tonumber(fence) <= tonumber(broken_with) then
   return {'gone', 'broken', int(now_us)}
 end
 
@@ -69,6 +73,7 @@ local function remember(token)
 end
 
 local function push(record)
+  record.ticket = math.max(record.ticket, ARGV[7])
   record.deadline = math.max(record.deadline, now + length)
   record.length = math.max(length, record.deadline - now)
 end
@@ -140,6 +145,10 @@ else
   else
     stand(keys, waiter)
   end
+end
+
+if what == 'ask' and ahead > 0 then
+  remember(ARGV[7]) -- who comes later is told of it by the floor, and takes a later ticket
 end
 
 local head_before = redis.call('ZRANGE', keys.queue, 0, 0)[1]

@@ -1,0 +1,113 @@
+"""A web service that Prometheus scrapes: one page adds up the locks of all worker processes.
+
+mkdir /tmp/shop-metrics
+PROMETHEUS_MULTIPROC_DIR=/tmp/shop-metrics AIODLOCK_URL=redis://localhost:6379/0 \\
+    uvicorn examples.prometheus_workers:app --workers 2
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+from fastapi import FastAPI, Response
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+from prometheus_client.multiprocess import MultiProcessCollector
+
+import aiodlock.fastapi
+from aiodlock import Hooks, Lease, RequestInfo
+from aiodlock.fastapi import Locked
+
+URL = os.environ.get("AIODLOCK_URL", "memory://")
+SECONDS = (0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0)
+LOCK = ["aiodlock_lock", "aiodlock_mode", "aiodlock_kind"]
+
+# The names and labels that aiodlock.otel makes, so that the dashboard and the alerts fit.
+WAIT = Histogram(
+    "aiodlock_wait_duration_seconds",
+    "From asking for a lock to getting it, or giving up.",
+    [*LOCK, "aiodlock_outcome"],
+    buckets=SECONDS,
+)
+HOLD = Histogram(
+    "aiodlock_hold_duration_seconds",
+    "From getting a lock to releasing or losing it.",
+    [*LOCK, "aiodlock_outcome", "aiodlock_reason"],
+    buckets=SECONDS,
+)
+WAITING = Gauge("aiodlock_waiting", "Waiting requests.", LOCK, multiprocess_mode="livesum")
+HELD = Gauge("aiodlock_held", "Leases that are held.", LOCK, multiprocess_mode="livesum")
+EXTENSIONS = Counter("aiodlock_extension_failures", "Extensions that failed.", LOCK)
+RELEASES = Counter("aiodlock_release_failures", "Releases without effect.", LOCK)
+
+
+class Report(Hooks):
+    """What a client tells, as numbers."""
+
+    def acquiring(self, request: RequestInfo) -> None:
+        WAITING.labels(*about(request)).inc()
+
+    def acquired(self, request: RequestInfo, waited: float) -> None:
+        WAITING.labels(*about(request)).dec()
+        HELD.labels(*about(request)).inc()
+        WAIT.labels(*about(request), "acquired").observe(waited)
+
+    def not_acquired(self, request: RequestInfo, waited: float, error: BaseException) -> None:
+        WAITING.labels(*about(request)).dec()
+        outcome = "timeout" if isinstance(error, aiodlock.AcquireTimeout) else "error"
+        if not isinstance(error, Exception):
+            outcome = "cancelled"
+        WAIT.labels(*about(request), outcome).observe(waited)
+
+    def released(self, request: RequestInfo, held: float) -> None:
+        HELD.labels(*about(request)).dec()
+        HOLD.labels(*about(request), "released", "").observe(held)
+
+    def lost(self, request: RequestInfo, held: float, reason: str) -> None:
+        HELD.labels(*about(request)).dec()
+        HOLD.labels(*about(request), "lost", reason).observe(held)
+
+    def extension_failed(self, request: RequestInfo, error: Exception) -> None:
+        EXTENSIONS.labels(*about(request)).inc()
+
+    def release_failed(self, request: RequestInfo, error: Exception) -> None:
+        RELEASES.labels(*about(request)).inc()
+
+
+def about(request: RequestInfo) -> tuple[str, str, str]:
+    """Return the labels of a request; of the name only what has few values."""
+    return request.name.partition(":")[0], request.mode, request.kind
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Each worker runs this after the fork, and reports its own client."""
+    async with aiodlock.fastapi.lifespan(URL)(app):
+        app.state.aiodlock.add_hooks(Report())
+        yield
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+@app.post("/orders/{order_id}/pay")
+async def pay(order_id: int, lease: Annotated[Lease, Locked("orders:{order_id}")]) -> int:
+    """Work on an order; return the process id of the worker."""
+    return os.getpid()
+
+
+@app.get("/metrics")
+async def metrics() -> Response:
+    """Add up what all workers have written, whichever worker answers."""
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

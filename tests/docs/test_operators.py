@@ -1,0 +1,209 @@
+"""What operators copy: units of systemd, scripts, a CronJob, alert rules and a dashboard."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import MeterProvider
+from prometheus_client import REGISTRY
+
+from aiodlock import Client, LockLost, RequestInfo, otel
+
+from ..scenes import STARTING
+from ..servers import Store
+from .pages import ROOT
+
+FILES = ROOT / "examples" / "operators"
+#: Where aiodlock is, for scripts that find it on the PATH.
+HERE = str(Path(sys.executable).parent)
+
+
+def exported() -> tuple[set[str], set[str]]:
+    """Return the names and labels of all metrics of a client, as Prometheus shows them."""
+    reader = PrometheusMetricReader()
+    meters = MeterProvider([reader])
+    client = Client("memory://")
+    otel.instrument(client, meter_provider=meters, label=lambda name: name)
+    (hooks,) = client._hooks
+    request = RequestInfo("1", "lock", "orders", "exclusive", "t1", 0)
+    granted = replace(request, id="2", token=7)
+    lost = replace(granted, id="3")
+    hooks.acquiring(request)
+    hooks.not_acquired(request, 1.0, TimeoutError())
+    for one in (granted, lost):
+        hooks.acquiring(one)
+        hooks.acquired(one, 0.5)
+    hooks.extension_failed(granted, TimeoutError())
+    hooks.release_failed(granted, TimeoutError())
+    hooks.released(granted, 2.0)
+    hooks.lost(lost, 2.0, LockLost("x", reason="expired").reason)
+    samples = [sample for family in REGISTRY.collect() for sample in family.samples]
+    meters.shutdown()
+    ours = [sample for sample in samples if sample.name.startswith("aiodlock")]
+    return {sample.name for sample in ours}, {label for one in ours for label in one.labels}
+
+
+@pytest.fixture(scope="module")
+def metrics() -> tuple[set[str], set[str]]:
+    return exported()
+
+
+def rules() -> dict[str, str]:
+    (group,) = yaml.safe_load((FILES / "alerts.yml").read_text())["groups"]
+    return {rule["alert"]: rule["expr"] for rule in group["rules"]}
+
+
+def panels() -> dict[str, str]:
+    dashboard = json.loads((FILES / "dashboard.json").read_text())
+    return {
+        f"{panel['title']} {target['refId']}": target["expr"]
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+    }
+
+
+def names_and_labels(expression: str) -> tuple[set[str], set[str]]:
+    """Parse an expression; return the metrics of aiodlock and the labels that it uses."""
+    plain = expression.replace("$__rate_interval", "5m")
+    text = promql_parser.parse(plain).prettify()
+    names = set(re.findall(r"\baiodlock_\w+(?=[{\[\s)]|$)", re.sub(r'"[^"]*"', "", text)))
+    grouped = re.findall(r"(?:by|on) \(([^)]*)\)", text)
+    labels = set(re.findall(r"(\w+)\s*(?:=~|=|!=)\s*\"", text))
+    labels |= {label.strip() for group in grouped for label in group.split(",")}
+    return names - labels, labels
+
+
+@pytest.mark.parametrize("title", [*rules(), *panels()])
+def test_every_metric_and_label_that_is_asked_for_exists(
+    metrics: tuple[set[str], set[str]], title: str
+) -> None:
+    names, labels = names_and_labels({**rules(), **panels()}[title])
+    assert names, "asks for nothing of aiodlock"
+    known_names, known_labels = metrics
+    if any(name.startswith("aiodlock_run_") for name in names):
+        known_names, known_labels = recorded()
+    assert names <= known_names
+    # Prometheus adds two labels of its own to each series.
+    assert labels <= known_labels | {"job", "instance"}
+
+
+def test_every_metric_is_on_the_dashboard(metrics: tuple[set[str], set[str]]) -> None:
+    shown = " ".join(panels().values())
+    left_out = {re.sub(r"_(bucket|count|sum|created)$", "", name) for name in metrics[0]}
+    assert not {name for name in left_out if name not in shown}
+
+
+def test_page_of_metrics_has_the_names_that_prometheus_shows(
+    metrics: tuple[set[str], set[str]],
+) -> None:
+    page = (ROOT / "docs/how-to/observability.md").read_text()
+    shown = set(re.findall(r"`(aiodlock_[a-z_]+)`", page))
+    bases = {re.sub(r"_(bucket|count|sum|created)$", "", name) for name in metrics[0]}
+    assert bases <= shown
+    assert shown <= metrics[0] | bases | metrics[1]
+
+
+def recorded() -> tuple[set[str], set[str]]:
+    script = (FILES / "record-exit.sh").read_text()
+    found = re.findall(r"^(\w+)\{(\w+)=", script, re.MULTILINE)
+    return {name for name, _ in found}, {label for _, label in found}
+
+
+def test_units_are_accepted_by_systemd(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("this machine has no systemd-analyze")
+    for unit in FILES.glob("nightly-report.*"):
+        # It looks for the programs: there has to be something in their place.
+        text = re.sub(r"(?<==)/opt/\S+", "/bin/true", unit.read_text())
+        (tmp_path / unit.name).write_text(text)
+    found = subprocess.run(
+        ["systemd-analyze", "verify", *map(str, sorted(tmp_path.iterdir()))],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    # A word that it does not know is only a warning.
+    assert (found.returncode, found.stdout + found.stderr) == (0, "")
+
+
+def test_exit_code_is_recorded_for_prometheus(tmp_path: Path) -> None:
+    environment = {**os.environ, "TEXTFILES": str(tmp_path)}
+    for code in ("76", "KILL", ""):
+        command = [str(FILES / "record-exit.sh"), "nightly-report", code]
+        subprocess.run(command, env=environment, check=True, timeout=60)
+        (file,) = tmp_path.iterdir()
+        assert file.name == "aiodlock_nightly-report.prom"
+        expected = code if code.isdigit() else "255"
+        assert f'aiodlock_run_exit_code{{name="nightly-report"}} {expected}\n' in file.read_text()
+
+
+@pytest.mark.stores("valkey9")
+async def test_second_host_is_quiet_and_the_first_one_is_heard(store: Store) -> None:
+    environment = {
+        **os.environ,
+        "AIODLOCK_URL": store.url,
+        "PATH": f"{HERE}:{os.environ['PATH']}",
+    }
+
+    def quietly(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(FILES / "quietly.sh"), "report", *command],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=STARTING,
+        )
+
+    done = quietly("sh", "-c", "echo out; echo trouble >&2; exit 3")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "out\n", "trouble\n")
+    async with Client(store.url) as other, other.lock("report"):
+        assert (quietly("echo", "x").returncode, quietly("echo", "x").stdout) == (0, "")
+        assert quietly("echo", "x").stderr == ""
+
+
+@pytest.mark.stores("valkey9")
+def test_quiet_script_passes_a_signal_on(store: Store) -> None:
+    command = "trap 'echo ending; exit 5' TERM; echo ready; while :; do sleep 0.05; done"
+    with subprocess.Popen(
+        [str(FILES / "quietly.sh"), "report", "sh", "-c", command],
+        env={**os.environ, "AIODLOCK_URL": store.url, "PATH": f"{HERE}:{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.stdout.read() == "ending\n"
+            assert process.wait(STARTING) == 5
+        finally:
+            process.kill()
+
+
+def test_cron_job_of_kubernetes_says_what_the_page_says() -> None:
+    job: dict[str, Any] = yaml.safe_load((FILES / "cronjob.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "CronJob")
+    inner = job["spec"]["jobTemplate"]["spec"]
+    pod = inner["template"]["spec"]
+    assert pod["restartPolicy"] == "Never"  # what a podFailurePolicy asks for
+    (container,) = pod["containers"]
+    (rule,) = inner["podFailurePolicy"]["rules"]
+    assert rule["onExitCodes"]["containerName"] == container["name"]
+    assert rule["onExitCodes"]["values"] == [76]
+    assert Path(container["command"][0]).name == "quietly.sh"
+    assert [variable["name"] for variable in container["env"]] == ["AIODLOCK_URL"]

@@ -1,0 +1,91 @@
+"""Two ways to count the locks of several workers, each with real uvicorn processes."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request, Response
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
+from prometheus_client.parser import text_string_to_metric_families
+
+from ..fastapi.conftest import serve_app
+from ..scenes import STARTING
+from ..servers import Store
+from .workers import workers
+
+pytestmark = pytest.mark.stores("valkey9")
+
+WAITS = "aiodlock.wait.duration"
+
+
+class Collector:
+    """What an OpenTelemetry collector hears: the newest export of each worker."""
+
+    def __init__(self) -> None:
+        self.app = FastAPI()
+        self.app.post("/v1/metrics")(self.receive)
+        self.acquired: dict[str, int] = {}
+
+    async def receive(self, request: Request) -> Response:
+        body = await request.body()
+        if request.headers.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
+        for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+            about = {item.key: item.value.string_value for item in resource.resource.attributes}
+            assert about["service.name"] == "shop"
+            for scope in resource.scope_metrics:
+                for metric in scope.metrics:
+                    if metric.name == WAITS:
+                        points = metric.histogram.data_points
+                        count = sum(point.count for point in points)
+                        self.acquired[about["service.instance.id"]] = count
+        return Response()
+
+
+async def click_until_all_served(http: httpx.AsyncClient, number: int) -> Counter[int]:
+    """Click until every worker has answered; return how often each did."""
+    served: Counter[int] = Counter()
+    async with asyncio.timeout(3 * STARTING):
+        while len(served) < number or served.total() < 20:
+            answer = await http.post(f"/orders/{served.total()}/pay")
+            assert answer.status_code == 200, answer.text
+            served[answer.json()] += 1
+    return served
+
+
+async def test_each_worker_exports_its_own_locks_and_the_sum_is_all_of_them(store: Store) -> None:
+    collector = Collector()
+    async with serve_app(collector.app) as endpoint:
+        settings = {
+            "AIODLOCK_URL": store.url,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": str(endpoint.base_url).rstrip("/"),
+        }
+        async with workers("examples.metrics_service:app", 2, settings) as http:
+            served = await click_until_all_served(http, 2)
+    # The workers have ended, and sent what was left. One of them alone knows a part only.
+    by_worker = {int(name.rpartition(":")[2]): n for name, n in collector.acquired.items()}
+    assert by_worker == dict(served)
+    assert sum(by_worker.values()) == served.total() > max(by_worker.values())
+
+
+async def test_any_worker_adds_up_all_of_them_for_prometheus(store: Store, tmp_path: Path) -> None:
+    settings = {"AIODLOCK_URL": store.url, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    async with workers("examples.prometheus_workers:app", 2, settings) as http:
+        served = await click_until_all_served(http, 2)
+        for _ in range(4):  # whichever worker answers
+            page = (await http.get("/metrics")).text
+            samples = {
+                (sample.name, sample.labels.get("aiodlock_outcome")): sample.value
+                for family in text_string_to_metric_families(page)
+                for sample in family.samples
+            }
+            acquired = samples["aiodlock_wait_duration_seconds_count", "acquired"]
+            assert acquired == served.total()
+            assert samples["aiodlock_held", None] == 0
