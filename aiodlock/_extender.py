@@ -82,6 +82,11 @@ class Extender:
             place.asked = False
             self._schedule(place)
 
+    def ask_about_held(self, place: Place) -> None:
+        """See at once whether the store knows of the hold, unless its options forbid to extend it."""
+        if place.options.auto_extend and not self._at_maximum(place):
+            self.extend_now(place)
+
     def forget(self, place: Place) -> None:
         """Stop caring."""
         entry = place.entry

@@ -416,6 +416,13 @@ class Session:
         for place in self.places.values():
             self._look(place)
 
+    def on_other_server(self) -> None:
+        for place in self.places.values():
+            if place.state is State.HELD:
+                self.extender.ask_about_held(place)
+            else:
+                self._look(place)
+
     def _look(self, place: Place) -> None:
         if place.state is State.ASKING and place.noticed is None:
             # No grant, but the answer on its way may be older than what there is to see.

@@ -30,6 +30,9 @@ class Listener(Protocol):
     def on_look(self, request_id: str | None) -> None:
         """A hint: ask about this waiter; with None, about all (notices may have been missed)."""
 
+    def on_other_server(self) -> None:
+        """Another server answers from now on, which may know less: ask about all, holders too."""
+
     def on_broken(self, request_id: str) -> None:
         """An operator broke the lease."""
 

@@ -6,6 +6,7 @@ import argparse
 import sys
 from time import perf_counter
 
+from .failover import FailoverSimulation
 from .quorum import QuorumSimulation
 from .run import Total, collect_now_and_then, run_seed
 from .rush import Rush
@@ -35,6 +36,13 @@ def main() -> int:
         const=Rush,
         dest="kind",
         help="the same, without faults, but all ask at once",
+    )
+    parser.add_argument(
+        "--failover",
+        action="store_const",
+        const=FailoverSimulation,
+        dest="kind",
+        help="a replica is promoted, and the old primary lives on",
     )
     chosen = parser.parse_args()
     if chosen.variants:

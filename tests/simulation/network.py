@@ -287,7 +287,7 @@ class SimTransport(asyncio.Transport):
     """The client's end, as asyncio and the library's wire know it."""
 
     def __init__(self, conn: Conn, protocol: asyncio.BaseProtocol) -> None:
-        super().__init__()
+        super().__init__({"peername": (conn.network.server.name, 6379)})
         self._conn = conn
         self.protocol: Any = protocol
         conn.transport = self

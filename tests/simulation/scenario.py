@@ -180,6 +180,7 @@ class Simulation:
             finally:
                 for process in world.processes:
                     process.bury()
+                self._logger.filters.clear()  # other tests read the log
 
     def _watch_for_idle(self) -> None:
         """While connections are well, and long enough after they were not, no free name is kept waiting."""
@@ -418,7 +419,7 @@ class Simulation:
         if rng.random() < 0.1:
             options["max_hold"] = rng.choice((0.2, 0.5, 1.0))
         elif rng.random() < 0.1:
-            options["margin"] = options["ttl"] / 10
+            options["margin"] = min(options["ttl"] / 10, 0.3)  # less than any extension
         if rng.random() < style.semaphores:
             semaphore = client.semaphore(f"s{name}", 2, **options)
             return semaphore, semaphore

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from .failover import FailoverSimulation
 from .quorum import QuorumSimulation
 from .run import run_seed
 from .rush import Rush
@@ -19,6 +20,7 @@ from .variants import VARIANTS
 #: In blocks, so that several workers share them.
 _BLOCKS, _BLOCK = 10, 20
 _QUORUM_BLOCKS, _QUORUM_BLOCK = 10, 3
+_FAILOVERS = 20
 _RUSHES = 20
 #: A variant is caught by the first seed of these as long as the library is what it was, else soon.
 _SEARCH = 100
@@ -48,6 +50,14 @@ def test_promises_of_a_quorum_hold_whatever_happens(first: int) -> None:
         )
 
 
+def test_old_primary_that_lives_is_left_by_all_connections_in_time() -> None:
+    for seed in range(_FAILOVERS):
+        outcome = run_seed(seed, kind=FailoverSimulation)
+        assert not outcome.checker, (
+            f"replay it: python -m tests.simulation --failover --seed {seed}\n{outcome}"
+        )
+
+
 def test_split_votes_are_sorted_out_in_order_of_the_tickets_at_once() -> None:
     yields = 0
     for seed in range(_RUSHES):
@@ -74,7 +84,14 @@ def test_broken_variant_is_caught_by_its_checker(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("seed", "kind"),
-    [(3, Simulation), (20, Simulation), (41, Simulation), (3, QuorumSimulation), (3, Rush)],
+    [
+        (3, Simulation),
+        (20, Simulation),
+        (41, Simulation),
+        (3, QuorumSimulation),
+        (3, Rush),
+        (3, FailoverSimulation),
+    ],
 )
 def test_seed_replays_exactly(seed: int, kind: type[Simulation]) -> None:
     first, second = run_seed(seed, kind=kind), run_seed(seed, kind=kind)

@@ -20,11 +20,14 @@ from aiodlock.backends.redis import RedisBackend, replies
 from aiodlock.backends.redis import backend as redis_backend
 from aiodlock.backends.redis.quorum import QuorumBackend
 from aiodlock.backends.redis.scripts import ACQUIRE, ALL, VOTING
+from aiodlock.backends.redis.sentinel import Named, PrimaryLookup
+from aiodlock.backends.redis.together import Together
 from aiodlock.backends.redis.trust import Trust
 from aiodlock.backends.redis.voter import Voter
 from aiodlock.backends.redis.votes import Ballot, Tally
 from aiodlock.backends.redis.wire import ReplyError
 
+from .failover import FailoverSimulation
 from .quorum import QuorumSimulation
 from .rush import Rush
 from .scenario import Simulation
@@ -288,6 +291,31 @@ def _give_back_always(simulation: Simulation) -> None:
 
 # -- all of them -------------------------------------------------------------------------------------
 
+# -- what is broken in the way to the primary ---------------------------------------------------------
+
+
+def _ask_only_for_new_connections(simulation: Simulation) -> None:
+    async def watch(self: PrimaryLookup, wires: object) -> None:
+        """Nobody asks while connected."""
+
+    simulation.patch(PrimaryLookup, "watch", watch)
+
+
+def _believe_any_sentinel(simulation: Simulation) -> None:
+    def named_last(self: PrimaryLookup, sentinels: Any) -> list[Named]:
+        return [one.heard[0] for one in sentinels if one.heard is not None]
+
+    simulation.patch(PrimaryLookup, "_named_last", named_last)
+
+
+def _keep_apart(simulation: Simulation) -> None:
+    simulation.patch(Together, "on_up", lambda self, newest: None)
+
+
+def _believe_in_holds_elsewhere(simulation: Simulation) -> None:
+    simulation.patch(Extender, "ask_about_held", lambda self, place: None)
+
+
 VARIANTS = {
     "grant in two steps": Variant(
         _both(
@@ -439,5 +467,17 @@ VARIANTS = {
         ),
         ("fairness", "split"),
         kind=Rush,
+    ),
+    "failover: sentinels asked for new connections only": Variant(
+        _ask_only_for_new_connections, ("exclusion",), kind=FailoverSimulation, seed=27
+    ),
+    "failover: any sentinel is believed": Variant(
+        _believe_any_sentinel, ("exclusion", "apart"), kind=FailoverSimulation, seed=18
+    ),
+    "failover: connections not compared": Variant(
+        _keep_apart, ("apart",), kind=FailoverSimulation, seed=59
+    ),
+    "failover: holders not asked about at once": Variant(
+        _believe_in_holds_elsewhere, ("exclusion",), kind=FailoverSimulation, seed=7
     ),
 }

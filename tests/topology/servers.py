@@ -230,6 +230,35 @@ class SentinelService(Replicated):
         until(lambda: self.primary.is_primary, "the new primary")
         return self.primary
 
+    def promote_another(self, *, old_lives: bool = False) -> tuple[Node, Node]:
+        """Begin a planned failover; return the old and the new primary as soon as there are two.
+
+        :param old_lives: the old one does not hear of it, as behind a cut network, and goes on.
+        """
+        old = self.primary
+        if old_lives:
+            old.call("ACL", "SETUSER", "default", "-slaveof", "-replicaof")
+        until(lambda: self._begins_failover(), "the beginning of a failover")
+
+        def promoted() -> list[Node]:
+            return [node for node in self.followers if node.is_primary]
+
+        until(promoted, "a new primary", within=FAILOVER_WITHIN)
+        return old, promoted()[0]
+
+    def _begins_failover(self) -> bool:
+        try:
+            self.sentinels[0].call("SENTINEL", "FAILOVER", SERVICE)
+        except redis.ResponseError:  # NOGOODSLAVE: it has not heard of the replicas lately
+            return False
+        return True
+
+    def demote(self, old: Node) -> None:
+        """Let an old primary that lives hear of its end, and wait until all is well."""
+        old.call("ACL", "SETUSER", "default", "+slaveof", "+replicaof")
+        old.call("REPLICAOF", "127.0.0.1", self.primary.port)
+        self.settle()
+
     def bring_back(self, node: Node) -> None:
         """Start a killed server as a replica of the present primary, and wait until all is well."""
         node.follow(self.primary)

@@ -33,6 +33,7 @@ from .replicas import ReplicatedLink, ReplicatedWire, capabilities
 from .replies import grants_of, holders_of, left_of, outcome_of, waiters_of, wrong_shape
 from .scripts import ACQUIRE, ALL, BREAK, EXTEND, INSPECT, LEAVE, Script
 from .source import Source
+from .together import Together
 from .wakeups import Wakeups
 from .wire import ReplyError, Wire, will_pass
 
@@ -86,6 +87,7 @@ class RedisBackend:
         self._refusal: BackendUnavailable | None = None
         self._wakeups: Wakeups | None = None
         self._replicated: ReplicatedLink | None = None
+        self._together = Together(source, self._channels + self.label)
         self._packing = Packing()
         #: Whether keyspace events arrive: unknown (None) until the probe has seen.
         self.notifications: bool | None = None
@@ -96,26 +98,39 @@ class RedisBackend:
     # -- life ------------------------------------------------------------------------------------
 
     async def run(self, listener: Listener, ready: Callable[[], None]) -> None:
+        peer: object = None
+
         def on_up(wire: Wire) -> None:
-            wire.on_grants = on_grants
-            listener.on_look(
-                None
-            )  # the answer to a release may have been lost, and the grants with it
+            nonlocal peer
+            if peer not in (None, wire.peer):
+                listener.on_other_server()
+            elif not self._voting:
+                # The answer to a release may have been lost, and the grants with it.
+                listener.on_look(None)
+            if not self._voting:
+                wire.on_grants = on_grants
+            peer = wire.peer
+            together.on_up(wire)
 
         def on_grants(reply: list[Any]) -> None:
             for request_id, token, state_key in grants_of(reply):
                 listener.on_granted(request_id, token, state_key)
 
+        together = self._together = Together(self._source, self._channels + self.label)
         commands = self._commands = Link(
             self._source,
             prepare=self._on_connected,
-            on_up=None if self._voting else on_up,
+            on_up=on_up,
             longest_silence=self._longest_silence,
         )
-        wakeups = self._wakeups = Wakeups(self._source, self._channels + self.label)
+        wakeups = self._wakeups = together.wakeups = Wakeups(
+            self._source, self._channels + self.label, on_up=together.on_up
+        )
         wakeups.link.lead = commands
+        together.commands.append(commands)
         try:
             async with anyio.create_task_group() as tasks:
+                tasks.start_soon(together.watch)
                 tasks.start_soon(commands.run)
                 tasks.start_soon(wakeups.run, listener)
                 if self._min_replicas:
@@ -126,41 +141,35 @@ class RedisBackend:
                 if self._configure:
                     await events.turn_on(self._link, self._translate)
                 await self._prepare_to_listen(wakeups)
-                for link in self._links():
-                    link.entering = False
+                together.entered()
                 ready()
-                await wakeups.keep_alive()
+                await together.keep_alive()
         finally:
             self._commands = self._wakeups = self._replicated = None
 
     async def _find_replicas(self, tasks: anyio.abc.TaskGroup) -> None:
-        link = Link(self._source, prepare=load_scripts, longest_silence=self._longest_silence)
+        link = Link(
+            self._source,
+            prepare=load_scripts,
+            on_up=self._together.on_up,
+            longest_silence=self._longest_silence,
+        )
         link.lead = self._commands
         replicated = self._replicated = ReplicatedLink(
-            link, self._min_replicas, self._source.described, self._longest_silence
+            link,
+            self._min_replicas,
+            self._source.described,
+            self._longest_silence,
+            suspect=self._source.suspect,
         )
+        self._together.commands.append(link)
         tasks.start_soon(link.run)
         await replicated.enough()
 
-    def _links(self) -> list[Link]:
-        """Return all connections to this server, up or not."""
-        wakeups = self._wakeups.link if self._wakeups is not None else None
-        replicated = self._replicated.link if self._replicated is not None else None
-        return [link for link in (self._commands, wakeups, replicated) if link is not None]
-
     async def _on_connected(self, wire: Wire) -> None:
         await load_scripts(wire)
-        self._follow(wire)
-
-    def _follow(self, wire: Wire) -> None:
-        """Commands go to another server after a failover: let everything follow."""
         # What a cluster's node is told to say may have changed.
         self._packing.forget()
-        others = [self._wakeups.link.wire if self._wakeups else None]
-        others += [self._replicated.link.wire if self._replicated else None]
-        for other in others:
-            if other is not None and other.peer != wire.peer:
-                other.close()
 
     async def _prepare_to_listen(self, wakeups: Wakeups) -> None:
         # Before anybody can look at the store, who would find the probe's key.
@@ -513,6 +522,8 @@ class RedisBackend:
             except ValueError:
                 return wrong_shape("a script", refused)
         if will_pass(refused):
+            if refused.code in ("READONLY", "NOREPLICAS"):
+                self._source.suspect()
             if refused.code == "READONLY" and wire is not None:
                 wire.close(refused)  # this server was demoted: look for the primary again
             self._refusal = BackendUnavailable(f"{self._source.described} is not ready: {refused}")

@@ -75,6 +75,9 @@ class _Ear:
     def on_look(self, request_id: str | None) -> None:
         self.quorum.on_look(self.voter, request_id)
 
+    def on_other_server(self) -> None:
+        self.quorum.on_look(self.voter, None)
+
     def on_broken(self, request_id: str) -> None:
         self.quorum.on_broken(self.voter, request_id)
 

@@ -110,8 +110,18 @@ class ReplicatedLink:
     little).
     """
 
-    def __init__(self, link: Link, least: int, described: str, longest_silence: float) -> None:
+    def __init__(
+        self,
+        link: Link,
+        least: int,
+        described: str,
+        longest_silence: float,
+        *,
+        suspect: Callable[[], None] = lambda: None,
+    ) -> None:
         self.link: Link = link
+        #: Called when replicas are missing: they may follow another primary by now.
+        self._suspect = suspect
         self.least: int = least
         self.wait_ms: int = round(min(LONGEST_WAIT, longest_silence / 2) * 1000)
         self._described = described
@@ -160,6 +170,7 @@ class ReplicatedLink:
         if refused is None and wait.result() >= self.least:
             self._shortage = None
             return None
+        self._suspect()
         kind: type[BackendError] = Unanswered
         if refused is None:
             why = (

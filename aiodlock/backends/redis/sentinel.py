@@ -1,12 +1,25 @@
-"""Which server is the primary: asked of Sentinel for every new connection, and checked on that connection.
+"""Which server is the primary: asked of all sentinels, for every new connection and once a second.
 
-The look-up is redis-py's. Its connections to the sentinels are made anew each time: there is one look-up
-per lost connection, and a sentinel that has not been heard of for hours is better not trusted.
+Two sentinels may name two servers: during a failover, and for as long as one of them is cut off. Each
+failover has an epoch, a number that a majority of the sentinels gave out once. So the answer with the
+largest epoch counts, not the first one. `SENTINEL MASTER` tells the epoch. It goes on naming the old
+address until all replicas follow the new primary, so the address comes from `SENTINEL
+GET-MASTER-ADDR-BY-NAME`.
+
+An old primary may live: a planned failover leaves it writable for ten seconds, a cut network for ever.
+So a client asks on while it is connected, and closes its connections to a server that is not the
+primary any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import logging
+import random
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -14,7 +27,6 @@ from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import (
     MasterNotFoundError,
-    Sentinel,
     SentinelConnectionPool,
     SentinelManagedConnection,
 )
@@ -22,14 +34,128 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
-#: How long one sentinel is waited for, in seconds: several have to fit into one attempt to connect.
+from ..._errors import BackendUnavailable
+from .wire import ReplyError, Wire, open_wire
+
+_logger = logging.getLogger("aiodlock")
+
+Address = tuple[str, int]
+
+#: How long one sentinel is waited for, in seconds: connecting, and answering.
 _PATIENCE = 0.5
+#: How long the other sentinels are waited for when one has named a primary.
+_GRACE = 0.05
+#: Each sentinel is asked so often while a client is entered; sooner when something is suspicious.
+_ASK_EVERY, _ASK_AGAIN = 1.0, 0.1
+#: For so long the answer of a sentinel counts that does not answer any more.
+_REMEMBERED = 10.0
+_RESOLVED_FOR = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a sentinel says: the primary, since which failover, and why it is of no use, if so."""
+
+    address: Address
+    epoch: int
+    objection: str | None = None
+
+
+class _Sentinel:
+    """One sentinel, and a connection to it that is kept while a client is entered.
+
+    Mutable state: ``kept`` (whether it is), ``_wire``, ``heard`` (the last answer, and when), ``failure``
+    (why there was none the last time), ``hurry`` (set when it is to be asked at once).
+    """
+
+    def __init__(self, address: Address, dial: Callable[[], AbstractConnection]) -> None:
+        self.address = address
+        self._dial = dial
+        self._wire: Wire | None = None
+        self._connecting = asyncio.Lock()
+        self.kept = False
+        self.heard: tuple[Named, float] | None = None
+        self.failure: Exception | None = None
+        self.hurry = asyncio.Event()
+
+    async def ask(self, service: str, least_others: int) -> Named:
+        """Return what it says now, or raise a RedisError or an OSError."""
+        try:
+            async with asyncio.timeout(2 * _PATIENCE):
+                named = await self._ask(service, least_others)
+        except (RedisError, OSError) as failed:
+            self.failure = failed
+            raise
+        finally:
+            if not self.kept:
+                self.close()
+        self.heard, self.failure = (named, asyncio.get_running_loop().time()), None
+        return named
+
+    async def _ask(self, service: str, least_others: int) -> Named:
+        wire = await self._connected()
+        about = wire.send("SENTINEL", "MASTER", service)
+        naming = wire.send("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
+        try:
+            facts = await about
+        except ReplyError as refused:
+            if refused.code in ("NOPERM", "NOAUTH"):
+                raise
+            raise MasterNotFoundError("knows no such service") from refused
+        with suppress(ReplyError):  # a user who may not ask this way has the other answer
+            named = await naming
+            return _read(facts, named, least_others)
+        return _read(facts, None, least_others)
+
+    async def _connected(self) -> Wire:
+        async with self._connecting:
+            if self._wire is None or self._wire.lost.done():
+                self._wire = await self._connect()
+            return self._wire
+
+    async def _connect(self) -> Wire:
+        connection = self._dial()
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await connection.connect()  # type: ignore[no-untyped-call]
+            return open_wire(connection, _PATIENCE)
+        except BaseException as failed:
+            await connection.disconnect(nowait=True)
+            if isinstance(failed, TimeoutError) and not failed.args:
+                raise TimeoutError(f"no answer within {_PATIENCE:g} s") from failed
+            raise
+
+    def close(self) -> None:
+        """Give the connection up."""
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+
+
+def _read(facts: Any, named: Any, least_others: int) -> Named:
+    try:
+        about = dict(zip(facts[::2], facts[1::2], strict=True))
+        host, port = named or (about[b"ip"], about[b"port"])
+        flags = set(about[b"flags"].split(b","))
+        others = int(about.get(b"num-other-sentinels", 0))
+        epoch = int(about.get(b"config-epoch", 0))
+        address = host.decode(), int(port)
+    except (ValueError, TypeError, KeyError, AttributeError) as wrong:
+        raise ResponseError(f"its answer has the wrong shape: {facts!r:.200}") from wrong
+    is_down = b"master" not in flags or bool(flags & {b"s_down", b"o_down"})
+    if named and named != [about[b"ip"], about[b"port"]]:
+        is_down = False  # those flags are the old primary's: the failover is not over yet
+    wrong_state = is_down or others < least_others
+    objection = "calls it down, or hears of too few other sentinels" if wrong_state else None
+    return Named(address, epoch, objection)
 
 
 class PrimaryLookup:
     """Stands in for the pool that redis-py's Sentinel connections ask for the primary's address.
 
-    Mutable state: ``_addresses``, the sentinel to ask first in front.
+    Mutable state: ``_sentinels``, ``_distrusted`` (an address whose server said that it is no primary),
+    ``_dialled`` (the address used last), ``_peers`` (for an address: the server that was reached there, and
+    until when that is taken for true), ``_silent`` (whether it was told that no sentinel answers).
     """
 
     is_master = True
@@ -37,7 +163,7 @@ class PrimaryLookup:
 
     def __init__(
         self,
-        addresses: Sequence[tuple[str, int]],
+        addresses: Sequence[Address],
         service: str,
         for_sentinels: dict[str, Any],
         *,
@@ -54,6 +180,12 @@ class PrimaryLookup:
         self._for_sentinels |= {"retry": Retry(NoBackoff(), 0), "protocol": 2}
         self._min_other_sentinels = min_other_sentinels
         self._force_master_ip = force_master_ip
+        self._dial: Callable[[Address, dict[str, Any]], AbstractConnection] | None = None
+        self._sentinels: list[_Sentinel] = []
+        self._distrusted: Address | None = None
+        self._dialled: Address | None = None
+        self._peers: dict[Address, tuple[frozenset[Any], float]] = {}
+        self._silent = False
 
     @classmethod
     def of_pool(cls, pool: SentinelConnectionPool) -> PrimaryLookup:
@@ -68,46 +200,164 @@ class PrimaryLookup:
             force_master_ip=getattr(manager, "_force_master_ip", None),
         )
 
-    async def get_master_address(self) -> tuple[str, int]:
+    def dial_with(self, dial: Callable[[Address, dict[str, Any]], AbstractConnection]) -> None:
+        """Say how a connection to a sentinel is made."""
+        self._dial = dial
+
+    # -- for a new connection ------------------------------------------------------------------------
+
+    async def get_master_address(self) -> Address:
         """Return host and port, or raise a ConnectionError that says what each sentinel said."""
-        answers: list[str] = []
-        for address in tuple(self._addresses):
+        named = await self._ask_all()
+        self._dialled = named.address
+        host, port = named.address
+        return self._force_master_ip or host, port
+
+    async def _ask_all(self) -> Named:
+        sentinels = self._sentinels or self._make_sentinels()
+        failures: dict[Address, Exception] = {}
+        news = asyncio.Event()
+
+        async def ask(sentinel: _Sentinel) -> None:
             try:
-                return await self._ask(address)
+                await sentinel.ask(self._service, self._min_other_sentinels)
             except (RedisError, OSError) as failed:
-                answers.append(f"{address[0]}:{address[1]}: {failed}")
-                self._ask_last(address)
+                failures[sentinel.address] = failed
+            else:
+                news.set()
+            answered.append(sentinel)
+            if len(answered) == len(sentinels):
+                news.set()
+
+        answered: list[_Sentinel] = []
+        async with anyio.create_task_group() as tasks:
+            for sentinel in sentinels:
+                tasks.start_soon(ask, sentinel)
+            await news.wait()
+            with anyio.move_on_after(_GRACE):
+                while len(answered) < len(sentinels):  # noqa: ASYNC110
+                    await asyncio.sleep(_GRACE / 10)
+            tasks.cancel_scope.cancel()
+        return self._choose(sentinels, failures)
+
+    def _choose(
+        self, sentinels: Iterable[_Sentinel], failures: dict[Address, Exception] | None = None
+    ) -> Named:
+        """Return what the newest answer names, or raise a ConnectionError that says why not."""
+        named_last = self._named_last(sentinels)
+        good = [named for named in named_last if named.objection is None]
+        if good:
+            return min(good, key=self._rank)
+        said = [f"{host}:{port}: {why}" for (host, port), why in (failures or {}).items()]
+        said += [
+            f"{named.address[0]}:{named.address[1]}: {named.objection}" for named in named_last
+        ]
         raise MasterNotFoundError(
-            f"no sentinel can name the primary of {self._service!r} ({'; '.join(answers)})"
+            f"no sentinel can name the primary of {self._service!r} ({'; '.join(said)})"
         )
 
-    def distrust(self) -> None:
-        """Ask the sentinel that has just been believed last from now on."""
-        self._ask_last(self._addresses[0])
+    def _named_last(self, sentinels: Iterable[_Sentinel]) -> list[Named]:
+        """Return the answers since the last failover; that of a silent sentinel counts for a while."""
+        since = asyncio.get_running_loop().time() - _REMEMBERED
+        heard = [one.heard[0] for one in sentinels if one.heard and one.heard[1] >= since]
+        newest = max((named.epoch for named in heard), default=0)
+        return [named for named in heard if named.epoch == newest]
 
-    def _ask_last(self, address: tuple[str, int]) -> None:
-        self._addresses.remove(address)
-        self._addresses.append(address)
+    def _rank(self, named: Named) -> tuple[bool, bool]:
+        return named.address == self._distrusted, named.address != self._dialled
 
-    async def _ask(self, address: tuple[str, int]) -> tuple[str, int]:
-        # redis-py's own loop over the sentinels does not tell why one of them failed.
-        manager = Sentinel(  # type: ignore[no-untyped-call]
-            [address],
-            min_other_sentinels=self._min_other_sentinels,
-            sentinel_kwargs=self._for_sentinels,
-        )
-        sentinel = manager.sentinels[0]
+    def distrust(self, address: Address) -> None:
+        """Prefer another address, should one be named since the same failover."""
+        self._distrusted = address
+
+    def reached(self, address: Address, peer: object) -> None:
+        """Know from now on which server an address leads to."""
+        if isinstance(peer, tuple):
+            self._peers[address] = frozenset((peer[:2],)), float("inf")
+
+    # -- while connected -----------------------------------------------------------------------------
+
+    async def watch(self, wires: Callable[[], Iterable[Wire]]) -> None:
+        """Ask every sentinel once a second; close wires to a server that is not the primary any more."""
+        self._sentinels = self._make_sentinels()
         try:
-            services: Any = await sentinel.sentinel_masters()
+            async with anyio.create_task_group() as tasks:
+                for sentinel in self._sentinels:
+                    sentinel.kept = True
+                    tasks.start_soon(self._poll, sentinel, wires)
         finally:
-            with anyio.move_on_after(_PATIENCE, shield=True):
-                await sentinel.aclose()
-        state = services.get(self._service)
-        if state is None:
-            raise MasterNotFoundError("knows no such service")
-        if not manager.check_master_state(state, self._service):
-            raise MasterNotFoundError("calls it down, or hears of too few other sentinels")
-        return self._force_master_ip or state["ip"], int(state["port"])
+            for sentinel in self._sentinels:
+                sentinel.close()
+            self._sentinels = []
+
+    def suspect(self) -> None:
+        """Ask at once: the server behaves as one that was replaced does."""
+        for sentinel in self._sentinels:
+            sentinel.hurry.set()
+
+    def _make_sentinels(self) -> list[_Sentinel]:
+        dial = self._dial
+        assert dial is not None
+        return [
+            _Sentinel(address, lambda address=address: dial(address, self._for_sentinels))  # type: ignore[misc]
+            for address in self._addresses
+        ]
+
+    async def _poll(self, sentinel: _Sentinel, wires: Callable[[], Iterable[Wire]]) -> None:
+        while True:
+            sentinel.hurry.clear()
+            try:
+                await sentinel.ask(self._service, self._min_other_sentinels)
+            except (RedisError, OSError) as failed:
+                _logger.debug("%s:%s: %s", *sentinel.address, failed)
+            self._tell_of_silence()
+            await self._leave_others(wires)
+            await asyncio.sleep(_ASK_AGAIN)
+            with suppress(TimeoutError):
+                async with asyncio.timeout((_ASK_EVERY - _ASK_AGAIN) * random.uniform(0.8, 1.0)):
+                    await sentinel.hurry.wait()
+
+    def _tell_of_silence(self) -> None:
+        silent = all(sentinel.failure is not None for sentinel in self._sentinels)
+        if silent and not self._silent:
+            _logger.warning(
+                "no sentinel of %r answers (%s): a failover would go unnoticed",
+                self._service,
+                self._sentinels[0].failure,
+                extra={"event": "no_sentinel"},
+            )
+        self._silent = silent
+
+    async def _leave_others(self, wires: Callable[[], Iterable[Wire]]) -> None:
+        named_last = self._named_last(self._sentinels)
+        if not named_last:
+            return
+        # Also when that one is down: the others are not the primary for all that.
+        host, port = min(named_last, key=self._rank).address
+        address = self._force_master_ip or host, port
+        for wire in tuple(wires()):
+            if not await self._leads_to(address, wire.peer):
+                wire.close(BackendUnavailable(f"Sentinel names {host}:{port} as the primary now"))
+
+    async def _leads_to(self, address: Address, peer: object) -> bool:
+        """Tell whether a server is the one at an address, which may be a name."""
+        if not isinstance(peer, tuple) or peer[:2] == address:
+            return True
+        moment = asyncio.get_running_loop().time()
+        peers, until = self._peers.get(address, (frozenset[Any](), 0.0))
+        if peer[:2] in peers:
+            return True
+        if moment >= until or until == float("inf"):
+            try:
+                async with asyncio.timeout(_PATIENCE):
+                    found = await asyncio.get_running_loop().getaddrinfo(
+                        *address, type=socket.SOCK_STREAM
+                    )
+            except OSError:
+                return True  # not known; the name may be resolved the next time
+            peers = frozenset(one[4][:2] for one in found)
+            self._peers[address] = peers, moment + _RESOLVED_FOR
+        return peer[:2] in peers
 
 
 class _OnlyPrimary(SentinelManagedConnection):
@@ -116,9 +366,11 @@ class _OnlyPrimary(SentinelManagedConnection):
     async def connect_to(self, address: tuple[str, int]) -> None:
         await super().connect_to(address)  # type: ignore[no-untyped-call]
         role = await self._role()
+        lookup: PrimaryLookup = self.connection_pool
+        if self._writer is not None:
+            lookup.reached(address, self._writer.get_extra_info("peername"))
         if role not in (b"master", None):
-            lookup: PrimaryLookup = self.connection_pool
-            lookup.distrust()
+            lookup.distrust(address)
             host, port = address
             raise RedisConnectionError(
                 f"Sentinel names {host}:{port} as the primary, whose role is {role!r}: it was demoted, "

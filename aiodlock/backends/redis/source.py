@@ -6,6 +6,7 @@ taken from the pool of a client that the user owns; only its connection settings
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -20,7 +21,8 @@ from redis.asyncio.sentinel import (
 )
 from redis.backoff import NoBackoff
 
-from .sentinel import PrimaryLookup, only_primaries
+from .sentinel import Address, PrimaryLookup, only_primaries
+from .wire import Wire
 
 SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
 
@@ -54,6 +56,7 @@ class Source:
         } | _OVERRIDES
         if not any(name in self._kwargs for name in _NAMES):
             self._kwargs |= _calling_itself_redis_py()
+        self._lookup: PrimaryLookup | None = None
         self.db: int = int(self._kwargs.get("db") or 0)
         self.described = described
         #: Two sources with the same are the same server, or one database of it each.
@@ -84,14 +87,31 @@ class Source:
         return cls(pool, f"{type(client).__name__} at {place}")
 
     def found_by(self, lookup: PrimaryLookup) -> Source:
-        """Ask Sentinel where the server is, for every connection anew."""
+        """Ask Sentinel where the server is, for every connection anew and while connected."""
         self._class = only_primaries(self._class)
-        self._kwargs["connection_pool"] = lookup
+        self._kwargs["connection_pool"] = self._lookup = lookup
+        lookup.dial_with(_connection_to_sentinel)
         return self
+
+    async def watch(self, wires: Callable[[], Iterable[Wire]]) -> None:
+        """Close wires to a server that is not meant any more; until cancelled, where that can change."""
+        if self._lookup is not None:
+            await self._lookup.watch(wires)
+
+    def suspect(self) -> None:
+        """Find out at once whether another server is meant now."""
+        if self._lookup is not None:
+            self._lookup.suspect()
 
     def make_connection(self) -> AbstractConnection:
         """Return a new connection, not connected yet."""
         return self._class(**self._kwargs, retry=Retry(NoBackoff(), 0))  # type: ignore[no-any-return,unused-ignore]
+
+
+def _connection_to_sentinel(address: Address, settings: dict[str, Any]) -> AbstractConnection:
+    host, port = address
+    pool = Redis(host=host, port=port, **settings).connection_pool
+    return Source(pool, f"{host}:{port}").make_connection()
 
 
 @cache

@@ -52,7 +52,6 @@ class Voter(RedisBackend):
                 self._wakeups.link.wire.close()
             self.on_restarted(self)
         self.on_met(self)
-        self._follow(wire)
 
     @property
     def described(self) -> str:

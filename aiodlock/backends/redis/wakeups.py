@@ -22,7 +22,8 @@ _logger = logging.getLogger("aiodlock")
 
 #: Events after which a blocker may be gone. A hand-off changes the key and fires none of them.
 _ENDS = frozenset((b"expired", b"del", b"evicted", b"rename_from"))
-_PING_EVERY = 10.0
+#: How long the answer to a ping may take (seconds).
+_PONG_WITHIN = 5.0
 
 
 class Wakeups:
@@ -35,7 +36,9 @@ class Wakeups:
     awaited), ``_listener``.
     """
 
-    def __init__(self, source: Source, channel: str) -> None:
+    def __init__(
+        self, source: Source, channel: str, *, on_up: Callable[[Wire], None] | None = None
+    ) -> None:
         self._channel = channel.encode()
         self._keyspace = f"__keyspace@{source.db}__:"
         self._watched: dict[bytes, str] = {}
@@ -47,7 +50,9 @@ class Wakeups:
         self._heard: dict[bytes, asyncio.Event] = {}
         self._pong: asyncio.Future[None] | None = None
         self._listener: Listener | None = None
-        self.link: Link = Link(source, prepare=self._subscribe_all, on_message=self._on_message)
+        self.link: Link = Link(
+            source, prepare=self._subscribe_all, on_up=on_up, on_message=self._on_message
+        )
 
     async def run(self, listener: Listener) -> None:
         """Receive until cancelled."""
@@ -58,20 +63,13 @@ class Wakeups:
             for channel in tuple(self._observers):
                 self._tell_observers(channel)
 
-    async def keep_alive(self) -> None:
-        """Notice a connection that is open and dead: notices would be missed in silence."""
-        while True:
-            await asyncio.sleep(_PING_EVERY)
-            if self.link.wire is not None:
-                await self.ping()
-
     async def ping(self) -> bool:
         """Return True when all that was sent to us by now has arrived, False if the connection is lost."""
         wire = await self.link.first_up()
         pong = self._pong = asyncio.get_running_loop().create_future()
         wire.post("PING")
         await asyncio.wait(
-            {pong, wire.lost}, timeout=_PING_EVERY / 2, return_when=asyncio.FIRST_COMPLETED
+            {pong, wire.lost}, timeout=_PONG_WITHIN, return_when=asyncio.FIRST_COMPLETED
         )
         if not pong.done():
             wire.close()
@@ -173,6 +171,8 @@ class Wakeups:
             self._on_refusal(message)
             return
         match message:
+            case [b"message", self._channel, b""]:
+                pass  # of our own: the server has counted us
             case [b"message", self._channel, bytes(payload)]:
                 self._on_notice(payload)
             case [b"message" | b"smessage", bytes(channel), bytes(payload)] if (
