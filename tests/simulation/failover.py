@@ -3,7 +3,7 @@
 Acknowledged writes may be lost then, so exclusion is not promised at every instant. What is promised:
 from ``SETTLED_AFTER`` seconds after the first sentinel names the new primary, nobody is certain to hold
 what another one holds; and the connections of one client are to one server, but for the round trips
-that it takes to notice. """
+that it takes to notice."""
 
 from __future__ import annotations
 

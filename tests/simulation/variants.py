@@ -472,7 +472,10 @@ VARIANTS = {
         _ask_only_for_new_connections, ("exclusion",), kind=FailoverSimulation, seed=27
     ),
     "failover: any sentinel is believed": Variant(
-        _believe_any_sentinel, ("exclusion", "apart"), kind=FailoverSimulation, seed=18
+        _believe_any_sentinel,
+        ("exclusion", "apart", "liveness"),
+        kind=FailoverSimulation,
+        seed=20,
     ),
     "failover: connections not compared": Variant(
         _keep_apart, ("apart",), kind=FailoverSimulation, seed=59
