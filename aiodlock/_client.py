@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
 
 from ._clock import now
@@ -14,6 +15,7 @@ from ._election import Election
 from ._errors import BackendError, BackendUnavailable, ClientClosed, Unsupported, concerning
 from ._hooks import Hooks
 from ._lock import ANSWER_WITHIN, Lock, ReadWriteLock, Semaphore
+from ._locked import CallTemplate, check_function
 from ._model import Kind, LockInfo, Mode
 from ._multilock import MultiLock
 from ._options import (
@@ -25,6 +27,7 @@ from ._options import (
     check_seconds,
     check_text,
     check_timeout,
+    refuse_keywords,
 )
 from ._session import Session
 from .backends.base import Backend
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 SourceLike: TypeAlias = "str | Redis | RedisCluster | Sequence[str | Redis]"
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _TOKEN = re.compile(r"[1-9][0-9]{0,15}")
@@ -124,16 +128,30 @@ class Client:
         self._hooks: list[Hooks] = []
 
     def __repr__(self) -> str:
-        state = "open" if self._session is not None and not self._session.closing else "closed"
-        return f"<aiodlock.Client {self._described} {state}>"
+        return f"<aiodlock.Client {self._described} {self._state}>"
+
+    @property
+    def _state(self) -> str:
+        session = self._session
+        if session is None:
+            return "opening" if self._entering else "closed"
+        if not session.closing:
+            return "open"
+        return "closing" if session.is_running else "closed"
 
     # -- life ------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        if self._session is not None or self._entering:
+        if self._entering:
             raise RuntimeError(
-                f"{self!r} is entered already: make another Client, or share this one"
+                f"{self!r} is being entered by another task: share it, or make another"
             )
+        if self._session is not None and self._session.closing:
+            raise RuntimeError(
+                f"{self!r} is still being left: enter it again when that has ended, or make another"
+            )
+        if self._session is not None:
+            raise RuntimeError(f"{self!r} is entered already: share it, or make another Client")
         self._entering = True
         try:
             session = Session(
@@ -193,6 +211,7 @@ class Client:
         on_lost: OnLost = "cancel",
         confirm_release: bool = True,
         owner: str | None = None,
+        **wrong: Never,
     ) -> Lock:
         """Describe an exclusive lock. No I/O; needs no running client.
 
@@ -208,6 +227,8 @@ class Client:
             that fails is then known to the log and hooks alone.
         :param owner: makes one owner of several tasks, clients or processes. Default: the task.
         """
+        if wrong:
+            refuse_keywords("lock()", wrong)
         options = self._options(
             ttl, timeout, auto_extend, max_hold, lock_delay, margin, on_lost, confirm_release, owner
         )
@@ -282,6 +303,42 @@ class Client:
 
     def _options(self, ttl: float | None, *others: Any) -> LockOptions:
         return LockOptions(self._ttl if ttl is None else ttl, *others)
+
+    def locked(
+        self, template: str, **options: Any
+    ) -> Callable[[Callable[_P, Coroutine[Any, Any, _T]]], Callable[_P, Coroutine[Any, Any, _T]]]:
+        """Hold a lock around each call of an async function, or of a method::
+
+            @client.locked("order:{order_id}", timeout=2)
+            async def pay(order_id: int) -> None: ...
+
+        The lock's name is filled from the call's arguments, by the names of the parameters, with defaults
+        applied. Values are percent-encoded, so two different values never share a name.
+
+        :param template: the name, with a parameter of the function in each pair of braces.
+        :param options: as of ``lock``.
+        :raises TypeError: (when decorating) for a function that is not async, and for a generator; (when
+            calling) for a value that is not a str, an int or a UUID. A bool is not an int here.
+        :raises ValueError: (when decorating) for a field that is not a parameter, for two fields without a
+            separator between them, and for wrong options; (when calling) for a name that is too long.
+        """
+        parsed = CallTemplate(template)
+        self.lock("options", **options)  # wrong ones are told when decorating
+
+        def decorate(
+            function: Callable[_P, Coroutine[Any, Any, _T]],
+        ) -> Callable[_P, Coroutine[Any, Any, _T]]:
+            check_function(function, coroutine=True, instead="aiodlock.sync.Client.locked")
+            name_of = parsed.of(function)
+
+            @functools.wraps(function)
+            async def locked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+                async with self.lock(name_of(*args, **kwargs), **options):
+                    return await function(*args, **kwargs)
+
+            return locked
+
+        return decorate
 
     # -- for people ------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Never, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from ._clock import now
@@ -21,7 +21,7 @@ from ._errors import (
 )
 from ._lease import Lease
 from ._model import Gone, Granted, Kind, Mode, Refused, Request, Waiting
-from ._options import LockOptions, check_timeout
+from ._options import LockOptions, check_timeout, refuse_keywords
 from ._place import Place, State
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Acquirable:
 
     # -- for users ---------------------------------------------------------------------------------
 
-    async def acquire(self, *, timeout: float | None = _UNSET) -> Lease:
+    async def acquire(self, *, timeout: float | None = _UNSET, **wrong: Never) -> Lease:
         """Wait for the turn and return the lease.
 
         :param timeout: seconds; None waits for ever, 0 tries once. Default: the lock's own.
@@ -94,6 +94,8 @@ class Acquirable:
         :raises BackendUnavailable: when nothing answered for ``unavailable_after``, or at the timeout.
         :raises ClientClosed: when the client is left meanwhile.
         """
+        if wrong:
+            refuse_keywords("acquire()", wrong, ["timeout"])
         timeout = self._options.timeout if timeout is _UNSET else check_timeout(timeout)
         return await self._acquire(timeout)
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Never, Self
 
 from ._clock import now
 from ._errors import AcquireTimeout, BackendError, LockLost, NotHeld
 from ._lease import Lease, raise_loss
 from ._lock import _UNSET, Lock, OwnPlaces, pop_entered
-from ._options import check_timeout
+from ._options import check_timeout, refuse_keywords
 from ._place import Place
 from ._scope import BodyScope
 from ._session import Session
@@ -57,7 +57,7 @@ class MultiLock:
         """The names, each once, in the order in which they are taken."""
         return tuple(lock.name for lock in self._locks)
 
-    async def acquire(self, *, timeout: float | None = _UNSET) -> MultiLease:
+    async def acquire(self, *, timeout: float | None = _UNSET, **wrong: Never) -> MultiLease:
         """Wait for all names and return their leases; with an error, nothing is held.
 
         :param timeout: seconds for all of it; None waits for ever, 0 tries each name once. Default: the
@@ -68,6 +68,8 @@ class MultiLock:
         :raises ClientClosed: as ``Lock.acquire``.
         :raises LockLost: see the class.
         """
+        if wrong:
+            refuse_keywords("acquire()", wrong, ["timeout"])
         return await self._acquire(self._timeout if timeout is _UNSET else check_timeout(timeout))
 
     async def __aenter__(self) -> MultiLease:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Literal, NoReturn, get_args
 
 OnLost = Literal["cancel", "flag"]
 
@@ -47,6 +49,50 @@ class LockOptions:
                 f"margin ({self.margin} s) must be at most {LARGEST_MARGIN:.0%} of ttl and max_hold "
                 f"({shortest} s): the lease would be lost before it can be extended"
             )
+
+
+#: Keywords of other libraries' locks, and what does the same here.
+_ELSEWHERE = {
+    "blocking": "acquire_nowait(), or timeout=0, tries once; without, acquire() waits",
+    "blocking_timeout": "timeout= is how long acquire() waits (the length of the lease is ttl=)",
+    "sleep": "leave it out: a waiter is notified of its turn, and does not poll",
+    "retry_interval": "leave it out: a waiter is notified of its turn, and does not poll",
+    "retry_delay": "leave it out: a waiter is notified of its turn, and does not poll",
+    "retry_count": "timeout= is how long acquire() waits",
+    "thread_local": "leave it out: a hold belongs to the task or thread of its block; "
+    "owner= makes one owner of several",
+    "raise_on_release_error": "leave it out: a release that finds the lease lost raises LockLost",
+    "lock_class": "leave it out",
+    "token": "owner= makes one owner of several; lease.token is the fencing token",
+    "id": "owner= makes one owner of several",
+    "expire": "ttl= is how long the lease lives without being extended",
+    "expires": "ttl= is how long the lease lives without being extended",
+    "lock_timeout": "ttl= is how long the lease lives without being extended",
+    "lease_time": "ttl= is how long the lease lives without being extended",
+    "auto_renewal": "auto_extend= says whether the lease is extended; it is by default",
+    "auto_release_time": "ttl= is how long the lease lives without being extended",
+    "acquire_timeout": "timeout= is how long acquire() waits",
+    "wait_timeout": "timeout= is how long acquire() waits",
+}
+
+
+def refuse_keywords(
+    call: str, wrong: Iterable[str], known: Iterable[str] | None = None
+) -> NoReturn:
+    """Raise the TypeError of a call that got unknown keywords, with what stands for them here.
+
+    :param known: the keywords of the call; default: the options of a lock.
+    """
+    if known is None:
+        known = [field.name for field in fields(LockOptions)]
+    keyword = min(wrong)
+    message = f"{call} got an unexpected keyword argument {keyword!r}"
+    close = get_close_matches(keyword, known, 1)
+    if keyword in _ELSEWHERE:
+        message += f": {_ELSEWHERE[keyword]}"
+    elif close:
+        message += f": did you mean {close[0]!r}?"
+    raise TypeError(message)
 
 
 def check_seconds(what: str, value: object, *, least: float = 0.0) -> float:

@@ -210,6 +210,11 @@ class Session:
         message = f"the client was left: it does nothing more{about}; use one that is open"
         return ClientClosed(message, name=name)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its tasks have not ended yet."""
+        return self._main is not None and not self._main.done()
+
     def start_soon(self, call: Callable[..., Coroutine[Any, Any, Any]], *args: object) -> bool:
         """Run something in the client's task group; False when that is over. From any callback, too."""
         return start_soon(self._tasks, call(*args))

@@ -76,7 +76,18 @@ def _module_of(source: object) -> str:
         driver = base.__module__.partition(".")[0]
         if driver in _DRIVERS:
             return _DRIVERS[driver]
-    raise TypeError(f"source must be a URL or a redis.asyncio.Redis, not {type(source).__name__}")
+    raise not_a_source(source)
+
+
+def not_a_source(source: object) -> TypeError:
+    """Return the error for an object that is no source. Clients of both kinds have the same name."""
+    kind = type(source)
+    name = (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    return TypeError(f"source must be a URL or a redis.asyncio.Redis, not {name}")
 
 
 def check_scheme(url: str) -> str:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import fields
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Request, params
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.requests import HTTPConnection
 
 from .._client import Client, SourceLike
 from .._lease import Lease
 from .._lock import Lock
-from .._options import LockOptions, check_flag, check_timeout
+from .._options import LockOptions, check_flag, check_timeout, refuse_keywords
 from ._disconnect import Watch
 from ._names import Template
 from ._problems import as_problems, responses
+
+_PATH_FIELD = re.compile(r"{(\w+)(?::\w+)?}")
 
 
 def lifespan(
@@ -32,11 +36,13 @@ def lifespan(
     :param source: where locks live, as of ``Client``.
     :param client_options: as of ``Client``.
     :raises BackendUnavailable: (when the app starts) when the store does not answer within 5 s.
+    :raises ValueError: (when the app starts) for a ``Locked`` with a field that its path and handler lack.
     """
     client = Client(source, **client_options)
 
     @asynccontextmanager
     async def own_client(app: FastAPI) -> AsyncIterator[None]:
+        _check_templates(app)
         _show_responses(app)
         async with client:
             app.state.aiodlock = client
@@ -48,28 +54,74 @@ def lifespan(
     return own_client
 
 
+def _check_templates(app: FastAPI) -> None:
+    """Refuse a field that no request can fill, such as a misspelt one."""
+    for route, prefix, more in _all_routes(app.routes):
+        for locked in _locked(route.dependant):
+            for field in locked.__dict__["_template"].fields:
+                known = _parameters_of(route.dependant)
+                known["path"] = set(_PATH_FIELD.findall(prefix + route.path))
+                if more or field.is_told_by(known):
+                    continue
+                raise ValueError(
+                    f"{locked!r} at {prefix + route.path!r}: neither the path nor the handler "
+                    f"{route.endpoint.__name__!r} has the parameter {field.name!r}; declare it in the "
+                    f"handler, or write {{query.{field.name}}} or {{header.{field.name}}}"
+                )
+
+
+def _parameters_of(dependant: Any) -> dict[str, set[str]]:
+    """Return the names of what a handler and its dependencies read, by place."""
+    found: dict[str, set[str]] = {}
+    for place in ("query", "header"):
+        names = found[place] = set()
+        for parameter in getattr(dependant, f"{place}_params"):
+            # A model's fields are parameters, one each.
+            model = getattr(parameter.field_info.annotation, "model_fields", None)
+            names |= {parameter.alias} if model is None else _names_in(model)
+        if place == "header":
+            found[place] = {name.replace("_", "-").lower() for name in names}
+    for inner in dependant.dependencies:
+        for place, names in _parameters_of(inner).items():
+            found[place] |= names
+    return found
+
+
+def _names_in(model: dict[str, Any]) -> set[str]:
+    return {about.alias or name for name, about in model.items()}
+
+
+def _locked(dependant: Any) -> Iterator[Locked]:
+    for inner in dependant.dependencies:
+        if isinstance(inner.call, Locked):
+            yield inner.call
+        yield from _locked(inner)
+
+
 def _show_responses(app: FastAPI) -> None:
-    for route in _all_routes(app.routes):
-        if _is_locked(route.dependant):
+    for route, _, _ in _all_routes(app.routes):
+        if isinstance(route, APIRoute) and any(True for _ in _locked(route.dependant)):
             for status, response in responses.items():
                 route.responses.setdefault(status, response)
 
 
-def _all_routes(routes: Any, depth: int = 0) -> Iterator[APIRoute]:
-    """Find the routes of an app, also those that newer versions keep in their own routers."""
+def _all_routes(
+    routes: Any, prefix: str = "", more: bool = False, depth: int = 0
+) -> Iterator[tuple[APIRoute | APIWebSocketRoute, str, bool]]:
+    """Find the routes of an app, also those that newer versions keep in their own routers.
+
+    Each with the path in front of its own, and whether it has dependencies that are not shown here.
+    """
     for route in routes:
-        if isinstance(route, APIRoute):
-            yield route
-        else:
-            router = getattr(route, "original_router", None)
-            if router is not None and depth < 20:
-                yield from _all_routes(router.routes, depth + 1)
-
-
-def _is_locked(dependant: Any) -> bool:
-    return any(
-        isinstance(inner.call, Locked) or _is_locked(inner) for inner in dependant.dependencies
-    )
+        if isinstance(route, APIRoute | APIWebSocketRoute):
+            yield route, prefix, more
+            continue
+        router = getattr(route, "original_router", None)
+        if router is not None and depth < 20:
+            context = getattr(route, "include_context", None)
+            inner = prefix + getattr(context, "prefix", "")
+            hidden = more or context is None or bool(getattr(context, "dependencies", True))
+            yield from _all_routes(router.routes, inner, hidden, depth + 1)
 
 
 def _parameter(name: str, annotation: object) -> inspect.Parameter:
@@ -122,8 +174,9 @@ Tests may replace it, for ``Locked`` too: ``app.dependency_overrides[LockClient]
 class Locked(_Dependency):
     """``lease: Annotated[Lease, Locked("orders:{order_id}", timeout=2)]``: hold a lock for the request.
 
-    A field of the template is a parameter of the path, else of the query or a header (``x_tenant`` is
-    ``X-Tenant``). ``{path.x}``, ``{query.x}`` and ``{header.x}`` say where it comes from, and show it in
+    A field of the template is a parameter of the path, else one that the handler takes from the query or
+    a header (``x_tenant`` is ``X-Tenant``); a field that is neither is refused when the app starts.
+    ``{path.x}``, ``{query.x}`` and ``{header.x}`` say where it comes from, and show it in
     the OpenAPI schema. When the handler declares the parameter with a type, the name gets the value as
     the handler sees it: ``/orders/1`` and ``/orders/01`` are one order.
 
@@ -150,6 +203,8 @@ class Locked(_Dependency):
     ) -> None:
         check_flag("shared", shared)
         # A wrong option is told at import, not by the first request.
+        if unknown := set(lock_options) - {field.name for field in fields(LockOptions)}:
+            refuse_keywords("Locked()", unknown)
         LockOptions(**{"ttl": 30.0, **lock_options, "timeout": check_timeout(timeout)})
         self.__dict__.update(
             _template=Template(name_template),

@@ -43,6 +43,16 @@ class _Field:
                 return Header(alias=self.header)
         return None
 
+    def is_told_by(self, known: dict[str, set[str]]) -> bool:
+        """Return whether a request can fill it, given what its route and handler read."""
+        if self.place in ("query", "header"):
+            return True  # the marker reads it
+        if self.name in known["path"]:
+            return True
+        if self.place == "path":
+            return False
+        return self.name in known["query"] or self.header in known["header"]
+
     def value(self, connection: HTTPConnection) -> str:
         if self.place in ("", "path") and self.name in connection.path_params:
             return self._as_handled(connection, "path", str(connection.path_params[self.name]))

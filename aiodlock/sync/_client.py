@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack
+from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack
 
 from .. import _client as core
 from .. import _lock as core_lock
@@ -17,6 +18,7 @@ from .._clock import now
 from .._errors import BackendUnavailable, ClientClosed, LockLost
 from .._hooks import Hooks
 from .._lock import ANSWER_WITHIN
+from .._locked import CallTemplate, check_function
 from .._model import LockInfo
 from .._options import check_timeout
 from .._place import State
@@ -31,6 +33,7 @@ from ._portal import Portal, TakeBack, check_no_loop, portal
 from ._source import SourceLike, asynchronous
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 #: At the end of the process: seconds for waiters to leave. Daemon threads do not end their bodies any more.
 _CLOSE_AT_EXIT = 0.5
@@ -358,6 +361,42 @@ class Client:
     ) -> Description:
         on_lost, others = _split(dict(options))
         return Description(kind, name, others, limit, on_lost)
+
+    def locked(
+        self, template: str, **options: Unpack[LockOptions]
+    ) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+        """Hold a lock around each call of a function, or of a method.
+
+        The lock's name is filled from the call's arguments, by the names of the parameters, with defaults
+        applied. Values are percent-encoded, so two different values never share a name.
+
+        Example::
+
+            @client.locked("order:{order_id}", timeout=2)
+            def pay(order_id: int) -> None: ...
+
+        :param template: the name, with a parameter of the function in each pair of braces.
+        :param options: as of ``lock``.
+        :raises TypeError: (when decorating) for an async function and for a generator; (when calling) for a
+            value that is not a str, an int or a UUID. A bool is not an int here.
+        :raises ValueError: (when decorating) for a field that is not a parameter, for two fields without a
+            separator between them, and for wrong options; (when calling) for a name that is too long.
+        """
+        parsed = CallTemplate(template)
+        self.lock("options", **options)  # wrong ones are told when decorating
+
+        def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
+            check_function(function, coroutine=False, instead="aiodlock.Client.locked")
+            name_of = parsed.of(function)
+
+            @functools.wraps(function)
+            def locked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+                with self.lock(name_of(*args, **kwargs), **options):
+                    return function(*args, **kwargs)
+
+            return locked
+
+        return decorate
 
     # -- for people ------------------------------------------------------------------------------
 

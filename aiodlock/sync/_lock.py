@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
 from .. import _lease as core_lease
 from .. import _lock as core
 from .._errors import AcquireTimeout, NotHeld, WouldBlock
 from .._model import Mode
-from .._options import check_timeout
+from .._options import check_timeout, refuse_keywords
 from ._blocks import Entered, here
 from ._lease import Body, Lease, arm, call_when_lost, enter, leave
 from ._options import UNSET
@@ -40,7 +40,7 @@ class Acquirable:
 
     # -- for users ---------------------------------------------------------------------------------
 
-    def acquire(self, *, timeout: float | None = UNSET) -> Lease:
+    def acquire(self, *, timeout: float | None = UNSET, **wrong: Never) -> Lease:
         """Wait for the turn and return the lease, which is to be released.
 
         The hold belongs to the lease, not to the thread: another ``acquire`` of this thread waits for it.
@@ -62,6 +62,8 @@ class Acquirable:
         :raises ClientClosed: when the client is closed meanwhile.
         :raises RuntimeError: in a thread that runs an event loop.
         """
+        if wrong:
+            refuse_keywords("acquire()", wrong, ["timeout"])
         return self._acquire(self._timeout(timeout))
 
     def acquire_nowait(self) -> Lease:

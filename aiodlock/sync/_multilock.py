@@ -6,13 +6,13 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Never, Self
 
 from .. import _client as core_client
 from .. import _multilock as core
 from .._errors import LockLost, NotHeld
 from .._lease import raise_loss
-from .._options import check_timeout
+from .._options import check_timeout, refuse_keywords
 from ._blocks import Entered, here
 from ._lease import Lease, arm, call_when_lost
 from ._lock import Lock
@@ -59,7 +59,7 @@ class MultiLock:
         """The names, each once, in the order in which they are taken."""
         return self._names
 
-    def acquire(self, *, timeout: float | None = UNSET) -> MultiLease:
+    def acquire(self, *, timeout: float | None = UNSET, **wrong: Never) -> MultiLease:
         """Wait for all names and return their leases; with an error, nothing is held.
 
         Example::
@@ -78,6 +78,8 @@ class MultiLock:
         :raises ClientClosed: as ``Lock.acquire``.
         :raises LockLost: when a name was lost that this thread is in a block of.
         """
+        if wrong:
+            refuse_keywords("acquire()", wrong, ["timeout"])
         return self._acquire(self._timeout if timeout is UNSET else check_timeout(timeout))
 
     def __enter__(self) -> MultiLease:

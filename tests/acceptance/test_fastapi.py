@@ -157,7 +157,7 @@ async def test_a_missing_field_is_the_clients_fault(store: Store) -> None:
     app = FastAPI(lifespan=lifespan(store.source))
 
     @app.get("/x")
-    async def x(lease: Annotated[Lease, Locked("x:{id}")]) -> str:
+    async def x(id: str, lease: Annotated[Lease, Locked("x:{id}")]) -> str:
         return lease.name
 
     async with started(app) as http:

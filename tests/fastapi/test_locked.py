@@ -9,7 +9,17 @@ from uuid import UUID
 
 import httpx
 import pytest
-from fastapi import APIRouter, BackgroundTasks, Body, FastAPI, Request, Response
+from fastapi import (
+    APIRouter,
+    BackgroundTasks,
+    Body,
+    Depends,
+    FastAPI,
+    Header,
+    Query,
+    Request,
+    Response,
+)
 from fastapi.responses import StreamingResponse
 
 import aiodlock
@@ -131,6 +141,8 @@ async def test_fields_come_from_path_query_and_headers(app: FastAPI, serve: Serv
     @app.get("/a/{order_id}")
     async def bare(
         lease: Annotated[Lease, Locked("{x_tenant}:{region}:{order_id}")],
+        x_tenant: Annotated[str, Header()] = "",
+        region: str = "",
     ) -> str:
         return lease.name
 
@@ -165,7 +177,7 @@ async def test_value_cannot_break_out_into_another_name(
     app: FastAPI, serve: Serve, value: str
 ) -> None:
     @app.get("/x")
-    async def x(lease: Annotated[Lease, Locked("orders:{id}")]) -> None:
+    async def x(id: str, lease: Annotated[Lease, Locked("orders:{id}")]) -> None:
         raise AssertionError("must not run")
 
     async with serve(app) as http:
@@ -176,7 +188,7 @@ async def test_value_cannot_break_out_into_another_name(
 
 async def test_separator_of_two_fields_is_refused_in_both(app: FastAPI, serve: Serve) -> None:
     @app.get("/x")
-    async def x(lease: Annotated[Lease, Locked("{a}-{b}")]) -> str:
+    async def x(a: str, b: str, lease: Annotated[Lease, Locked("{a}-{b}")]) -> str:
         return lease.name
 
     async with serve(app) as http:
@@ -401,3 +413,49 @@ def test_wrong_options_are_refused_at_once() -> None:
         Locked("x", timeout=-1)
     with pytest.raises(TypeError):
         Locked("x", no_such_option=1)
+
+
+def tenant_of(x_tenant: Annotated[str, Header()]) -> str:
+    return x_tenant
+
+
+async def test_a_field_that_no_request_can_fill_is_refused_when_the_app_starts() -> None:
+    def app_with(template: str, *, prefix: str = "") -> FastAPI:
+        app = FastAPI(lifespan=aiodlock.fastapi.lifespan("memory://"))
+        router = APIRouter()
+
+        @router.get("/orders/{order_id}", dependencies=[Locked(template)])
+        async def pay(
+            tenant: Annotated[str, Depends(tenant_of)],
+            region: str = "eu",
+            zone: Annotated[str, Query(alias="az")] = "a",
+        ) -> None: ...
+
+        app.include_router(router, prefix=prefix)
+        return app
+
+    for good in (
+        "{order_id}",
+        "{region}",
+        "{az}",
+        "{x_tenant}",
+        "{query.any}",
+        "{header.any}",
+        "x",
+    ):
+        app = app_with(good)
+        async with app.router.lifespan_context(app):
+            pass
+    app = app_with("{shop}:{order_id}", prefix="/{shop}")
+    async with app.router.lifespan_context(app):
+        pass
+    for bad in ("{oder_id}", "{path.region}", "{zone}", "{tenant}:{order_id}"):
+        app = app_with(bad)
+        with pytest.raises(ValueError, match="neither the path nor the handler"):
+            async with app.router.lifespan_context(app):
+                pass
+
+
+def test_keywords_of_other_libraries_are_answered() -> None:
+    with pytest.raises(TypeError, match=r"timeout= is how long"):
+        Locked("x", blocking_timeout=5)

@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import redis
 from redis.asyncio import Redis, RedisCluster
 
 from ..._errors import Unsupported
 from ..._model import Capabilities
 from ..base import Backend
-from ..sources import StoreOptions, check_scheme
+from ..sources import StoreOptions, check_scheme, not_a_source
 from .backend import RedisBackend
 from .cluster import ClusterBackend, seeds_of
 from .quorum import CAPABILITIES, QuorumBackend
@@ -76,9 +77,7 @@ def _read(source: Any) -> tuple[Source | list[Source], str]:
         settings = Source.from_client(source)
         return settings, settings.described
     if not isinstance(source, str):
-        raise TypeError(
-            f"source must be a URL or a redis.asyncio.Redis, not {type(source).__name__}"
-        )
+        raise _blocking(source) or not_a_source(source)
     scheme = check_scheme(source)
     if "://" not in source:
         raise ValueError(
@@ -89,6 +88,17 @@ def _read(source: Any) -> tuple[Source | list[Source], str]:
         return seeds, "redis+cluster at " + ", ".join(seed.described for seed in seeds)
     settings = _read_url(source)
     return settings, settings.described
+
+
+def _blocking(source: object) -> TypeError | None:
+    """Return the error for a client of redis-py that blocks, None for anything else."""
+    if not isinstance(source, redis.Redis | redis.RedisCluster):
+        return None
+    kind = type(source)
+    return TypeError(
+        f"source is a {kind.__module__}.{kind.__qualname__}, which blocks: pass its URL or a "
+        f"redis.asyncio.{kind.__name__}; code without asyncio uses aiodlock.sync.Client"
+    )
 
 
 def _read_nodes(sources: Sequence[Any]) -> tuple[list[Source | str], str]:
