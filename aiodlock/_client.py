@@ -52,6 +52,12 @@ class Client:
     leaving ends every wait with ``ClientClosed``, cancels bodies that still hold, releases, and stops.
     It may be entered again afterwards. All tasks share its two connections per server.
 
+    ```python
+    async with aiodlock.Client("redis://localhost:6379/0", ttl=10) as client:
+        async with client.lock("order:42") as lease:
+            print(lease.token)
+    ```
+
     :param source: ``redis://``, ``rediss://``, ``unix://``, ``memory://`` (private to this client),
         ``memory://NAME`` (shared by all clients of this process, on any event loop),
         ``redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB``, ``redis+cluster://HOST:PORT,HOST:PORT`` (those
@@ -215,6 +221,12 @@ class Client:
     ) -> Lock:
         """Describe an exclusive lock. No I/O; needs no running client.
 
+        ```python
+        lock = client.lock("order:42", ttl=10, timeout=5)
+        async with lock as lease:
+            ...
+        ```
+
         :param name: any text of 1 to 512 bytes of UTF-8.
         :param ttl: seconds the lease lives without being extended; at least 0.05. Default: the client's.
         :param timeout: seconds ``acquire`` and ``async with`` wait; None for ever, 0 tries once.
@@ -235,7 +247,16 @@ class Client:
         return Lock(self, check_text("name", name), "exclusive", options)
 
     def rwlock(self, name: str, **options: Any) -> ReadWriteLock:
-        """Describe both modes of a lock; ``.write`` is the same as ``lock(name)``. Options as there."""
+        """Describe both modes of a lock; ``.write`` is the same as ``lock(name)``. Options as there.
+
+        ```python
+        page = client.rwlock("page:7")
+        async with page.read:  # together with other readers
+            ...
+        async with page.write:  # alone
+            ...
+        ```
+        """
         write = self.lock(name, **options)
         return ReadWriteLock(self._in_mode(write, "shared"), write)
 
@@ -243,6 +264,11 @@ class Client:
         """Describe a lock with ``limit`` holders. Options as of ``lock``, without ``owner``.
 
         A ``limit`` that differs from the one in use raises ValueError when acquiring.
+
+        ```python
+        async with client.semaphore("mail", limit=3):  # three at a time
+            ...
+        ```
         """
         if options.pop("owner", None) is not None:
             raise ValueError("a semaphore is not reentrant: owner has no meaning")
@@ -255,13 +281,24 @@ class Client:
         return Semaphore(self, described.name, "shared", described._options, check_limit(limit))
 
     def election(self, name: str, **options: Any) -> Election:
-        """Describe an election: one leader at a time. Options as of ``lock``, without ``owner``."""
+        """Describe an election: one leader at a time. Options as of ``lock``, without ``owner``.
+
+        ```python
+        async with client.election("scheduler").lead("host-1") as lease:
+            ...  # this process leads
+        ```
+        """
         return Election(self, name, options)
 
     def multilock(
         self, *names_or_locks: str | Lock, timeout: float | None = None, **options: Any
     ) -> MultiLock:
         """Describe several locks as one, all or none; see ``MultiLock``.
+
+        ```python
+        async with client.multilock("account:1", "account:2") as leases:
+            print(leases["account:1"].token)
+        ```
 
         :param names_or_locks: names, which are taken exclusively with ``options``, and locks, which keep
             their mode and options. A name that is repeated is taken once, exclusively if any of them is.
@@ -343,13 +380,29 @@ class Client:
     # -- for people ------------------------------------------------------------------------------
 
     def add_hooks(self, hooks: Hooks) -> None:
-        """Let ``hooks`` hear of every request and lease that begins from now on; see ``Hooks``."""
+        """Let ``hooks`` hear of every request and lease that begins from now on; see ``Hooks``.
+
+        ```python
+        class Slow(aiodlock.Hooks):
+            def acquired(self, request: aiodlock.RequestInfo, waited: float) -> None:
+                if waited > 1:
+                    print(f"waited {waited:.1f} s for {request.name}")
+
+
+        client.add_hooks(Slow())
+        ```
+        """
         if not isinstance(hooks, Hooks):
             raise TypeError(f"hooks must be an aiodlock.Hooks, not {hooks!r}")
         self._hooks.append(hooks)
 
     async def inspect(self, name: str) -> LockInfo:
         """Return who holds the lock and who waits for it, as of one moment.
+
+        ```python
+        info = await client.inspect("order:42")
+        print(len(info.holders), "hold it,", len(info.waiters), "wait")
+        ```
 
         :raises BackendUnavailable: when nothing answers within 2 s.
         """
@@ -359,6 +412,11 @@ class Client:
         """Iterate over every lock held or waited for whose name matches the glob.
 
         Not over a name that nobody waits for and only a lock-delay keeps closed; ``inspect`` tells that.
+
+        ```python
+        async for info in client.locks("order:*"):
+            print(info.name, [holder.owner for holder in info.holders])
+        ```
         """
         if not isinstance(match, str):
             raise TypeError(f"match must be a str, not {match!r}")
@@ -384,13 +442,24 @@ class Client:
 
         The holders learn it at once, at worst at their next extension. When the connection is lost before
         the answer comes, it is done again, and 0 may mean that the first attempt did it.
+
+        ```python
+        released = await client.break_lock("order:42")
+        print(released, "holders have lost it")
+        ```
         """
         check_text("name", name)
         session = self._use(name)
         return await self._answer_soon(lambda: session.backend.break_lock(name), name)
 
     async def check_sequencer(self, sequencer: str) -> bool:
-        """Return whether exactly the grant that this string was made from holds at this moment."""
+        """Return whether exactly the grant that this string was made from holds at this moment.
+
+        ```python
+        async with client.lock("order:42") as lease:
+            assert await client.check_sequencer(lease.sequencer)
+        ```
+        """
         if not isinstance(sequencer, str):
             raise TypeError(f"sequencer must be a str, not {sequencer!r}")
         parsed = _read_sequencer(sequencer)

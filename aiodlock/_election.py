@@ -34,6 +34,12 @@ class Election:
 
     So ``Client.inspect`` shows the leader and the candidates in their order, and ``Client.break_lock``
     deposes.
+
+    ```python
+    election = client.election("scheduler", ttl=10)
+    async with election.lead("http://host-1:8080") as lease:
+        ...  # cancelled when the lease is lost
+    ```
     """
 
     def __init__(self, client: Client, name: str, options: dict[str, Any]) -> None:
@@ -57,6 +63,11 @@ class Election:
         Candidates are elected in order of arrival. When the lease is lost, the body is cancelled and
         ``LockLost`` raised, as with a lock. A leader that stands again in its own body waits for itself.
 
+        ```python
+        async with client.election("scheduler").lead("host-1") as lease:
+            print("elected, with token", lease.token)
+        ```
+
         :param value: what ``observe`` shows, such as an address; up to 400 bytes of UTF-8.
         :raises AcquireTimeout: (on entering) with the option ``timeout``, when it ran out.
         """
@@ -77,6 +88,12 @@ class Election:
         it also looks every ``interval`` seconds. Yields nothing while nobody leads, and may miss a leader
         that led for a moment. Two leaders in a row with equal values are told twice. For information: what
         only the leader may do is protected by its lease and token.
+
+        ```python
+        async def follow(client: aiodlock.Client) -> None:
+            async for address in client.election("scheduler").observe():
+                print("the leader is at", address)
+        ```
 
         :raises BackendUnavailable: when nothing answered for the client's ``unavailable_after``.
         :raises ClientClosed: when the client is left.

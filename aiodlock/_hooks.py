@@ -15,6 +15,13 @@ class Hooks:
 
     Called in the event loop: return at once. The first three are called in the acquiring task, so context
     variables are its own. An exception is logged, and does no harm to the lock.
+
+    ```python
+    class Slow(aiodlock.Hooks):
+        def acquired(self, request: aiodlock.RequestInfo, waited: float) -> None:
+            if waited > 1:
+                print(f"waited {waited:.1f} s for {request.name}")
+    ```
     """
 
     def acquiring(self, request: RequestInfo) -> None:

@@ -33,6 +33,12 @@ class Lease:
     ``wait_lost`` tell. A bare lease that is garbage-collected while held is released, with a
     ResourceWarning. (Discarding the result of ``await lock.acquire()`` is not forgetting it:
     ``await lock.release()`` in the same task still ends that hold, and so does the task's end.)
+
+    ```python
+    lease = await client.lock("report").acquire()
+    async with lease:
+        print(lease.token, lease.held, lease.remaining())
+    ```
     """
 
     __slots__ = ("__weakref__", "_place", "_scope", "_scope_task", "_serial", "_session")
@@ -104,16 +110,37 @@ class Lease:
         return place.lost
 
     def remaining(self) -> float:
-        """Return the seconds until the lease counts as lost if it is not extended; 0.0 once over."""
+        """Return the seconds until the lease counts as lost if it is not extended; 0.0 once over.
+
+        ```python
+        async with client.lock("report", ttl=10) as lease:
+            print(lease.remaining(), "s, unless it is extended")
+        ```
+        """
         return max(0.0, self._place.ends_at - now()) if self.held else 0.0
 
     def ensure_held(self) -> None:
-        """Return if the lease is held, else raise LockLost (or NotHeld after a release)."""
+        """Return if the lease is held, else raise LockLost (or NotHeld after a release).
+
+        ```python
+        async with client.lock("report", on_lost="flag") as lease:
+            for chunk in range(3):
+                lease.ensure_held()
+                ...  # write the chunk
+        ```
+        """
         if not self.held:
             raise self._why_not_held()
 
     async def wait_lost(self) -> LockLost:
-        """Wait until the lease is lost and return why. Raises NotHeld when it is released instead."""
+        """Wait until the lease is lost and return why. Raises NotHeld when it is released instead.
+
+        ```python
+        async def tell(lease: aiodlock.Lease) -> None:
+            lost = await lease.wait_lost()
+            print("lost:", lost.reason)
+        ```
+        """
         place = self._place
         self._notice_overdue()
         while place.lost is None:
@@ -131,6 +158,11 @@ class Lease:
         """Extend now; with ``ttl``, by that and from then on (the deadline never comes nearer).
 
         Retries until the local deadline.
+
+        ```python
+        async with client.lock("report", ttl=10) as lease:
+            await lease.extend(60)  # 60 s from now, and each time from now on
+        ```
 
         :raises LockLost: when the lease is lost, before or meanwhile.
         :raises NotHeld: after a release.
@@ -163,6 +195,14 @@ class Lease:
 
     async def release(self) -> None:
         """Release; from any task. Retries until the local deadline.
+
+        ```python
+        lease = await client.lock("report").acquire()
+        try:
+            ...
+        finally:
+            await lease.release()
+        ```
 
         :raises NotHeld: when this lease was released before.
         :raises LockLost: when it was lost before, or nothing answered until the local deadline.

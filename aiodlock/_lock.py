@@ -86,6 +86,14 @@ class Acquirable:
     async def acquire(self, *, timeout: float | None = _UNSET, **wrong: Never) -> Lease:
         """Wait for the turn and return the lease.
 
+        ```python
+        lease = await client.lock("report").acquire(timeout=5)
+        try:
+            ...
+        finally:
+            await lease.release()
+        ```
+
         :param timeout: seconds; None waits for ever, 0 tries once. Default: the lock's own.
             (Better than ``asyncio.wait_for``, which on Python 3.11 acquires in another task.)
         :raises AcquireTimeout: when the timeout ran out; nothing is left in the queue.
@@ -102,6 +110,16 @@ class Acquirable:
     async def acquire_nowait(self) -> Lease:
         """Return the lease if the lock is free and nobody waits for it.
 
+        ```python
+        try:
+            lease = await client.lock("report").acquire_nowait()
+        except aiodlock.WouldBlock:
+            print("somebody else holds it")
+        else:
+            async with lease:
+                ...
+        ```
+
         :raises WouldBlock: when it is held or waited for.
         :raises BackendUnavailable: when nothing answers within 2 s.
         """
@@ -112,6 +130,12 @@ class Acquirable:
 
     async def release(self) -> None:
         """Release this task's latest hold of that name and mode.
+
+        ```python
+        lock = client.lock("report")
+        await lock.acquire()
+        await lock.release()  # in the same task
+        ```
 
         :raises NotHeld: when this task holds nothing of the kind.
         :raises LockLost: when the lease was lost before, or nothing answered until its deadline.
@@ -131,7 +155,13 @@ class Acquirable:
         await lease.release()
 
     async def locked(self) -> bool:
-        """Return whether anybody holds the name at this moment, in any mode."""
+        """Return whether anybody holds the name at this moment, in any mode.
+
+        ```python
+        if await client.lock("report").locked():
+            print("somebody holds it")
+        ```
+        """
         info = await self._client._inspect(self._kind, self._name)
         return bool(info.holders) or info.closed > 0
 
@@ -405,6 +435,12 @@ class Lock(Acquirable):
 
     ``async with lock as lease:`` waits its turn. When the lease is lost in the body, the body is
     cancelled once and ``LockLost`` raised (with ``on_lost="flag"`` only at the end).
+
+    ```python
+    lock = client.lock("order:42", ttl=10)
+    async with lock as lease:
+        print(lease.token)
+    ```
     """
 
     @property
@@ -417,7 +453,16 @@ class Lock(Acquirable):
 
 
 class ReadWriteLock:
-    """The two modes of one name. ``read`` may be held by many at a time, ``write`` by one alone."""
+    """The two modes of one name. ``read`` may be held by many at a time, ``write`` by one alone.
+
+    ```python
+    page = client.rwlock("page:7")
+    async with page.read:
+        ...
+    async with page.write:
+        ...
+    ```
+    """
 
     def __init__(self, read: Lock, write: Lock) -> None:
         self._read = read
@@ -446,6 +491,12 @@ class Semaphore(Acquirable):
     """A lock with ``limit`` holders, in the same fair queue. Not reentrant; made by ``Client.semaphore``.
 
     Its keys are its own: a lock of the same name is another thing.
+
+    ```python
+    mail = client.semaphore("mail", limit=3)
+    async with mail as lease:
+        ...
+    ```
     """
 
     _kind: Kind = "semaphore"
@@ -456,7 +507,13 @@ class Semaphore(Acquirable):
         return self._limit
 
     async def locked(self) -> bool:
-        """Return whether ``acquire_nowait`` would be refused at this moment: no place free, or waiters."""
+        """Return whether ``acquire_nowait`` would be refused at this moment: no place free, or waiters.
+
+        ```python
+        if await client.semaphore("mail", limit=3).locked():
+            print("all three places are taken")
+        ```
+        """
         info = await self._client._inspect(self._kind, self._name)
         taken = len(info.holders) + (info.closed > 0)
         return taken >= self._limit or bool(info.waiters)

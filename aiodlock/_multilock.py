@@ -40,6 +40,12 @@ class MultiLock:
 
     No deadlock between multilocks, in whatever order their names are given. A task that holds locks
     *already* when it acquires a multilock gives up that freedom, as with any locks taken in turns.
+
+    ```python
+    both = client.multilock("account:1", "account:2", timeout=5)
+    async with both as leases:
+        print(leases.tokens)
+    ```
     """
 
     def __init__(self, client: Client, locks: list[Lock], timeout: float | None) -> None:
@@ -59,6 +65,11 @@ class MultiLock:
 
     async def acquire(self, *, timeout: float | None = _UNSET, **wrong: Never) -> MultiLease:
         """Wait for all names and return their leases; with an error, nothing is held.
+
+        ```python
+        leases = await client.multilock("account:1", "account:2").acquire(timeout=5)
+        await leases.release()
+        ```
 
         :param timeout: seconds for all of it; None waits for ever, 0 tries each name once. Default: the
             multilock's own. A ``Lock`` that has a timeout of its own is not waited for longer than that.
@@ -179,6 +190,13 @@ class MultiLease(Mapping[str, Lease]):
 
     Mutable state: ``_leases`` (grows while acquiring), ``_over`` (released), ``_scope`` with ``_armed``
     (the one scope that cancels the body, and the places that refer to it), ``_watchers``.
+
+    ```python
+    async with client.multilock("account:1", "account:2") as leases:
+        assert leases.held
+        for name, lease in leases.items():
+            print(name, lease.token)
+    ```
     """
 
     __slots__ = (
@@ -240,16 +258,35 @@ class MultiLease(Mapping[str, Lease]):
         return next((lost for lease in self._leases.values() if (lost := lease.lost)), None)
 
     def remaining(self) -> float:
-        """Return the seconds until the first of them is lost if not extended; 0.0 once over."""
+        """Return the seconds until the first of them is lost if not extended; 0.0 once over.
+
+        ```python
+        async with client.multilock("account:1", "account:2") as leases:
+            print(leases.remaining())
+        ```
+        """
         return min(lease.remaining() for lease in self._leases.values()) if self.held else 0.0
 
     def ensure_held(self) -> None:
-        """Return if all are held, else raise LockLost (or NotHeld after a release)."""
+        """Return if all are held, else raise LockLost (or NotHeld after a release).
+
+        ```python
+        async with client.multilock("account:1", "account:2") as leases:
+            leases.ensure_held()
+        ```
+        """
         if not self.held:
             raise self._not_held() if self.lost is None else self._error()
 
     async def wait_lost(self) -> LockLost:
-        """Wait until one is lost and return why. Raises NotHeld when all are released instead."""
+        """Wait until one is lost and return why. Raises NotHeld when all are released instead.
+
+        ```python
+        async def tell(leases: aiodlock.MultiLease) -> None:
+            lost = await leases.wait_lost()
+            print("lost", lost.name, lost.reason)
+        ```
+        """
         while (lost := self.lost) is None:
             if self._over or not any(lease.held for lease in self._leases.values()):
                 raise self._not_held()
@@ -264,6 +301,11 @@ class MultiLease(Mapping[str, Lease]):
 
     async def release(self) -> None:
         """Release all, in reverse; each is attempted whatever happens to the others. From any task.
+
+        ```python
+        leases = await client.multilock("account:1", "account:2").acquire()
+        await leases.release()
+        ```
 
         :raises NotHeld: when this was released before.
         :raises LockLost: when one was lost before, or not answered until its local deadline.

@@ -63,6 +63,14 @@ class RedisGuard:
     Each is a hash with the fields ``value`` and ``token``, under ``prefix`` + key. Everybody who writes
     it has to do so by a guard.
 
+    ```python
+    from aiodlock.fencing import RedisGuard
+
+    guard = RedisGuard(redis, prefix="guarded:")
+    async with client.lock("report") as lease:
+        written = await guard.set("report", "the text", token=lease.token)
+    ```
+
     :param redis: a ``redis.asyncio.Redis`` or ``RedisCluster``; it stays yours.
     :param prefix: what the keys begin with.
     """
@@ -75,6 +83,14 @@ class RedisGuard:
         self, key: str, value: bytes | str, *, token: int, ttl: float | None = None
     ) -> bool:
         """Write unless the key was written with a newer token; return whether it was written.
+
+        ```python
+        from aiodlock.fencing import RedisGuard
+
+        async with client.lock("report") as lease:
+            if not await RedisGuard(redis).set("report", "the text", token=lease.token):
+                raise RuntimeError("a newer holder has written")
+        ```
 
         :param token: the lease's. The same one may write again.
         :param ttl: seconds after which the key is gone, and its token forgotten: longer than any writer
@@ -93,6 +109,14 @@ class RedisGuard:
         """Return the value and the token it was written with; None when there is none.
 
         The value is bytes, or str where the driver decodes.
+
+        ```python
+        from aiodlock.fencing import RedisGuard
+
+        found = await RedisGuard(redis).get("report")
+        if found is not None:
+            value, token = found
+        ```
         """
         value, token = await self._redis.hmget(self._prefix + key, "value", "token")
         return None if token is None else (value, int(token))
@@ -101,6 +125,14 @@ class RedisGuard:
 @dataclass(frozen=True, slots=True)
 class SQLFence:
     """The pieces of SQL that refuse a stale writer. Both take the token as their parameter.
+
+    ```python
+    from aiodlock.fencing import SQLFence
+
+    fence = SQLFence()
+    statement = f"UPDATE account SET balance = ?, {fence.assignment} WHERE id = ? AND {fence.condition}"
+    # execute(statement, (balance, lease.token, id, lease.token))
+    ```
 
     :param column: the token's column: ``BIGINT NOT NULL DEFAULT 0``.
     :param placeholder: as the driver wants it: ``?`` (SQLite), ``%s`` (psycopg), ``$1`` or ``:token``.

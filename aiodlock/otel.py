@@ -47,6 +47,12 @@ def instrument(
 ) -> None:
     """Let a client report metrics and spans, from now on and for its whole life.
 
+    ```python
+    import aiodlock.otel
+
+    aiodlock.otel.instrument(client, label=lambda name: name.partition(":")[0])
+    ```
+
     :param client: entered or not.
     :param meter_provider: default: the global one.
     :param tracer_provider: default: the global one.

@@ -39,12 +39,28 @@ __all__ = [
 
 
 def memory_url() -> str:
-    """Return the URL of a fresh store, for several clients of this process."""
+    """Return the URL of a fresh store, for several clients of this process.
+
+    ```python
+    from aiodlock.testing import memory_client, memory_url
+
+    url = memory_url()
+    async with memory_client(url) as one, memory_client(url) as other:
+        ...  # both see the same locks
+    ```
+    """
     return f"memory://test-{secrets.token_hex(8)}"
 
 
 def memory_client(url: str | None = None, **options: Any) -> Client:
     """Return a client on a store of its own, or on ``url``, to be entered: ``async with``.
+
+    ```python
+    from aiodlock.testing import memory_client
+
+    async with memory_client(ttl=0.5) as client:
+        ...
+    ```
 
     :param options: as of ``Client``. A short ``ttl`` makes a test of expiry short.
     """
@@ -55,6 +71,13 @@ def hold(client: Client, name: str, **options: Any) -> Acquirable:
     """Return a lock that somebody else holds while the test is in it: ``async with hold(client, "x")``.
 
     Every use is an owner of its own, so code in the same task does not get in by reentrancy.
+
+    ```python
+    from aiodlock.testing import hold
+
+    async with hold(client, "report"):
+        assert await client.lock("report").locked()
+    ```
     """
     return client.lock(name, owner=f"test-{secrets.token_hex(8)}", **options)
 
@@ -64,6 +87,14 @@ def lose(lease: Lease, reason: LossReason) -> asyncio.Future[None]:
 
     It is lost when this returns: its body is cancelled and watchers are woken, as for any loss. The store
     gives the lock to the next waiter in the background; await the result where that matters.
+
+    ```python
+    from aiodlock.testing import lose
+
+    lease = await client.lock("report").acquire()
+    await lose(lease, "broken")
+    assert lease.lost.reason == "broken"
+    ```
 
     :raises ValueError: for an unknown reason, or when the lease is not held.
     """
@@ -96,7 +127,16 @@ def lose(lease: Lease, reason: LossReason) -> asyncio.Future[None]:
 
 
 def expire(lease: Lease) -> asyncio.Future[None]:
-    """Let a lease expire now, as if nothing had extended it. See ``lose``."""
+    """Let a lease expire now, as if nothing had extended it. See ``lose``.
+
+    ```python
+    from aiodlock.testing import expire
+
+    lease = await client.lock("report").acquire()
+    await expire(lease)
+    assert not lease.held
+    ```
+    """
     return lose(lease, "expired")
 
 
@@ -132,6 +172,14 @@ def drop_next_notice(client: Client) -> _Injection:
     """Let the next notice of a grant to this client be lost on its way.
 
     Its waiter learns of the grant when it extends, a third of its lease later at the most.
+
+    ```python
+    from aiodlock.testing import drop_next_notice
+
+    with drop_next_notice(client) as notice:
+        ...  # let the code wait for a lock
+    print(notice.happened)
+    ```
     """
     session = client._use()
     injection = _Injection(session, "on_granted")
@@ -149,6 +197,16 @@ def fail_next_call(client: Client, error: Exception | None = None) -> _Injection
 
     A call is ``acquire``, entering a lock, ``release`` and ``extend``, ``inspect`` and its like; leaving a
     block is not one, for it never fails that way.
+
+    ```python
+    from aiodlock.testing import fail_next_call
+
+    with fail_next_call(client):
+        try:
+            await client.lock("report").acquire()
+        except aiodlock.BackendUnavailable:
+            print("the code under test has to cope with this")
+    ```
 
     :param error: default: ``BackendUnavailable``.
     """

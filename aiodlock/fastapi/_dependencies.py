@@ -33,6 +33,14 @@ def lifespan(
     lifespan of your own: ``async with lifespan(source)(app): ...``. Also adds the three responses to
     the OpenAPI schema of every route that uses ``Locked``.
 
+    ```python
+    from fastapi import FastAPI
+
+    import aiodlock.fastapi
+
+    app = FastAPI(lifespan=aiodlock.fastapi.lifespan("redis://localhost:6379/0"))
+    ```
+
     :param source: where locks live, as of ``Client``.
     :param client_options: as of ``Client``.
     :raises BackendUnavailable: (when the app starts) when the store does not answer within 5 s.
@@ -187,6 +195,23 @@ class Locked(_Dependency):
     A client that disconnects while it waits leaves the queue, and the handler does not run.
 
     The object is a key for ``app.dependency_overrides``; overriding ``LockClient`` is often enough.
+
+    ```python
+    from typing import Annotated
+
+    from fastapi import FastAPI
+
+    from aiodlock.fastapi import Locked
+
+    app = FastAPI()
+
+
+    @app.post("/orders/{order_id}/pay")
+    async def pay(
+        order_id: int, lease: Annotated[aiodlock.Lease, Locked("orders:{order_id}", timeout=2)]
+    ) -> int:
+        return lease.token
+    ```
 
     :param shared: hold the lock in shared mode.
     :param timeout: seconds to wait, then 423; 0 tries once; None waits for ever.
