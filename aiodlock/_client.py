@@ -344,10 +344,15 @@ class Client:
     def locked(
         self, template: str, **options: Any
     ) -> Callable[[Callable[_P, Coroutine[Any, Any, _T]]], Callable[_P, Coroutine[Any, Any, _T]]]:
-        """Hold a lock around each call of an async function, or of a method::
+        """Hold a lock around each call of an async function, or of a method.
 
-            @client.locked("order:{order_id}", timeout=2)
-            async def pay(order_id: int) -> None: ...
+        ```python
+        @client.locked("order:{order_id}", timeout=2)
+        async def pay(order_id: int) -> None: ...
+
+
+        await pay(42)
+        ```
 
         The lock's name is filled from the call's arguments, by the names of the parameters, with defaults
         applied. Values are percent-encoded, so two different values never share a name.
