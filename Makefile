@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # The tests start some hundred Pythons. Without byte code on disk, each compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup check format test test-suite test-topologies soak simulate test-oldest docs dist demo bench clean
+.PHONY: setup check format test test-suite test-topologies soak simulate model test-oldest docs dist demo bench clean
 
 setup: $(STAMP)
 
@@ -48,6 +48,10 @@ soak: setup
 # As many seeds as wanted: make simulate ARGS="--seeds 10000 --start 0"
 simulate: setup
 	$(BIN)/python -m tests.simulation $(ARGS)
+
+# The quorum's protocol, explored by Spin: make model ARGS=--small
+model: setup
+	$(BIN)/python -m tests.spin $(ARGS)
 
 # The oldest versions that pyproject.toml allows; click's is as old as typer's.
 OLDEST := redis==6.0.0 anyio==4.4.0 fakeredis==2.40.0 fastapi==0.121.0 rich==13.0.0 typer==0.16.0 \

@@ -1,0 +1,1 @@
+"""The quorum's protocol as a model for Spin, and what runs it."""
