@@ -124,7 +124,10 @@ class RedisBackend:
             longest_silence=self._longest_silence,
         )
         wakeups = self._wakeups = together.wakeups = Wakeups(
-            self._source, self._channels + self.label, on_up=together.on_up
+            self._source,
+            self._channels + self.label,
+            on_up=together.on_up,
+            on_moved=self._on_channel_moved,
         )
         wakeups.link.lead = commands
         together.commands.append(commands)
@@ -456,6 +459,9 @@ class RedisBackend:
 
     def _on_leaving(self, request: Request) -> None:
         """The request will not wait any more."""
+
+    def _on_channel_moved(self) -> None:
+        """The channel of a name is another node's by now."""
 
     def _keys(self, request: Request) -> Keys:
         return keys_of(self._prefix, request.kind, request.name)

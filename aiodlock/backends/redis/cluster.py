@@ -62,6 +62,16 @@ class Node(RedisBackend):
         self.address = address
         self.up: asyncio.Event = asyncio.Event()
         self.scope: anyio.CancelScope = anyio.CancelScope()
+        #: Called when a name is found to be another node's by now.
+        self.on_moved: Callable[[], object] = lambda: None
+
+    def _on_channel_moved(self) -> None:
+        self.on_moved()
+
+    def again(self, moved: Callable[[bytes], bool]) -> None:
+        """Listen where that was refused: who owns which slots has changed."""
+        if self._wakeups is not None:
+            self._wakeups.again(moved)
 
     async def _on_connected(self, wire: Wire) -> None:
         # Before anybody calls a script: one that says SPUBLISH in vain has half its writes done.
@@ -108,9 +118,13 @@ class Node(RedisBackend):
                 wakeups.unlisten(channel, request.id)
                 request.listening = None
 
-    def ask(self) -> bool:
-        """Announce that the next command on this node is for a slot which is on its way to it."""
-        wire = self._granting.wire
+    def ask(self, *, granting: bool) -> bool:
+        """Announce that the next command on this node is for a slot which is on its way to it.
+
+        :param granting: whether that command goes where grants do; with ``min_replicas`` that is a
+            connection of its own, and each has to be told by itself.
+        """
+        wire = self._granting.wire if granting else self._link.wire
         if wire is None:
             return False
         wire.send("ASKING")
@@ -127,9 +141,9 @@ class ClusterBackend:
     """The primaries of a cluster, and the way from a name to its node.
 
     Mutable state: ``_nodes`` (by address), ``_owners`` (the address that owns each slot, None for
-    unknown), ``_changed`` (set when somebody noticed that these may be wrong), ``_entering`` (until nodes
-    are up: until then a refusal is fatal).
-    """
+    unknown), ``_learned`` (the same, as the nodes said last; the former follows redirections too),
+    ``_changed`` (set when somebody noticed that these may be wrong), ``_entering`` (until nodes are up:
+    until then a refusal is fatal)."""
 
     def __init__(self, seeds: Sequence[Source], **options: Any) -> None:
         self.capabilities: Capabilities = capabilities(options.get("min_replicas", 0))
@@ -138,6 +152,7 @@ class ClusterBackend:
         self.label: str = make_label()
         self._nodes: dict[Address, Node] = {}
         self._owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        self._learned = list(self._owners)
         self._changed = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._listener: Listener | None = None
@@ -227,24 +242,34 @@ class ClusterBackend:
         owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         try:
             for first, last, primary, *_ in slots:
-                # A node that does not know its own address leaves it out.
-                host = primary[0].decode() if primary[0] else asked
-                address = (asked if host == "?" else host, int(primary[1]))
+                address = (_host_in(primary, asked), int(primary[1]))
                 owners[int(first) : int(last) + 1] = [address] * (int(last) - int(first) + 1)
         except (ValueError, TypeError, AttributeError, IndexError) as wrong:
             raise BackendError(f"CLUSTER SLOTS has the wrong shape: {slots!r:.200}") from wrong
-        moved = self._owners != owners
-        self._owners, self._failure = owners, None
+        before, self._learned = self._learned, owners
+        self._owners, self._failure = list(owners), None
         present = {owner for owner in owners if owner is not None}
         for address in present - self._nodes.keys():
             self._start(address)
-        for address in self._nodes.keys() - present:
+        gone = self._nodes.keys() - present
+        for address in gone:
             self._nodes.pop(address).scope.cancel()
-        if moved and self._listener is not None:
-            self._listener.on_look(None)
+        if before == owners:
+            return
+
+        def moved(channel: bytes) -> bool:
+            slot = key_slot(channel)
+            return before[slot] != owners[slot]
+
+        for node in self._nodes.values():
+            node.again(moved)
+        if gone and self._listener is not None:
+            # Whatever took its names over may not have heard of the last grants.
+            self._listener.on_other_server()
 
     def _start(self, address: Address) -> Node:
         node = Node(_at(self._seeds[0], *address), address, label=self.label, **self._options)
+        node.on_moved = self._changed.set
         self._nodes[address] = node
         start_soon(self._tasks, self._run_node(node))
         return node
@@ -257,26 +282,36 @@ class ClusterBackend:
             raise BackendUnavailable(f"no node of the cluster owns the slot of {name!r} for now")
         return node
 
-    def _follow(self, name: str, redirected: Redirected, node: Node) -> Node:
+    def _follow(self, name: str, redirected: Redirected, node: Node, *, granting: bool) -> Node:
         """Return where a request is to be sent instead."""
         host, port = redirected.address
         address = (host or node.address[0], port)
+        if host == "?":  # it is to be called by a name, and has none
+            self._changed.set()
+            known = [known for known in self._nodes if known[1] == port]
+            if len(known) != 1:
+                raise BackendUnavailable(
+                    f"the cluster does not say where {name!r} is: {redirected}"
+                )
+            address = known[0]
         if not redirected.asking:
             self._owners[_slot_of(name)] = address
             self._changed.set()
         target = self._nodes.get(address) or self._start(address)
-        if redirected.asking and not target.ask():
+        if redirected.asking and not target.ask(granting=granting):
             raise BackendUnavailable(f"no connection to the node that takes over {name!r}")
         return target
 
-    async def _at(self, name: str, call: Callable[[Node], Awaitable[_T]]) -> _T:
+    async def _at(
+        self, name: str, call: Callable[[Node], Awaitable[_T]], *, granting: bool = False
+    ) -> _T:
         """Call the node that owns the name, and where it sends us instead."""
         node = self._node_of(name)
         for _ in range(_REDIRECTIONS):
             try:
                 return await call(node)
             except Redirected as redirected:
-                node = self._follow(name, redirected, node)
+                node = self._follow(name, redirected, node, granting=granting)
             except BackendUnavailable:
                 self._changed.set()
                 raise
@@ -285,7 +320,9 @@ class ClusterBackend:
     # -- requests --------------------------------------------------------------------------------
 
     async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
-        return await self._at(request.name, lambda node: node.acquire(request, wait=wait))
+        return await self._at(
+            request.name, lambda node: node.acquire(request, wait=wait), granting=True
+        )
 
     def extend(
         self, batch: Sequence[tuple[Request, float]]
@@ -321,7 +358,7 @@ class ClusterBackend:
                 try:
                     return await answer
                 except Redirected as redirected:
-                    asked = self._follow(request.name, redirected, asked)
+                    asked = self._follow(request.name, redirected, asked, granting=True)
                     (answer,) = asked.extend([(request, length)])
                 except BackendUnavailable:
                     self._changed.set()
@@ -406,6 +443,19 @@ def seeds_of(source: str | RedisCluster) -> list[Source]:
     scheme = parts.scheme.partition("+")[0]
     query = f"?{parts.query}" if parts.query else ""
     return [Source.from_url(f"{scheme}://{login}{at}{host}{query}") for host in hosts.split(",")]
+
+
+def _host_in(primary: Sequence[Any], asked: str) -> str:
+    """Return the host of a node in CLUSTER SLOTS.
+
+    A node that does not know its own address leaves it out. One that is to be called by a name and has none
+    says "?", and tells its address elsewhere.
+    """
+    host: bytes | None = primary[0]
+    if host == b"?" and len(primary) > 3:
+        besides = primary[3]
+        host = dict(zip(besides[::2], besides[1::2], strict=True)).get(b"ip")
+    return asked if not host or host == b"?" else host.decode()
 
 
 def _host_of(source: Source) -> str:

@@ -16,6 +16,7 @@ from ..._errors import BackendError, BackendUnavailable
 from ..base import Listener
 from .link import Link
 from .source import Source
+from .subscriptions import Subscriptions
 from .wire import Wire, will_pass
 
 _logger = logging.getLogger("aiodlock")
@@ -31,15 +32,22 @@ class Wakeups:
 
     Mutable state: ``_watched`` (keyspace channel -> the head's request id), ``_listened`` (channel of one
     name -> requests that wait for it; a cluster's nodes have one channel per name), ``_observers`` (channel
-    of a name's changes -> whom to call), ``_pending`` (channels
-    whose confirmation is awaited), ``_heard`` (channels of the probe), ``_pong`` (an answer that is
-    awaited), ``_listener``.
+    of a name's changes -> whom to call), ``_pending`` (channels whose confirmation is awaited), ``_heard``
+    (channels of the probe), ``_channels`` (all of these, as the server knows them), ``_listener``.
+
+    :param on_moved: called when a channel is found to be another node's now.
     """
 
     def __init__(
-        self, source: Source, channel: str, *, on_up: Callable[[Wire], None] | None = None
+        self,
+        source: Source,
+        channel: str,
+        *,
+        on_up: Callable[[Wire], None] | None = None,
+        on_moved: Callable[[], None] = lambda: None,
     ) -> None:
         self._channel = channel.encode()
+        self._tell_of_move = on_moved
         self._keyspace = f"__keyspace@{source.db}__:"
         self._watched: dict[bytes, str] = {}
         self._listened: dict[bytes, set[str]] = {}
@@ -48,7 +56,10 @@ class Wakeups:
         self.sharded = False
         self._pending: dict[bytes, asyncio.Future[None]] = {}
         self._heard: dict[bytes, asyncio.Event] = {}
-        self._pong: asyncio.Future[None] | None = None
+        self._channels = Subscriptions(
+            on_confirmed=self._on_confirmed, on_moved=self._on_moved, on_refused=self._on_refused
+        )
+        self._channels.want(self._channel)
         self._listener: Listener | None = None
         self.link: Link = Link(
             source, prepare=self._subscribe_all, on_up=on_up, on_message=self._on_message
@@ -60,14 +71,14 @@ class Wakeups:
         try:
             await self.link.run()
         finally:
+            self._channels.stop()
             for channel in tuple(self._observers):
                 self._tell_observers(channel)
 
     async def ping(self) -> bool:
         """Return True when all that was sent to us by now has arrived, False if the connection is lost."""
         wire = await self.link.first_up()
-        pong = self._pong = asyncio.get_running_loop().create_future()
-        wire.post("PING")
+        pong: asyncio.Future[Any] = self._channels.ping(wire)
         await asyncio.wait(
             {pong, wire.lost}, timeout=_PONG_WITHIN, return_when=asyncio.FIRST_COMPLETED
         )
@@ -78,27 +89,22 @@ class Wakeups:
     def watch(self, state_key: str, request_id: str) -> None:
         """Listen for the end of the holders of a name, for its head."""
         channel = (self._keyspace + state_key).encode()
-        known = channel in self._watched
         self._watched[channel] = request_id
-        if not known and self.link.wire is not None:
-            self.link.wire.post("SUBSCRIBE", channel)
+        self._channels.want(channel)
 
     def unwatch(self, state_key: str, request_id: str) -> None:
         """Stop listening, unless another of our requests has become the head since."""
         channel = (self._keyspace + state_key).encode()
-        if self._watched.get(channel) != request_id:
-            return
-        del self._watched[channel]
-        if self.link.wire is not None:
-            self.link.wire.post("UNSUBSCRIBE", channel)
+        if self._watched.get(channel) == request_id:
+            del self._watched[channel]
+            self._channels.unwant(channel)
 
     def listen(self, channel: str, request_id: str) -> None:
         """Hear notices for this request. It is looked at when the subscription is confirmed."""
-        ids = self._listened.setdefault(channel.encode(), set())
-        ids.add(request_id)
-        if len(ids) == 1 and self.link.wire is not None:
-            self.link.wire.post(self._verb("SUBSCRIBE"), channel)
-        elif self._listener is not None:
+        name = channel.encode()
+        self._listened.setdefault(name, set()).add(request_id)
+        self._channels.want(name, self._verb)
+        if self._channels.stands(name) and self._listener is not None:
             self._listener.on_look(request_id)
 
     def unlisten(self, channel: str, request_id: str) -> None:
@@ -109,55 +115,60 @@ class Wakeups:
         ids.discard(request_id)
         if not ids:
             del self._listened[channel.encode()]
-            if self.link.wire is not None:
-                self.link.wire.post(self._verb("UNSUBSCRIBE"), channel)
+            self._channels.unwant(channel.encode())
 
     def observe(self, channel: str, changed: Callable[[], object]) -> Callable[[], object]:
         """Call ``changed`` at every message, and when the subscription is (again) confirmed."""
         name = channel.encode()
         observers = self._observers.setdefault(name, [])
         observers.append(changed)
-        if len(observers) == 1 and self.link.wire is not None:
-            self.link.wire.post("SUBSCRIBE", name)
+        self._channels.want(name)
 
         def stop() -> None:
             observers.remove(changed)
             if not observers:
                 del self._observers[name]
-                if self.link.wire is not None:
-                    self.link.wire.post("UNSUBSCRIBE", name)
+                self._channels.unwant(name)
 
         return stop
 
-    def _verb(self, word: str) -> str:
-        return f"S{word}" if self.sharded else word
+    def again(self, moved: Callable[[bytes], bool]) -> None:
+        """Subscribe now to what is missing, and ask about those who wait for a channel that has moved."""
+        self._channels.again()
+        for channel in tuple(self._listened):
+            if moved(channel):
+                self._look_at(channel)
+
+    @property
+    def _verb(self) -> str:
+        return "SSUBSCRIBE" if self.sharded else "SUBSCRIBE"
 
     async def expect(self, key: str) -> asyncio.Event:
         """Subscribe to the events of a key; the event is set when one arrives (for the probe)."""
         channel = (self._keyspace + key).encode()
         heard = self._heard[channel] = asyncio.Event()
-        await self._subscribe(await self.link.first_up(), channel)
+        wire = await self.link.first_up()
+        await self._confirmation(wire, channel, lambda: self._channels.want(channel))
         return heard
 
     def stop_expecting(self, key: str) -> None:
         """Undo ``expect``."""
         channel = (self._keyspace + key).encode()
         del self._heard[channel]
-        if self.link.wire is not None:
-            self.link.wire.post("UNSUBSCRIBE", channel)
+        self._channels.unwant(channel)
 
     async def _subscribe_all(self, wire: Wire) -> None:
-        await self._subscribe(wire, self._channel)
-        for channel in (*self._watched, *self._observers):
-            wire.post("SUBSCRIBE", channel)
         for channel in self._listened:
-            wire.post(self._verb("SUBSCRIBE"), channel)
+            self._channels.want(channel, self._verb)  # another server may know another word for it
+        await self._confirmation(wire, self._channel, lambda: self._channels.connected(wire))
         if self._listener is not None:
             self._listener.on_look(None)
 
-    async def _subscribe(self, wire: Wire, channel: bytes) -> None:
+    async def _confirmation(
+        self, wire: Wire, channel: bytes, subscribe: Callable[[], object]
+    ) -> None:
         confirmed = self._pending[channel] = asyncio.get_running_loop().create_future()
-        wire.post("SUBSCRIBE", channel)
+        subscribe()
         try:
             await asyncio.wait({confirmed, wire.lost}, return_when=asyncio.FIRST_COMPLETED)
             if not confirmed.done():
@@ -167,8 +178,7 @@ class Wakeups:
             self._pending.pop(channel, None)
 
     def _on_message(self, message: Any) -> None:
-        if isinstance(message, Exception):
-            self._on_refusal(message)
+        if self._channels.hear(message):
             return
         match message:
             case [b"message", self._channel, b""]:
@@ -186,20 +196,8 @@ class Wakeups:
                     self._heard[channel].set()
                 elif event in _ENDS and channel in self._watched and self._listener:
                     self._listener.on_look(self._watched[channel])
-            case [b"subscribe", bytes(channel), _]:
-                confirmed = self._pending.get(channel)
-                if confirmed is not None and not confirmed.done():
-                    confirmed.set_result(None)
-                self._look_at(channel)
-                self._tell_observers(channel)
-            case [b"ssubscribe" | b"sunsubscribe", bytes(channel), _]:
-                # The server says the latter by itself when the slot has moved.
-                self._look_at(channel)
-            case [b"pong", *_] | b"PONG":
-                if self._pong is not None and not self._pong.done():
-                    self._pong.set_result(None)
             case _:
-                pass  # unsubscribe confirmations
+                pass
 
     def _tell_observers(self, channel: bytes) -> None:
         for changed in tuple(self._observers.get(channel, ())):
@@ -210,16 +208,28 @@ class Wakeups:
             for request_id in tuple(self._listened.get(channel, ())):
                 self._listener.on_look(request_id)
 
-    def _on_refusal(self, error: Exception) -> None:
-        for channel, confirmed in self._pending.items():
-            if not confirmed.done():
-                # A busy server's refusal ends this connection, not the client.
-                kind = BackendUnavailable if will_pass(error) else BackendError
-                refused = kind(f"SUBSCRIBE {channel.decode()} was refused: {error}")
-                refused.__cause__ = error
-                confirmed.set_exception(refused)
-                return
-        _logger.warning("subscription refused: %s", error, extra={"event": "subscription_refused"})
+    def _on_confirmed(self, channel: bytes) -> None:
+        confirmed = self._pending.get(channel)
+        if confirmed is not None and not confirmed.done():
+            confirmed.set_result(None)
+        self._look_at(channel)
+        self._tell_observers(channel)
+
+    def _on_moved(self, channel: bytes) -> None:
+        # Asking about its waiters finds the node that has them now, where they are listened for then.
+        self._look_at(channel)
+        self._tell_of_move()
+
+    def _on_refused(self, channel: bytes, error: Exception) -> bool:
+        confirmed = self._pending.get(channel)
+        if confirmed is None or confirmed.done():
+            return False
+        # A busy server's refusal ends this connection, not the client.
+        kind = BackendUnavailable if will_pass(error) else BackendError
+        refused = kind(f"SUBSCRIBE {channel.decode()} was refused: {error}")
+        refused.__cause__ = error
+        confirmed.set_exception(refused)
+        return True
 
     def _on_notice(self, payload: bytes) -> None:
         try:

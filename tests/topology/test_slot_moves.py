@@ -1,0 +1,187 @@
+"""Slots that move: who waits hears of a grant as before, and nothing is said to the wrong connection."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+
+import pytest
+
+import aiodlock
+from aiodlock._embedded import EmbeddedServer, find_valkey9
+from aiodlock.backends.redis.cluster import _slot_of
+from aiodlock.backends.redis.keys import keys_of
+
+from ..scenes import SOON, cancelled, takes, until, until_waiting
+from .cluster import Cluster, port
+
+STATE = keys_of("aiodlock", "lock", "name").state
+#: Longer than any of this takes: a waiter that is not told asks only every 100 s.
+FOR_EVER = 300.0
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    primaries, replicas = getattr(request, "param", (2, 0))
+    with Cluster(find_valkey9(), primaries=primaries, replicas=replicas) as cluster:
+        yield cluster
+
+
+def _client(cluster: Cluster, **options: float) -> aiodlock.Client:
+    return aiodlock.Client(cluster.url, ttl=FOR_EVER, waiter_ttl=FOR_EVER, **options)  # type: ignore[arg-type]
+
+
+def _move(cluster: Cluster) -> EmbeddedServer:
+    source = cluster.primary_of(STATE)
+    target = next(node for node in cluster.primaries if node is not source)
+    cluster.move_slot(_slot_of("name"), source, target).finish()
+    return target
+
+
+def _listening(cluster: Cluster, node: EmbeddedServer) -> int:
+    """Return how many connections listen on a channel of the name at a node."""
+    channels = cluster.call(node, "PUBSUB", "SHARDCHANNELS")
+    return sum(cluster.call(node, "PUBSUB", "SHARDNUMSUB", channel)[1] for channel in channels)
+
+
+async def test_channel_of_a_name_is_listened_to_again_wherever_its_slot_has_moved(
+    cluster: Cluster,
+) -> None:
+    async with _client(cluster) as one, _client(cluster) as two:
+        held = await one.lock("name").acquire()
+        waiting = [asyncio.create_task(two.lock("name").acquire()) for _ in range(3)]
+        await until_waiting(one, "name", 3)
+        for _ in range(8):
+            target = await asyncio.to_thread(_move, cluster)
+            await until(lambda target=target: _listening(cluster, target) == 1, "listening")  # type: ignore[misc]
+        await held.release()
+        for _ in range(3):
+            done, _ = await asyncio.wait(waiting, timeout=SOON, return_when="FIRST_COMPLETED")
+            (got,) = done
+            waiting.remove(got)
+            await got.result().release()
+
+
+async def test_hand_offs_are_as_quick_after_a_slot_has_moved(cluster: Cluster) -> None:
+    """A waiter that is not told asks only at its next beat, 100 s later."""
+    async with _client(cluster) as one, _client(cluster) as two:
+        turns = 0
+
+        async def work(client: aiodlock.Client) -> None:
+            nonlocal turns
+            while True:
+                async with client.lock("name"):
+                    turns += 1
+
+        workers = [asyncio.create_task(work(one if n % 2 else two)) for n in range(20)]
+        for _ in range(4):
+            before = turns
+            await until(lambda before=before: turns >= before + 100, "100 turns")  # type: ignore[misc]
+            target = await asyncio.to_thread(_move, cluster)
+            await until(lambda target=target: _listening(cluster, target) == 2, "listening")  # type: ignore[misc]
+        before = turns
+        async with takes(at_most=5.0):
+            await until(lambda: turns >= before + 200, "200 turns")
+        for worker in workers:
+            await cancelled(worker)
+
+
+async def test_channel_that_was_refused_while_the_cluster_was_down_is_listened_to_later(
+    cluster: Cluster,
+) -> None:
+    """The cluster is down for want of a slot that is nobody's."""
+    for node in cluster.nodes:
+        cluster.call(node, "CONFIG", "SET", "cluster-allow-pubsubshard-when-down", "no")
+    async with _client(cluster) as one, _client(cluster) as two:
+        held = await one.lock("name").acquire()
+        # The last connection for wake-ups comes up while the cluster is down.
+        waiting = asyncio.create_task(two.lock("name").acquire())
+        await until_waiting(one, "name")
+        owner = cluster.primary_of(STATE)
+        await until(lambda: _listening(cluster, owner) == 1, "listening")
+        unowned = next(
+            slot
+            for slot in (0, 16000)
+            if slot != _slot_of("name") and _owner_of(cluster, slot) is not owner
+        )
+        other = _owner_of(cluster, unowned)
+        for node in cluster.nodes:
+            cluster.call(node, "CLUSTER", "DELSLOTS", unowned)
+        await until(lambda: _is_down(cluster, owner), "a cluster that is down")
+        cluster.call(owner, "CLIENT", "KILL", "TYPE", "pubsub")
+        await until(lambda: _refusals(cluster, owner) > 0, "a refusal")
+        assert _listening(cluster, owner) == 0
+        cluster.call(other, "CLUSTER", "ADDSLOTS", unowned)
+        await asyncio.to_thread(cluster.wait_until_fine)
+        await until(lambda: _listening(cluster, owner) == 1, "listening")
+        async with asyncio.timeout(SOON):
+            await held.release()
+            await (await waiting).release()
+
+
+def _owner_of(cluster: Cluster, slot: int) -> EmbeddedServer:
+    for first, last, primary, *_ in cluster.call(cluster.nodes[0], "CLUSTER", "SLOTS"):
+        if first <= slot <= last:
+            return next(node for node in cluster.nodes if port(node) == primary[1])
+    raise AssertionError(f"nobody owns slot {slot}")
+
+
+def _is_down(cluster: Cluster, node: EmbeddedServer) -> bool:
+    return "cluster_state:fail" in cluster.call(node, "CLUSTER", "INFO")
+
+
+def _refusals(cluster: Cluster, node: EmbeddedServer, code: str = "CLUSTERDOWN") -> int:
+    found = re.search(rf"errorstat_{code}:count=(\d+)", cluster.call(node, "INFO", "errorstats"))
+    return int(found[1]) if found else 0
+
+
+@pytest.mark.parametrize("cluster", [(2, 1)], indirect=True)
+async def test_release_is_announced_on_its_own_connection_while_its_slot_is_on_its_way(
+    cluster: Cluster,
+) -> None:
+    """Grants have a connection of their own with ``min_replicas``; releases go over the other one."""
+    async with _client(cluster, min_replicas=1) as client:
+        lease = await client.lock("name").acquire()
+        source = cluster.primary_of(STATE)
+        target = next(node for node in cluster.primaries if node is not source)
+        moving = cluster.move_slot(_slot_of("name"), source, target)
+        while moving.move_keys():
+            pass
+        before = _refusals(cluster, target, "MOVED")
+        releasing = asyncio.create_task(lease.release())
+        await until(lambda: _refusals(cluster, target, "TRYAGAIN") > 0, "an answer of the target")
+        assert _refusals(cluster, target, "MOVED") == before
+        moving.finish()
+        await releasing
+
+
+async def test_nodes_that_are_to_be_called_by_a_name_and_have_none_are_found(
+    cluster: Cluster,
+) -> None:
+    """They say `?` for their host, in CLUSTER SLOTS and in MOVED."""
+    cluster.configure("cluster-preferred-endpoint-type", "hostname")
+    async with _client(cluster) as client:
+        for number in range(20):
+            async with client.lock(f"name {number}", timeout=SOON) as lease:
+                assert lease.held
+        await asyncio.to_thread(_move_by_number, cluster)
+        async with client.lock("name", timeout=2 * SOON) as lease:
+            assert lease.held
+
+
+def _move_by_number(cluster: Cluster) -> None:
+    slot = _slot_of("name")
+    source = _owner_of(cluster, slot)
+    target = next(node for node in cluster.primaries if node is not source)
+    cluster.move_slot(slot, source, target).finish()
+
+
+async def test_nodes_that_announce_names_are_reached_by_them(cluster: Cluster) -> None:
+    for node in cluster.nodes:
+        cluster.call(node, "CONFIG", "SET", "cluster-announce-hostname", "localhost")
+    cluster.configure("cluster-preferred-endpoint-type", "hostname")
+    async with _client(cluster) as client:
+        for number in range(20):
+            async with client.lock(f"name {number}", timeout=SOON) as lease:
+                assert lease.held
