@@ -11,7 +11,7 @@ from aiodlock.backends.redis import scripts
 
 _LUA = files("aiodlock.backends.redis") / "lua"
 _SCRIPTS = (*scripts.ALL, *scripts.VOTING)
-_SHARED = ("time.lua", "tokens.lua", "prelude.lua", "tickets.lua")
+_SHARED = ("time.lua", "tokens.lua", "records.lua", "prelude.lua", "tickets.lua")
 _FILES = sorted(entry.name for entry in _LUA.iterdir() if entry.name.endswith(".lua"))
 
 

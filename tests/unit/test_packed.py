@@ -7,7 +7,9 @@ import pytest
 
 from aiodlock._model import Request
 from aiodlock.backends.redis.backend import RedisBackend
-from aiodlock.backends.redis.scripts import ACQUIRE, LEAVE
+from aiodlock.backends.redis.keys import base_of, keys_of, name_of
+from aiodlock.backends.redis.packing import pack_extend
+from aiodlock.backends.redis.scripts import ACQUIRE, EXTEND, LEAVE
 from aiodlock.backends.redis.source import Source
 
 NAMES = ["order:42", "ключ", "{}\r\n$3\r\n", "\0", "%", "🔒" * 128]
@@ -58,3 +60,22 @@ def test_pieces_are_kept_for_a_bounded_number_of_names(
             backend._packing.leave(request, False, False, backend._leaving)
     assert len(backend._packing._acquires) <= 10
     assert len(backend._packing._leaves) <= 10
+
+
+@pytest.mark.parametrize("length", [0.05, 10.0, 86_400.0])
+@pytest.mark.parametrize("name", NAMES)
+def test_extend(backend: RedisBackend, name: str, length: float) -> None:
+    for request in _requests(name):
+        names, arguments = backend._extending(request, length)
+        whole = ("EVALSHA", EXTEND.sha, EXTEND.number_of_keys, *names, *arguments)
+        base, speaking = names[0].removesuffix(":state"), arguments[3:]
+        packed = pack_extend(base, request, round(length * 1000), speaking)
+        assert packed == hiredis.pack_command(whole)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_base_is_what_all_keys_of_a_name_begin_with(name: str) -> None:
+    keys = keys_of("p", "lock", name)
+    assert base_of("p", "lock", name) == keys.base
+    assert all(key.startswith(f"{keys.base}:") for key in keys)
+    assert name_of(keys.state) == ("lock", name)

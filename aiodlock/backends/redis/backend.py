@@ -25,9 +25,9 @@ from ..._model import (
 from .._label import make_label as make_label
 from ..base import Listener, Unanswered
 from . import events
-from .keys import Keys, channel_prefix, keys_of, name_of, probe_key, state_patterns
+from .keys import Keys, base_of, channel_prefix, keys_of, name_of, probe_key, state_patterns
 from .link import Link
-from .packing import Packing, Words
+from .packing import Packing, Words, pack_extend
 from .permissions import check_permissions
 from .replicas import ReplicatedLink, ReplicatedWire, capabilities
 from .replies import grants_of, holders_of, left_of, outcome_of, waiters_of, wrong_shape
@@ -253,7 +253,7 @@ class RedisBackend:
             _ms(request.waiter_ttl),
             _ms(request.lock_delay),
             self.label,
-            *self._speaking(keys),
+            *self._speaking(keys.base),
             "wait" if wait else "nowait",
         )
         return names, arguments
@@ -272,20 +272,28 @@ class RedisBackend:
     def _extend(
         self, wire: Wire | ReplicatedWire, request: Request, length: float
     ) -> Awaitable[Granted | Waiting | Gone]:
-        keys = self._keys(request)
         sent = now()
-        names = (keys.state, keys.queue, keys.waiters, keys.token, keys.broken)
-        arguments = (request.id, _ms(length), request.owner, *self._speaking(keys))
-        first = wire.send("EVALSHA", EXTEND.sha, EXTEND.number_of_keys, *names, *arguments)
+        base = base_of(self._prefix, request.kind, request.name)
+        packed = pack_extend(base, request, _ms(length), self._speaking(base))
+        first = wire.send_packed(packed)
 
         async def outcome() -> Granted | Waiting | Gone:
-            reply = await self._settle(wire, first, EXTEND, names, arguments)
+            try:
+                reply = await first
+            except ReplyError as refused:
+                names, arguments = self._extending(request, length)
+                reply = await self._after_refusal(wire, refused, EXTEND, names, arguments)
             answer = outcome_of(reply, sent)
             if isinstance(answer, Waiting):
                 self._on_waiting(request)
             return answer  # type: ignore[return-value]
 
         return Outcome(outcome)
+
+    def _extending(self, request: Request, length: float) -> Words:
+        keys = self._keys(request)
+        names = (keys.state, keys.queue, keys.waiters, keys.token, keys.broken)
+        return names, (request.id, _ms(length), request.owner, *self._speaking(keys.base))
 
     async def leave(
         self, request: Request, *, lost: bool = False, within: float | None = None
@@ -345,7 +353,9 @@ class RedisBackend:
         # Its own leave has written a marker where one was needed.
         keys = keys_of(self._prefix, kind, name)
         names = self._leave_names(keys, request_id)
-        left_of(await self._run(wire, LEAVE, names, request_id, *self._speaking(keys), 0, "ended"))
+        left_of(
+            await self._run(wire, LEAVE, names, request_id, *self._speaking(keys.base), 0, "ended")
+        )
 
     async def settle(self) -> None:
         """Every answer is waited for by a call."""
@@ -354,7 +364,7 @@ class RedisBackend:
         keys = self._keys(request)
         arguments = (
             request.id,
-            *self._speaking(keys),
+            *self._speaking(keys.base),
             self._marker_ttl if late else 0,
             "lost" if lost else "ended",
         )
@@ -450,7 +460,7 @@ class RedisBackend:
 
     # What a node of a cluster does in other ways.
 
-    def _speaking(self, keys: Keys) -> tuple[str | int, ...]:
+    def _speaking(self, base: str) -> tuple[str | int, ...]:
         """Return what the scripts need to give notices: channel prefix, token retention, command."""
         return self._options
 

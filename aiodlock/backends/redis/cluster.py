@@ -26,7 +26,7 @@ from ..._model import Capabilities, Gone, Granted, Left, LockInfo, Refused, Requ
 from ..._tasks import start_soon
 from ..base import Listener
 from .backend import Outcome, Redirected, RedisBackend, make_label
-from .keys import Keys, name_of
+from .keys import name_of
 from .link import refusal_in
 from .replicas import capabilities
 from .source import Source
@@ -91,11 +91,11 @@ class Node(RedisBackend):
         # A key for the probe would have to be of a slot of this node: events are listened for anyway.
         self.notifications: bool | None = True
 
-    def _speaking(self, keys: Keys) -> tuple[str | int, ...]:
-        return (self._channel_of(keys), self._retention, self._publish)
+    def _speaking(self, base: str) -> tuple[str | int, ...]:
+        return (self._channel_of(base), self._retention, self._publish)
 
-    def _channel_of(self, keys: Keys) -> str:
-        return f"{self._channels}{keys.state[keys.state.index('{') : keys.state.rindex('}') + 1]}:"
+    def _channel_of(self, base: str) -> str:
+        return f"{self._channels}{base[base.index('{') :]}:"
 
     def _on_waiting(self, request: Request) -> None:
         wakeups = self._wakeups
@@ -103,7 +103,7 @@ class Node(RedisBackend):
             return
         self._stop_listening(request, but=wakeups)
         if request.listening is None:
-            channel = self._channel_of(self._keys(request)) + self.label
+            channel = self._channel_of(self._keys(request).base) + self.label
             wakeups.listen(channel, request.id)
             request.listening = (wakeups, channel)
 

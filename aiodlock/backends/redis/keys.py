@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 #: Version of the protocol. Clients of another version use other keys and never meet.
 VERSION = "1"
+#: Names that are their own encoding, as nearly all are.
+_PLAIN = re.compile(r"[A-Za-z0-9_.~-]*")
 
 
 class Keys(NamedTuple):
@@ -21,11 +24,16 @@ class Keys(NamedTuple):
     marker: str  # followed by a request id
     changes: str  # a channel, not a key
 
+    @property
+    def base(self) -> str:
+        """What all of them begin with."""
+        return self.state.removesuffix(":state")
+
 
 @lru_cache(maxsize=8192)
 def keys_of(prefix: str, kind: str, name: str) -> Keys:
     """Return the keys of ``name``; two names never share one."""
-    base = f"{prefix}:{VERSION}:{kind}:{{{quote(name, safe='')}}}"
+    base = base_of(prefix, kind, name)
     return Keys(
         f"{base}:state",
         f"{base}:queue",
@@ -35,6 +43,12 @@ def keys_of(prefix: str, kind: str, name: str) -> Keys:
         f"{base}:marker:",
         f"{base}:changes",
     )
+
+
+def base_of(prefix: str, kind: str, name: str) -> str:
+    """Return what all keys of ``name`` begin with."""
+    encoded = name if _PLAIN.fullmatch(name) else quote(name, safe="")
+    return f"{prefix}:{VERSION}:{kind}:{{{encoded}}}"
 
 
 def state_patterns(prefix: str, kind: str) -> tuple[str, str]:

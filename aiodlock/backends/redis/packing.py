@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..._model import Request
-from .scripts import ACQUIRE, LEAVE, Script
+from .scripts import ACQUIRE, EXTEND, LEAVE, Script
 
 #: So many different messages are remembered (some 500 bytes each).
 _MOST_PACKED = 8192
@@ -93,6 +94,28 @@ class Packing:
         ).encode("ascii")
 
 
+def pack_extend(
+    base: str, request: Request, length_ms: int, speaking: Sequence[str | int]
+) -> bytes:
+    """Return the call of ``extend`` in RESP.
+
+    :param base: what all keys of the name begin with. Nothing is kept per name: a client extends its
+        names one after the other, and with more of them than a cache holds it would find none there.
+    """
+    size, id, owner, length = len(base), request.id, request.owner, str(length_ms)
+    return (
+        f"{_EXTEND_HEAD}${size + 6}\r\n{base}:state\r\n${size + 6}\r\n{base}:queue\r\n"
+        f"${size + 8}\r\n{base}:waiters\r\n${size + 6}\r\n{base}:token\r\n"
+        f"${size + 7}\r\n{base}:broken\r\n${len(id)}\r\n{id}\r\n${len(length)}\r\n{length}\r\n"
+        f"${len(owner)}\r\n{owner}\r\n{_speaking(tuple(speaking))}"
+    ).encode("ascii")
+
+
+@lru_cache(maxsize=64)
+def _speaking(words: tuple[str | int, ...]) -> str:
+    return _resp(*words)
+
+
 def _pack(
     script: Script,
     size: int,
@@ -109,6 +132,10 @@ def _pack(
 def _resp(*words: str | bytes | int) -> str:
     texts = (word.decode() if isinstance(word, bytes) else str(word) for word in words)
     return "".join(f"${len(text)}\r\n{text}\r\n" for text in texts)
+
+
+#: Five keys, and six arguments.
+_EXTEND_HEAD = f"*14\r\n{_resp('EVALSHA', EXTEND.sha, EXTEND.number_of_keys)}"
 
 
 def _keep(known: dict[tuple[object, ...], _Packed], key: tuple[object, ...], new: _Packed) -> None:

@@ -6,8 +6,9 @@ import hashlib
 from dataclasses import dataclass
 from importlib.resources import files
 
-#: Where a script wants the prelude, if not in front of all.
+#: Where a script wants the prelude, and what reads the records, if not in front of all.
 _PRELUDE = b"-- (prelude)\n"
+_RECORDS = b"-- (records)\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,15 @@ def _load(name: str, number_of_keys: int, *, voting: bool = False) -> Script:
     def read(*parts: str) -> bytes:
         return b"\n".join((folder / f"{part}.lua").read_bytes() for part in parts)
 
-    first = read("time", "tokens") if voting else read("time")
-    prelude = read("prelude", "tickets") if voting else read("prelude")
-    before, mark, after = read(name).partition(_PRELUDE)
-    source = b"\n".join((first, before, prelude, after) if mark else (first, prelude, before))
+    text = read(name)
+    first = ["time", "tokens"] if voting else ["time"]
+    prelude = ["prelude", "tickets"] if voting else ["prelude"]
+    if _RECORDS not in text:
+        prelude.insert(0, "records")
+    if _PRELUDE not in text:
+        first, prelude = [*first, *prelude], []
+    text = text.replace(_RECORDS, read("records")).replace(_PRELUDE, read(*prelude))
+    source = b"\n".join((read(*first), text))
     sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
     return Script(name, source, sha, str(number_of_keys).encode())
 

@@ -7,8 +7,8 @@
 --         {'gone', 'broken' | 'expired' | 'taken_over' | 'gone'}
 local state, queue, waiters, token_key, broken = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local id, length, owner = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local options = {channel = ARGV[4], retention = tonumber(ARGV[5]), publish = ARGV[6]}
-local keys = {state = state, queue = queue, waiters = waiters, token = token_key}
+
+-- (records)
 
 local function push(record)
   record.deadline = math.max(record.deadline, now + length)
@@ -29,6 +29,11 @@ if text then
   end
   why = 'expired'
 end
+
+-- (prelude)
+
+local options = {channel = ARGV[4], retention = tonumber(ARGV[5]), publish = ARGV[6]}
+local keys = {state = state, queue = queue, waiters = waiters, token = token_key}
 
 local waiter
 local was_head = false
