@@ -14,10 +14,11 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ._bodies import Blocks
 from ._clock import now
 from ._errors import BackendUnavailable
 from ._lease import Lease
-from ._lock import OwnPlaces, pop_entered
+from ._lock import OwnPlaces
 from ._options import check_seconds
 
 if TYPE_CHECKING:
@@ -129,17 +130,17 @@ class Election:
 class Candidacy:
     """``async with`` it to stand, lead and resign. May be entered again, and by several tasks.
 
-    Mutable state: ``_leases`` (of the blocks that are open, with the task that entered each).
+    Mutable state: ``_entered`` (the blocks that are open, any task's).
     """
 
     def __init__(self, election: Election, value: str) -> None:
         self._election = election
         self._value = value
-        self._leases: list[tuple[asyncio.Task[Any] | None, Lease]] = []
+        self._entered: Blocks[Lease] = Blocks()
 
     async def __aenter__(self) -> Lease:
         lease = await self._elect()
-        self._leases.append((lease._arm(), lease))
+        self._entered.enter(lease._arm(), lease)
         return lease
 
     async def _elect(self, own: OwnPlaces | None = None) -> Lease:
@@ -157,7 +158,7 @@ class Candidacy:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await pop_entered(self._leases).__aexit__(exc_type, exc, traceback)
+        await self._entered.leave(self, exc_type, exc)
 
     def __repr__(self) -> str:
         return f"<Candidacy {self._value!r} in {self._election!r}>"

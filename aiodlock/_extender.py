@@ -35,13 +35,19 @@ _LONGEST_TIMER = 1.0
 #: Extensions are due at moments that so many parts of their length lie apart.
 _GRID = 64
 _NEVER = float("inf")
+#: While somebody holds, the timer comes at least so often in the shortest ttl. A loop that was blocked for
+#: that part of it is worth a warning: a little longer, and leases are lost.
+_TICKS, _BLOCKED = 8, 0.5
+#: A request that waits for so many ttls while its task is in other blocks is worth a warning.
+_LONG_WAIT = 3
 
 
 class Extender:
     """The heap of what is due, and the timer of the earliest.
 
     Mutable state: ``_heap`` of [moment, serial, place or None], ``_dead`` (entries without a place),
-    ``_wake_at`` and ``_timer`` (when the task is woken), ``_due`` (set when it is).
+    ``_wake_at`` and ``_timer`` (when the task is woken), ``_due`` (set when it is), ``_batch`` (what it
+    extends then), ``_shortest`` (the shortest ttl of a holder since there was none).
     """
 
     def __init__(self, session: Session) -> None:
@@ -53,6 +59,8 @@ class Extender:
         self._wake_at = _NEVER
         self._timer: asyncio.TimerHandle | None = None
         self._due = asyncio.Event()
+        self._batch: list[Place] = []
+        self._shortest = _NEVER
         # Each client has its own, so that a host's processes do not ask in step.
         self._phase = random.random()
 
@@ -66,6 +74,8 @@ class Extender:
         # The answer to a repetition tells what is left of a lease that began with the first message.
         held = place.state is State.HELD
         length = place.request.ttl if held else place.request.waiter_ttl
+        if held and length < self._shortest:
+            self._shortest = length
         self._plan_beat(place, latest=place.deadline - length * 2 / 3)
         self._schedule(place)
 
@@ -100,8 +110,10 @@ class Extender:
         """Serve until cancelled."""
         try:
             while True:
-                for batch in self._apart(self._collect(now())):
-                    self._session.start_soon(self._extend, batch)
+                self._collect(now())
+                batch, self._batch = self._batch, []
+                for part in self._apart(batch):
+                    self._session.start_soon(self._extend, part)
                 self._set_timer()
                 await self._due.wait()
                 self._due.clear()
@@ -156,36 +168,56 @@ class Extender:
             self._timer = None
         self._wake_at = wake_at
         if wake_at != _NEVER:
-            pause = min(max(0.0, wake_at - now()), _LONGEST_TIMER)
+            # It comes often enough to tell for how long the loop was blocked.
+            longest = min(_LONGEST_TIMER, self._shortest / _TICKS)
+            pause = min(max(0.0, wake_at - now()), longest)
             self._timer = self._loop.call_later(pause, self._on_timer)
+        else:
+            self._shortest = _NEVER
 
     def _on_timer(self) -> None:
+        assert self._timer is not None
+        late = self._loop.time() - self._timer.when()
         self._timer = None
         self._wake_at = _NEVER
-        self._due.set()
+        if late > self._shortest * (_BLOCKED - 1 / _TICKS):
+            self._warn_of_block(late)
+        # Here, and not in the task: a body must not take another step after its lease has ended.
+        self._collect(now())
+        if self._batch:
+            self._due.set()
+        else:
+            self._set_timer()
 
-    def _collect(self, moment: float) -> list[Place]:
-        """Mark what has ended as lost; return what must be extended now."""
-        batch: list[Place] = []
+    def _warn_of_block(self, late: float) -> None:
+        held = (entry[2] for entry in self._heap if entry[2] and entry[2].state is State.HELD)
+        self._shortest = min((place.ttl for place in held), default=_NEVER)
+        if late > self._shortest * (_BLOCKED - 1 / _TICKS):
+            self._session.telling.blocked(late, self._shortest)
+
+    def _collect(self, moment: float) -> None:
+        """Mark what has ended as lost, and put what must be extended now into the batch."""
+        due: list[Place] = []
         while self._heap and (self._heap[0][2] is None or self._heap[0][0] <= moment):
             place: Place | None = heappop(self._heap)[2]
             if place is None:
                 self._dead -= 1
                 continue
             place.entry = None
-            if place.state is State.HELD and moment >= place.ends_at:
-                place.lose_if_overdue()
-                if place.lost is not None:
-                    self._session.on_lost(place)
-                    continue
+            self._session.lose_if_overdue(place)
             if place.state in (State.WAITING, State.HELD):
-                batch.append(place)
-        for place in batch:
+                due.append(place)
+                if (
+                    place.state is State.WAITING
+                    and place.queued_at + _LONG_WAIT * place.ttl < moment
+                ):
+                    self._session.waits_long(place)
+        for place in due:
             place.asked = True
             if place.silent_since is None:
                 place.silent_since = moment
             self._schedule(place)
-        return batch
+        self._batch += due
 
     def _apart(self, batch: Sequence[Place]) -> Iterable[Sequence[Place]]:
         """Answers are awaited in order: those of a silent server must not keep another's waiting."""
@@ -238,12 +270,10 @@ class Extender:
         if isinstance(result, Gone):
             self.forget(place)
             if place.state is State.HELD:
-                place.lose_if_overdue()
-                place.lose(result.reason)
-                self._session.on_lost(place)
+                self._session.lose_if_overdue(place)
+                self._session.lose(place, result.reason)
             else:
-                place.state = State.ASKING
-                place.wake()
+                place.unqueue()
             return
         place.deadline = max(place.deadline, result.deadline)
         if isinstance(result, Waiting):
@@ -254,7 +284,12 @@ class Extender:
                 self.look_at(place, result.look_at)
                 return
         elif place.state is State.WAITING:
-            self.granted(place, result.token, result.deadline)
+            if granted and result.deadline - place.options.margin <= now():
+                # The full ttl was asked for, and is over when its answer comes. Asking on keeps the name.
+                self.forget(place)
+                place.unqueue()
+            else:
+                self.granted(place, result.token, result.deadline)
             return
         elif length < place.length:
             # Asked for as a waiter, or before the ttl was changed.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Never, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Never, TypeAlias
 from urllib.parse import quote
 
+from ._bodies import Blocks
 from ._clock import now
 from ._errors import (
     AcquireTimeout,
@@ -19,7 +21,7 @@ from ._errors import (
     WouldBlock,
     concerning,
 )
-from ._lease import Lease
+from ._lease import Lease, release_handle
 from ._model import Gone, Granted, Kind, Mode, Refused, Request, Waiting
 from ._options import LockOptions, check_timeout, refuse_keywords
 from ._place import Place, State
@@ -27,6 +29,8 @@ from ._place import Place, State
 if TYPE_CHECKING:
     from ._client import Client
     from ._session import Session
+
+_logger = logging.getLogger("aiodlock")
 
 #: What does not wait (``acquire_nowait``, ``timeout=0``) answers or raises within 2 s.
 ANSWER_WITHIN = 1.8
@@ -36,29 +40,14 @@ _LONGEST_PAUSE = 1.0
 _SLOW_ANSWER = 0.1
 _UNSET: Any = object()
 
-_L = TypeVar("_L")
-
 #: What the caller holds in open blocks, by name, where a task does not stand for the caller: aiodlock.sync.
 OwnPlaces: TypeAlias = Mapping[str, Sequence[Place]]
-
-
-def pop_entered(entered: list[tuple[asyncio.Task[Any] | None, _L]]) -> _L:
-    """Find whose block ends: this task's latest, else one whose task is gone, else the latest."""
-    current = asyncio.current_task()
-    last = len(entered) - 1
-    if entered[last][0] is current:
-        return entered.pop()[1]
-    index = next((i for i in range(last, -1, -1) if entered[i][0] is current), -1)
-    if index < 0:
-        gone = (i for i in range(last, -1, -1) if (t := entered[i][0]) is None or t.done())
-        index = next(gone, last)
-    return entered.pop(index)[1]
 
 
 class Acquirable:
     """What locks and semaphores share: the waiting loop, and ``async with``. Holds nothing itself.
 
-    Mutable state: ``_entered`` (the leases of the ``async with`` blocks that are open, any task's).
+    Mutable state: ``_entered`` (the ``async with`` blocks that are open, any task's).
     """
 
     _kind: Kind = "lock"
@@ -74,7 +63,7 @@ class Acquirable:
         longest = options.ttl if options.max_hold is None else options.max_hold
         self._ttl = min(options.ttl, longest)
         self._waiter_ttl = min(client._waiter_ttl, options.ttl)
-        self._entered: list[tuple[asyncio.Task[Any] | None, Lease]] = []
+        self._entered: Blocks[Lease] = Blocks()
 
     @property
     def name(self) -> str:
@@ -98,7 +87,7 @@ class Acquirable:
             (Better than ``asyncio.wait_for``, which on Python 3.11 acquires in another task.)
         :raises AcquireTimeout: when the timeout ran out; nothing is left in the queue.
         :raises DeadlockError: when the owner holds the name in shared mode and asks exclusively.
-        :raises LockLost: when this task's own hold, entered again, was lost.
+        :raises LockLost: inside a block of this task whose lease on the name is lost.
         :raises BackendUnavailable: when nothing answered for ``unavailable_after``, or at the timeout.
         :raises ClientClosed: when the client is left meanwhile.
         """
@@ -138,21 +127,29 @@ class Acquirable:
         ```
 
         :raises NotHeld: when this task holds nothing of the kind.
-        :raises LockLost: when the lease was lost before, or nothing answered until its deadline.
+        :raises LockLost: once, when it has nothing left but what it has lost; or when nothing answered
+            until the lease's deadline.
         """
         session = self._client._use(self._name)
-        place = self._own_hold(session)
-        if place is None:
-            raise NotHeld(
-                f"this task does not hold {self._name!r} in {self._mode} mode; to release from "
-                "another task, keep the lease and call its release(); asyncio.wait_for on Python 3.11 "
-                "acquires in another task: use timeout= instead",
-                name=self._name,
-            )
-        lease = Lease(session, place)
-        place.handles.pop()  # the new handle stands in for the latest one
-        place.handles[-1] = lease._serial
-        await lease.release()
+        lost: list[Place] = []
+        for place in reversed(session.holds(self._kind, self._name, asyncio.current_task())):
+            mine = place.request.mode == self._mode and place.options.owner == self._options.owner
+            if mine and place.handles:
+                if session.is_live(place):
+                    await release_handle(session, place, place.handles[-1])
+                    return
+                if not place.reported:
+                    lost.append(place)
+        if lost:
+            error = lost[0].error()
+            session.report(lost)
+            raise error
+        raise NotHeld(
+            f"this task does not hold {self._name!r} in {self._mode} mode; to release from "
+            "another task, keep the lease and call its release(); asyncio.wait_for on Python 3.11 "
+            "acquires in another task: use timeout= instead",
+            name=self._name,
+        )
 
     async def locked(self) -> bool:
         """Return whether anybody holds the name at this moment, in any mode.
@@ -167,7 +164,7 @@ class Acquirable:
 
     async def __aenter__(self) -> Lease:
         lease = await self._acquire(self._options.timeout)
-        self._entered.append((lease._arm(), lease))
+        self._entered.enter(lease._arm(), lease)
         return lease
 
     async def __aexit__(
@@ -176,7 +173,7 @@ class Acquirable:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await pop_entered(self._entered).__aexit__(exc_type, exc, traceback)
+        await self._entered.leave(self, exc_type, exc)
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -186,20 +183,19 @@ class Acquirable:
         task = asyncio.current_task() if own is None else None
         if task is None and own is None:
             raise RuntimeError(f"{self!r} can be acquired inside an asyncio task only")
+        bodies = session.bodies.of(task) if own is None else own.get(self._name, ())
+        self._check_bodies(session, bodies)
         request_id = session.new_id()
         owner = self._owner(request_id)
         if self._options.owner is None and self._kind == "lock":
-            holds: Sequence[Place]
             if own is None:
-                holds = session.holds("lock", self._name, task)
+                mine = self._live(session, session.holds("lock", self._name, task))
             else:
-                holds = own.get(self._name, ())
-            mine = [held for held in reversed(holds) if held.options.owner is None]
+                mine = [held for held in reversed(bodies) if held.options.owner is None]
             for held in mine:  # an exclusive hold counts also behind a later shared one
                 if held.request.mode == self._mode:
-                    return self._again(session, held)
+                    return Lease(session, held)
             if mine:
-                self._check_not_lost(session, mine[0])
                 owner = mine[0].request.owner
                 if self._mode == "exclusive":
                     raise self._deadlock()
@@ -255,19 +251,22 @@ class Acquirable:
 
     async def _wait_for_turn(self, session: Session, place: Place) -> Place:
         """Ask, wait until woken, and ask anew when the place in the queue was lost."""
+        late = LateGrants()
         while True:
             session.places[place.request.id] = place
             answer = await self._ask(session, place, wait=True)
             if isinstance(answer, Waiting):
-                place.state = State.WAITING
-                place.deadline = answer.deadline
-                place.floor = answer.floor
+                place.queue(answer.deadline, answer.floor)
                 await self._wait_until_woken(session, place, answer)
             if place.state is State.HELD and now() < place.ends_at:
                 return place
             # No time left, or the server has forgotten the request: begin again at the end.
             session.check_usable()
+            too_late = place.granted
             place = self._begin_again(session, place)
+            if too_late:
+                place.failures += 1  # at a timeout it is the store that is to blame
+                await late.pause(self._name, self._ttl, session.unavailable_after)
 
     async def _wait_until_woken(self, session: Session, place: Place, answer: Waiting) -> None:
         place.woken = session.loop.create_future()
@@ -324,7 +323,7 @@ class Acquirable:
                     session.leave_soon(place)  # an earlier attempt may still arrive, and be granted
                 else:
                     session.places.pop(place.request.id, None)
-                    place.state = State.OVER
+                    place.end()
                 raise self._refused(answer)
         return answer
 
@@ -352,25 +351,26 @@ class Acquirable:
         # The first letter keeps a task's id from ever being equal to a user's string.
         return f"t{request_id}" if named is None else f"u{quote(named, safe='')}"
 
-    def _again(self, session: Session, held: Place) -> Lease:
-        self._check_not_lost(session, held)
-        return Lease(session, held)
+    def _check_bodies(self, session: Session, bodies: Sequence[Place]) -> None:
+        """Inside a block whose lease is lost, the name is not to be had again: raise its loss."""
+        for place in bodies:
+            request = place.request
+            if request.name == self._name and request.kind == self._kind:
+                session.lose_if_overdue(place)
+                if place.reason is not None:
+                    raise place.error()
 
     @staticmethod
-    def _check_not_lost(session: Session, held: Place) -> None:
-        if held.state is State.HELD:
-            held.lose_if_overdue()
-            if held.lost is not None:
-                session.on_lost(held)
-        if held.lost is not None:
-            raise held.error()
-
-    def _own_hold(self, session: Session) -> Place | None:
-        for place in reversed(session.holds(self._kind, self._name, asyncio.current_task())):
-            mine = place.request.mode == self._mode and place.options.owner == self._options.owner
-            if mine and place.handles:
-                return place
-        return None
+    def _live(session: Session, holds: Sequence[Place]) -> list[Place]:
+        """Return what the task itself holds of the name, the latest first; not what it has lost."""
+        mine: list[Place] = []
+        lost: list[Place] = []
+        for held in reversed(holds):
+            if held.options.owner is None:
+                (mine if session.is_live(held) else lost).append(held)
+        # ``release`` tells one loss: a task that goes on losing without asking keeps no more of them.
+        session.report([held for held in lost[1:] if not held.armed and held.is_dropped])
+        return mine
 
     # -- parts -------------------------------------------------------------------------------------
 
@@ -427,6 +427,41 @@ class Acquirable:
             f"{self._name!r} is held in shared mode by this owner, who would wait for itself: "
             "release the shared hold first, or take the lock exclusively from the start",
             name=self._name,
+        )
+
+
+class LateGrants:
+    """Grants of one call whose answers came when the lease was over.
+
+    For the caller they are none, and for everybody else the name was held. So they are logged, come more
+    and more rarely, and end the call as the silence of a store does.
+
+    Mutable state: ``_times``, ``_first_at``.
+    """
+
+    __slots__ = ("_first_at", "_times")
+
+    def __init__(self) -> None:
+        self._times = 0
+        self._first_at = 0.0
+
+    async def pause(self, name: str, ttl: float, unavailable_after: float) -> None:
+        """Wait before the next try.
+
+        :raises BackendUnavailable: when no grant was in time for ``unavailable_after``.
+        """
+        self._times += 1
+        text = (
+            f"{name!r} was granted, but the answer came when the lease of {ttl:g} s was over: the store "
+            "answers too slowly for that ttl; give the lock a longer one, or a smaller margin"
+        )
+        if self._times == 1:
+            self._first_at = now()
+            _logger.warning("%s", text, extra={"event": "late_grant", "lock": name})
+        elif self._times > 2 and now() - self._first_at >= unavailable_after:
+            raise BackendUnavailable(text, name=name)
+        await asyncio.sleep(
+            min(_FIRST_PAUSE * 2**self._times, 2 * _LONGEST_PAUSE) * random.uniform(0.5, 1.0)
         )
 
 
@@ -515,7 +550,7 @@ class Semaphore(Acquirable):
         ```
         """
         info = await self._client._inspect(self._kind, self._name)
-        taken = len(info.holders) + (info.closed > 0)
+        taken = sum(holder.count for holder in info.holders) + info.closed_places
         return taken >= self._limit or bool(info.waiters)
 
     def __repr__(self) -> str:

@@ -148,3 +148,5 @@ class LockInfo:
     token: int
     #: Seconds for which the lock-delay of a lost holder keeps the name closed.
     closed: float = 0.0
+    #: How many holders' places lock-delay keeps closed; of a lock of any mode at most those it had.
+    closed_places: int = 0

@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import TYPE_CHECKING, Never
 
+from ._bodies import Blocks, Body
 from ._clock import now
 from ._errors import AcquireTimeout, BackendError, LockLost, NotHeld
-from ._lease import Lease, raise_loss
-from ._lock import _UNSET, Lock, OwnPlaces, pop_entered
+from ._lease import Lease
+from ._lock import _UNSET, Lock, OwnPlaces
 from ._options import check_timeout, refuse_keywords
 from ._place import Place
-from ._scope import BodyScope
 from ._session import Session
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class MultiLock:
     When one is lost, all count as lost: the body is cancelled once and ``LockLost`` raised. What is
     held while the rest is waited for is extended. If something is lost during that wait, all is left and
     the acquisition begins again, within the same timeout; but ``LockLost`` is raised where that would
-    come again: for ``max_hold``, for ``auto_extend=False``, and for a hold of this task from before.
+    come again: for ``max_hold``, for ``auto_extend=False``, and inside a block of this task on that name.
 
     No deadlock between multilocks, in whatever order their names are given. A task that holds locks
     *already* when it acquires a multilock gives up that freedom, as with any locks taken in turns.
@@ -52,7 +52,7 @@ class MultiLock:
         self._client = client
         self._locks = tuple(sorted(locks, key=lambda lock: lock.name.encode()))
         self._timeout = timeout
-        self._entered: list[tuple[asyncio.Task[Any] | None, MultiLease]] = []
+        self._entered: Blocks[MultiLease] = Blocks()
 
     def __repr__(self) -> str:
         names = ", ".join(repr(name) for name in self.names)
@@ -85,8 +85,7 @@ class MultiLock:
 
     async def __aenter__(self) -> MultiLease:
         leases = await self._acquire(self._timeout)
-        leases._arm()
-        self._entered.append((asyncio.current_task(), leases))
+        self._entered.enter(leases._arm(), leases)
         return leases
 
     async def __aexit__(
@@ -95,7 +94,7 @@ class MultiLock:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await pop_entered(self._entered).__aexit__(exc_type, exc, traceback)
+        await self._entered.leave(self, exc_type, exc)
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -114,17 +113,17 @@ class MultiLock:
             try:
                 await self._take_all(leases, time_left, own)
             except AcquireTimeout as busy:
-                await leases._leave_all(wait=True)
+                await leases._leave(wait=True)
                 raise self._timed_out(busy, timeout) from busy
             except BaseException as failure:
                 # A coroutine that is being closed cannot await.
-                await leases._leave_all(wait=not isinstance(failure, GeneratorExit))
+                await leases._leave(wait=not isinstance(failure, GeneratorExit))
                 raise
             lost = leases.lost
             if lost is None:
                 return leases
             error = leases._error()
-            await leases._leave_all(wait=True)
+            await leases._leave(wait=True)
             session.check_usable()
             if not leases._worth_another_try():
                 raise error
@@ -181,15 +180,14 @@ def _shorter(one: float | None, other: float | None) -> float | None:
     return min((time for time in (one, other) if time is not None), default=None)
 
 
-class MultiLease(Mapping[str, Lease]):
+class MultiLease(Body, Mapping[str, Lease]):
     """The leases of a multilock: a mapping from each name to its ``Lease``, in the order taken.
 
     As an async context manager it arms ``on_lost`` in the entering task, for all together, and releases
     in reverse on the way out. Without, nobody is cancelled. Losing one loses all: ``held`` is false from
     then on; the other names stay closed until this is released, so that nobody enters a half-done job.
 
-    Mutable state: ``_leases`` (grows while acquiring), ``_over`` (released), ``_scope`` with ``_armed``
-    (the one scope that cancels the body, and the places that refer to it), ``_watchers``.
+    Mutable state: ``_leases`` (grows while acquiring), ``_over`` (released), ``_watchers``.
 
     ```python
     async with client.multilock("account:1", "account:2") as leases:
@@ -199,24 +197,12 @@ class MultiLease(Mapping[str, Lease]):
     ```
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_armed",
-        "_leases",
-        "_over",
-        "_scope",
-        "_scope_task",
-        "_session",
-        "_watchers",
-    )
+    __slots__ = ("__weakref__", "_leases", "_over", "_watchers")
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        super().__init__(session)
         self._leases: dict[str, Lease] = {}
         self._over = False
-        self._scope: BodyScope | None = None
-        self._scope_task: asyncio.Task[Any] | None = None
-        self._armed: list[Place] = []
         self._watchers: list[asyncio.Future[None]] = []
 
     def __repr__(self) -> str:
@@ -335,54 +321,12 @@ class MultiLease(Mapping[str, Lease]):
         if errors:
             raise errors[0]
 
-    async def __aenter__(self) -> Self:
-        self.ensure_held()
-        self._arm()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        cancelled_by_loss = self._disarm(exc_type)
-        # A coroutine that is being closed cannot await.
-        loss = await self._leave_all(wait=exc_type is not GeneratorExit)
-        if loss is not None:
-            raise_loss(exc, loss, cancelled_by_loss)
-
     # -- inside ------------------------------------------------------------------------------------
 
-    def _arm(self) -> None:
-        """Make a loss cancel the current task's body, once, whichever and however many are lost."""
-        task = asyncio.current_task()
-        assert task is not None
-        scope = BodyScope(task)
-        for lease in self._leases.values():
-            place = lease._place
-            if place.armed is None:
-                place.armed = {}
-            # Else an outer body of this task is cancelled, with ours in it.
-            if task not in place.armed:
-                place.armed[task] = scope
-                self._armed.append(place)
-        if self._armed:
-            self._scope, self._scope_task = scope, task
+    def _held_places(self) -> list[Place]:
+        return [lease._place for lease in self._leases.values()]
 
-    def _disarm(self, exc_type: type[BaseException] | None) -> bool:
-        """Return whether what comes out of the body is the cancellation that the loss caused."""
-        scope, task = self._scope, self._scope_task
-        if scope is None or task is None:
-            return False
-        self._scope = self._scope_task = None
-        for place in self._armed:
-            if place.armed is not None:
-                place.armed.pop(task, None)
-        self._armed.clear()
-        return scope.leave(exc_type)
-
-    async def _leave_all(self, *, wait: bool) -> LockLost | BackendError | None:
+    async def _leave(self, *, wait: bool) -> LockLost | BackendError | None:
         """Leave in reverse; return the loss, if any. What fails or is cancelled ends only the waiting."""
         loss = self._error() if self.lost is not None else None
         self._end()
@@ -426,12 +370,12 @@ class MultiLease(Mapping[str, Lease]):
         return error
 
     def _worth_another_try(self) -> bool:
-        """Whether what was lost need not be lost again, and was not held before."""
-        places = [lease._place for lease in self._leases.values()]
+        """Whether what was lost need not be lost again. (A hold from before is not taken anew: its loss
+        is raised inside a block on it, and else counts no more.)"""
         return all(
-            place.options.auto_extend and place.lost.reason != "max_hold" and not place.handles
-            for place in places
-            if place.lost is not None
+            place.options.auto_extend and place.reason != "max_hold"
+            for place in self._held_places()
+            if place.reason is not None and not place.handles
         )
 
     def _not_held(self) -> NotHeld:

@@ -29,15 +29,24 @@ class State(Enum):
 
 
 class Place:
-    """Mutable state of one request on this side. One owner: the session.
+    """Mutable state of one request on this side. It alone assigns its ``state``; the session owns it.
 
     ``state``, ``deadline`` (until when the server certainly honours it; 0 before the first reply),
     ``token``, ``granted`` (the server said so; it may be too late for a body), ``noticed`` (a grant
-    was announced before the first reply), ``floor`` (no grant since the last answer has a token that
-    is not larger), ``woken`` (the future of the waiting task), ``lost``,
-    ``failure`` (what bodies get instead of ``lost``), ``armed`` (the scope that cancels the body, per
-    task), ``handles`` (serials of the leases not released), ``successor``, and the extender's:
-    ``beat``, ``look_at``, ``watching``, ``failures``, ``silent_since``, ``entry``, ``asked``.
+    was announced before the first reply), ``queued_at``, ``floor`` (no grant since the last answer has a
+    token that is not larger), ``woken`` (the future of the waiting task), ``reason`` (why the lease was
+    lost), ``failure`` (what bodies get instead of ``LockLost``), ``armed`` (what cancels the body, per task
+    that is in a block), ``handles`` (serials of the leases not released), ``dropped`` (those of them whose
+    ``Lease`` nobody references any more), ``reported`` (its task was told of the loss by ``Lock.release``),
+    ``successor``, and the extender's: ``beat``, ``look_at``, ``watching``, ``failures``, ``silent_since``,
+    ``entry``, ``asked``.
+
+    State        Next
+    ASKING       WAITING (``queue``), HELD (``grant``), LEAVING
+    WAITING      HELD, ASKING (``unqueue``: ask anew), LEAVING
+    HELD         LOST (``lose``), LEAVING
+    LOST         LEAVING
+    LEAVING      OVER
     """
 
     __slots__ = (
@@ -47,7 +56,7 @@ class Place:
         "beat",
         "capped",
         "deadline",
-        "discarded",
+        "dropped",
         "entry",
         "failure",
         "failures",
@@ -56,10 +65,12 @@ class Place:
         "granted_at",
         "handles",
         "look_at",
-        "lost",
         "noticed",
         "on_task_end",
         "options",
+        "queued_at",
+        "reason",
+        "reported",
         "request",
         "serial",
         "silent_since",
@@ -85,19 +96,22 @@ class Place:
         self.deadline: float = 0.0
         self.token: int = 0
         self.floor: int = 0
+        # Moved to never once a long wait was told.
+        self.queued_at: float = 0.0
         self.granted: bool = False
         self.granted_at: float = 0.0
         # Ends when max_hold does: by drift and round trip its deadline falls short of that moment.
         self.capped: bool = False
         self.noticed: int | None = None
         self.woken: asyncio.Future[None] | None = None
-        self.lost: LockLost | None = None
+        self.reason: LossReason | None = None
         self.failure: BackendError | None = None
         self.armed: dict[asyncio.Task[Any], BodyScope] | None = None
         self.watchers: list[asyncio.Future[None]] | None = None
         self.handles: list[int] = []
-        # Serials of handles whose lease was thrown away, and what watches for the end of their task.
-        self.discarded: list[int] = []
+        self.dropped: list[int] = []
+        self.reported: bool = False
+        # Watches for the end of the task while there are dropped handles.
         self.on_task_end: Callable[[asyncio.Task[Any]], None] | None = None
         self.serial: int = 0
         # id(task) is reused after a task is gone: the reference tells.
@@ -156,6 +170,26 @@ class Place:
         self.granted_at = now()
         self.wake()
 
+    def queue(self, deadline: float, floor: int) -> None:
+        """Become a waiter."""
+        self.state = State.WAITING
+        self.deadline, self.floor = deadline, floor
+        self.queued_at = now()
+
+    def unqueue(self) -> None:
+        """The store has forgotten the waiter, or granted it too late: let its task ask anew."""
+        self.state = State.ASKING
+        self.wake()
+
+    def leave(self) -> None:
+        """Neither wait nor hold any more, whatever the store knows of it yet."""
+        self.state = State.LEAVING
+        self.wake_watchers()
+
+    def end(self) -> None:
+        """The store knows nothing of it any more, or nobody asks."""
+        self.state = State.OVER
+
     def wake(self, error: BaseException | None = None) -> None:
         """Let the waiting task go on; it looks at the state, or gets the error."""
         if self.woken is not None and not self.woken.done():
@@ -164,21 +198,40 @@ class Place:
             else:
                 self.woken.set_exception(error)
 
-    def lose(self, reason: LossReason, failure: BackendError | None = None) -> None:
-        """Tell everybody who believes in this lease that it is over. Once."""
+    # -- the end of a lease ----------------------------------------------------------------------
+
+    def lose(
+        self,
+        reason: LossReason,
+        failure: BackendError | None = None,
+        *,
+        spare: asyncio.Task[Any] | None = None,
+    ) -> None:
+        """Tell everybody who believes in this lease that it is over. Once.
+
+        ``spare`` is the task that closes the client, perhaps from inside a body: it is not cancelled.
+        """
         if self.state is not State.HELD:
             return
         self.state = State.LOST
-        self.failure = failure
-        self.lost = LockLost(self._loss_message(reason), name=self.request.name, reason=reason)
+        self.reason, self.failure = reason, failure
         self.wake_watchers()
         if self.options.on_lost == "cancel" and self.armed:
-            current = asyncio.current_task()
             for task, scope in self.armed.items():
-                # Not the one who closes the client from inside a body. (A scope that several places
-                # share, a multilock's, cancels only once.)
-                if task is not current:
+                if task is not spare:
                     scope.cancel()
+
+    def lose_if_overdue(self, *, spare: asyncio.Task[Any] | None = None) -> None:
+        """The clock decides when no message came."""
+        if self.state is State.HELD:
+            moment = now()
+            if moment >= self.ends_at:
+                self.lose(self._overdue_reason(moment), spare=spare)
+
+    def lose_on_leaving(self, reason: LossReason) -> None:
+        """The leave found that the lease had ended before; perhaps the leave was long on its way."""
+        moment = now()
+        self.reason = self._overdue_reason(moment) if moment >= self.ends_at else reason
 
     def wake_watchers(self) -> None:
         """Let those who wait for the loss look again."""
@@ -186,46 +239,49 @@ class Place:
             if not watcher.done():
                 watcher.set_result(None)
 
-    def lose_if_overdue(self) -> None:
-        """The clock decides when no message came."""
-        if self.state is State.HELD:
-            moment = now()
-            if moment >= self.ends_at:
-                self.lose(self._overdue_reason(moment))
+    @property
+    def lost(self) -> LockLost | None:
+        """The loss in an exception of its own, whose text is of this moment."""
+        return None if self.reason is None else self._loss(self.reason)
 
     def overdue_error(self) -> LockLost:
         """Say what ``lose_if_overdue`` would, and change nothing: this may be called on any thread."""
-        reason = self._overdue_reason(now())
-        return LockLost(self._loss_message(reason), name=self.request.name, reason=reason)
+        return self._loss(self._overdue_reason(now()))
 
     def _overdue_reason(self, moment: float) -> LossReason:
         maximum = self.options.max_hold
         over = maximum is not None and (self.capped or moment >= self.granted_at + maximum)
         return "max_hold" if over else "expired"
 
-    def _loss_message(self, reason: LossReason) -> str:
-        name, token = repr(self.request.name), self.token
+    def _loss(self, reason: LossReason) -> LockLost:
+        name = self.request.name
+        text = f"lease on {name!r} {self._what_happened(reason)} (token {self.token}): stop writing"
+        return LockLost(text, name=name, reason=reason)
+
+    def _what_happened(self, reason: LossReason) -> str:
         match reason:
             case "expired":
-                ago = max(0.0, now() - self.ends_at)
-                what = f"expired {ago:.1f} s ago"
+                left = self.deadline - now()
+                if left <= 0.0:
+                    return f"expired {-left:.1f} s ago"
+                margin = f" (margin {self.options.margin:g} s)" if self.options.margin else ""
+                return f"is over, and another may hold it in {left:.1f} s{margin}"
             case "broken":
-                what = "was broken by an operator"
+                return "was broken by an operator"
             case "taken_over":
-                what = "was taken over by another holder"
+                return "was taken over by another holder"
             case "gone":
-                what = "is unknown to the server (flushed, evicted, or lost in a failover)"
+                return "is unknown to the server (flushed, evicted, or lost in a failover)"
             case "max_hold":
                 limit = self.options.max_hold  # None in tests that simulate this loss
-                what = "reached max_hold" + ("" if limit is None else f" ({limit:g} s)")
+                return "reached max_hold" + ("" if limit is None else f" ({limit:g} s)")
             case "closed":
-                what = "ended because its client was closed"
-        return f"lease on {name} {what} (token {token}): stop writing"
+                return "ended because its client was closed"
 
     @property
     def ran_out(self) -> bool:
         """Whether the lease was lost to time, which is what a lock-delay is for."""
-        return self.lost is not None and self.lost.reason in ("expired", "max_hold")
+        return self.reason in ("expired", "max_hold")
 
     def error(self) -> LockLost | BackendError:
         """Return a fresh exception for whoever must hear of the loss."""
@@ -233,8 +289,8 @@ class Place:
             error = type(self.failure)(str(self.failure), name=self.request.name)
             error.__cause__ = self.failure.__cause__
             return error
-        assert self.lost is not None
-        return self.lost.copy()
+        assert self.reason is not None
+        return self._loss(self.reason)
 
     # -- handles ---------------------------------------------------------------------------------
 
@@ -243,3 +299,17 @@ class Place:
         self.serial += 1
         self.handles.append(self.serial)
         return self.serial
+
+    def end_handle(self, serial: int) -> bool:
+        """One acquisition ends; return whether it was the last."""
+        self.handles.remove(serial)
+        if serial in self.dropped:
+            self.dropped.remove(serial)
+        if self.handles:
+            self.wake_watchers()
+        return not self.handles
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether nobody references any of its leases."""
+        return len(self.dropped) == len(self.handles)

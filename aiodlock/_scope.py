@@ -22,9 +22,16 @@ class BodyScope:
         self._cancelled = False
 
     def cancel(self) -> None:
-        """Cancel the body at its next await. Repeated, it does nothing."""
-        if self._handle is None:
-            self._handle = self._task.get_loop().call_soon(self._cancel)
+        """Cancel the body before its next step. Repeated, it does nothing."""
+        if self._cancelled or self._handle is not None:
+            return
+        loop = self._task.get_loop()
+        if asyncio.current_task(loop) is self._task:
+            # The body runs at this moment: a callback cancels it at its next await. (Before Python 3.13
+            # nobody can take a cancellation back from a body that ends without another await.)
+            self._handle = loop.call_soon(self._cancel)
+        else:
+            self._cancel()
 
     def _cancel(self) -> None:
         self._cancelled = True
@@ -32,9 +39,10 @@ class BodyScope:
 
     def leave(self, exc_type: type[BaseException] | None) -> bool:
         """The body has ended; return whether it did by the cancellation that this scope caused."""
-        if self._handle is None:
-            return False
-        self._handle.cancel()
+        if self._handle is not None:
+            self._handle.cancel()
         if not self._cancelled or self._task.uncancel() > self._before:
             return False  # or somebody else has cancelled it too
+        if asyncio.current_task(self._task.get_loop()) is not self._task:
+            return False  # another task ends the block: its cancellation is its own
         return exc_type is not None and issubclass(exc_type, asyncio.CancelledError)

@@ -10,13 +10,15 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
 import anyio
 
+from ._bodies import Bodies
 from ._clock import now
-from ._errors import BackendError, BackendUnavailable, ClientClosed, LockLost
+from ._errors import BackendError, BackendUnavailable, ClientClosed, LockLost, LossReason
 from ._extender import Extender
 from ._hooks import Hooks
 from ._model import Kind, Left
@@ -26,6 +28,9 @@ from ._telling import Telling
 from .backends.base import Backend
 
 _logger = logging.getLogger("aiodlock")
+
+_OTHER_LOOP = "this Client belongs to another event loop: make one per loop"
+_OTHER_PROCESS = "this Client was entered before a fork: make a new one in the child"
 
 CONNECT_WITHIN = 4.8
 #: Leaving a body returns within a second, answered or not.
@@ -38,7 +43,8 @@ class Session:
     """The running half of a client; gone when the client is left.
 
     Mutable state: ``places`` (by request id, from before the first message until the leave is
-    confirmed), ``_holds`` (what each task holds), ``_tasks``, ``closing``, ``_death``.
+    confirmed), ``bodies`` (the open blocks), ``_holds`` (what each task holds), ``_tasks``, ``closing``,
+    ``_death``.
     """
 
     def __init__(self, backend: Backend, *, unavailable_after: float, hooks: list[Hooks]) -> None:
@@ -48,6 +54,7 @@ class Session:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.pid: int = os.getpid()
         self.places: dict[str, Place] = {}
+        self.bodies: Bodies = Bodies()
         self.closing: bool = False
         self.extender: Extender = Extender(self)
         self._numbers = count(1)
@@ -111,8 +118,7 @@ class Session:
         for place in list(self.places.values()):
             place.wake(self._death_error())
             if place.state is State.HELD:
-                place.lose("closed", failure=self._death_error())
-                self.telling.lost(place)
+                self.lose(place, "closed", failure=self._death_error())
 
     def _death_error(self) -> BackendError:
         assert self._death is not None
@@ -128,19 +134,16 @@ class Session:
         self.check_here()  # the connections are the parent's: a child must not release its locks
         self.closing = True
         give_up_at = now() + within
+        current = asyncio.current_task()  # perhaps in a body itself
         for place in list(self.places.values()):
             if place.state is State.HELD:
-                place.lose("closed")
-                self.on_lost(place)
-                if not place.armed:
-                    self.leave_soon(place)
-            elif place.state is State.LOST and not place.armed:
-                self.leave_soon(place)  # a bare lease: no body to wait for
+                self.lose_if_overdue(place, spare=current)
+                self.lose(place, "closed", spare=current)
             elif place.state in (State.ASKING, State.WAITING):
                 place.wake(self.closed_error(place.request.name))
-        current = asyncio.current_task()
         for place in list(self.places.values()):
-            if place.armed and set(place.armed) <= {current}:
+            # A bare lease has no body to wait for; our own does not end before we do.
+            if place.state is State.LOST and not set(place.armed or ()) - {current}:
                 self.leave_soon(place)
         try:
             while self.places and now() < give_up_at and self._death is None:
@@ -197,12 +200,23 @@ class Session:
     def check_here(self) -> None:
         """Raise in another loop or process than the client was entered in."""
         self._check_process()
+        self.check_loop()
+
+    def check_loop(self) -> None:
+        """Raise in another loop than the client was entered in."""
         if asyncio.get_running_loop() is not self.loop:
-            raise RuntimeError("this Client belongs to another event loop: make one per loop")
+            raise RuntimeError(_OTHER_LOOP)
+
+    def foreign(self) -> RuntimeError | None:
+        """Return why nothing of this client can be left here: for what may run without any loop, too."""
+        if os.getpid() != self.pid:
+            return RuntimeError(_OTHER_PROCESS)
+        running = asyncio._get_running_loop()
+        return RuntimeError(_OTHER_LOOP) if running not in (None, self.loop) else None
 
     def _check_process(self) -> None:
         if os.getpid() != self.pid:
-            raise RuntimeError("this Client was entered before a fork: make a new one in the child")
+            raise RuntimeError(_OTHER_PROCESS)
 
     @staticmethod
     def closed_error(name: str | None = None) -> ClientClosed:
@@ -246,7 +260,7 @@ class Session:
                 del self._holds[key]
 
     def _remove(self, place: Place) -> None:
-        place.state = State.OVER
+        place.end()
         self.places.pop(place.request.id, None)
         self._left.set()
 
@@ -267,8 +281,7 @@ class Session:
                 # Its connection was cut: once more, in the time that is left.
                 async with asyncio.timeout(give_up_at - now()):
                     left = await self.backend.leave(place.request)
-                if left.what == "gone" and left.reason != "broken":
-                    left = Left("released")  # by the first attempt, whose answer was lost
+                left = _of_the_first(left)
         except asyncio.CancelledError:
             await self._leave_and_wait(place)
             raise
@@ -291,6 +304,8 @@ class Session:
         """Leave in the background; without a task, unless it has to be repeated."""
         if place.state in (State.LEAVING, State.OVER):
             return
+        if place.serial:
+            self.lose_if_overdue(place)  # only the clock may know, and a lock-delay is kept
         self._end(place)
         lost = place.ran_out
 
@@ -372,9 +387,7 @@ class Session:
             await self._leave_and_wait(place)
             raise
         self._remove(place)
-        if repeated and left.what == "gone" and left.reason != "broken":
-            return Left("released")  # by the first attempt, whose answer was lost
-        return left
+        return _of_the_first(left) if repeated else left
 
     def _end(self, place: Place) -> None:
         self.extender.forget(place)
@@ -384,10 +397,7 @@ class Session:
             if task is not None:
                 task.remove_done_callback(place.on_task_end)
             place.on_task_end = None
-        place.state = State.LEAVING
-        for watcher in place.watchers or ():
-            if not watcher.done():
-                watcher.set_result(None)
+        place.leave()
 
     # -- what the backend hears --------------------------------------------------------------------
 
@@ -438,8 +448,7 @@ class Session:
     def on_broken(self, request_id: str) -> None:
         place = self.places.get(request_id)
         if place is not None and place.state is State.HELD:
-            place.lose("broken")
-            self.on_lost(place)
+            self.lose(place, "broken")
 
     async def _leave_unknown(self, request_id: str, where: str) -> None:
         try:
@@ -451,49 +460,121 @@ class Session:
                 extra={"event": "unknown_grant"},
             )
 
+    def waits_long(self, place: Place) -> None:
+        """Warn, once, when the task of a long wait is in other blocks: they may wait for each other."""
+        place.queued_at = float("inf")
+        task = place.task() if place.task is not None else None
+        mine = (other.request for other in self.bodies.of(task) if other.state is State.HELD)
+        names = sorted({request.name for request in mine} - {place.request.name})
+        if names:
+            self.telling.waits_inside(place, names)
+
     # -- losses, and leases that nobody has left ---------------------------------------------------
 
-    def on_lost(self, place: Place) -> None:
-        """A lease was marked as lost: stop extending, tell."""
+    def lose(
+        self,
+        place: Place,
+        reason: LossReason,
+        *,
+        failure: BackendError | None = None,
+        spare: asyncio.Task[Any] | None = None,
+    ) -> None:
+        """A lease is lost: cancel its bodies, stop extending, tell."""
+        if place.state is State.HELD:
+            place.lose(reason, failure, spare=spare)
+            self._on_lost(place)
+
+    def lose_if_overdue(self, place: Place, *, spare: asyncio.Task[Any] | None = None) -> None:
+        """The clock decides when no message came."""
+        if place.state is State.HELD and now() >= place.ends_at:
+            place.lose_if_overdue(spare=spare)
+            self._on_lost(place)
+
+    def is_live(self, place: Place) -> bool:
+        """Whether the place holds at this moment. What is overdue is marked as lost."""
+        self.lose_if_overdue(place)
+        return place.state is State.HELD
+
+    def _on_lost(self, place: Place) -> None:
         self.extender.forget(place)
         self.telling.lost(place)
 
-    def forgotten(self, place: Place, serial: int) -> None:
-        """A lease was collected, or its task has ended, before it was left. Called on any thread."""
-        if serial not in place.handles or os.getpid() != self.pid:
-            return  # after a fork the lease is the parent's
-        place.handles.remove(serial)
-        held = place.state is State.HELD
-        # Before the warning, which may be turned into an error.
-        if not place.handles and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._leave_forgotten, place)
-        if not held:
-            return  # lost: there is nothing that the holder should have released
-        block = "an async with" if place.task is not None else "a with block"
-        warnings.warn(
-            f"lease on {place.request.name!r} (token {place.token}) was forgotten while held: "
-            f"release it, or use it in {block}",
-            ResourceWarning,
-            stacklevel=2,
-        )
+    def lost_on_leaving(self, place: Place, reason: LossReason) -> LockLost:
+        """The store's answer to a leave was that the lease had ended."""
+        place.lose_on_leaving(reason)
+        self.telling.lost(place)
+        lost = place.lost
+        assert lost is not None
+        return lost
 
-    def discarded(self, place: Place, serial: int, task: asyncio.Task[Any]) -> None:
-        """The result of ``await lock.acquire()`` was thrown away: its task's end forgets it."""
-        place.discarded = [known for known in place.discarded if known in place.handles]
-        place.discarded.append(serial)
+    def report(self, lost: list[Place]) -> None:
+        """A task is told that it has lost these, and releases them thereby."""
+        for place in lost:
+            place.reported = True
+            for serial in {*place.dropped, *place.handles[-1:]}:
+                place.end_handle(serial)
+            if not place.handles:
+                self.leave_soon(place)
+
+    def dropped(self, place: Place, serial: int) -> None:
+        """Nobody references a lease any more that was not left. Called by the collector, on any thread."""
+        if os.getpid() != self.pid or self.loop.is_closed():
+            return  # after a fork the lease is the parent's
+        if place.task is None or asyncio._get_running_loop() is self.loop:
+            self._on_dropped(place, serial)
+        else:
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                self.loop.call_soon_threadsafe(self._on_dropped, place, serial)
+
+    def _on_dropped(self, place: Place, serial: int) -> None:
+        """The hold lives on as long as its task, which can still release it."""
+        if serial not in place.handles:
+            return
+        task = place.task() if place.task is not None else None
+        if task is None or task.done() or place.reported:
+            self._forget(place, serial)
+            return
+        place.dropped.append(serial)
         if place.on_task_end is None:
 
             def forget(_: asyncio.Task[Any]) -> None:
                 # Each by itself: where warnings are errors, one raises.
-                for left in place.discarded:
-                    self.loop.call_soon(self.forgotten, place, left)
+                for left in place.dropped:
+                    self.loop.call_soon(self._forget, place, left)
 
             place.on_task_end = forget
             task.add_done_callback(forget)
 
-    def _leave_forgotten(self, place: Place) -> None:
-        if not place.handles:  # its task may have entered it again meanwhile
+    def _forget(self, place: Place, serial: int) -> None:
+        """The task of a hold has ended, and nobody can release it any more. Called on any thread."""
+        held = place.state is State.HELD and serial in place.handles
+        # Later: this may be in the middle of anything. The warning may be turned into an error.
+        self.loop.call_soon_threadsafe(self._leave_forgotten, place, serial, held)
+        if held:  # else there is nothing that the holder should have released
+            warnings.warn(_forgotten(place), ResourceWarning, stacklevel=2)
+
+    def _leave_forgotten(self, place: Place, serial: int, held: bool) -> None:
+        if held:
+            about = {"event": "forgotten", "lock": place.request.name}
+            _logger.warning("%s", _forgotten(place), extra=about)
+        if serial in place.handles and place.end_handle(serial):
             self.leave_soon(place)
+
+
+def _forgotten(place: Place) -> str:
+    block = "an async with" if place.task is not None else "a with block"
+    return (
+        f"lease on {place.request.name!r} (token {place.token}) was forgotten while held, and nobody "
+        f"references it any more: release it, or use it in {block}"
+    )
+
+
+def _of_the_first(left: Left) -> Left:
+    """What the answer to a repeated leave says of the first, whose answer was lost.
+
+    The store keeps the record of an expired lease for its lock-delay, and says so: nothing was released.
+    """
+    return Left("released") if left == Left("gone", "gone") else left
 
 
 def _root_cause(error: BaseException) -> BaseException:

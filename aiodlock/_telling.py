@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ._clock import now
@@ -65,6 +66,30 @@ class Telling:
         if place.told is not None:
             told, place.told = place.told, None
             self._tell("lost", told, now() - place.granted_at, reason)
+
+    @staticmethod
+    def blocked(late: float, ttl: float) -> None:
+        """The event loop did nothing for a large part of a lease."""
+        _logger.warning(
+            "the event loop was blocked for at least %.2f s, and the shortest ttl held is %.2f s: nothing "
+            "is extended meanwhile, and leases get lost; run what blocks in a thread",
+            late,
+            ttl,
+            extra={"event": "loop_blocked"},
+        )
+
+    @staticmethod
+    def waits_inside(place: Place, names: Sequence[str]) -> None:
+        """A request has waited for long while its task holds other names."""
+        name = place.request.name
+        _logger.warning(
+            "%r has been waited for longer than %.1f s by a task that holds %s meanwhile: if others take "
+            "them in another order, all wait for ever; take them in one order, use multilock, or a timeout",
+            name,
+            3 * place.ttl,
+            ", ".join(map(repr, names)),
+            extra={"event": "waits_inside", "lock": name, "held": list(names)},
+        )
 
     # -- what failed -------------------------------------------------------------------------------
 

@@ -103,14 +103,7 @@ def lose(lease: Lease, reason: LossReason) -> asyncio.Future[None]:
     if not lease.held:
         raise ValueError(f"{lease!r} is not held: there is nothing to lose")
     place, session = lease._place, lease._session
-    place.lose(reason)
-    session.on_lost(place)
-    current = asyncio.current_task()
-    if current is not None and place.options.on_lost == "cancel":
-        scope = (place.armed or {}).get(current)
-        if scope is not None:
-            # A body that loses its own lease is cancelled too, at its next await.
-            scope.cancel()
+    session.lose(place, reason)
     gone: asyncio.Future[None] = session.loop.create_future()
 
     async def leave() -> None:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from .. import _lease as core
+from .._bodies import raise_loss
 from .._errors import BackendError, LockLost, NotHeld
 from .._model import Mode
 from .._place import State
@@ -201,7 +202,7 @@ class Lease:
         here().released(self)
         loss = self._leave()
         if loss is not None:
-            core.raise_loss(exc, loss, False)
+            raise_loss(exc, loss, False)
 
     # -- inside ------------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Never, Self
 
 from .. import _client as core_client
 from .. import _multilock as core
+from .._bodies import raise_loss
 from .._errors import LockLost, NotHeld
-from .._lease import raise_loss
 from .._options import check_timeout, refuse_keywords
 from ._blocks import Entered, here
 from ._lease import Lease, arm, call_when_lost
@@ -120,7 +120,7 @@ class MultiLock:
             return await multilock._acquire(left, own)
 
         async def take_back(leases: core.MultiLease) -> None:
-            await leases._leave_all(wait=True)
+            await leases._leave(wait=True)
 
         leases = MultiLease(self._client, running, running.portal.call(acquire, take_back))
         if self._on_lost is not None:
@@ -258,7 +258,7 @@ class MultiLease(Mapping[str, Lease]):
             armed = lease._core._place.armed
             if armed:
                 armed.pop(lease._body, None)  # type: ignore[call-overload]
-        return await self._core._leave_all(wait=True)
+        return await self._core._leave(wait=True)
 
     def _call_when_lost(self, function: Callable[[LockLost], object]) -> None:
         told = False

@@ -61,8 +61,9 @@ async def test_forgotten_lease_is_released_also_when_warnings_are_errors(
 ) -> None:
     ignored: list[object] = []
     monkeypatch.setattr("sys.unraisablehook", ignored.append)
-    lease: aiodlock.Lease | None = await client.lock("x").acquire()
+    lease: aiodlock.Lease | None = await asyncio.create_task(client.lock("x").acquire())
     assert lease is not None
+    await asyncio.sleep(0)  # the loop has handed the task on, and forgets it
     with warnings.catch_warnings():
         warnings.simplefilter("error", ResourceWarning)
         lease = None
@@ -152,14 +153,25 @@ async def test_leaving_the_client_waits_for_a_body_that_is_only_flagged(
     await (await client.lock("x").acquire_nowait()).release()
 
 
-async def test_lost_shared_hold_is_told_also_to_who_asks_exclusively(
+async def test_lost_shared_hold_of_a_block_is_told_also_to_who_asks_exclusively(
+    client: aiodlock.Client,
+) -> None:
+    both = client.rwlock("name", ttl=0.1, auto_extend=False, on_lost="flag")
+    with pytest.raises(aiodlock.LockLost):  # noqa: PT012
+        async with both.read as lease:
+            await lease.wait_lost()
+            with pytest.raises(aiodlock.LockLost):
+                await both.write.acquire()
+
+
+async def test_lost_shared_hold_without_a_block_is_no_obstacle_to_asking_exclusively(
     client: aiodlock.Client,
 ) -> None:
     both = client.rwlock("name", ttl=0.1, auto_extend=False)
     lease = await both.read.acquire()
     await lease.wait_lost()
-    with pytest.raises(aiodlock.LockLost):
-        await both.write.acquire()
+    async with both.write:
+        pass
     with pytest.raises(aiodlock.LockLost):
         await lease.release()
 

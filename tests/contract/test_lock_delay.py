@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from aiodlock import AcquireTimeout, Client, Lock, LockLost, WouldBlock
+from aiodlock.backends.base import Unanswered
 
 from ..conftest import MakeClient
 from ..protocol.direct import Direct
@@ -119,3 +122,44 @@ async def test_breaking_ignores_the_delay(make_client: MakeClient) -> None:
         pass
     with pytest.raises(LockLost):
         await lease.release()
+
+
+@pytest.mark.parametrize("how", ["collected", "client left"])
+async def test_name_stays_closed_also_when_only_the_clock_knows_of_the_loss(
+    make_client: MakeClient, store: Store, how: str
+) -> None:
+    other = await make_client()
+    client = Client(store.source, **store.options)
+    async with client:
+        lock = client.lock("a", ttl=0.3, auto_extend=False, lock_delay=30)
+        leases = [await asyncio.create_task(lock.acquire())]
+        await asyncio.sleep(0.28)
+        # The loop is blocked for the last moments of the lease: the deadline passes, and no timer runs.
+        while leases[0].held:
+            pass
+        if how == "collected":
+            with pytest.warns(ResourceWarning):
+                leases.clear()
+            await client.inspect("another name")
+    await until(lambda: _closed(other), "closed", within=2.0)
+    leases.clear()
+
+
+async def test_lost_reply_to_a_leave_does_not_hide_that_the_lease_had_expired(
+    client: Client,
+) -> None:
+    """The record is kept for its lock-delay, so the leave that was lost has released nothing."""
+    session = client._session
+    assert session is not None
+    lock = client.lock("a", ttl=0.4, auto_extend=False, lock_delay=30)
+    right = session.backend.leave
+
+    async def lost_on_its_way(*args: Any, **options: Any) -> Any:
+        session.backend.leave = right  # type: ignore[method-assign]
+        await until(lambda: _closed(client), "the end of the lease")
+        raise Unanswered("the connection was lost")
+
+    with pytest.raises(LockLost) as lost:
+        async with lock:
+            session.backend.leave = lost_on_its_way  # type: ignore[method-assign]
+    assert lost.value.reason == "expired"

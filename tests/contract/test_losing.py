@@ -9,6 +9,7 @@ import asyncio
 import gc
 import time
 import warnings
+from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
@@ -513,7 +514,8 @@ async def test_loop_blocked_longer_than_the_ttl_loses_the_lease(
 
 
 async def test_forgotten_bare_lease_is_released_with_a_warning(client: Client) -> None:
-    lease = await client.lock("x").acquire()
+    lease = await asyncio.create_task(client.lock("x").acquire())
+    await asyncio.sleep(0)  # the loop has handed the task on, and forgets it
     with pytest.warns(ResourceWarning, match="'x'"):
         del lease
         gc.collect()
@@ -521,7 +523,8 @@ async def test_forgotten_bare_lease_is_released_with_a_warning(client: Client) -
 
 
 async def test_lease_forgotten_in_a_cycle_is_released(client: Client) -> None:
-    holder: list[object] = [await client.lock("x").acquire()]
+    holder: list[object] = [await asyncio.create_task(client.lock("x").acquire())]
+    await asyncio.sleep(0)  # the loop has handed the task on, and forgets it
     holder.append(holder)
     with pytest.warns(ResourceWarning, match="'x'"):
         del holder
@@ -712,3 +715,86 @@ async def test_hold_of_a_task_that_ended_is_not_inherited(client: Client) -> Non
         with pytest.raises(WouldBlock):  # though its id may be that of the task before
             await asyncio.create_task(lock.acquire_nowait())
         await lease.release()
+
+
+# -- whatever the body does ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("touch", ["ensure_held", "extend", "wait_lost", "acquire", "nowait"])
+async def test_body_that_touches_its_lost_lease_and_goes_on_is_cancelled_at_its_next_await(
+    client: Client, touch: str
+) -> None:
+    lock = client.lock("x", ttl=0.1, auto_extend=False)
+    steps = 0
+
+    async def ensure_held(lease: Lease) -> None:
+        lease.ensure_held()
+
+    uses: dict[str, Callable[[Lease], Awaitable[object]]] = {
+        "ensure_held": ensure_held,
+        "extend": lambda lease: lease.extend(),
+        "wait_lost": lambda lease: lease.wait_lost(),
+        "acquire": lambda lease: lock.acquire(),
+        "nowait": lambda lease: lock.acquire_nowait(),
+    }
+    with pytest.raises(LockLost):
+        async with lock as lease:
+            time.sleep(0.2)  # the loop is blocked once, for longer than the lease lasts
+            try:
+                await uses[touch](lease)
+            except LockLost:
+                pass  # logged, and forgotten
+            while steps < 40:
+                await asyncio.sleep(0.001)
+                steps += 1
+    assert steps == 0
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.001, 0.01])
+async def test_body_takes_no_second_step_after_its_lease_has_ended(
+    client: Client, pause: float
+) -> None:
+    steps_after = 0
+    with pytest.raises(LockLost):
+        async with client.lock("x", ttl=0.15, auto_extend=False) as lease:
+            blocked = False
+            while True:
+                await asyncio.sleep(pause)
+                if not is_held(lease):
+                    steps_after += 1
+                elif not blocked and lease.remaining() < 0.05:
+                    blocked = True
+                    time.sleep(0.2)  # as a SIGSTOP does
+    assert steps_after <= 1
+
+
+async def test_task_that_leaves_the_client_inside_a_body_is_not_cancelled(store: Store) -> None:
+    client = Client(store.source, **store.options)
+    await client.__aenter__()
+    with pytest.raises(LockLost) as lost:
+        async with client.lock("x"):
+            await client.__aexit__(None, None, None)
+            await asyncio.sleep(0.01)
+    assert lost.value.reason == "closed"
+
+
+async def test_loss_says_for_how_long_the_lease_is_over_when_it_is_raised(client: Client) -> None:
+    lease = await client.lock("x", ttl=0.1, auto_extend=False).acquire()
+    await lease.wait_lost()
+    await asyncio.sleep(0.5)
+    with pytest.raises(LockLost) as raised:
+        lease.ensure_held()
+    for told in (str(lease.lost), str(raised.value)):
+        assert "expired 0.0 s ago" not in told
+        assert "s ago" in told
+
+
+async def test_loss_by_the_margin_says_what_is_left(client: Client) -> None:
+    lease = await client.lock("x", ttl=5.0, margin=4.5, auto_extend=False).acquire()
+    lost = await lease.wait_lost()
+    assert "in 4." in str(lost)
+    assert "margin 4.5 s" in str(lost)
+    assert "ago" not in str(lost)

@@ -30,6 +30,7 @@ from ..scenes import (
     until,
     until_cancelled,
     until_free,
+    until_held,
     until_waiting,
 )
 
@@ -213,12 +214,29 @@ async def test_max_hold_over_during_the_wait_is_raised(client: Client) -> None:
         assert len((await client.inspect("b")).waiters) == 0
 
 
-async def test_loss_of_an_earlier_hold_during_the_wait_is_raised(client: Client) -> None:
+async def test_loss_of_an_earlier_bare_hold_during_the_wait_is_waited_out(client: Client) -> None:
     async def entered_again() -> None:
         lease = await client.lock("a").acquire()
+        async with client.multilock("a", "b"):
+            assert lease.lost is not None
         with pytest.raises(LockLost):
-            await client.multilock("a", "b").acquire()
-        assert lease.lost is not None
+            await lease.release()
+
+    blocker = await client.lock("b").acquire()
+    waiting = asyncio.create_task(entered_again())
+    await until_waiting(client, "b")
+    await client.break_lock("a")
+    await until_held(client, "a")
+    await blocker.release()
+    async with takes(at_most=SOON):
+        await waiting
+
+
+async def test_loss_of_the_block_around_during_the_wait_is_raised(client: Client) -> None:
+    async def entered_again() -> None:
+        with pytest.raises(LockLost):
+            async with client.lock("a", on_lost="flag"):
+                await client.multilock("a", "b").acquire()
 
     blocker = await client.lock("b").acquire()
     waiting = asyncio.create_task(entered_again())

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from aiodlock import AcquireTimeout, Client, WouldBlock
+from aiodlock import AcquireTimeout, Client, LockLost, Semaphore, WouldBlock
 
-from ..scenes import BRIEF, PATIENCE, until_free
+from ..scenes import BRIEF, PATIENCE, until, until_free
 from ..servers import ALL, CLUSTER, REPLICATED, SENTINEL
 
 # A quorum has no one place that could count: it refuses them.
@@ -82,3 +82,22 @@ async def test_bad_limits_are_refused(client: Client) -> None:
     for wrong_type in (True, 1.0, "1", None):
         with pytest.raises(TypeError):
             client.semaphore("a", wrong_type)  # type: ignore[arg-type]
+
+
+async def test_places_that_a_lock_delay_closes_count_as_taken(client: Client) -> None:
+    semaphore = client.semaphore("s", 2, ttl=0.2, lock_delay=30, auto_extend=False)
+    leases = [await semaphore.acquire() for _ in range(2)]
+    for lease in leases:
+        await lease.wait_lost()
+    await until(lambda: _nobody_holds(semaphore), "the end of both")
+    assert await semaphore.locked()
+    with pytest.raises(WouldBlock):
+        await semaphore.acquire_nowait()
+    for lease in leases:
+        with pytest.raises(LockLost):
+            await lease.release()
+
+
+async def _nobody_holds(semaphore: Semaphore) -> bool:
+    info = await semaphore._client._inspect("semaphore", semaphore.name)
+    return not info.holders

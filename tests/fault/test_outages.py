@@ -432,3 +432,32 @@ async def test_what_does_not_wait_connects_at_once_when_the_server_is_back(
         await (await unlucky.lock("name").acquire_nowait()).release()
     else:
         await getattr(unlucky, what)("name")
+
+
+@pytest.mark.parametrize("taken", [False, True])
+async def test_lock_whose_ttl_is_shorter_than_a_round_trip_is_refused_and_not_kept_from_others(
+    make_unlucky: MakeClient,
+    proxy: FaultProxy,
+    client: aiodlock.Client,
+    caplog: pytest.LogCaptureFixture,
+    taken: bool,
+) -> None:
+    slow = await make_unlucky(unavailable_after=1.5)
+    held = await client.lock("name").acquire()
+    proxy.delay(0.4)
+    acquiring = asyncio.create_task(slow.lock("name", ttl=0.15).acquire())
+    if taken:
+        await asyncio.sleep(0.5)
+    await held.release()
+    got_in = 0
+    while not acquiring.done():
+        async with client.lock("name", timeout=5):
+            got_in += 1
+        await asyncio.sleep(0.05)
+    with pytest.raises(aiodlock.BackendUnavailable, match="too slowly"):
+        await acquiring
+    assert got_in > 3
+    warned = [record for record in caplog.records if getattr(record, "event", "") == "late_grant"]
+    assert len(warned) == 1
+    await proxy.heal()
+    await until_free(client, "name")

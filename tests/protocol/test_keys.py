@@ -261,7 +261,8 @@ async def test_inspect_writes_nothing(direct: Direct) -> None:
     await direct.acquire("c", waiter_ttl=10_000)
     await direct.age("a", "b", by=10_000)
     before = await direct.contents()
-    token, closed, holding, waiting = await direct.inspect()
+    token, closed, holding, waiting, closed_places = await direct.inspect()
+    assert closed_places == 1
     assert int(token) > 0
     assert 590_000 <= int(closed) <= 600_000
     assert holding == [], "an overdue holder holds nothing"
@@ -270,5 +271,5 @@ async def test_inspect_writes_nothing(direct: Direct) -> None:
 
 
 async def test_inspect_of_an_unknown_name_creates_nothing(direct: Direct) -> None:
-    assert await direct.inspect() == ["0", "0", [], []]
+    assert await direct.inspect() == ["0", "0", [], [], 0]
     assert await direct.all_keys() == set()

@@ -81,7 +81,7 @@ def answering(fake: FakeServer, **replies: bytes) -> None:
         "acquire": resp([b"granted", b"17", b"60000"]),
         "extend": resp([b"held", b"17", b"60000"]),
         "leave": resp([b"released"]),
-        "inspect": resp([b"17", b"0", [], []]),
+        "inspect": resp([b"17", b"0", [], [], 0]),
         "break_": resp(0),
     } | replies
 

@@ -485,7 +485,7 @@ class Checkers:
         if body.told or not body.cancels or body.task.done():
             return
         now = self.world.time
-        if place.lost is not None:
+        if place.reason is not None:
             if body.lost_at is None:
                 body.lost_at = now
             if body.task.cancelling():

@@ -174,9 +174,9 @@ def _look_late(simulation: Simulation) -> None:
 def _tell_nobody(simulation: Simulation) -> None:
     right = Place.lose
 
-    def lose(self: Place, *args: Any) -> None:
+    def lose(self: Place, *args: Any, **options: Any) -> None:
         armed, self.armed = self.armed, None
-        right(self, *args)
+        right(self, *args, **options)
         self.armed = armed
 
     simulation.patch(Place, "lose", lose)

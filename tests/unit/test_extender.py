@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from aiodlock._clock import now
-from aiodlock._errors import BackendUnavailable
+from aiodlock._errors import BackendUnavailable, LossReason
 from aiodlock._extender import Extender
 from aiodlock._model import Capabilities, Gone, Granted, Request, Waiting
 from aiodlock._options import LockOptions
@@ -74,9 +74,21 @@ class FakeSession:
         task.add_done_callback(self._tasks.discard)
         return True
 
-    def on_lost(self, place: Place) -> None:
-        self.extender.forget(place)
-        self.lost.append(place)
+    def lose(self, place: Place, reason: LossReason) -> None:
+        if place.state is State.HELD:
+            place.lose(reason)
+            self.extender.forget(place)
+            self.lost.append(place)
+
+    def lose_if_overdue(self, place: Place) -> None:
+        if place.state is State.HELD and now() >= place.ends_at:
+            self.lose(place, place.overdue_error().reason)
+
+    def waits_long(self, place: Place) -> None:
+        pass
+
+    def blocked(self, late: float, ttl: float) -> None:
+        pass
 
     def extension_failed(self, place: Place, error: Exception) -> None:
         self.failed.append(place)
@@ -97,8 +109,7 @@ class FakeSession:
 
     def waiter(self, id: str = "a", **options: Any) -> Place:
         place = self.place(id, **options)
-        place.state = State.WAITING
-        place.deadline = now() + place.request.waiter_ttl
+        place.queue(now() + place.request.waiter_ttl, 0)
         place.woken = self.loop.create_future()
         self.extender.add(place)
         return place

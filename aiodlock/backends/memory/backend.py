@@ -199,6 +199,7 @@ class MemoryBackend:
             ),
             seen.token,
             seen.closed / 1000,
+            seen.closed_places,
         )
 
     async def names(self, match: str) -> AsyncIterator[str]:

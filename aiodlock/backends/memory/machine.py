@@ -70,6 +70,8 @@ class Seen(NamedTuple):
     token: int
     #: For so many milliseconds lock-delays still keep the name closed.
     closed: int
+    #: So many holders' places they keep closed.
+    closed_places: int
 
 
 @dataclass(slots=True)
@@ -256,19 +258,21 @@ class Name:
     def inspect(self, now_us: int) -> Seen:
         """Return what people want to know of the name. Writes nothing."""
         now = now_us // 1000
-        holders, closed = [], 0
+        holders, closed, closed_places = [], 0, 0
         for entry in self.holders.values():
             left = min(entry.deadline - now, entry.length)
             if left > 0:
                 holders.append((entry.asked, entry.token, left))
-            else:
+            elif left + entry.asked.delay > 0:
                 closed = max(closed, left + entry.asked.delay)
+                closed_places += 1
         waiters = [
             (entry.asked, max(0, now - entry.since))
             for entry in self.waiters.values()
             if now < entry.deadline
         ]
-        return Seen(holders, waiters, self.token if now < self.token_until else 0, closed)
+        token = self.token if now < self.token_until else 0
+        return Seen(holders, waiters, token, closed, closed_places)
 
     # -- sweeping and granting ---------------------------------------------------------------------
 

@@ -401,9 +401,14 @@ class RedisBackend:
         wire = link.wire or await link.wait_up(hurry=True)
         reply = await self._run(wire, INSPECT, (keys.state, keys.queue, keys.waiters, keys.token))
         try:
-            token, closed_ms, holding, waiting = reply
+            token, closed_ms, holding, waiting, closed_places = reply
             return LockInfo(
-                name, holders_of(holding), waiters_of(waiting), int(token), int(closed_ms) / 1000
+                name,
+                holders_of(holding),
+                waiters_of(waiting),
+                int(token),
+                int(closed_ms) / 1000,
+                int(closed_places),
             )
         except (ValueError, TypeError, AttributeError, OverflowError) as wrong:
             raise wrong_shape("inspect", reply) from wrong

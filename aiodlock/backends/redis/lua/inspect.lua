@@ -2,17 +2,18 @@
 --
 -- KEYS  1 state  2 queue  3 waiters  4 token
 -- Result  {last token or '0', ms for which lock-delay still keeps the name closed,
---          {owner, mode, token, ms left, client, ...}, {owner, mode, ms waited, client, ...}}
+--          {owner, mode, token, ms left, client, ...}, {owner, mode, ms waited, client, ...},
+--          the number of holders' places that lock-delay keeps closed}
 local state, queue, waiters, token_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
-local holding, closed = {}, 0
+local holding, closed, closed_places = {}, 0, 0
 for _, record in ipairs((load_state(state, true))) do
   if record.live then
     for _, value in ipairs({record.owner, record.mode, record.token, int(record.deadline - now), record.client}) do
       holding[#holding + 1] = value
     end
   else
-    closed = math.max(closed, record.closed_until - now)
+    closed, closed_places = math.max(closed, record.closed_until - now), closed_places + 1
   end
 end
 
@@ -32,4 +33,4 @@ for _, entry in ipairs(redis.call('XRANGE', queue, '-', '+')) do
     end
   end
 end
-return {redis.call('GET', token_key) or '0', int(closed), holding, waiting}
+return {redis.call('GET', token_key) or '0', int(closed), holding, waiting, closed_places}

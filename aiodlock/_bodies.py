@@ -1,0 +1,214 @@
+"""The open ``async with`` blocks: which one an ``__aexit__`` ends, and which bodies a loss cancels."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from ._errors import BackendError, LockLost
+from ._place import Place
+from ._scope import BodyScope
+
+if TYPE_CHECKING:
+    from ._session import Session
+
+_Task = asyncio.Task[Any]
+
+
+class Bodies:
+    """The blocks of a client's tasks, and the scopes that cancel their bodies.
+
+    A body stays armed until its task has left its last block on that lease, in whatever order.
+
+    Mutable state: ``_open`` (the place of each open block, per task, in the order of entering), and
+    ``Place.armed``.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[_Task, list[Place]] = {}
+
+    def of(self, task: _Task | None) -> Sequence[Place]:
+        """Return the place of each block that the task is in; one is there twice when entered twice."""
+        return self._open.get(task, ()) if task is not None else ()
+
+    def enter(self, task: _Task, places: Sequence[Place]) -> None:
+        """The task is in one more block on these places: their losses cancel it, together once."""
+        scope: BodyScope | None = None
+        blocks = self._open.get(task)
+        if blocks is None:
+            blocks = self._open[task] = []
+        for place in places:
+            blocks.append(place)
+            if place.armed is None:
+                place.armed = {}
+            if (
+                task not in place.armed
+            ):  # else an outer body of this task is cancelled, with ours in it
+                if scope is None:
+                    scope = BodyScope(task)
+                place.armed[task] = scope
+
+    def leave(
+        self, task: _Task, places: Sequence[Place], exc_type: type[BaseException] | None
+    ) -> bool:
+        """A block is left; return whether what comes out of it is the cancellation by a loss."""
+        blocks = self._open[task]
+        disarmed: list[BodyScope] = []
+        for place in places:
+            blocks.remove(place)
+            if place not in blocks and place.armed:
+                scope = place.armed.pop(task)
+                if scope not in disarmed:
+                    disarmed.append(scope)
+        if not blocks:
+            del self._open[task]
+        in_use = [place.armed[task] for place in blocks if place.armed]
+        ended = [scope.leave(exc_type) for scope in disarmed if scope not in in_use]
+        return any(ended)
+
+
+class Body:
+    """What a block gives to its body, a Lease or a MultiLease: entered and left in one way.
+
+    Mutable state: ``_tasks`` (of its open blocks, each of the task that entered it).
+    """
+
+    __slots__ = ("_session", "_tasks")
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._tasks: list[_Task] = []
+
+    def ensure_held(self) -> None:
+        raise NotImplementedError
+
+    def _held_places(self) -> Sequence[Place]:
+        """Return what a body of it relies on."""
+        raise NotImplementedError
+
+    async def _leave(self, *, wait: bool) -> LockLost | BackendError | None:
+        """End this acquisition as its body ends; return the loss, if it was lost."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        self._session.check_here()
+        self.ensure_held()
+        self._arm()
+        return self
+
+    def _arm(self) -> _Task:
+        """Make a loss cancel the current task's body, once, however often it is nested; return the task.
+
+        With ``on_lost="flag"`` too: nothing is cancelled then, but leaving the client waits for it.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        if any(other is not task and not other.done() for other in self._tasks):
+            raise RuntimeError(f"{self!r} is the body of another task already: enter it once")
+        self._session.bodies.enter(task, self._held_places())
+        self._tasks.append(task)
+        return task
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        error, index = self._session.foreign(), block_meant(self._tasks)
+        if error is not None or index is None:
+            refuse(exc, error or not_clear(self, len(self._tasks)))
+            return
+        await self._end_block(self._tasks[index], exc_type, exc)
+
+    async def _end_block(
+        self, task: _Task, exc_type: type[BaseException] | None, exc: BaseException | None
+    ) -> None:
+        """End the block that the task has entered."""
+        self._tasks.remove(task)
+        cancelled_by_loss = self._session.bodies.leave(task, self._held_places(), exc_type)
+        # A coroutine that is being closed cannot await.
+        loss = await self._leave(wait=exc_type is not GeneratorExit)
+        if loss is not None:
+            raise_loss(exc, loss, cancelled_by_loss)
+
+
+_L = TypeVar("_L", bound=Body)
+
+
+class Blocks(Generic[_L]):
+    """The open blocks of one object that several tasks may share.
+
+    Mutable state: ``_open`` (the task and the lease of each, in the order of entering).
+    """
+
+    __slots__ = ("_open",)
+
+    def __init__(self) -> None:
+        self._open: list[tuple[_Task, _L]] = []
+
+    def enter(self, task: _Task, lease: _L) -> None:
+        self._open.append((task, lease))
+
+    async def leave(
+        self, what: object, exc_type: type[BaseException] | None, exc: BaseException | None
+    ) -> None:
+        """End the block that is meant: the latest of this task, else the only one, else the only one whose
+        task has ended. Else end none, for it may be the body of a task that goes on."""
+        index = block_meant([task for task, _ in self._open])
+        if index is None:
+            refuse(exc, not_clear(what, len(self._open)))
+            return
+        task, lease = self._open[index]
+        foreign = lease._session.foreign()
+        if foreign is not None:
+            refuse(exc, foreign)
+            return
+        del self._open[index]
+        await lease._end_block(task, exc_type, exc)
+
+
+def block_meant(tasks: Sequence[_Task]) -> int | None:
+    """Which block of one object ends in the current task, of those that these tasks have entered."""
+    current = current_task()
+    for index in range(len(tasks) - 1, -1, -1):
+        if tasks[index] is current:
+            return index
+    if len(tasks) == 1:
+        return 0
+    ended = [index for index, task in enumerate(tasks) if task.done()]
+    return ended[0] if len(ended) == 1 else None
+
+
+def not_clear(what: object, blocks: int) -> RuntimeError:
+    """Say why no block is ended, and what to do instead."""
+    return RuntimeError(
+        f"{what!r}: {blocks} blocks of it are open, and it is not clear which one this task leaves, for it "
+        "has entered none: enter the lease instead, with "
+        "stack.enter_async_context(await lock.acquire())"
+    )
+
+
+def refuse(exc: BaseException | None, error: RuntimeError) -> None:
+    """Raise the error, or add it to what comes out of the body: that must not be hidden."""
+    if exc is None:
+        raise error
+    exc.add_note(str(error))
+
+
+def raise_loss(
+    exc: BaseException | None, loss: LockLost | BackendError, cancelled_by_loss: bool
+) -> None:
+    """An outer cancellation first; then the body's own exception; then the loss."""
+    if exc is None or cancelled_by_loss:
+        raise loss from loss.__cause__
+    if not isinstance(exc, asyncio.CancelledError | LockLost):
+        exc.add_note(str(loss))
+
+
+def current_task() -> _Task | None:
+    """Return the running task; None also where no loop runs, as when a generator is collected."""
+    loop = asyncio._get_running_loop()
+    return asyncio.current_task(loop) if loop is not None else None

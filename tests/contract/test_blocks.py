@@ -1,0 +1,445 @@
+"""Blocks: which one is left, and whom a loss cancels, in whatever task and order they are left."""
+
+# A lease is lost inside a body of several statements, and `raises` stands around it.
+# ruff: noqa: PT012, PT031
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+
+import pytest
+
+import aiodlock
+from aiodlock import Client, Lease, Lock, LockLost, NotHeld, Semaphore, WouldBlock
+
+from ..scenes import cancelled, is_held, until, until_cancelled, until_free
+from ..servers import Store
+
+#: Makes an object that two tasks can be in at the same time, each with a lease of its own.
+Shared = Callable[[Client], Lock | Semaphore]
+SHARED: dict[str, Shared] = {
+    "lock": lambda client: client.rwlock("x").read,
+    "semaphore": lambda client: client.semaphore("x", 5),
+}
+
+
+class Bodies:
+    """Tasks that enter one shared object on an exit stack of their own, and stay in it until told."""
+
+    def __init__(self, shared: Lock | Semaphore) -> None:
+        self.shared = shared
+        self.leases: list[Lease] = []
+        self.stacks: list[AsyncExitStack] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self.enough = asyncio.Event()
+
+    async def enter(self, *, stay: bool = True) -> None:
+        entered = len(self.leases) + 1
+
+        async def body() -> None:
+            stack = AsyncExitStack()
+            self.stacks.append(stack)
+            self.leases.append(await stack.enter_async_context(self.shared))
+            if stay:
+                await self.enough.wait()
+
+        task = asyncio.create_task(body())
+        self.tasks.append(task)
+        await until(lambda: len(self.leases) == entered and (stay or task.done()))
+
+    async def end(self) -> None:
+        self.enough.set()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        for lease in self.leases:
+            with suppress(NotHeld, LockLost):
+                await lease.release()
+
+
+@pytest.mark.parametrize("kind", SHARED)
+async def test_stack_that_another_task_closes_does_not_end_somebody_elses_block(
+    client: Client, kind: str
+) -> None:
+    bodies = Bodies(SHARED[kind](client))
+    await bodies.enter()
+    await bodies.enter()
+    with pytest.raises(RuntimeError, match="not clear") as refused:
+        await bodies.stacks[0].aclose()
+    assert "enter_async_context" in str(refused.value)
+    assert [is_held(lease) for lease in bodies.leases] == [True, True]
+    assert not any(task.done() for task in bodies.tasks)
+    await bodies.end()
+
+
+@pytest.mark.parametrize("kind", SHARED)
+async def test_block_whose_task_has_ended_is_the_one_that_another_task_leaves(
+    client: Client, kind: str
+) -> None:
+    bodies = Bodies(SHARED[kind](client))
+    await bodies.enter()
+    await bodies.enter(stay=False)
+    await bodies.enter()
+    await bodies.stacks[1].aclose()
+    assert [is_held(lease) for lease in bodies.leases] == [True, False, True]
+    await bodies.end()
+
+
+@pytest.mark.parametrize("kind", SHARED)
+async def test_only_open_block_is_left_by_any_task(client: Client, kind: str) -> None:
+    bodies = Bodies(SHARED[kind](client))
+    await bodies.enter()
+    await bodies.stacks[0].aclose()
+    assert not is_held(bodies.leases[0])
+    await bodies.end()
+
+
+@pytest.mark.parametrize("kind", SHARED)
+async def test_two_blocks_whose_tasks_have_ended_are_not_told_apart(
+    client: Client, kind: str
+) -> None:
+    bodies = Bodies(SHARED[kind](client))
+    await bodies.enter(stay=False)
+    await bodies.enter(stay=False)
+    with pytest.raises(RuntimeError, match="not clear"):
+        await bodies.stacks[0].aclose()
+    assert [is_held(lease) for lease in bodies.leases] == [True, True]
+    await bodies.end()
+
+
+async def test_refusal_to_leave_hides_no_cancellation(client: Client) -> None:
+    bodies = Bodies(client.rwlock("x").read)
+    await bodies.enter()
+    await bodies.enter()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01), bodies.stacks[0]:
+            await until_cancelled()
+    error = ValueError("mine")
+    with pytest.raises(ValueError, match="mine") as raised:
+        async with bodies.stacks[1]:
+            raise error
+    assert raised.value is error
+    assert any("not clear" in note for note in error.__notes__)
+    assert [is_held(lease) for lease in bodies.leases] == [True, True]
+    await bodies.end()
+
+
+async def test_leaving_what_was_never_entered_raises(client: Client) -> None:
+    lock = client.lock("x")
+    with pytest.raises(RuntimeError):
+        await lock.__aexit__(None, None, None)
+    lease = await lock.acquire()
+    with pytest.raises(RuntimeError):
+        await lease.__aexit__(None, None, None)
+    assert is_held(lease)
+    await lease.release()
+
+
+async def test_entered_lease_is_left_by_the_stack_of_another_task(client: Client) -> None:
+    """What the error advises."""
+    lock = client.rwlock("x").read
+    stacks = []
+    ready, enough = asyncio.Event(), asyncio.Event()
+
+    async def body() -> None:
+        stack = AsyncExitStack()
+        await stack.enter_async_context(await lock.acquire())
+        stacks.append(stack)
+        if len(stacks) == 2:
+            ready.set()
+        await enough.wait()
+
+    tasks = [asyncio.create_task(body()) for _ in range(2)]
+    await ready.wait()
+    for stack in stacks:
+        await stack.aclose()
+    await until_free(client, "x")
+    enough.set()
+    await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize("first", ["outer", "inner"])
+async def test_body_stays_armed_until_its_last_block_is_left_in_any_order(
+    client: Client, first: str
+) -> None:
+    outer, inner = client.lock("x"), client.lock("x")
+    with pytest.raises(LockLost):
+        async with AsyncExitStack() as rest:
+            await outer.__aenter__()
+            await inner.__aenter__()
+            left, stays = (outer, inner) if first == "outer" else (inner, outer)
+            await left.__aexit__(None, None, None)
+            rest.push_async_exit(stays)
+            await client.break_lock("x")
+            await until_cancelled()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await until_free(client, "x")
+
+
+async def test_multilock_left_before_what_was_entered_in_it_leaves_that_armed(
+    client: Client,
+) -> None:
+    both, one = client.multilock("a", "b"), client.lock("a")
+    with pytest.raises(LockLost):
+        async with AsyncExitStack() as rest:
+            await both.__aenter__()
+            await one.__aenter__()
+            await both.__aexit__(None, None, None)
+            rest.push_async_exit(one)
+            await client.break_lock("a")
+            await until_cancelled()
+    await until_free(client, "a", "b")
+
+
+async def test_name_is_not_to_be_had_inside_a_block_whose_lease_is_lost(client: Client) -> None:
+    lock = client.rwlock("x", on_lost="flag")
+    with pytest.raises(LockLost):
+        async with lock.write as lease:
+            await client.break_lock("x")
+            await lease.wait_lost()
+            for again in (lock.write, lock.read, client.lock("x"), client.lock("x", owner="me")):
+                with pytest.raises(LockLost):
+                    await again.acquire()
+            with pytest.raises(LockLost):
+                await lock.write.acquire_nowait()
+    async with lock.write:
+        pass
+
+
+async def test_name_is_not_to_be_had_where_a_lease_of_another_task_was_entered_and_lost(
+    client: Client,
+) -> None:
+    lease = await client.lock("x", on_lost="flag").acquire()
+
+    async def body() -> None:
+        async with lease:
+            await client.break_lock("x")
+            await lease.wait_lost()
+            with pytest.raises(LockLost):
+                await client.lock("x").acquire()
+
+    with pytest.raises(LockLost):
+        await asyncio.create_task(body())
+
+
+# -- another event loop -----------------------------------------------------------------------------
+
+
+async def test_lease_in_another_event_loop_is_refused_and_harms_nobody(
+    client: Client, store: Store
+) -> None:
+    lease = await client.lock("x").acquire()
+    lock = client.lock("y")
+    failures: list[BaseException] = []
+
+    async def elsewhere() -> None:
+        async def enter() -> None:
+            async with lease:
+                pytest.fail("entered")
+
+        for use in (enter, lease.wait_lost, lease.extend, lease.release):
+            with pytest.raises(RuntimeError, match="event loop"):
+                await use()
+        with pytest.raises(RuntimeError, match="event loop"):
+            await lease.__aexit__(None, None, None)
+        with pytest.raises(RuntimeError, match="event loop"):
+            await lock.__aexit__(None, None, None)
+        with pytest.raises(ZeroDivisionError):
+            await lock.__aexit__(ZeroDivisionError, ZeroDivisionError(), None)
+            raise ZeroDivisionError
+
+    def thread() -> None:
+        try:
+            asyncio.run(elsewhere())
+        except BaseException as error:
+            failures.append(error)
+
+    async with lock as held:
+        elsewhere_thread = threading.Thread(target=thread)
+        elsewhere_thread.start()
+        await until(lambda: not elsewhere_thread.is_alive())
+        assert failures == []
+        assert is_held(held)
+    assert is_held(lease)
+    await lease.release()
+    async with client.lock("z"):
+        pass
+
+
+# -- whose a hold is --------------------------------------------------------------------------------
+
+
+async def _tokens(client: Client) -> list[int]:
+    return [holder.token for holder in (await client.inspect("x")).holders]
+
+
+async def test_how_a_lease_is_dropped_makes_no_difference(client: Client) -> None:
+    lock = client.lock("x", ttl=1.0)
+    kept: dict[str, Lease] = {}
+
+    async def only_the_token() -> None:
+        assert (await lock.acquire()).token
+
+    async def deleted() -> None:
+        lease = await lock.acquire()
+        assert lease.held
+        del lease
+
+    async def popped() -> None:
+        kept["x"] = await lock.acquire()
+        kept.pop("x")
+
+    async def out_of_a_dict() -> None:
+        kept["x"] = await lock.acquire()
+        del kept["x"]
+
+    async def discarded() -> None:
+        await lock.acquire()
+
+    for drop in (only_the_token, deleted, popped, out_of_a_dict, discarded):
+        await drop()
+        await client.inspect("another name")
+        assert await lock.locked(), drop
+        with pytest.raises(WouldBlock):
+            await asyncio.create_task(lock.acquire_nowait())
+        await lock.release()
+        assert not await lock.locked(), drop
+        with pytest.raises(NotHeld):
+            await lock.release()
+
+
+async def test_hold_that_nobody_references_ends_with_its_task_and_is_logged(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = asyncio.Event()
+    enough = asyncio.Event()
+
+    async def body() -> None:
+        token = (await client.lock("x").acquire()).token
+        assert token in await _tokens(client)
+        held.set()
+        await enough.wait()
+
+    task = asyncio.create_task(body())
+    await held.wait()
+    assert await client.lock("x").locked()
+    with pytest.warns(ResourceWarning, match="'x'"):
+        enough.set()
+        await task
+        await until_free(client, "x")
+    (record,) = [record for record in caplog.records if getattr(record, "event", "") == "forgotten"]
+    assert record.levelname == "WARNING"
+    assert "'x'" in record.getMessage()
+
+
+async def test_hold_that_is_referenced_outlives_its_task_and_ends_with_the_reference(
+    client: Client,
+) -> None:
+    leases: list[Lease] = []
+
+    async def body() -> None:
+        leases.append(await client.lock("x").acquire())
+        await client.lock("x").acquire()  # entered again: that ends with its task
+
+    with pytest.warns(ResourceWarning, match="'x'"):
+        await asyncio.create_task(body())
+        await until(lambda: len(leases[0]._place.handles) == 1)
+    assert is_held(leases[0])
+    with pytest.raises(WouldBlock):
+        await client.lock("x").acquire_nowait()
+    with pytest.warns(ResourceWarning, match="'x'"):
+        leases.clear()
+        await until_free(client, "x")
+
+
+async def test_lease_that_is_collected_in_another_thread_is_kept_for_its_task(
+    client: Client,
+) -> None:
+    holder = [await client.lock("x").acquire()]
+    thread = threading.Thread(target=holder.clear)
+    thread.start()
+    await until(lambda: not thread.is_alive())
+    assert await client.lock("x").locked()
+    await client.lock("x").release()
+    assert not await client.lock("x").locked()
+
+
+# -- a lost lease is told once ----------------------------------------------------------------------
+
+
+async def test_lost_bare_lease_does_not_shut_its_task_out(client: Client) -> None:
+    lock = client.lock("x")
+    lease = await lock.acquire()
+    await client.break_lock("x")
+    await lease.wait_lost()
+    async with lock as again:
+        assert again.token > lease.token
+        assert is_held(again)
+    fresh = await lock.acquire_nowait()
+    assert fresh.token > again.token
+    await lock.release()  # the newest live hold
+    assert not is_held(fresh)
+    with pytest.raises(LockLost):
+        await lock.release()
+    with pytest.raises(NotHeld):
+        await lock.release()
+
+
+async def test_lock_whose_lease_was_lost_and_dropped_tells_it_once(client: Client) -> None:
+    lock = client.lock("x", ttl=0.1, auto_extend=False)
+    await lock.acquire()
+    await until_free(client, "x")
+    with pytest.raises(LockLost):
+        await lock.release()
+    with pytest.raises(NotHeld):
+        await lock.release()
+
+
+async def test_task_that_loses_again_and_again_keeps_no_memory_of_it(client: Client) -> None:
+    lock = client.lock("x")
+    for _ in range(20):
+        lease = await lock.acquire()
+        await client.break_lock("x")
+        await lease.wait_lost()
+        del lease
+    session = client._session
+    assert session is not None
+    await until(lambda: len(session.places) <= 2)
+    with pytest.raises(LockLost):
+        await lock.release()
+    with pytest.raises(NotHeld):
+        await lock.release()
+    await until(lambda: not session.places)
+
+
+async def test_waiter_behind_its_own_lost_lease_waits_for_a_turn_of_its_own(
+    client: Client,
+) -> None:
+    lock = client.lock("x", ttl=1.0, margin=0.8, auto_extend=False)
+    lost = await lock.acquire()
+    await lost.wait_lost()  # the server still has the record
+    async with client.lock("x") as lease:
+        assert lease.token > lost.token
+    with pytest.raises(LockLost):
+        await lost.release()
+
+
+async def test_cancelled_body_of_a_shared_lock_is_not_hidden_by_a_stack_of_another(
+    client: Client,
+) -> None:
+    bodies = Bodies(client.rwlock("x").read)
+    await bodies.enter()
+    await bodies.enter()
+
+    async def closes() -> None:
+        async with bodies.stacks[0]:
+            await until_cancelled()
+
+    task = asyncio.create_task(closes())
+    await asyncio.sleep(0)
+    await cancelled(task)
+    assert isinstance(client, aiodlock.Client)
+    await bodies.end()
