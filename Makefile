@@ -8,7 +8,8 @@ STAMP := $(VENV)/.installed
 # The tests start some hundred Pythons. Without byte code on disk, each compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup check format test test-suite test-topologies soak simulate model test-oldest docs dist demo bench clean
+.PHONY: setup check format test test-suite test-topologies test-recipes soak simulate model test-oldest docs dist demo bench \
+	clean
 
 setup: $(STAMP)
 
@@ -31,15 +32,20 @@ format: setup
 # servers of its own; who has nothing left takes tests from another. With options, the suite alone:
 # make test ARGS="-x -k fairness --store memory"
 test: test-suite
-	$(if $(ARGS),,$(MAKE) test-topologies)
+	$(if $(ARGS),,$(MAKE) test-topologies test-recipes)
 
 test-suite: setup
-	$(BIN)/python -m pytest --numprocesses 8 --dist worksteal --ignore=tests/topology $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 8 --dist worksteal --ignore=tests/topology --ignore=tests/recipes $(ARGS)
 
 # What only several servers together can go through, and the contract on them. Failovers take their time.
 test-topologies: setup
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/topology $(ARGS)
 	$(BIN)/python -m pytest --numprocesses 2 tests/contract --store cluster,sentinel,replicated,quorum,quorum5 $(ARGS)
+
+# The recipes, with the frameworks that they are for.
+test-recipes: setup
+	$(BIN)/python -m pip install --quiet --editable '.[recipes]'
+	$(BIN)/python -m pytest --numprocesses 2 tests/recipes $(ARGS)
 
 # Ten minutes of everything that goes wrong, on a real server: make soak ARGS="--minutes 60 --store redis70"
 soak: setup

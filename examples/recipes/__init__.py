@@ -1,0 +1,1 @@
+"""Locks in the frameworks that people use. docs/how-to/recipes.md explains each."""

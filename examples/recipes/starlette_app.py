@@ -1,0 +1,46 @@
+"""A Starlette endpoint that pays an order once.
+
+uvicorn --workers 2 examples.recipes.starlette_app:app
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypedDict
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+import aiodlock
+
+from . import shop
+
+
+class State(TypedDict):
+    locks: aiodlock.Client
+
+
+@asynccontextmanager
+async def lifespan(app: Starlette) -> AsyncIterator[State]:
+    async with aiodlock.Client(shop.URL) as locks:
+        yield {"locks": locks}
+
+
+async def pay(request: Request) -> JSONResponse:
+    order_id = request.path_params["order_id"]
+    locks: aiodlock.Client = request.state.locks
+    try:
+        async with locks.lock(f"order:{order_id}", timeout=10) as lease:
+            paid_now = await asyncio.to_thread(shop.pay, order_id, lease.token)
+    except aiodlock.AcquireTimeout:
+        return JSONResponse({"error": "this order is being paid"}, 423)
+    return JSONResponse({"paid_now": paid_now})
+
+
+app = Starlette(
+    routes=[Route("/orders/{order_id:int}/pay", pay, methods=["POST"])], lifespan=lifespan
+)

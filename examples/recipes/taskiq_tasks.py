@@ -1,0 +1,36 @@
+"""A taskiq task that pays an order once. Each worker process has a client of its own.
+
+    taskiq worker examples.recipes.taskiq_tasks:broker
+
+This broker keeps its tasks in memory, for the example; use taskiq-redis or another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from taskiq import Context, InMemoryBroker, TaskiqDepends, TaskiqEvents, TaskiqState
+
+import aiodlock
+
+from . import shop
+
+broker = InMemoryBroker()
+
+
+@broker.on_event(TaskiqEvents.WORKER_STARTUP)
+async def start(state: TaskiqState) -> None:
+    state.locks = await aiodlock.Client(shop.URL).__aenter__()
+
+
+@broker.on_event(TaskiqEvents.WORKER_SHUTDOWN)
+async def stop(state: TaskiqState) -> None:
+    await state.locks.__aexit__(None, None, None)
+
+
+@broker.task
+async def pay(order_id: int, context: Annotated[Context, TaskiqDepends()]) -> bool:
+    locks: aiodlock.Client = context.state.locks
+    async with locks.lock(f"order:{order_id}", timeout=60) as lease:
+        return await asyncio.to_thread(shop.pay, order_id, lease.token)
