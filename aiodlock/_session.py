@@ -445,7 +445,7 @@ class Session:
         elif place.state is State.WAITING or place.failures:
             self.extender.extend_now(place)
 
-    def on_broken(self, request_id: str) -> None:
+    def on_broken(self, request_id: str, token: int) -> None:
         place = self.places.get(request_id)
         if place is not None and place.state is State.HELD:
             self.lose(place, "broken")

@@ -33,8 +33,8 @@ class Listener(Protocol):
     def on_other_server(self) -> None:
         """Another server answers from now on, which may know less: ask about all, holders too."""
 
-    def on_broken(self, request_id: str) -> None:
-        """An operator broke the lease."""
+    def on_broken(self, request_id: str, token: int) -> None:
+        """An operator broke the lease that has this token."""
 
 
 class Backend(Protocol):

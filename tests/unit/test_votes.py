@@ -85,10 +85,12 @@ def test_broken_vote_does_not_count_and_its_notice_is_stale() -> None:
     ballot = Ballot(0)
     ballot.take(Queued(now() + 60, None, 5))
     ballot.notice(7)
-    ballot.lose()
+    ballot.lose(7)
     assert not counts(ballot)
     ballot.notice(7)
     assert not counts(ballot)
+    ballot.take(voted(7, "c"))
+    assert not counts(ballot), "the break has overtaken this answer"
     ballot.take(Queued(now() + 60, None, 7))
     ballot.notice(8)
     assert counts(ballot), "it has queued again, and has another vote"

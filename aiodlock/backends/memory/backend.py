@@ -89,7 +89,7 @@ class MemoryBackend:
         elif message.word == "look":
             self._listener.on_look(message.id)
         else:
-            self._listener.on_broken(message.id)
+            self._listener.on_broken(message.id, message.token)
 
     def _check_running(self) -> None:
         if self._listener is None:

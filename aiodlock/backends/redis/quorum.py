@@ -78,8 +78,8 @@ class _Ear:
     def on_other_server(self) -> None:
         self.quorum.on_look(self.voter, None)
 
-    def on_broken(self, request_id: str) -> None:
-        self.quorum.on_broken(self.voter, request_id)
+    def on_broken(self, request_id: str, token: int) -> None:
+        self.quorum.on_broken(self.voter, request_id, token)
 
 
 @dataclass(slots=True)
@@ -640,13 +640,13 @@ class QuorumBackend:
         if self._listener is not None:
             self._listener.on_look(request_id)
 
-    def on_broken(self, voter: Voter, request_id: str) -> None:
+    def on_broken(self, voter: Voter, request_id: str, token: int) -> None:
         """An operator broke the lease, or at this node a vote that might have become one."""
         tally = self._tallies.get(request_id)
-        if tally is not None and not tally.token:
-            tally.ballots[voter.node].lose()
+        if tally is not None:
+            tally.ballots[voter.node].lose(token)
         if self._listener is not None:
-            self._listener.on_broken(request_id)
+            self._listener.on_broken(request_id, token)
             self._listener.on_look(request_id)  # a waiter stays: it queues there again
 
     def _consider_giving_back(self, tally: Tally, ballot: Ballot) -> None:

@@ -84,7 +84,8 @@ class Ballot:
     Mutable state: ``stage`` (``q`` for queued, None for unknown), ``token``, ``noticed`` (only a notice has
     told of this vote, no answer yet), ``deadline`` (until when the node certainly keeps vote or place),
     ``look_at``, ``given_back`` (the token of the vote that was yielded: it does not count any more,
-    whatever answers still say), ``yielding`` (a yield is on its way), ``floor`` (a notice with a token that
+    whatever answers still say), ``yielding`` (a yield is on its way),
+    ``broken`` (the largest token that an operator broke here), ``floor`` (a notice with a token that
     is not larger is older than an answer), ``highest`` (the largest token it told), ``healing`` (the node
     had lost the vote of a holder: it counts again after the others were seen to suffice), and for the
     leave: ``asked``, ``pending``, ``sent_on``, ``ambiguous``.
@@ -94,6 +95,7 @@ class Ballot:
         "ambiguous",
         "asked",
         "asked_back",
+        "broken",
         "deadline",
         "floor",
         "given_back",
@@ -119,6 +121,7 @@ class Ballot:
         self.noticed: bool = False
         self.given_back: int = 0
         self.yielding: bool = False
+        self.broken: int = 0
         self.floor: int = 0
         self.highest: int = 0
         self.healing: bool = False
@@ -134,6 +137,8 @@ class Ballot:
 
     def take(self, answer: Answer) -> None:
         match answer:
+            case Voted(token) if token <= self.broken:
+                self.take(Gone("broken"))  # the break has overtaken the answer
             case Voted(token, deadline, stage, asked_back):
                 self.stage, self.token, self.asked_back = stage, token, asked_back
                 self.noticed = False
@@ -163,21 +168,22 @@ class Ballot:
         """Whether the node may still vote for the request, which has given that vote back."""
         return self.stage == "v" and self.token == self.given_back
 
-    def lose(self) -> None:
-        """An operator broke the vote. Notices of it that are still to come are stale."""
-        self.floor = max(self.floor, self.token)
-        self.take(Gone("broken"))
+    def lose(self, token: int) -> None:
+        """An operator broke the vote with this token. What tells of it and is still to come is stale."""
+        self.broken = max(self.broken, token)
+        if self.stage in _VOTED and self.token <= self.broken:
+            self.take(Gone("broken"))
 
     def restarted(self) -> None:
         """The node has become another server, which may know of nothing, and begin with smaller tokens."""
         self.take(Gone("gone"))
-        self.given_back = self.floor = 0
+        self.given_back = self.floor = self.broken = 0
 
     def notice(self, token: int) -> None:
         """A notice: the node votes for the request now, unless it is an old one."""
         self.highest = max(self.highest, token)
         known = self.stage in _VOTED and self.token != self.given_back
-        if not known and token > self.given_back and token > self.floor:
+        if not known and token > max(self.given_back, self.floor, self.broken):
             self.stage, self.token, self.noticed = "v", token, True
 
 

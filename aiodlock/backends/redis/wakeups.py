@@ -249,4 +249,4 @@ class Wakeups:
         elif word == "look":
             self._listener.on_look(request_id)
         elif word == "broken":
-            self._listener.on_broken(request_id)
+            self._listener.on_broken(request_id, number)
