@@ -264,6 +264,26 @@ async def test_name_that_leads_nowhere_for_now_closes_nothing(
     assert not [r for r in caplog.records if getattr(r, "event", "") == "no_connection"]
 
 
+async def test_address_that_is_another_services_by_now_is_an_outage_and_not_the_end(
+    two: list[EmbeddedServer], sentinels: list[LyingSentinel]
+) -> None:
+    """It refuses this user. The sentinels name another server later on."""
+    old, new = two
+    for sentinel in sentinels:
+        sentinel.name(old, 1)
+    with embedded("valkey9", tcp=True, requirepass="of-another-service") as reused:
+        async with _client(sentinels) as client:
+            lease = await client.lock("name").acquire()
+            for sentinel in sentinels:
+                sentinel.name(reused, 2)
+            await until(lambda: _ports(client) == {None}, "no connection at all")
+            assert is_held(lease)
+            for sentinel in sentinels:
+                sentinel.name(new, 3)
+            await until(_is_at(client, new), "all connections at the new primary")
+            assert (await lease.wait_lost()).reason == "gone"
+
+
 async def test_service_that_is_unknown_to_all_sentinels_later_costs_nothing(
     two: list[EmbeddedServer], sentinels: list[LyingSentinel]
 ) -> None:

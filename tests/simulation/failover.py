@@ -164,7 +164,7 @@ class FailoverSimulation(Simulation):
         self.world.after_turn.clear()
         old, new = SimServer(self.world, "old"), SimServer(self.world, "new")
         new.read_only = True
-        new.offset += rng.uniform(-0.02, 0.02)
+        new.offset += rng.choice((0.02, 0.02, 5.0)) * rng.uniform(-1.0, 1.0)
         self.networks = {node.name: Network(self.world, node) for node in (old, new)}
         self.old, self.new = old, new
         self.server, self.network = old, self.networks["old"]

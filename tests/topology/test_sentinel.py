@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
@@ -100,6 +101,19 @@ async def test_servers_and_sentinels_have_passwords_of_their_own(tmp_path: Path)
         with pytest.raises(aiodlock.BackendUnavailable, match="uthentication"):
             async with aiodlock.Client(url):
                 pass
+
+
+async def test_user_of_the_sentinels_that_the_page_lists_is_enough(
+    service: SentinelService,
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "production.md").read_text()
+    listed = re.search(r"\*\*Sentinel\*\*: .* need `([^`]*)`", page)
+    assert listed is not None
+    for sentinel in service.sentinels:
+        sentinel.call("ACL", "SETUSER", "asks", "reset", "on", ">secret", *listed[1].split())
+    url = f"{service.url}?sentinel_username=asks&sentinel_password=secret"
+    async with aiodlock.Client(url) as client, client.lock("name") as lease:
+        assert lease.held
 
 
 # -- failovers ---------------------------------------------------------------------------------------
