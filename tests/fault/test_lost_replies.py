@@ -396,9 +396,9 @@ async def test_lease_dropped_after_a_second_attempt_does_not_wait_for_the_collec
         assert lease.held
 
     with _no_collector():
-        with pytest.warns(ResourceWarning, match="forgotten"):
+        with pytest.warns(ResourceWarning, match="forgotten"):  # noqa: PT031
             await asyncio.create_task(drop())
-        await free_at_once(store, client)
+            await free_at_once(store, client)
 
 
 async def test_leave_that_nobody_awaits_is_repeated_when_it_was_lost(

@@ -5,7 +5,7 @@ Each check belongs to a checker, whose name a violation carries:
 exclusion   live records on the server, and leases that are held at the same true time, are compatible
 honesty     while ``lease.held`` is true, the server has the record, and longer
 deadline    a local deadline is what the answered messages say, each counted from its own sending
-told        a body is cancelled when its lease is lost, at once
+told        a body is cancelled when its lease is lost, at once: it takes no second step
 fairness    grants follow arrival; nobody who came later is let in first
 handoff     whoever can be granted when a request leaves is granted then, and is told; nobody else is
 extension   a deadline never comes nearer, a live record never vanishes, a delay is kept
@@ -501,6 +501,19 @@ class Checkers:
                 self.wrong(
                     "told", f"{process}: the body of {place.request.id} is {overdue:.6f} s overdue"
                 )
+
+    async def step(self, lease: Lease) -> None:
+        """A body has taken a step: when its lease has ended, there is no second one."""
+        task = asyncio.current_task()
+        place = lease._place
+        mine = [b for b in self.bodies if b.task is task and b.lease._place is place and b.cancels]
+        if not mine or lease.held or task is None or task.cancelling():
+            return
+        process = mine[0].process
+        if process.slept(self.world.time - _AFTER_SLEEP):
+            return  # its timers stood still meanwhile
+        await asyncio.sleep(0)
+        self.wrong("told", f"{process}: the body of {place.request.id} goes on after its lease")
 
     def write(self, base: str, lease: Lease, accepted: bool) -> None:
         """A store that keeps the largest token has taken or refused a write of an exclusive holder."""

@@ -8,7 +8,7 @@ import logging
 import random
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -131,6 +131,8 @@ class Simulation:
         self.seed = seed
         self.world = World(seed)
         self.random = self.world.random
+        #: What users' code does besides; of its own, so that the schedules stay what they are.
+        self.habits = random.Random(~seed)
         self.style = draw_style(self.random)
         self.server = SimServer(self.world)
         self.server.notifies = self.style.notifies
@@ -401,7 +403,12 @@ class Simulation:
                         async with weaker if kind > 0.95 else lock as again:
                             await self._hold(again, base)
                     elif kind > 0.85:
-                        await lease.extend(rng.choice((None, 0.4, 1.2)))
+                        ttl = rng.choice((None, 0.4, 1.2))
+                        if self.habits.random() < 0.5:
+                            await lease.extend(ttl)
+                        else:
+                            with suppress(LockLost):  # and goes on
+                                await lease.extend(ttl)
                         await self._hold(lease, base)
 
     def _some_lock(self, client: SimClient) -> tuple[Acquirable, Acquirable]:
@@ -455,6 +462,10 @@ class Simulation:
                 # Sent to a store; it may arrive when the lease is long over.
                 self.world.after(rng.expovariate(20.0), self._write, lease, base)
             await asyncio.sleep(length / 2)
+            if self.habits.random() < 0.3:
+                with suppress(LockLost):  # as code that logs what it catches, and goes on
+                    lease.ensure_held()
+            await self.checkers.step(lease)
 
     def _write(self, lease: Lease, base: str) -> None:
         accepted = lease.token >= self.stores.get(base, 0)

@@ -6,6 +6,7 @@ the checkers of which one must catch it. ``seed`` is one that did; a change of t
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,7 @@ from aiodlock._extender import Extender
 from aiodlock._lease import Lease
 from aiodlock._model import Gone, Granted, Refused, Request, Waiting
 from aiodlock._place import Place, State
+from aiodlock._scope import BodyScope
 from aiodlock._session import Session
 from aiodlock.backends.redis import RedisBackend, replies
 from aiodlock.backends.redis import backend as redis_backend
@@ -180,6 +182,49 @@ def _tell_nobody(simulation: Simulation) -> None:
         self.armed = armed
 
     simulation.patch(Place, "lose", lose)
+
+
+def _spare_who_notices(simulation: Simulation) -> None:
+    right = Place.lose
+
+    def lose(self: Place, *args: Any, **options: Any) -> None:
+        right(self, *args, **{**options, "spare": asyncio.current_task()})
+
+    simulation.patch(Place, "lose", lose)
+    # It shows when a body extends its lease itself, and the server has forgotten it.
+    simulation.style = replace(
+        simulation.style,
+        forgetful=True,
+        faults=("flush_data",),
+        pause_between_faults=0.1,
+        hold=0.4,
+        think=0.02,
+    )
+    simulation.checkers.forgetful = True
+
+
+def _mark_in_a_task(simulation: Simulation) -> None:
+    def on_timer(self: Extender) -> None:
+        self._timer = None
+        self._wake_at = float("inf")
+        self._due.set()
+
+    def cancel(self: BodyScope) -> None:
+        if self._handle is None:
+            self._handle = self._task.get_loop().call_soon(self._cancel)
+
+    simulation.patch(Extender, "_on_timer", on_timer)
+    simulation.patch(BodyScope, "cancel", cancel)
+    # It shows when a process was stopped for longer than its leases last.
+    simulation.style = replace(
+        simulation.style,
+        forgetful=False,
+        faults=("pause",),
+        pause_between_faults=0.2,
+        ttls=(0.3,),
+        hold=0.4,
+        think=0.02,
+    )
 
 
 def _keep_places(simulation: Simulation) -> None:
@@ -406,6 +451,8 @@ VARIANTS = {
     "waiters that rely on notices": Variant(_rely_on_notices, ("liveness",)),
     "heads that look late": Variant(_look_late, ("idle",), seed=3),
     "nobody is told of the end": Variant(_tell_nobody, ("told",), seed=2),
+    "who notices the loss is spared": Variant(_spare_who_notices, ("told",), seed=1),
+    "the loss is marked some turns later": Variant(_mark_in_a_task, ("told",), seed=15),
     "a store that compares nothing": Variant(_compare_nothing, ("store",)),
     "places are kept": Variant(_keep_places, ("leak",)),
     "quorum: token not written back": Variant(
