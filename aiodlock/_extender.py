@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Iterable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,11 @@ _LOOK_SLACK = 0.003
 _LONGEST_TIMER = 1.0
 #: Extensions are due at moments that so many parts of their length lie apart.
 _GRID = 64
+#: So many places are served in one turn of the loop: that takes a few milliseconds.
+_SLICE = 200
+#: After a reconnection so many holders are asked about per second, and all within ``_LONGEST_SPREAD``.
+_ASKED_PER_SECOND = 1000
+_LONGEST_SPREAD = 1.0
 _NEVER = float("inf")
 #: While somebody holds, the timer comes at least so often in the shortest ttl. A loop that was blocked for
 #: that part of it is worth a warning: a little longer, and leases are lost.
@@ -47,7 +53,8 @@ class Extender:
 
     Mutable state: ``_heap`` of [moment, serial, place or None], ``_dead`` (entries without a place),
     ``_wake_at`` and ``_timer`` (when the task is woken), ``_due`` (set when it is), ``_batch`` (what it
-    extends then), ``_shortest`` (the shortest ttl of a holder since there was none).
+    extends then), ``_shortest`` (the shortest ttl of a holder since there was none), ``_looks`` (places
+    that are to be looked at, and how), ``_taken`` (answers taken in this turn of the loop).
     """
 
     def __init__(self, session: Session) -> None:
@@ -61,6 +68,8 @@ class Extender:
         self._due = asyncio.Event()
         self._batch: list[Place] = []
         self._shortest = _NEVER
+        self._looks: deque[tuple[deque[Place], Callable[[Place], object]]] = deque()
+        self._taken = 0
         # Each client has its own, so that a host's processes do not ask in step.
         self._phase = random.random()
 
@@ -92,10 +101,25 @@ class Extender:
             place.asked = False
             self._schedule(place)
 
-    def ask_about_held(self, place: Place) -> None:
-        """See at once whether the store knows of the hold, unless its options forbid to extend it."""
-        if place.options.auto_extend and not self._at_maximum(place):
+    def ask_about_held(self, place: Place, spread: float = 0.0) -> None:
+        """See within ``spread`` whether the store knows of the hold, unless it must not be extended."""
+        if not place.options.auto_extend or self._at_maximum(place):
+            return
+        if not spread:
             self.extend_now(place)
+        elif not place.asked:
+            place.beat = min(place.beat, now() + random.uniform(0.0, spread))
+            self._schedule(place)
+
+    def look_through(self, look: Callable[[Place], object]) -> None:
+        """Call ``look`` for each place there is now, a slice in each turn of the loop."""
+        self._looks.append((deque(self._session.places.values()), look))
+        self._look_on()
+
+    @staticmethod
+    def spread_of(number: int) -> float:
+        """Return the seconds over which so many holders are asked about after a reconnection."""
+        return min(number / _ASKED_PER_SECOND, _LONGEST_SPREAD)
 
     def forget(self, place: Place) -> None:
         """Stop caring."""
@@ -114,6 +138,10 @@ class Extender:
                 batch, self._batch = self._batch, []
                 for part in self._apart(batch):
                     self._session.start_soon(self._extend, part)
+                if self._looks or len(batch) >= _SLICE:
+                    await asyncio.sleep(0)  # everybody else's turn
+                    self._look_on()
+                    continue
                 self._set_timer()
                 await self._due.wait()
                 self._due.clear()
@@ -196,9 +224,13 @@ class Extender:
             self._session.telling.blocked(late, self._shortest)
 
     def _collect(self, moment: float) -> None:
-        """Mark what has ended as lost, and put what must be extended now into the batch."""
+        """Mark what has ended as lost, and put a slice of what must be extended now into the batch."""
         due: list[Place] = []
-        while self._heap and (self._heap[0][2] is None or self._heap[0][0] <= moment):
+        while (
+            self._heap
+            and len(due) < _SLICE
+            and (self._heap[0][2] is None or self._heap[0][0] <= moment)
+        ):
             place: Place | None = heappop(self._heap)[2]
             if place is None:
                 self._dead -= 1
@@ -218,6 +250,17 @@ class Extender:
                 place.silent_since = moment
             self._schedule(place)
         self._batch += due
+
+    def _look_on(self) -> None:
+        """Look at the next slice of what is to be looked at."""
+        if self._looks:
+            places, look = self._looks[0]
+            for _ in range(min(_SLICE, len(places))):
+                look(places.popleft())
+            if not places:
+                self._looks.popleft()
+            if self._looks:
+                self._due.set()
 
     def _apart(self, batch: Sequence[Place]) -> Iterable[Sequence[Place]]:
         """Answers are awaited in order: those of a silent server must not keep another's waiting."""
@@ -245,6 +288,21 @@ class Extender:
             else:
                 if place.request is request:
                     self.on_answer(place, result, length, known)
+            if self._taken >= _SLICE:
+                await self._pass_turn()
+            elif not self._taken:
+                self._loop.call_soon(self._new_turn)
+            self._taken += 1
+
+    async def _pass_turn(self) -> None:
+        """Take no more answers in this turn of the loop: thousands may have come in one packet."""
+        while self._taken >= _SLICE:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        if not self._taken:
+            self._loop.call_soon(self._new_turn)
+
+    def _new_turn(self) -> None:
+        self._taken = 0
 
     def on_answer(
         self, place: Place, result: Granted | Waiting | Gone, length: float, granted: bool

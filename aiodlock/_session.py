@@ -428,15 +428,22 @@ class Session:
             if place is not None:
                 self._look(place)
             return
-        for place in self.places.values():
-            self._look(place)
+        self.extender.look_through(self._look)
 
     def on_other_server(self) -> None:
-        for place in self.places.values():
-            if place.state is State.HELD:
-                self.extender.ask_about_held(place)
+        self._ask_about_all(0.0)
+
+    def on_back(self) -> None:
+        self._ask_about_all(self.extender.spread_of(len(self.places)))
+
+    def _ask_about_all(self, spread: float) -> None:
+        def look(place: Place) -> None:
+            if place.state is State.HELD and not place.failures:
+                self.extender.ask_about_held(place, spread)
             else:
                 self._look(place)
+
+        self.extender.look_through(look)
 
     def _look(self, place: Place) -> None:
         if place.state is State.ASKING and place.noticed is None:

@@ -33,6 +33,10 @@ class Listener(Protocol):
     def on_other_server(self) -> None:
         """Another server answers from now on, which may know less: ask about all, holders too."""
 
+    def on_back(self) -> None:
+        """The connection is back, perhaps to a store that was restarted empty: as with another server, but
+        there is a little time to ask about holders."""
+
     def on_broken(self, request_id: str, token: int) -> None:
         """An operator broke the lease that has this token."""
 

@@ -19,7 +19,7 @@ from ..servers import Store, embedded
 
 #: So long a server works on one new connection, and on no other meanwhile: a TLS handshake, say.
 _HANDSHAKE = 0.01
-_MANY = 150
+_MANY = 120
 
 
 @pytest.fixture
@@ -156,3 +156,81 @@ async def test_wakeups_wait_until_commands_are_back(real_store: Store) -> None:
         assert wakeups._attempts.failures == 1
         await proxy.heal()
         await until(lambda: commands.wire and wakeups.wire, within=30.0)
+
+
+async def test_burst_of_extensions_is_sent_in_slices(
+    real_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A burst does not keep the event loop from others: it has turns between the slices."""
+    turns = 0
+    sent: dict[int, int] = {}
+    taken: dict[int, int] = {}
+    counting = True
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        if counting:
+            asyncio.get_running_loop().call_soon(turn)
+
+    async with aiodlock.Client(real_store.url, ttl=60.0) as client:
+        leases = [await client.lock(f"burst:{number}").acquire() for number in range(1500)]
+        session: Any = client._session
+        extend, on_answer = session.backend.extend, session.extender.on_answer
+
+        def counting_extend(batch: Any) -> Any:
+            sent[turns] = sent.get(turns, 0) + len(batch)
+            return extend(batch)
+
+        def counting_answer(*arguments: Any) -> None:
+            taken[turns] = taken.get(turns, 0) + 1
+            on_answer(*arguments)
+
+        monkeypatch.setattr(session.backend, "extend", counting_extend)
+        monkeypatch.setattr(session.extender, "on_answer", counting_answer)
+        turn()
+        for place in session.places.values():
+            place.beat = 0.0
+            session.extender._schedule(place)
+        await until(lambda: sum(taken.values()) >= len(leases), "all answers")
+        counting = False
+        assert sum(sent.values()) == len(leases)
+        # A slice is 200; where a turn begins and ends is counted by a callback among others.
+        assert max(sent.values()) <= 400
+        assert max(taken.values()) <= 400
+        assert all(lease.held for lease in leases)
+        for lease in leases:
+            await lease.release()
+
+
+async def test_holders_are_told_at_once_when_the_server_comes_back_empty(
+    server: EmbeddedServer,
+) -> None:
+    """Not at their next beat, a third of the ttl later: others are granted the same names meanwhile."""
+    async with aiodlock.Client(server.url, ttl=60.0) as client:
+        leases = [await client.lock(f"empty:{number}").acquire() for number in range(20)]
+        server.kill()
+        server.start()
+        await until(lambda: all(lease.lost for lease in leases), "the loss of all", within=5.0)
+        assert {lease.lost.reason for lease in leases if lease.lost} == {"gone"}
+        for lease in leases:
+            with pytest.raises(aiodlock.LockLost):
+                await lease.release()
+
+
+async def test_holders_are_asked_about_once_after_a_reconnection(server: EmbeddedServer) -> None:
+    async with FaultProxy(server.url) as proxy, aiodlock.Client(proxy.url, ttl=60.0) as client:
+        leases = [await client.lock(f"once:{number}").acquire() for number in range(100)]
+        seen = len(proxy.connections)
+        await lose_connections(server, client)
+        connections = proxy.connections[seen:]
+
+        def asked() -> int:
+            return sum(connection.commands["EVALSHA"] for connection in connections)
+
+        await until(lambda: asked() >= len(leases), "an extension of each")
+        await asyncio.sleep(0.3)
+        assert asked() == len(leases)
+        assert all(lease.held for lease in leases)
+        for lease in leases:
+            await lease.release()

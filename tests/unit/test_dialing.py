@@ -150,3 +150,18 @@ async def test_other_errors_and_cancellations_pass_a_deadline() -> None:
     task.cancel()
     await asyncio.wait({task})
     assert task.cancelled()
+
+
+async def test_slow_server_is_not_given_ever_more_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialing, "_WORKING", 0.02)
+    turns = Turns()
+    slow = await turns.take()
+    await asyncio.sleep(0.2)
+    slow.succeeded()
+    held = [await turns.take() for _ in range(AT_ONCE)]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await turns.take()
+    for turn in held:
+        turn.give_back()
+    assert turns._under_way == 0

@@ -105,8 +105,9 @@ class RedisBackend:
             if peer not in (None, wire.peer):
                 listener.on_other_server()
             elif not self._voting:
-                # The answer to a release may have been lost, and the grants with it.
-                listener.on_look(None)
+                # The answer to a release may have been lost, and the grants with it; or all that the
+                # server knew.
+                listener.on_back()
             if not self._voting:
                 wire.on_grants = on_grants
             peer = wire.peer

@@ -23,8 +23,10 @@ from weakref import WeakKeyDictionary
 
 #: So many dials of one process to one server are under way at once.
 AT_ONCE = 32
-#: A dial that takes longer than this is waiting rather than working: the next may begin (seconds).
+#: A dial that takes longer than this, and than twice the last one that succeeded, hears nothing: the next
+#: may begin (seconds).
 _WORKING = 0.5
+_LONGEST_WORKING = 4.0
 
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
@@ -64,7 +66,16 @@ class Turn:
 
     def __init__(self, turns: Turns) -> None:
         self._turns: Turns | None = turns
-        self._timer = asyncio.get_running_loop().call_later(_WORKING, self.give_back)
+        self._all = turns
+        loop = asyncio.get_running_loop()
+        self._began = loop.time()
+        self._timer = loop.call_later(turns.patience, self.give_back)
+
+    def succeeded(self) -> None:
+        """The connection is ready: let the next one dial, and tell how long this took."""
+        took = asyncio.get_running_loop().time() - self._began
+        self._all.patience = max(_WORKING, min(2 * took, _LONGEST_WORKING))
+        self.give_back()
 
     def give_back(self) -> None:
         """Let the next one dial. Harmless when that was done."""
@@ -77,10 +88,12 @@ class Turn:
 class Turns:
     """A bound on the dials to one server, first come, first served.
 
-    Mutable state: ``_under_way``, ``_waiting`` (futures; a done one belongs to a cancelled task).
+    Mutable state: ``_under_way``, ``_waiting`` (futures; a done one is a cancelled task's), ``patience``
+    (seconds after which a dial hears nothing; a slow server must not be given ever more to do).
     """
 
     def __init__(self) -> None:
+        self.patience: float = _WORKING
         self._under_way = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 

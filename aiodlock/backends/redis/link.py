@@ -174,8 +174,7 @@ class Link:
                     await self._prepare(wire)
         except (BackendError, RedisError, OSError) as failed:
             return failed
-        finally:
-            turn.give_back()
+        turn.succeeded()
         self._distance = min(now() - began, 2 * self._distance)
         # It answers: whatever made others wait so long is over.
         wire.expect_within(self._patience())

@@ -78,6 +78,9 @@ class _Ear:
     def on_other_server(self) -> None:
         self.quorum.on_look(self.voter, None)
 
+    def on_back(self) -> None:
+        self.quorum.on_look(self.voter, None)
+
     def on_broken(self, request_id: str, token: int) -> None:
         self.quorum.on_broken(self.voter, request_id, token)
 
