@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 import aiodlock
 from aiodlock.backends.redis.scripts import ACQUIRE, BREAK, EXTEND, INSPECT, LEAVE, Script
 
-from ..scenes import SOON, side_by_side, takes, until_cancelled
+from ..scenes import SOON, side_by_side, takes, until, until_cancelled
 from .fake_server import FakeServer
 
 #: Long enough for a connection to be made anew, also when the machine stalls.
@@ -299,3 +300,18 @@ async def test_wrong_replies_while_entering_end_within_five_seconds() -> None:
                     pass
 
     await side_by_side(check, ENTERING)
+
+
+async def test_service_that_does_not_count_who_hears_a_message_is_connected_to_all_the_same() -> (
+    None
+):
+    """Several servers behind one address: the connections cannot be compared, and are left alone."""
+    async with FakeServer() as server:
+        server.answer = lambda command: b":0\r\n" if command[0] == b"PUBLISH" else None
+        async with aiodlock.Client(server.url):
+            await until(lambda: server.commands.count(b"SUBSCRIBE") >= 1, "a subscription")
+            await asyncio.sleep(2.0)
+            assert len(server._writers) == 2
+            connected = server.commands.count(b"SUBSCRIBE")
+            await asyncio.sleep(1.0)
+            assert server.commands.count(b"SUBSCRIBE") == connected <= 6

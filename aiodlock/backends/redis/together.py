@@ -8,6 +8,7 @@ connection comes up, the others are compared with it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import partial
 from typing import Any
 
@@ -19,12 +20,18 @@ from .wire import Wire
 
 #: How often a connection that may be idle is asked whether it is still alive (seconds).
 PING_EVERY = 10.0
+#: A service of many servers behind one address may count none of its own connections: after so many
+#: comparisons that all failed, they tell nothing.
+_GIVE_UP_AFTER = 3
+
+_logger = logging.getLogger("aiodlock")
 
 
 class Together:
     """The connections of one client to one server: for wake-ups, and for commands of either kind.
 
-    Mutable state: ``wakeups`` and ``commands`` (added once, while a client is entered).
+    Mutable state: ``wakeups`` and ``commands`` (added once, while a client is entered), ``_comparable``
+    (whether a message was ever heard), ``_unheard`` (how often it was not, before that).
     """
 
     def __init__(self, source: Source, channel: str) -> None:
@@ -32,6 +39,8 @@ class Together:
         self._channel = channel
         self.wakeups: Wakeups | None = None
         self.commands: list[Link] = []
+        self._comparable = False
+        self._unheard = 0
 
     @property
     def links(self) -> list[Link]:
@@ -68,7 +77,7 @@ class Together:
         another server.
         """
         ear = self.wakeups.link.wire if self.wakeups is not None else None
-        if ear is None:
+        if ear is None or self._unheard >= _GIVE_UP_AFTER:
             return
         for link in self.commands:
             wire = link.wire
@@ -77,8 +86,20 @@ class Together:
                 heard.add_done_callback(partial(self._on_heard, wire, ear, newest))
 
     def _on_heard(self, wire: Wire, ear: Wire, newest: Wire, heard: asyncio.Future[Any]) -> None:
-        if heard.exception() is not None or heard.result() != 0:
+        if heard.exception() is not None:
             return
+        if heard.result() != 0:
+            self._comparable, self._unheard = True, 0
+            return
+        if not self._comparable:
+            self._unheard += 1
+            if self._unheard == _GIVE_UP_AFTER:
+                _logger.info(
+                    "%s does not count who hears a message: connections are not compared",
+                    self._source.described,
+                    extra={"event": "connections_not_compared"},
+                )
+                return
         # The newest one was made with the newest knowledge of where the server is.
         older = wire if newest is ear else ear
         older.close(BackendUnavailable("another connection of this client is on another server"))
