@@ -44,6 +44,9 @@ _P = ParamSpec("_P")
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _TOKEN = re.compile(r"[1-9][0-9]{0,15}")
 
+#: So many names are inspected together by ``locks``.
+_PAGE = 500
+
 
 class Client:
     """Locks on one Redis or Valkey server, on a cluster, on a quorum of servers, or in memory.
@@ -426,16 +429,24 @@ class Client:
         if not isinstance(match, str):
             raise TypeError(f"match must be a str, not {match!r}")
         session = self._use()
+        try:
+            check_text("match", match)
+        except ValueError:
+            return  # no name is like that
         seen: set[str] = set()
         started = now()
         while True:
             try:
+                page: list[str] = []
                 async for name in session.backend.names(match):
                     if name not in seen:
-                        info = await self._inspect("lock", name)
-                        seen.add(name)
-                        if info.holders or info.waiters:
+                        page.append(name)
+                    if len(page) >= _PAGE:
+                        for info in await self._inspect_all(page, seen):
                             yield info
+                        page.clear()
+                for info in await self._inspect_all(page, seen):
+                    yield info
                 return
             except BackendUnavailable:
                 if now() - started > 0.5:
@@ -473,6 +484,15 @@ class Client:
         kind, name, mode, token = parsed
         info = await self._inspect(kind, name)
         return any(held.token == token and held.mode == mode for held in info.holders)
+
+    async def _inspect_all(self, names: list[str], seen: set[str]) -> list[LockInfo]:
+        """Return what is held or waited for of these."""
+        if not names:
+            return []
+        backend = self._use().backend
+        found = await self._answer_soon(lambda: backend.inspect_all("lock", names), names[0])
+        seen.update(names)
+        return [info for info in found if info.holders or info.waiters]
 
     async def _inspect(self, kind: Kind, name: str) -> LockInfo:
         session = self._use(name)

@@ -111,6 +111,9 @@ class Backend(Protocol):
     async def inspect(self, kind: str, name: str) -> LockInfo:
         """Return who holds and who waits."""
 
+    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
+        """Return the same for several names, asked together."""
+
     def names(self, match: str) -> AsyncIterator[str]:
         """Iterate over every lock name held or waited for that matches the glob."""
 

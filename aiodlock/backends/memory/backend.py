@@ -202,6 +202,9 @@ class MemoryBackend:
             seen.closed_places,
         )
 
+    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
+        return [await self.inspect(kind, name) for name in names]
+
     async def names(self, match: str) -> AsyncIterator[str]:
         self._check_running()
         for prefix, kind, name in self._store.known():

@@ -25,7 +25,16 @@ from ..._model import (
 from .._label import make_label as make_label
 from ..base import Listener, Unanswered
 from . import events
-from .keys import Keys, base_of, channel_prefix, keys_of, name_of, probe_key, state_patterns
+from .keys import (
+    Keys,
+    base_of,
+    channel_prefix,
+    keys_of,
+    name_of,
+    parts_of,
+    probe_key,
+    state_pattern,
+)
 from .link import Link
 from .packing import Packing, Words, pack_extend
 from .permissions import check_permissions
@@ -44,6 +53,10 @@ _SHORTEST_MARKER = 60.0
 _CHECK_AGAIN = 0.5
 #: A server may well be busy for so long (seconds).
 _SHORTEST_SILENCE = 0.2
+
+
+#: So many keys a server looks at for one SCAN: some 0.3 ms.
+_SCANNED_AT_ONCE = 2000
 
 
 def _ms(seconds: float) -> int:
@@ -397,41 +410,44 @@ class RedisBackend:
     # -- for people ------------------------------------------------------------------------------
 
     async def inspect(self, kind: str, name: str) -> LockInfo:
-        keys = keys_of(self._prefix, kind, name)
+        (info,) = await self.inspect_all(kind, [name])
+        return info
+
+    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
         link = self._link
         wire = link.wire or await link.wait_up(hurry=True)
-        reply = await self._run(wire, INSPECT, (keys.state, keys.queue, keys.waiters, keys.token))
-        try:
-            token, closed_ms, holding, waiting, closed_places = reply
-            return LockInfo(
-                name,
-                holders_of(holding),
-                waiters_of(waiting),
-                int(token),
-                int(closed_ms) / 1000,
-                int(closed_places),
-            )
-        except (ValueError, TypeError, AttributeError, OverflowError) as wrong:
-            raise wrong_shape("inspect", reply) from wrong
+        keys = [keys_of.__wrapped__(self._prefix, kind, name)[:4] for name in names]
+        call = ("EVALSHA", INSPECT.sha, INSPECT.number_of_keys)
+        replies = [wire.send(*call, *four) for four in keys]
+        return [
+            _info_of(name, await self._settle(wire, reply, INSPECT, four, ()))
+            for name, four, reply in zip(names, keys, replies, strict=True)
+        ]
 
     async def names(self, match: str) -> AsyncIterator[str]:
+        parts = parts_of(match)
+        if None not in parts:
+            yield "".join(part for part in parts if part)  # one name: no need to look for it
+            return
         wire = await self._link.wait_up(hurry=True)
         seen: set[str] = set()
-        for pattern in state_patterns(self._prefix, "lock"):
-            cursor = b"0"
-            while True:
-                reply = await self._ask(wire.send("SCAN", cursor, "MATCH", pattern, "COUNT", 500))
-                try:
-                    cursor, keys = reply
-                    found = [name_of(key.decode())[1] for key in keys]
-                except (ValueError, TypeError, AttributeError) as wrong:
-                    raise wrong_shape("SCAN", reply) from wrong
-                for name in found:
-                    if name not in seen and fnmatch.fnmatchcase(name, match):
-                        seen.add(name)
-                        yield name
-                if cursor == b"0":
-                    break
+        pattern = state_pattern(self._prefix, "lock", match)
+        cursor = b"0"
+        while True:
+            reply = await self._ask(
+                wire.send("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED_AT_ONCE)
+            )
+            try:
+                cursor, keys = reply
+                found = [name_of(key.decode())[1] for key in keys]
+            except (ValueError, TypeError, AttributeError) as wrong:
+                raise wrong_shape("SCAN", reply) from wrong
+            for name in found:
+                if name not in seen and fnmatch.fnmatchcase(name, match):
+                    seen.add(name)
+                    yield name
+            if cursor == b"0":
+                break
 
     async def break_lock(self, name: str) -> int:
         keys = keys_of(self._prefix, "lock", name)
@@ -572,6 +588,21 @@ class Redirected(BackendError):
         host, _, port = address.rpartition(":")
         self.asking: bool = word == "ASK"
         self.address: tuple[str, int] = (host, int(port))
+
+
+def _info_of(name: str, reply: Any) -> LockInfo:
+    try:
+        token, closed_ms, holding, waiting, closed_places = reply
+        return LockInfo(
+            name,
+            holders_of(holding),
+            waiters_of(waiting),
+            int(token),
+            int(closed_ms) / 1000,
+            int(closed_places),
+        )
+    except (ValueError, TypeError, AttributeError, OverflowError) as wrong:
+        raise wrong_shape("inspect", reply) from wrong
 
 
 async def load_scripts(wire: Wire, scripts: Sequence[Script] = ALL) -> None:

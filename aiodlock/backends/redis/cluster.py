@@ -411,6 +411,9 @@ class ClusterBackend:
     async def inspect(self, kind: str, name: str) -> LockInfo:
         return await self._at(name, lambda node: node.inspect(kind, name))
 
+    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
+        return await asyncio.gather(*(self.inspect(kind, name) for name in names))
+
     async def names(self, match: str) -> AsyncIterator[str]:
         seen: set[str] = set()
         for node in list(self._nodes.values()):

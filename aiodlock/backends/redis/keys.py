@@ -11,6 +11,9 @@ from urllib.parse import quote, unquote
 VERSION = "1"
 #: Names that are their own encoding, as nearly all are.
 _PLAIN = re.compile(r"[A-Za-z0-9_.~-]*")
+#: A piece of a glob, read as ``fnmatch`` does: a set of one character, an open one, or text.
+_GLOB = re.compile(r"\[(?P<one>[^!])\]|[*?]|\[!?\]?[^]]*\]|(?P<text>[^*?[]+|\[)", re.DOTALL)
+_MOST_PARTS = 6
 
 
 class Keys(NamedTuple):
@@ -51,9 +54,34 @@ def base_of(prefix: str, kind: str, name: str) -> str:
     return f"{prefix}:{VERSION}:{kind}:{{{encoded}}}"
 
 
-def state_patterns(prefix: str, kind: str) -> tuple[str, str]:
-    """Return SCAN patterns for the names that are held and those that are waited for."""
-    return f"{prefix}:{VERSION}:{kind}:{{*}}:state", f"{prefix}:{VERSION}:{kind}:{{*}}:queue"
+def state_pattern(prefix: str, kind: str, match: str) -> str:
+    """Return a SCAN pattern for the names that are held or waited for and match the glob, and maybe others.
+
+    Keys carry names percent-encoded, so a character that is left open may be several there.
+    """
+    encoded = f"{prefix}:{VERSION}:{kind}:{{"
+    for number, part in enumerate(parts_of(match)):
+        if number == _MOST_PARTS:
+            encoded += "*"  # what comes after it is not looked at: many stars make a server slow
+            break
+        encoded += "*" if part is None else quote(part, safe="")
+    # Held or waited for: ":state" or ":queue".
+    return f"{encoded}}}:[sq][tu][ae][tu]e"
+
+
+def parts_of(match: str) -> list[str | None]:
+    """Take a glob apart: texts that a name has to contain, and None for whatever is in between."""
+    parts: list[str | None] = []
+    for found in _GLOB.finditer(match):
+        text = found["text"] or found["one"]
+        if text is None:
+            if not parts or parts[-1] is not None:
+                parts.append(None)
+        elif parts and parts[-1] is not None:
+            parts[-1] += text
+        else:
+            parts.append(text)
+    return parts
 
 
 def name_of(key: str) -> tuple[str, str]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import fnmatch
 import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -700,11 +699,13 @@ class QuorumBackend:
         seen = await self._all(lambda voter: voter.seen(kind, name))
         return merge(name, seen, len(self._voters))
 
+    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
+        return await asyncio.gather(*(self.inspect(kind, name) for name in names))
+
     async def names(self, match: str) -> AsyncIterator[str]:
-        found = await self._all(lambda voter: _collected(voter.names("*")))
+        found = await self._all(lambda voter: _collected(voter.names(match)))
         for name in sorted(set().union(*found)):
-            if fnmatch.fnmatchcase(name, match):
-                yield name
+            yield name
 
     async def break_lock(self, name: str) -> int:
         broken = await self._all(lambda voter: voter.break_votes(name, self._remember_breaks))
