@@ -7,6 +7,7 @@ import sys
 from time import perf_counter
 
 from .failover import FailoverSimulation
+from .memory import MachineSimulation
 from .quorum import QuorumSimulation
 from .run import Total, collect_now_and_then, run_seed
 from .rush import Rush
@@ -44,7 +45,15 @@ def main() -> int:
         dest="kind",
         help="a replica is promoted, and the old primary lives on",
     )
+    parser.add_argument(
+        "--store",
+        choices=("redis", "memory"),
+        default="redis",
+        help="memory: the machine of memory:// instead of the scripts",
+    )
     chosen = parser.parse_args()
+    if chosen.store == "memory" and chosen.kind is None:
+        chosen.kind = MachineSimulation
     if chosen.variants:
         return _search(chosen.start, chosen.seeds)
     prepare = VARIANTS[chosen.variant].prepare if chosen.variant else None

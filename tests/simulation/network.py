@@ -51,6 +51,8 @@ class Path:
 class Network:
     """Every connection there is. ``late``: how likely abandoned messages come through after all."""
 
+    connection_class: type[Conn]
+
     def __init__(self, world: World, server: SimServer) -> None:
         self.world = world
         self.server = server
@@ -98,7 +100,7 @@ class Network:
         def arrive() -> None:
             if path.out_blocked or path.in_blocked:
                 return
-            conn = Conn(self, process, path) if self.server.up else None
+            conn = self.connection_class(self, process, path) if self.server.up else None
             self.world.after(path.latency(), process.deliver, lambda: answer(conn))
 
         self.world.after(there, arrive)
@@ -281,6 +283,9 @@ class Conn:
                 fake.sockets.remove(socket)
         if not self.open and self in self.network.connections:
             self.network.connections.remove(self)
+
+
+Network.connection_class = Conn
 
 
 class SimTransport(asyncio.Transport):

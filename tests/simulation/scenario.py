@@ -134,10 +134,7 @@ class Simulation:
         #: What users' code does besides; of its own, so that the schedules stay what they are.
         self.habits = random.Random(~seed)
         self.style = draw_style(self.random)
-        self.server = SimServer(self.world)
-        self.server.notifies = self.style.notifies
-        self.network = Network(self.world, self.server)
-        self.checkers = Checkers(self.world, self.server, forgetful=self.style.forgetful)
+        self.make_world()
         self.network.on_reply = self.checkers.on_reply
         self.chaos_ends = self.random.uniform(*_CHAOS)
         self.clients = 0
@@ -149,6 +146,13 @@ class Simulation:
         self._patches: list[tuple[object, str, object]] = []
         if prepare is not None:
             prepare(self)
+
+    def make_world(self) -> None:
+        """Make what lies beyond the processes: a server, the network, and who looks at them."""
+        self.server = SimServer(self.world)
+        self.server.notifies = self.style.notifies
+        self.network = Network(self.world, self.server)
+        self.checkers = Checkers(self.world, self.server, forgetful=self.style.forgetful)
 
     def make_backend(
         self, process: Process, label: str, **options: Any
@@ -223,11 +227,14 @@ class Simulation:
             if any(conn.open for conn in self.network.connections_of(process)):
                 checkers.wrong("leak", f"{process} still has a connection")
         self.server.sweep()
-        left = [
-            key for key in self.server.db._dict if key.endswith((b":state", b":queue", b":waiters"))
-        ]
+        left = self.names_left()
         if left and "clock_back" not in self.style.faults:
             checkers.wrong("leak", f"keys are left: {left}")
+
+    def names_left(self) -> list[str]:
+        """Return the keys of names that somebody holds or waits for."""
+        keys = [key.decode() for key in self.server.db._dict]
+        return [key for key in keys if key.endswith((":state", ":queue", ":waiters"))]
 
     @contextmanager
     def _everything_virtual(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from .failover import FailoverSimulation
+from .memory import MachineSimulation
 from .quorum import QuorumSimulation
 from .run import run_seed
 from .rush import Rush
@@ -38,6 +39,15 @@ def test_promises_hold_whatever_happens(first: int) -> None:
         outcome = run_seed(seed)
         assert not outcome.checker, (
             f"replay it: python -m tests.simulation --seed {seed}\n{outcome}"
+        )
+
+
+@pytest.mark.parametrize("first", range(0, _BLOCKS * _BLOCK, _BLOCK))
+def test_promises_hold_on_the_machine_whatever_happens(first: int) -> None:
+    for seed in range(first, first + _BLOCK):
+        outcome = run_seed(seed, kind=MachineSimulation)
+        assert not outcome.checker, (
+            f"replay it: python -m tests.simulation --store memory --seed {seed}\n{outcome}"
         )
 
 
@@ -91,6 +101,7 @@ def test_broken_variant_is_caught_by_its_checker(name: str) -> None:
         (3, QuorumSimulation),
         (3, Rush),
         (3, FailoverSimulation),
+        (3, MachineSimulation),
     ],
 )
 def test_seed_replays_exactly(seed: int, kind: type[Simulation]) -> None:

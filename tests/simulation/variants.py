@@ -18,6 +18,7 @@ from aiodlock._model import Gone, Granted, Refused, Request, Waiting
 from aiodlock._place import Place, State
 from aiodlock._scope import BodyScope
 from aiodlock._session import Session
+from aiodlock.backends.memory import store as memory_store
 from aiodlock.backends.redis import RedisBackend, replies
 from aiodlock.backends.redis import backend as redis_backend
 from aiodlock.backends.redis.quorum import QuorumBackend
@@ -29,7 +30,9 @@ from aiodlock.backends.redis.voter import Voter
 from aiodlock.backends.redis.votes import Ballot, Tally
 from aiodlock.backends.redis.wire import ReplyError
 
+from ..model.mutant import mutated
 from .failover import FailoverSimulation
+from .memory import MachineSimulation
 from .quorum import QuorumSimulation
 from .rush import Rush
 from .scenario import Simulation
@@ -334,6 +337,16 @@ def _give_back_always(simulation: Simulation) -> None:
     simulation.patch(QuorumBackend, "on_look", on_look)
 
 
+# -- what is broken in the machine of memory:// ---------------------------------------------------------
+
+
+def _machine(old: str, new: str) -> Prepare:
+    def prepare(simulation: Simulation) -> None:
+        simulation.patch(memory_store, "Name", mutated(old, new))
+
+    return prepare
+
+
 # -- all of them -------------------------------------------------------------------------------------
 
 # -- what is broken in the way to the primary ---------------------------------------------------------
@@ -529,5 +542,57 @@ VARIANTS = {
     ),
     "failover: holders not asked about at once": Variant(
         _believe_in_holds_elsewhere, ("exclusion",), kind=FailoverSimulation, seed=7
+    ),
+    "memory: no marker after an ambiguous failure": Variant(
+        _machine("        if marker:\n", "        if False:\n"), ("ghost",), kind=MachineSimulation
+    ),
+    "memory: extension that shortens": Variant(
+        _machine(
+            "self.deadline = max(self.deadline, now + length)", "self.deadline = now + length"
+        ),
+        ("extension",),
+        kind=MachineSimulation,
+    ),
+    "memory: readers barging": Variant(
+        _machine(
+            "if not self.waiters and self._fits(asked):",
+            "if (not self.waiters or asked.mode == 'shared') and self._fits(asked):",
+        ),
+        ("fairness",),
+        kind=MachineSimulation,
+    ),
+    "memory: ghosts not skipped": Variant(
+        _machine(
+            "                del self.waiters[head.asked.id]\n            elif",
+            "                return changed\n            if",
+        ),
+        ("handoff", "idle", "liveness"),
+        kind=MachineSimulation,
+    ),
+    "memory: token from a plain counter": Variant(
+        _machine("self.token = max(last + 1, self.now_us)", "self.token = last + 1"),
+        ("token", "store"),
+        kind=MachineSimulation,
+    ),
+    "memory: overdue holder revived": Variant(
+        _machine(
+            "if holder is not None and now < holder.deadline:\n            holder.promise",
+            "if holder is not None:\n            holder.promise",
+        ),
+        ("extension",),
+        kind=MachineSimulation,
+    ),
+    "memory: lock-delay forgotten": Variant(
+        _machine("if now < e.closed_until}", "if now < e.deadline}"),
+        ("extension", "exclusion"),
+        kind=MachineSimulation,
+    ),
+    "memory: leaving without a hand-off": Variant(
+        _machine(
+            "        reply = self._remove(id, lost)\n        changed = self._sweep_and_grant()",
+            "        reply = self._remove(id, lost)\n        changed = False",
+        ),
+        ("handoff",),
+        kind=MachineSimulation,
     ),
 }
