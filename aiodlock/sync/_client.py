@@ -182,6 +182,14 @@ class Client:
             with client.lock(f"order:{order_id}", timeout=2) as lease:
                 ...
 
+    ```python
+    from aiodlock import sync
+
+    locks = sync.Client("redis://localhost:6379/0")
+    with locks.lock("order:42", timeout=2) as lease:
+        print(lease.token)
+    ```
+
     :param source: as of ``aiodlock.Client``; a ``redis.Redis`` is taken too, for its connection
         settings.
     :param options: as of ``aiodlock.Client``.
@@ -246,6 +254,10 @@ class Client:
                 work(client)
             finally:
                 client.close()
+
+        ```python
+        locks.close()  # releases what is held
+        ```
         """
         with _changing:
             running, self._running = self._running, None
@@ -294,6 +306,11 @@ class Client:
             with client.lock("order:42", ttl=10, timeout=2) as lease:
                 pay(fence=lease.token)
 
+        ```python
+        with locks.lock("order:42", ttl=10, timeout=5) as lease:
+            ...
+        ```
+
         :param name: any text of 1 to 512 bytes of UTF-8.
         :param options: as of ``aiodlock.Client.lock``, but for ``on_lost``: ``"flag"`` (default), or a
             function. It is called with the ``LockLost`` in a thread of its own; what it raises is logged.
@@ -307,6 +324,14 @@ class Client:
 
             with client.rwlock("prices").read:
                 show()
+
+        ```python
+        page = locks.rwlock("page:7")
+        with page.read:  # together with other readers
+            ...
+        with page.write:  # alone
+            ...
+        ```
         """
         read = Lock(self, self._describe("read", name, options))
         return ReadWriteLock(read, Lock(self, self._describe("write", name, options)))
@@ -318,6 +343,11 @@ class Client:
 
             with client.semaphore("smtp", 4, timeout=30):
                 send(mail)
+
+        ```python
+        with locks.semaphore("mail", limit=3):  # three at a time
+            ...
+        ```
         """
         return Semaphore(self, self._describe("semaphore", name, options, limit))
 
@@ -329,6 +359,11 @@ class Client:
             with client.election("scheduler").lead("host-1") as lease:
                 while lease.held:
                     schedule()
+
+        ```python
+        with locks.election("scheduler").lead("host-1") as lease:
+            ...  # this process leads
+        ```
         """
         on_lost, others = _split(dict(options))
         return Election(self, name, others, on_lost)
@@ -345,6 +380,11 @@ class Client:
 
             with client.multilock("account:1", "account:2", timeout=2) as leases:
                 transfer(fence=leases["account:1"].token)
+
+        ```python
+        with locks.multilock("account:1", "account:2") as leases:
+            print(leases["account:1"].token)
+        ```
 
         :param names_or_locks: names, which are taken exclusively with ``options``, and locks, which keep
             their mode and options.
@@ -374,6 +414,14 @@ class Client:
 
             @client.locked("order:{order_id}", timeout=2)
             def pay(order_id: int) -> None: ...
+
+        ```python
+        @locks.locked("order:{order_id}", timeout=2)
+        def pay(order_id: int) -> None: ...
+
+
+        pay(42)
+        ```
 
         :param template: the name, with a parameter of the function in each pair of braces.
         :param options: as of ``lock``.
@@ -408,6 +456,19 @@ class Client:
         Example::
 
             client.add_hooks(MyHooks())
+
+        ```python
+        from aiodlock import sync
+
+
+        class Slow(sync.Hooks):
+            def acquired(self, request, waited):
+                if waited > 1:
+                    print(f"waited {waited:.1f} s for {request.name}")
+
+
+        locks.add_hooks(Slow())
+        ```
         """
         self._template.add_hooks(hooks)
 
@@ -418,6 +479,11 @@ class Client:
 
             for holder in client.inspect("order:42").holders:
                 print(holder.client, holder.remaining)
+
+        ```python
+        info = locks.inspect("order:42")
+        print(len(info.holders), "hold it,", len(info.waiters), "wait")
+        ```
 
         :raises BackendUnavailable: when nothing answers within 2 s.
         """
@@ -431,6 +497,11 @@ class Client:
 
             for info in client.locks("order:*"):
                 print(info.name, len(info.waiters))
+
+        ```python
+        for info in locks.locks("order:*"):
+            print(info.name)
+        ```
         """
         running = self._use()
         return iterate(running, lambda: running.inner.locks(match))
@@ -441,6 +512,11 @@ class Client:
         Example::
 
             client.break_lock("order:42")
+
+        ```python
+        released = locks.break_lock("order:42")
+        print(released, "holders have lost it")
+        ```
         """
         running = self._use()
         return running.call(lambda: running.inner.break_lock(name))
@@ -452,6 +528,11 @@ class Client:
 
             if not client.check_sequencer(request.headers["X-Lock"]):
                 return HttpResponse(status=409)
+
+        ```python
+        with locks.lock("order:42") as lease:
+            assert locks.check_sequencer(lease.sequencer)
+        ```
         """
         running = self._use()
         return running.call(lambda: running.inner.check_sequencer(sequencer))

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 
 class Election:
-    """Made by ``Client.election``; may be used by many threads. It is the lock of the same name."""
+    """Made by ``Client.election``; may be used by many threads. It is the lock of the same name.
+
+    ```python
+    with locks.election("scheduler", ttl=10).lead("http://host-1:8080") as lease:
+        ...
+    ```
+    """
 
     def __init__(
         self,
@@ -56,6 +62,11 @@ class Election:
                 while lease.held:
                     schedule()
 
+        ```python
+        with locks.election("scheduler").lead("host-1") as lease:
+            print("elected, with token", lease.token)
+        ```
+
         :param value: what ``observe`` shows, such as an address; up to 400 bytes of UTF-8.
         :raises AcquireTimeout: (on entering) with the option ``timeout``, when it ran out.
         """
@@ -70,6 +81,12 @@ class Election:
 
             for leader in client.election("scheduler").observe():
                 print("now led by", leader)
+
+        ```python
+        def follow():
+            for address in locks.election("scheduler").observe():
+                print("the leader is at", address)
+        ```
 
         :param interval: seconds between two looks, where announcements may be lost.
         :raises BackendUnavailable: when nothing answered for the client's ``unavailable_after``.

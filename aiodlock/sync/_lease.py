@@ -33,6 +33,11 @@ class Lease:
     garbage-collected while it is held is released, with a ResourceWarning.
 
     In a process forked from the one that acquired it the lease is not held: it stays with the parent.
+
+    ```python
+    with locks.lock("report") as lease:
+        print(lease.token, lease.held, lease.remaining())
+    ```
     """
 
     __slots__ = ("__weakref__", "_body", "_client", "_core", "_here", "_running")
@@ -115,6 +120,11 @@ class Lease:
 
             if lease.remaining() < 2.0:
                 lease.extend()
+
+        ```python
+        with locks.lock("report", ttl=10) as lease:
+            print(lease.remaining(), "s, unless it is extended")
+        ```
         """
         return self._core.remaining() if self._is_here() else 0.0
 
@@ -127,6 +137,13 @@ class Lease:
                 for row in rows:
                     lease.ensure_held()
                     write(row)
+
+        ```python
+        with locks.lock("report") as lease:
+            for chunk in range(3):
+                lease.ensure_held()
+                ...  # write the chunk
+        ```
         """
         self._check_here()
         self._core.ensure_held()
@@ -139,6 +156,12 @@ class Lease:
             def watch(lease: Lease) -> None:
                 log.error("stopping the export: %s", lease.wait_lost())
                 stop.set()
+
+        ```python
+        def tell(lease):  # in a thread beside the work
+            lost = lease.wait_lost()
+            print("lost:", lost.reason)
+        ```
 
         :raises NotHeld: when it is released instead.
         """
@@ -156,6 +179,11 @@ class Lease:
             build_first_half()
             lease.extend()
 
+        ```python
+        with locks.lock("report", ttl=10) as lease:
+            lease.extend(60)  # 60 s from now, and each time from now on
+        ```
+
         :raises LockLost: when the lease is lost, before or meanwhile.
         :raises NotHeld: after a release.
         """
@@ -172,6 +200,14 @@ class Lease:
                 pay()
             finally:
                 lease.release()
+
+        ```python
+        lease = locks.lock("report").acquire()
+        try:
+            ...
+        finally:
+            lease.release()
+        ```
 
         :raises NotHeld: when this lease was released before.
         :raises LockLost: when it was lost before, or nothing answered until the local deadline.

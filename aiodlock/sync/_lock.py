@@ -53,6 +53,11 @@ class Acquirable:
             finally:
                 lease.release()
 
+        ```python
+        lease = locks.lock("report").acquire(timeout=5)
+        lease.release()
+        ```
+
         :param timeout: seconds; None waits for ever, 0 tries once. Default: the lock's own.
         :raises AcquireTimeout: when the timeout ran out; nothing is left in the queue.
         :raises DeadlockError: when this thread is in a block that holds the name in shared mode, and asks
@@ -76,6 +81,18 @@ class Acquirable:
             except WouldBlock:
                 return "the report is being written"
 
+        ```python
+        from aiodlock import WouldBlock
+
+        try:
+            lease = locks.lock("report").acquire_nowait()
+        except WouldBlock:
+            print("somebody else holds it")
+        else:
+            with lease:
+                ...
+        ```
+
         :raises WouldBlock: when it is held or waited for.
         :raises BackendUnavailable: when nothing answers within 2 s.
         """
@@ -92,6 +109,12 @@ class Acquirable:
             lock = client.lock("order:42")
             lease = lock.acquire()
             lock.release()
+
+        ```python
+        lock = locks.lock("report")
+        lease = lock.acquire()
+        lock.release()  # in the same thread
+        ```
 
         :raises NotHeld: when this thread holds nothing of the kind, or has dropped the lease.
         :raises LockLost: when the lease was lost before, or nothing answered until its deadline.
@@ -114,6 +137,11 @@ class Acquirable:
 
             if client.lock("report").locked():
                 print("the report is being written")
+
+        ```python
+        if locks.lock("report").locked():
+            print("somebody holds it")
+        ```
 
         :raises BackendUnavailable: when nothing answers within 2 s.
         """
@@ -185,6 +213,12 @@ class Lock(Acquirable):
         lock = client.lock("order:42", timeout=2)
         with lock as lease:
             pay(fence=lease.token)
+
+    ```python
+    lock = locks.lock("order:42", ttl=10)
+    with lock as lease:
+        print(lease.token)
+    ```
     """
 
     @property
@@ -206,6 +240,14 @@ class ReadWriteLock:
             show()
         with prices.write:
             change()
+
+    ```python
+    page = locks.rwlock("page:7")
+    with page.read:
+        ...
+    with page.write:
+        ...
+    ```
     """
 
     def __init__(self, read: Lock, write: Lock) -> None:
@@ -238,6 +280,12 @@ class Semaphore(Acquirable):
 
         with client.semaphore("smtp", 4):
             send(mail)
+
+    ```python
+    mail = locks.semaphore("mail", limit=3)
+    with mail as lease:
+        ...
+    ```
     """
 
     @property

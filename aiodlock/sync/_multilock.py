@@ -33,6 +33,12 @@ class MultiLock:
 
         with client.multilock("account:1", "account:2", timeout=2) as leases:
             transfer(fence=leases["account:1"].token)
+
+    ```python
+    both = locks.multilock("account:1", "account:2", timeout=5)
+    with both as leases:
+        print(leases.tokens)
+    ```
     """
 
     def __init__(
@@ -69,6 +75,11 @@ class MultiLock:
                 transfer()
             finally:
                 leases.release()
+
+        ```python
+        leases = locks.multilock("account:1", "account:2").acquire(timeout=5)
+        leases.release()
+        ```
 
         :param timeout: seconds for all of it; None waits for ever, 0 tries each name once. Default: the
             multilock's own.
@@ -133,6 +144,11 @@ class MultiLease(Mapping[str, Lease]):
 
     As a context manager it releases in reverse on the way out. Losing one loses all: ``held`` is false from
     then on; the other names stay closed until this is released, so that nobody enters a half-done job.
+
+    ```python
+    with locks.multilock("account:1", "account:2") as leases:
+        assert leases.held
+    ```
     """
 
     __slots__ = ("__weakref__", "_core", "_leases", "_running")
@@ -180,7 +196,13 @@ class MultiLease(Mapping[str, Lease]):
         return self._core.lost if self._is_here() else None
 
     def remaining(self) -> float:
-        """Return the seconds until the first of them is lost if not extended; 0.0 once over."""
+        """Return the seconds until the first of them is lost if not extended; 0.0 once over.
+
+        ```python
+        with locks.multilock("account:1", "account:2") as leases:
+            print(leases.remaining())
+        ```
+        """
         return self._core.remaining() if self._is_here() else 0.0
 
     def ensure_held(self) -> None:
@@ -190,6 +212,11 @@ class MultiLease(Mapping[str, Lease]):
 
             with client.multilock("account:1", "account:2") as leases:
                 leases.ensure_held()
+
+        ```python
+        with locks.multilock("account:1", "account:2") as leases:
+            leases.ensure_held()
+        ```
         """
         self._check_here()
         self._core.ensure_held()
@@ -200,6 +227,12 @@ class MultiLease(Mapping[str, Lease]):
         Example::
 
             threading.Thread(target=lambda: stop(leases.wait_lost())).start()
+
+        ```python
+        def tell(leases):  # in a thread beside the work
+            lost = leases.wait_lost()
+            print("lost", lost.name, lost.reason)
+        ```
         """
         self._check_here()
         return self._running.portal.call(self._core.wait_lost)
@@ -211,6 +244,11 @@ class MultiLease(Mapping[str, Lease]):
 
             leases = client.multilock("account:1", "account:2").acquire()
             leases.release()
+
+        ```python
+        leases = locks.multilock("account:1", "account:2").acquire()
+        leases.release()
+        ```
 
         :raises NotHeld: when this was released before.
         :raises LockLost: when one was lost before, or not answered until its local deadline.
