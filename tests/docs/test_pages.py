@@ -138,3 +138,14 @@ def test_error_messages_of_the_page_are_those_of_the_code() -> None:
     assert shown
     for message in shown:
         assert message in said, f"no error says {message!r}"
+
+
+def test_every_event_of_the_log_is_on_the_page() -> None:
+    code = "".join(path.read_text() for path in ROOT.glob("aiodlock/**/*.py"))
+    logged = set(re.findall(r'"event": "([a-z_]+)"', code))
+    page = (ROOT / "docs/how-to/observability.md").read_text()
+    shown = set(
+        re.findall(r"`([a-z_]+)`", page.partition("## The log")[2].partition("To silence")[0])
+    )
+    assert logged
+    assert logged <= shown
