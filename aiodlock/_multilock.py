@@ -8,9 +8,9 @@ What a task held *before* is outside of that order: with it, a deadlock is possi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING, Never, TypeVar
 
 from ._bodies import Blocks, Body
 from ._clock import now
@@ -24,9 +24,7 @@ from ._session import Session
 if TYPE_CHECKING:
     from ._client import Client
 
-#: After this long the names that are left are left in the background: one that is not answered takes
-#: nearly a second, which is all that leaving a body may take.
-_LEAVE_WITHIN = 0.2
+_T = TypeVar("_T")
 
 
 class MultiLock:
@@ -301,17 +299,9 @@ class MultiLease(Body, Mapping[str, Lease]):
             raise self._not_held()
         lost = self._error() if self.lost is not None else None
         self._end()
-        errors: list[BaseException] = []
-        for lease in reversed(self._leases.values()):
-            if lease._is_over():
-                continue
-            try:
-                if any(isinstance(error, asyncio.CancelledError) for error in errors):
-                    await lease._leave(wait=False)
-                else:
-                    await lease.release()
-            except BaseException as error:
-                errors.append(error)
+        held = [lease for lease in reversed(self._leases.values()) if not lease._is_over()]
+        ends = await _together(held, Lease.release)
+        errors = [error for _, error in ends if error is not None]
         # A cancellation comes out before everything else.
         errors.sort(key=lambda error: isinstance(error, Exception))
         if errors and not isinstance(errors[0], LockLost):
@@ -330,18 +320,18 @@ class MultiLease(Body, Mapping[str, Lease]):
         """Leave in reverse; return the loss, if any. What fails or is cancelled ends only the waiting."""
         loss = self._error() if self.lost is not None else None
         self._end()
-        give_up_at = now() + _LEAVE_WITHIN
-        failure: BaseException | None = None
-        for lease in reversed(self._leases.values()):
-            try:
-                found = await lease._leave(wait=wait)
-            except BaseException as error:
-                failure, wait = failure or error, False
-            else:
+        leases = list(reversed(self._leases.values()))
+        if not wait:
+            for lease in leases:
+                found = await lease._leave(wait=False)
                 loss = loss or found
-            wait = wait and now() < give_up_at
-        if failure is not None:
-            raise failure
+            return loss
+        ends = await _together(leases, lambda lease: lease._leave(wait=True))
+        for _, error in ends:
+            if error is not None:
+                raise error
+        for found, _ in ends:
+            loss = loss or found
         return loss
 
     def _end(self) -> None:
@@ -381,3 +371,28 @@ class MultiLease(Body, Mapping[str, Lease]):
     def _not_held(self) -> NotHeld:
         names = ", ".join(map(repr, self._leases))
         return NotHeld(f"the leases on {names} were released before: a lease is released once")
+
+
+async def _together(
+    leases: Sequence[Lease], call: Callable[[Lease], Awaitable[_T]]
+) -> list[tuple[_T | None, BaseException | None]]:
+    """Call for all leases at once; return what each call returned or raised.
+
+    The messages go out in this order, in one round trip. A cancellation ends the wait, and leaves none out.
+    """
+
+    async def attempt(lease: Lease) -> tuple[_T | None, BaseException | None]:
+        try:
+            return await call(lease), None
+        except BaseException as error:
+            return None, error
+
+    if len(leases) == 1:
+        return [await attempt(leases[0])]
+    try:
+        return await asyncio.gather(*map(attempt, leases))
+    except asyncio.CancelledError:
+        for lease in leases:
+            if not lease._is_over():  # its call had not begun
+                await lease._leave(wait=False)
+        raise

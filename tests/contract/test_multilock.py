@@ -18,7 +18,7 @@ from aiodlock import (
 )
 
 from ..conftest import MakeClient
-from ..proxy import FaultProxy
+from ..proxy import FaultProxy, named
 from ..scenes import (
     BRIEF,
     LASTING,
@@ -33,6 +33,7 @@ from ..scenes import (
     until_held,
     until_waiting,
 )
+from ..servers import Store
 
 # -- what is taken ---------------------------------------------------------------------------------
 
@@ -487,3 +488,45 @@ async def test_bad_input_is_an_error_before_anything_is_sent() -> None:
         client.multilock("a", timeout="1")  # type: ignore[arg-type]
     assert isinstance(client.multilock("a"), MultiLock)
     assert aiodlock.MultiLease is not None
+
+
+@pytest.mark.parametrize("how", ["block", "release"])
+async def test_names_are_left_together(real_store: Store, how: str) -> None:
+    """Five names are left in one round trip: no leave waits for the answer to another."""
+    async with FaultProxy(real_store.url) as proxy, aiodlock.Client(proxy.url) as client:
+        names = [f"account:{number}" for number in range(5)]
+        leases = await client.multilock(*names).acquire()
+        asked = sum(connection.commands["EVALSHA"] for connection in proxy.connections)
+        held_back = proxy.hold_reply(named("EVALSHA"))
+
+        async def leave() -> None:
+            if how == "release":
+                await leases.release()
+            else:
+                async with leases:
+                    pass
+
+        leaving = asyncio.create_task(leave())
+        await until(
+            lambda: (
+                sum(connection.commands["EVALSHA"] for connection in proxy.connections) == asked + 5
+            )
+        )
+        held_back.release()
+        await leaving
+        for name in names:
+            assert not await client.lock(name).locked()
+
+
+async def test_cancelled_before_the_first_leave_is_sent_still_leaves_all(
+    client: aiodlock.Client,
+) -> None:
+    leases = await client.multilock("a", "b", "c").acquire()
+    leaving = asyncio.create_task(leases.release())
+    asyncio.get_running_loop().call_soon(
+        leaving.cancel
+    )  # after its first step, before its children's
+    await asyncio.wait({leaving})
+    assert leaving.cancelled()
+    for name in ("a", "b", "c"):
+        await until_free(client, name)
