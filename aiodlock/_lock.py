@@ -25,6 +25,7 @@ from ._lease import Lease, release_handle
 from ._model import Gone, Granted, Kind, Mode, Refused, Request, Waiting
 from ._options import LockOptions, check_timeout, refuse_keywords
 from ._place import Place, State
+from ._slices import Woken
 
 if TYPE_CHECKING:
     from ._client import Client
@@ -199,6 +200,9 @@ class Acquirable:
                 owner = mine[0].request.owner
                 if self._mode == "exclusive":
                     raise self._deadlock()
+        if not session.slices.take():
+            await session.slices.turn()
+            session.check_usable()
         place = self._new_place(session, request_id, owner, task)
         started = now()
         about = session.telling.acquiring(place)
@@ -269,7 +273,7 @@ class Acquirable:
                 await late.pause(self._name, self._ttl, session.unavailable_after)
 
     async def _wait_until_woken(self, session: Session, place: Place, answer: Waiting) -> None:
-        place.woken = session.loop.create_future()
+        place.woken = Woken(session.slices, session.loop)
         extender = session.extender
         extender.add(place)
         if answer.look_at is not None:

@@ -64,6 +64,7 @@ class Place:
         "granted",
         "granted_at",
         "handles",
+        "left",
         "look_at",
         "noticed",
         "on_task_end",
@@ -104,6 +105,8 @@ class Place:
         self.capped: bool = False
         self.noticed: int | None = None
         self.woken: asyncio.Future[None] | None = None
+        # Resolved when the store knows nothing of it any more, if somebody waits for that.
+        self.left: asyncio.Future[None] | None = None
         self.reason: LossReason | None = None
         self.failure: BackendError | None = None
         self.armed: dict[asyncio.Task[Any], BodyScope] | None = None

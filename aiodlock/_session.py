@@ -23,6 +23,7 @@ from ._extender import Extender
 from ._hooks import Hooks
 from ._model import Kind, Left
 from ._place import Place, State
+from ._slices import Slices
 from ._tasks import start_soon
 from ._telling import Telling
 from .backends.base import Backend
@@ -55,6 +56,7 @@ class Session:
         self.pid: int = os.getpid()
         self.places: dict[str, Place] = {}
         self.bodies: Bodies = Bodies()
+        self.slices: Slices = Slices(self.loop)
         self.closing: bool = False
         self.extender: Extender = Extender(self)
         self._numbers = count(1)
@@ -261,6 +263,8 @@ class Session:
 
     def _remove(self, place: Place) -> None:
         place.end()
+        if place.left is not None:
+            _resolve(place.left)
         self.places.pop(place.request.id, None)
         self._left.set()
 
@@ -322,20 +326,24 @@ class Session:
         """Leave in the background and wait for it, a second at most. A cancellation ends the wait."""
         if place.state in (State.LEAVING, State.OVER):
             return
-        self._end(place)
-        await self._leave_and_wait(place)
+        self.leave_soon(place)
+        await self._until_left(place)
 
     async def _leave_and_wait(self, place: Place) -> None:
-        done = asyncio.Event()
+        self.start_soon(self._leave_until_done, place)
+        await self._until_left(place)
 
-        async def leave() -> None:
-            await self._leave_until_done(place)
-            done.set()
-
-        if self.start_soon(leave):
+    async def _until_left(self, place: Place) -> None:
+        if place.state is State.OVER or self._main is None or self._main.done():
+            return
+        place.left = left = self.loop.create_future()
+        timer = self.loop.call_later(1.0, _resolve, left)
+        try:
             # The shield keeps anyio's scopes from ending the wait at once; asyncio's cancel() does.
-            with anyio.move_on_after(1.0, shield=True):
-                await done.wait()
+            with anyio.CancelScope(shield=True):
+                await left
+        finally:
+            timer.cancel()
 
     async def _leave_until_done(self, place: Place, lost: bool = False) -> None:
         """Repeat the leave until it is answered, or until the server has surely dropped the request."""
@@ -574,6 +582,11 @@ def _forgotten(place: Place) -> str:
         f"lease on {place.request.name!r} (token {place.token}) was forgotten while held, and nobody "
         f"references it any more: release it, or use it in {block}"
     )
+
+
+def _resolve(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 def _of_the_first(left: Left) -> Left:

@@ -491,3 +491,55 @@ async def test_acquire_that_forgets_to_withdraw_is_noticed(
     session = session_of(mine)
     for place in session.places.values():
         session.leave_soon(place)
+
+
+@pytest.mark.stores("valkey9")
+async def test_thousands_of_waiters_that_queue_and_are_cancelled_at_once_do_not_stall_the_loop(
+    client: aiodlock.Client,
+) -> None:
+    """In slices: else other leases of the client get lost meanwhile."""
+    number = 3000
+    waiting: list[asyncio.Task[aiodlock.Lease]] = []
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async with client.lock("name", ttl=60), client.lock("other", ttl=60) as other:
+        counting = asyncio.create_task(count())
+        waiting += [asyncio.create_task(client.lock("name").acquire()) for _ in range(number)]
+        await asyncio.sleep(0)
+        # They begin a hundred in a turn, and not all in this one.
+        await until(lambda: len(waiting_places(client)) == number)
+        assert turns > number / 150
+        turns = 0
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        assert turns > number / 150
+        assert other.held
+        counting.cancel()
+        await asyncio.wait([counting])
+    assert all(task.cancelled() for task in waiting)
+    assert all(task.cancelling() == 1 for task in waiting)
+    await no_places_soon(client)
+
+
+@pytest.mark.stores("memory")
+async def test_cancelled_waiter_whose_turn_comes_before_its_slice_is_still_cancelled(
+    client: aiodlock.Client,
+) -> None:
+    number = 300
+    lease = await client.lock("name").acquire()
+    waiting = [asyncio.create_task(client.lock("name").acquire()) for _ in range(number)]
+    await until(lambda: len(waiting_places(client)) == number)
+    for task in reversed(waiting):  # the next to be granted is the last to be cancelled
+        task.cancel()
+    await lease.release()
+    await asyncio.wait(waiting)
+    assert all(task.cancelled() for task in waiting)
+    async with client.lock("name", timeout=PATIENCE):
+        pass

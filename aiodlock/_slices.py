@@ -1,0 +1,101 @@
+"""Slices: what thousands of tasks begin in one turn of the event loop is spread over several turns.
+
+Else ten thousand requests, or as many cancellations, stall the loop for so long that leases get lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+#: So many requests begin, or are cancelled, in one turn.
+_SIZE = 100
+#: So many are counted only: a callback in each turn would cost more than it is worth.
+_FREE = 16
+
+
+class Slices:
+    """Runs calls in order: at once while there is room in this turn, else in a later one.
+
+    Mutable state: ``_room`` (left in this turn), ``_later`` (calls that wait), ``_planned``.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._room = _SIZE
+        self._later: deque[Callable[[], object]] = deque()
+        self._planned = False
+
+    def run(self, call: Callable[[], object]) -> None:
+        """Call it, now or soon."""
+        if self.take():
+            call()
+        else:
+            self._later.append(call)
+
+    def take(self) -> bool:
+        """Take a place in this turn; False when there is none."""
+        if self._later or not self._room:
+            return False
+        self._room -= 1
+        if self._room < _SIZE - _FREE and not self._planned:
+            self._planned = True
+            self._loop.call_soon(self._next)
+        return True
+
+    async def turn(self) -> None:
+        """Wait for a turn with room."""
+        turn: asyncio.Future[None] = self._loop.create_future()
+
+        def begin() -> None:
+            if not turn.done():
+                turn.set_result(None)
+
+        self._later.append(begin)
+        await turn
+
+    def _next(self) -> None:
+        self._planned, self._room = False, _SIZE
+        while self._later and self._room:
+            self._room -= 1
+            self._later.popleft()()
+        if self._later:
+            self._planned = True
+            self._loop.call_soon(self._next)
+
+
+class Woken(asyncio.Future[None]):
+    """What a waiter waits for. Its cancellation may have to wait for a turn with room."""
+
+    def __init__(self, slices: Slices, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self._slices = slices
+        self._is_cancelled = False
+        self._message: Any | None = None  # anyio knows its own cancellation again by it
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        if self.done():
+            return False
+        if not self._is_cancelled:
+            self._is_cancelled, self._message = True, msg
+            self._slices.run(self._cancel)
+        return True
+
+    def _cancel(self) -> None:
+        if not self.done():
+            super().cancel(self._message)
+
+    def set_result(self, result: None) -> None:
+        # The task was cancelled before: that must not be lost.
+        if self._is_cancelled:
+            self._cancel()
+        else:
+            super().set_result(result)
+
+    def set_exception(self, exception: type[BaseException] | BaseException) -> None:
+        if self._is_cancelled:
+            self._cancel()
+        else:
+            super().set_exception(exception)
