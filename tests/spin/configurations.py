@@ -9,15 +9,17 @@ CONFIGURATIONS = (
     Configuration("two requests, one fault", ("FAULTS=1",)),
     Configuration("two requests, two faults, a dead node", ("FAULTS=2", "DEAD=2")),
     Configuration("two requests, a restart", ("FAULTS=0", "RESTARTS=1")),
-    Configuration("two requests, two restarts", ("FAULTS=0", "RESTARTS=2")),
     Configuration(
-        "a holder and a waiter, two faults, a restart, clocks that differ",
-        ("FAULTS=2", "RESTARTS=1", "CLOCKS_DIFFER", "FIRST_HOLDS"),
+        "a holder and a waiter, one fault, a restart, clocks that differ",
+        ("FAULTS=1", "RESTARTS=1", "CLOCKS_DIFFER", "FIRST_HOLDS"),
     ),
+    Configuration(
+        "three requests, nothing fails, a dead node", ("FAULTS=0", "DEAD=2", "R=3"), small=True
+    ),
+    Configuration("three requests, one fault, a dead node", ("FAULTS=1", "DEAD=2", "R=3")),
     Configuration(
         "three requests, two of one owner, one fault, a dead node",
         ("FAULTS=1", "DEAD=2", "R=3", "OWNED=5", "FIRST_HOLDS"),
-        small=True,
     ),
     Configuration(
         "liveness: two requests, one fault, a dead node",
@@ -27,13 +29,17 @@ CONFIGURATIONS = (
     Configuration(
         "liveness: three requests, two of one owner, a dead node",
         ("LIVENESS", "FAULTS=0", "DEAD=2", "R=3", "OWNED=5", "FIRST_HOLDS"),
+        small=True,
     ),
     Configuration(
-        "supertrace: two requests, three faults, two restarts",
-        ("FAULTS=3", "RESTARTS=2"),
+        "supertrace: a holder and a waiter, two faults, clocks that differ",
+        ("FAULTS=2", "RESTARTS=1", "CLOCKS_DIFFER", "FIRST_HOLDS"),
         bits=33,
     ),
-    Configuration("supertrace: three requests, one fault", ("FAULTS=1", "R=3"), bits=33),
+    Configuration(
+        "supertrace: two requests, two faults, two restarts", ("FAULTS=2", "RESTARTS=2"), bits=33
+    ),
+    Configuration("supertrace: three requests, two faults", ("FAULTS=2", "R=3"), bits=33),
     Configuration(
         "old rule 15: a lost yield is not repeated",
         ("LIVENESS", "FAULTS=1", "DEAD=2", "GIVE_UP=1", "OLD_YIELD"),

@@ -84,14 +84,14 @@ Request request[R];
 
 typedef Call { byte call, who, where, with };
 Call late;                    /* a request that is carried out some time */
-typedef Answer { byte call, who, where, stage, token, floor; bool back };
+typedef Answer { byte call, who, where, stage, token, floor; bool back, live };
 Answer slow;                  /* an answer that is heard some time */
 
 byte greatest;                /* the largest token that anybody has held with */
 byte faults = FAULTS, restarts = RESTARTS, deaths = DEATHS, crashes = CRASHES;
 
 hidden byte what, with_token, o, k, j, q, hold;                       /* scratch of the scripts */
-hidden byte a_stage, a_token, a_floor, a_back, any, live;        /* the answer of the script that ran last */
+hidden byte a_stage, a_token, a_floor, a_back, a_live, any, live;        /* the answer of the script that ran last */
 
 #define has(set, i)   (((set) >> (i)) & 1)
 #define bit_of(i)     (1 << (i))
@@ -184,6 +184,7 @@ inline vote_for_oldest(i, wanted, silent_for) {
 inline answer(i, r) {         /* after find_oldest */
   a_token = its_token;
   a_floor = node[i].last;
+  a_live = 1;
   a_back = 0;
   if
   :: at_node == QUEUED -> a_stage = QUEUED
@@ -336,10 +337,10 @@ inline take(what, r, i) {     /* an answer: Ballot.take, and what follows from i
   if
   :: a_stage >= V ->
      ballot.given_back = ballot.given_back && ballot.token == a_token && a_stage != A;
-     ballot.stage = a_stage; ballot.token = a_token; ballot.live = 1; ballot.noticed = 0;
+     ballot.stage = a_stage; ballot.token = a_token; ballot.live = ballot.live || a_live; ballot.noticed = 0;
      hear_token(r, a_token)
   :: a_stage == QUEUED ->
-     ballot.live = 1;
+     ballot.live = ballot.live || a_live;
      if
 #ifdef OLD_WAITING
      :: ballot.token > a_floor         /* a notice has overtaken it */
@@ -424,7 +425,8 @@ inline deadline_is_over(r, i) {   /* the local deadline is that of the last majo
 }
 
 inline forget_slow() {
-  slow.call = 0; slow.who = 0; slow.where = 0; slow.stage = 0; slow.token = 0; slow.floor = 0; slow.back = 0
+  slow.call = 0; slow.who = 0; slow.where = 0; slow.stage = 0; slow.token = 0; slow.floor = 0; slow.back = 0;
+  slow.live = 0
 }
 
 /* ---- One connection: what a request says to a node, and what the node says by itself --------------------------- */
@@ -500,7 +502,7 @@ proctype Link(byte r, i) {
        carry_out(what, r, i, with_token);
        printf("    its answer is late\n");
        slow.call = what; slow.who = r; slow.where = i; slow.stage = a_stage; slow.token = a_token;
-       slow.floor = a_floor; slow.back = a_back
+       slow.floor = a_floor; slow.back = a_back; slow.live = 1
      }
   :: d_step {                 /* a notice */
        ballot.notice ->
@@ -548,6 +550,7 @@ proctype Link(byte r, i) {
   :: d_step {                 /* then, or when the client has gone, the node may drop it */
        node[i].up && !ballot.live && request[r].phase != LEAVE && at_node != NONE && at_node != LEFT ->
        at_node = NONE; its_token = 0;
+       slow.live = slow.live && !heard_late(r, i);
        printf("node %d drops request %d\n", i, r)
      }
   :: d_step {                 /* a late request */
@@ -562,6 +565,7 @@ proctype Link(byte r, i) {
        if
        :: request[r].phase < LEAVE ->
           a_stage = slow.stage; a_token = slow.token; a_floor = slow.floor; a_back = slow.back;
+          a_live = slow.live;          /* its deadline counts from the sending: it may be over */
           take(slow.call, r, i)
        :: else
        fi;
