@@ -290,6 +290,10 @@ class Checkers:
                 ledger.arrivals.remove(id)  # too late: it queues again, at the end
             if old is None or old.place != waiter.place:
                 ledger.arrivals.append(id)
+        for new in granted:
+            # A request whose place or lease ran out may be granted a second time: that is another grant,
+            # and the first one's number is not its owner's.
+            ledger.grants.pop(new.id, None)
         for new in sorted(granted, key=lambda record: record.token):
             self.grants += 1
             if now >= new.deadline:

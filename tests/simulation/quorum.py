@@ -1,5 +1,8 @@
 """The same world with three or five servers, and the client that holds by a majority of them.
 
+Nodes may also be dead from some moment on for good, and clocks wrong from the beginning, each a minority at
+most. Whether everybody gets in is judged with those.
+
 A node is *faulty* while it is down, cut off from everybody, silent or refusing, for ``restart_delay``
 after it came back empty, and for as long after its clock stepped. At most a minority is at a time.
 What goes wrong between one client and one node is not counted: it costs progress, never exclusion.
@@ -7,6 +10,7 @@ What goes wrong between one client and one node is not counted: it costs progres
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,6 +43,10 @@ _CLOCK = ("clock_back", "clock_forward")
 _STEP = 3.0
 _GRANTED = re.compile(rb"granted \S+ (\S+) (\d+)")
 _BROKEN = re.compile(rb"broken \S+ (\S+) \d+")
+#: How wrong a clock may be all the time, in seconds.
+_WRONG = (-3600.0, -60.0, 60.0, 3600.0)
+#: Who asks by so much later has a later ticket, whatever clocks say; and how many may pass all the same.
+_LATER, _PASSES = 1.5, 3
 #: A lease may be extended by as much in a scenario.
 _LONGEST_EXTENSION = 1.2
 
@@ -49,7 +57,11 @@ class QuorumCheckers(Checkers):
     Mutable state besides: ``answers`` (per request: each node's latest confirmed deadline, on the process's
     clock), ``confirmed`` and ``noticed`` (which nodes have said that they vote for it with its token, and
     with which token they did last), ``_serials`` (grants in the order in which clients came to hold, by
-    base), ``newcomers_until`` (until when a client that is entered may not know that a clock stepped).
+    base), ``newcomers_until`` (until when a client that is entered may not know that a clock stepped),
+    ``_asked`` (when each request began), ``_queued`` (since when it has been known to a majority),
+    ``_passed`` (by how many later ones it was passed). One more checker:
+
+    passed      who waits at a majority of the nodes is passed by nobody who asks well after
     """
 
     def __init__(self, world: World, servers: list[SimServer]) -> None:
@@ -62,6 +74,12 @@ class QuorumCheckers(Checkers):
         self.noticed: dict[str, dict[int, int]] = {}
         self.step_ends = 0.0
         self.unaware: set[int] = set()
+        #: When all nodes that knew a token of a clock that is ahead forgot it, nothing is promised.
+        self.forget_tokens = False
+        self._servers = servers
+        self._asked: dict[str, float] = {}
+        self._queued: dict[str, float] = {}
+        self._passed: dict[str, int] = {}
         self._granted: dict[str, list[tuple[str, str, str, int]]] = {}
         for server in servers:
             server.executed.append(self._node_executed)
@@ -124,6 +142,7 @@ class QuorumCheckers(Checkers):
             )
         if first:
             self._check_token(place)
+            self._check_passing(place)
         self._check_together(process, place)
 
     def _check_token(self, place: Any) -> None:
@@ -142,7 +161,7 @@ class QuorumCheckers(Checkers):
         else:
             ledger.number += 1
             ledger.grants[request.id] = ledger.number
-            for other in self._granted.get(base, ()):
+            for other in self._granted.get(base, ()) if not self.forget_tokens else ():
                 if "exclusive" not in (request.mode, other[1]) or other[3] < place.token:
                     continue
                 if request.owner == other[2]:
@@ -151,9 +170,38 @@ class QuorumCheckers(Checkers):
                     self.wrong("token", f"{mine} after {other}")
         self._granted.setdefault(base, []).append(mine)
 
+    def _check_passing(self, new: Any) -> None:
+        mine, base = new.request, base_of(new)
+        asked = self._asked.get(mine.id, 0.0)
+        places = [place for s in self._all_sessions() for place in s.places.values()]
+        here = [place for place in places if base_of(place) == base]
+        if any(one is not new and one.granted and one.request.owner == mine.owner for one in here):
+            return  # an owner that holds gets in again
+        for place in here:
+            other = place.request
+            if place.state is not State.WAITING or not self._is_queued(base, other.id):
+                self._queued.pop(other.id, None)
+                continue
+            since = self._queued.setdefault(other.id, self.world.time)
+            if mine.mode == other.mode == "shared" or asked < since + _LATER:
+                continue
+            passed = self._passed[other.id] = self._passed.get(other.id, 0) + 1
+            if passed > _PASSES:
+                self.wrong("passed", f"{other.id} waits since {since:.3f}, and {mine.id} gets in")
+
+    def _is_queued(self, base: str, id: str) -> bool:
+        """Whether a majority of the nodes knows of a request now."""
+        known = 0
+        for server in self._servers:
+            records = [server.db.get(f"{base}:{part}".encode()) for part in ("state", "waiters")]
+            known += server.up and any(
+                one is not None and id.encode() in one.value._values for one in records
+            )
+        return known >= self.majority
+
     def write(self, base: str, lease: Any, accepted: bool) -> None:
         """Of what was broken at one node only, while the name changed hands, the order is not told."""
-        if not self._excuses(lease._place.request.id):
+        if not self.forget_tokens and not self._excuses(lease._place.request.id):
             super().write(base, lease, accepted)
 
     def _excuses(self, *ids: str) -> bool:
@@ -166,6 +214,8 @@ class QuorumCheckers(Checkers):
 
     def _after_turn(self, process: Process) -> None:
         for session in self.sessions.get(process, ()):
+            for request_id in session.places:
+                self._asked.setdefault(request_id, self.world.time)
             if id(session) in self.unaware:
                 self.excused.update(session.places)
         super()._after_turn(process)
@@ -208,6 +258,16 @@ class QuorumFaults(Faults):
         self._faulty_for(away + (1.1 * delay + 1.5 if data != "kept" else 0.5))
         self.network.stop_server()
         self.world.after(away, self._come_back, data)
+
+    def _come_back(self, data: str) -> None:
+        if self.node not in self.simulation.dead:
+            super()._come_back(data)
+
+    def _yields_lost(self) -> None:
+        length, server = self._length(), self.server
+        self._log(f"votes that are given back are refused for {length:.3f} s")
+        server.refuses_yields = True
+        self.world.after(length, setattr, server, "refuses_yields", False)
 
     def _node_cut(self) -> None:
         length = self._length()
@@ -318,13 +378,56 @@ class QuorumSimulation(Simulation):
                 faults += rng.sample(group, rng.randint(1, 3))
         if rng.random() < 0.25:
             faults.append(rng.choice(_CLOCK))
+        # Drawn apart, so that what comes and goes stays what it was for a seed.
+        lasting = random.Random(f"{seed} lasting")
         self.style = replace(
-            self.style, forgetful=True, semaphores=0.0, faults=tuple(faults), retention=3600.0
+            self.style,
+            forgetful=True,
+            semaphores=0.0,
+            faults=tuple(faults),
+            retention=3600.0,
+            named_owners=lasting.choice((0.0, 0.2, 0.5)),
+            breaks=lasting.choice((0.02, 0.02, 0.2)),
         )
-        self.restart_delay = max(*self.style.ttls, _LONGEST_EXTENSION)
+        #: Nodes that die, when, and never come back.
+        self.deaths: dict[int, float] = {}
+        #: By how much clocks are wrong all the time.
+        self.wrong_clocks: dict[int, float] = {}
+        minority = (number - 1) // 2
+        if lasting.random() < 0.35:
+            dying = lasting.sample(range(number), lasting.randint(1, minority))
+            self.deaths = {node: lasting.choice((0.0, lasting.uniform(0.5, 3.0))) for node in dying}
+        if lasting.random() < 0.35:
+            wrong = lasting.sample(range(number), lasting.randint(1, minority))
+            self.wrong_clocks = {node: lasting.choice(_WRONG) for node in wrong}
+        if lasting.random() < 0.2:
+            self.style.faults += ("yields_lost",)
+        if lasting.random() < 0.1:
+            self.be_steady()
+        self.dead: set[int] = set()
         self.faulty_until = [0.0] * number
         if prepare is not None:
             prepare(self)
+        self.restart_delay = max(*self.style.ttls, _LONGEST_EXTENSION)
+        for wrong_one, by in self.wrong_clocks.items():
+            self.nodes[wrong_one].offset += by
+        for dying_one, when in self.deaths.items():
+            self.world.at(when, self._die, dying_one)
+        forgets = "restart_empty" in self.style.faults
+        self.checkers.forget_tokens = forgets and max(self.wrong_clocks.values(), default=0.0) > 0
+
+    def be_steady(self) -> None:
+        """Let clients come and go for long, and little else go wrong: who is passed then, starves."""
+        self.style = replace(
+            self.style, faults=("restart_client",), hold=0.01, think=0.02, names=1, delays=(0.0,)
+        )
+        self.chaos_ends = 9.0
+
+    def _die(self, node: int) -> None:
+        self.world.log(f"fault: node {node} dies, for good")
+        self.dead.add(node)
+        self.faulty_until[node] = float("inf")
+        self.networks[node].stop_server()
 
     def make_backend(self, process: Process, label: str, **options: Any) -> QuorumBackend:
         sources = [SimSource(network, process) for network in self.networks]
@@ -349,18 +452,21 @@ class QuorumSimulation(Simulation):
         self.world.after(self.random.uniform(0.05, 0.5), self._sweep)
 
     def calm_down(self) -> None:
+        alive = next(n for n in range(len(self.nodes)) if n not in self.dead)
+        self.server, self.network = self.nodes[alive], self.networks[alive]
         super().calm_down()
-        for node, network in zip(self.nodes, self.networks, strict=True):
+        for number, (node, network) in enumerate(zip(self.nodes, self.networks, strict=True)):
             node.refuses = None
-            node.read_only = node.out_of_memory = False
+            node.read_only = node.out_of_memory = node.refuses_yields = False
             network.duplicate_share = 0.0
-            if not node.up:
+            if not node.up and number not in self.dead:
                 node.restart("kept")
             for path in network.paths.values():
                 path.calm()
             network.released()
 
     def _check_end(self) -> None:
-        for server, network in zip(self.nodes, self.networks, strict=True):
-            self.server, self.network = server, network
-            super()._check_end()
+        for node, server in enumerate(self.nodes):
+            if node not in self.dead:
+                self.server, self.network = server, self.networks[node]
+                super()._check_end()

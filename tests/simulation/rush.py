@@ -47,6 +47,8 @@ class Rush(QuorumSimulation):
             delays=(0.0,),
             shared=rng.choice((0.0, 0.0, 0.3)),
             faults=(),
+            breaks=0.02,
+            named_owners=0.0,
         )
         self.restart_delay = _LASTING
         #: When all of them ask, in true time, and how much later the last of them does.

@@ -51,6 +51,7 @@ class Style:
     semaphores: float
     cancels: float
     named_owners: float
+    breaks: float
     hold: float
     think: float
     faults: tuple[str, ...]
@@ -93,6 +94,7 @@ def draw_style(rng: random.Random) -> Style:
         semaphores=rng.choice((0.0, 0.0, 0.0, 0.4)),
         cancels=rng.choice((0.0, 0.1, 0.3)),
         named_owners=rng.choice((0.0, 0.0, 0.2)),
+        breaks=0.02,
         hold=rng.choice((0.02, 0.1, 0.4)),
         think=rng.choice((0.02, 0.1, 0.5)),
         faults=tuple(faults),
@@ -389,15 +391,15 @@ class Simulation:
         elif kind < 0.25:
             lease = await lock.acquire(timeout=rng.choice((None, style.hold, 3 * style.hold)))
             await self._bare(process, lease, base)
-        elif kind < 0.27:
+        elif kind < 0.25 + style.breaks:
             await client.break_lock(lock.name)
-        elif kind < 0.29:
+        elif kind < 0.27 + style.breaks:
             await client.inspect(lock.name)
-        elif kind < 0.32:
+        elif kind < 0.30 + style.breaks:
             await lock.acquire()
             await asyncio.sleep(rng.expovariate(1 / style.hold))
             await lock.release()
-        elif kind < 0.36:
+        elif kind < 0.34 + style.breaks:
             names = [f"n{number}" for number in range(style.names)]
             async with client.multilock(*names, timeout=rng.choice((None, 0.5, 2.0))):
                 await asyncio.sleep(rng.expovariate(1 / style.hold))

@@ -9,9 +9,10 @@ import pytest
 
 from aiodlock import AcquireTimeout, BackendUnavailable, LockLost
 
+from .checkers import Checkers, Name, Record
 from .scenario import SimClient, Simulation
-from .server import Command
-from .world import Process
+from .server import Command, SimServer
+from .world import Process, World
 
 Main = Callable[[SimClient], Coroutine[None, None, None]]
 
@@ -176,3 +177,22 @@ def test_call_that_does_not_wait_says_about_which_name_nothing_answered() -> Non
     simulation = Scripted(main, until=10.0)
     simulation.run()
     assert simulation.ended == [None]
+
+
+def test_second_grant_of_one_id_lends_its_owner_no_number_of_the_first() -> None:
+    """What the checkers remember: the id's place ran out, and it was queued and granted anew."""
+    world = World(0)
+    checkers = Checkers(world, SimServer(world), forgetful=False)
+    ledger = checkers.ledger("n")
+
+    def grant(*records: Record) -> None:
+        after = Name({record.id: record for record in records}, {})
+        checkers._check_grants(ledger, Name({}, {}), after, list(records), 0)
+
+    def record(id: str, token: int, owner: str) -> Record:
+        return Record(id, "x", token, 1000, 1000, 0, owner, "client")
+
+    grant(record("a", 1, "ann"))
+    grant(record("b", 2, "bob"))
+    grant(record("c", 3, "ann"), record("a", 3, "ann"))
+    assert ledger.grants == {"a": 3, "b": 2, "c": 3}

@@ -11,17 +11,23 @@ import pytest
 from aiodlock import AcquireTimeout, LockLost
 
 from .quorum import QuorumSimulation
-from .scenario import SimClient
+from .scenario import SimClient, Simulation
 from .world import Process
 
 Main = Callable[[SimClient], Coroutine[None, None, None]]
+
+
+def _all_nodes_well(simulation: Simulation) -> None:
+    assert isinstance(simulation, QuorumSimulation)
+    simulation.deaths.clear()
+    simulation.wrong_clocks.clear()
 
 
 class Scripted(QuorumSimulation):
     """Three nodes, and processes that do what a test says, under faults that come when it says."""
 
     def __init__(self, *mains: Main, until: float, nodes: int = 3, dead: int | None = None) -> None:
-        super().__init__(0, nodes=nodes)
+        super().__init__(0, _all_nodes_well, nodes=nodes)
         self._mains = mains
         self._until = until
         self.style.faults = ()

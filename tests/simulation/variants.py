@@ -265,6 +265,8 @@ def _faults(*names: str, hold: float = 0.1) -> Prepare:
     """Make the seeds of a variant about what it is bad at."""
 
     def prepare(simulation: Simulation) -> None:
+        assert isinstance(simulation, QuorumSimulation)
+        simulation.deaths, simulation.wrong_clocks = {}, {}
         simulation.style = replace(
             simulation.style,
             faults=names,
@@ -275,11 +277,86 @@ def _faults(*names: str, hold: float = 0.1) -> Prepare:
             shared=0.0,
             named_owners=0.0,
             delays=(0.0,),
+            breaks=0.02,
             hold=hold,
             think=0.02,
         )
 
     return prepare
+
+
+def _nodes(
+    *,
+    dead: dict[int, float] | None = None,
+    wrong: dict[int, float] | None = None,
+    **style: Any,
+) -> Prepare:
+    """Say which nodes die when, and which clocks are wrong by how much; and more of the style."""
+
+    def prepare(simulation: Simulation) -> None:
+        assert isinstance(simulation, QuorumSimulation)
+        simulation.deaths, simulation.wrong_clocks = dead or {}, wrong or {}
+        simulation.style = replace(simulation.style, **style)
+
+    return prepare
+
+
+def _give_back_once(simulation: Simulation) -> None:
+    def again(self: QuorumBackend, tally: Tally, ballot: Ballot) -> None:
+        ballot.yielding = False
+
+    assert isinstance(simulation, QuorumSimulation)
+    for node in simulation.nodes:
+        node.refuses_yields = True  # until the faults stop
+    simulation.patch(Ballot, "disowned", property(lambda self: False))
+    simulation.patch(QuorumBackend, "_give_back_again", again)
+
+
+def _middle_clock(simulation: Simulation) -> None:
+    """Order requests by the middle one of the clocks that a client has heard."""
+
+    def middle(self: QuorumBackend) -> int:
+        moment = now()
+        times = [voter.trust.time_at(moment) for voter in self._voters]
+        heard = sorted(time for time in times if time is not None)
+        return int(heard[len(heard) // 2] * 1e6)
+
+    assert isinstance(simulation, QuorumSimulation)
+    simulation.chaos_ends = 9.0
+    simulation.patch(QuorumBackend, "_latest_clock", middle)
+    simulation.patch(QuorumBackend, "_catches_up", lambda self, tally: False)
+
+
+def _forget_breaks(simulation: Simulation) -> None:
+    simulation.patch(Ballot, "lose", lambda self, token: None)
+
+
+def _each_misses_a_node(simulation: Simulation) -> None:
+    """Cut each process off from another node, so that majorities have one node in common, and no more."""
+    assert isinstance(simulation, QuorumSimulation)
+    networks = simulation.networks
+
+    def cut_off() -> None:
+        for number, process in enumerate(simulation.mains):
+            path = networks[number % len(networks)].path(process)
+            path.out_blocked = path.in_blocked = True
+
+    simulation.world.at(0.4, cut_off)
+
+
+def _restart_quickly(simulation: Simulation) -> None:
+    """Restart one node after another without its data, sooner than leases end."""
+    assert isinstance(simulation, QuorumSimulation)
+    nodes = list(zip(simulation.nodes, simulation.networks, strict=True))
+
+    def restart(number: int) -> None:
+        node, network = nodes[number % len(nodes)]
+        network.stop_server()
+        node.restart("empty")
+        if simulation.world.time < simulation.chaos_ends:
+            simulation.world.after(0.7, restart, number + 1)
+
+    simulation.world.at(0.6, restart, 0)
 
 
 def _clocks_apart(simulation: Simulation) -> None:
@@ -307,6 +384,7 @@ def _count_who_answers(simulation: Simulation) -> None:
 
 def _trust_at_once(simulation: Simulation) -> None:
     simulation.patch(Trust, "given", property(lambda self: True))
+    simulation.patch(Ballot, "restarted", lambda self: None)
 
 
 def _hold_by_any_votes(simulation: Simulation) -> None:
@@ -471,21 +549,28 @@ VARIANTS = {
     "quorum: token not written back": Variant(
         _both(
             _nodes_lua(("      remember(fence)\n", ""), ("    remember(fence)\n", "")),
-            _faults("node_cut", "node_slow", "stall", "partition"),
+            _faults(hold=0.02),
             _clocks_apart,
+            _each_misses_a_node,
+            _nodes(think=0.3),
         ),
         ("token", "store"),
         kind=QuorumSimulation,
-        seed=9,
+        seed=2,
     ),
     "quorum: majority of those that answer": Variant(
         _both(_count_who_answers, _faults("partition", "one_way", hold=0.4)),
         ("exclusion", "deadline"),
         kind=QuorumSimulation,
-        seed=29,
+        seed=31,
     ),
     "quorum: believed at once after a restart": Variant(
-        _both(_trust_at_once, _faults("restart_empty", "partition", "stuck", hold=0.4)),
+        _both(
+            _trust_at_once,
+            _faults(hold=0.4),
+            _each_misses_a_node,
+            _restart_quickly,
+        ),
         ("exclusion",),
         kind=QuorumSimulation,
         seed=128,
@@ -512,10 +597,58 @@ VARIANTS = {
         ),
         ("exclusion",),
         kind=QuorumSimulation,
-        seed=23,
+        seed=24,
     ),
     "quorum: the latest deadline of all": Variant(
         _both(_latest_of_all, _faults("slow", "node_slow")), ("deadline",), kind=QuorumSimulation
+    ),
+    "quorum: a vote is given back once": Variant(
+        _both(
+            _give_back_once,
+            _faults("slow", hold=0.02),
+            _nodes(dead={2: 0.0}, cancels=0.5, breaks=0.0),
+        ),
+        ("liveness",),
+        kind=QuorumSimulation,
+        seed=4,
+    ),
+    "quorum: votes by owner stay": Variant(
+        _both(
+            _nodes_lua(
+                ("  open_again(keys, options, votes)\n", ""),
+                ("vote.live and vote.stage == 'c'", "vote.live and not is_open(vote)"),
+            ),
+            _faults("partition", "slow", "cut", hold=0.02),
+            _nodes(dead={2: 0.0}, named_owners=0.7),
+        ),
+        ("liveness",),
+        kind=QuorumSimulation,
+        seed=4,
+    ),
+    "quorum: tickets by the middle clock": Variant(
+        _both(
+            _faults("restart_client", hold=0.005),
+            _middle_clock,
+            _nodes(
+                dead={2: 1.0},
+                wrong={1: 3600.0},
+                ttls=(0.3,),
+                breaks=0.0,
+                cancels=0.0,
+                pause_between_faults=1.5,
+                think=0.001,
+                tasks=3,
+            ),
+        ),
+        ("passed",),
+        kind=QuorumSimulation,
+        seed=4,
+    ),
+    "quorum: breaks forgotten while waiting": Variant(
+        _both(_forget_breaks, _faults("slow", "partition"), _nodes(breaks=0.3)),
+        ("exclusion",),
+        kind=QuorumSimulation,
+        seed=6,
     ),
     "quorum: yields ignored": Variant(_ignore_yields, ("split",), kind=Rush),
     "quorum: first come, first served": Variant(
