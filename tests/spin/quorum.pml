@@ -707,7 +707,6 @@ init {
 }
 
 /* Liveness: as long as a majority is up and messages arrive in the end, everybody gets in, and so out again. */
-#define finished(r) (r >= R || request[r].phase == OVER)
 #ifdef LIVENESS
 ltl served { <> (request[0].phase == OVER && request[1].phase == OVER
 #if R > 2
