@@ -72,7 +72,7 @@ def _command(name: str, command: Any) -> str:
     context = command.make_context(name, [], resilient_parsing=True)
     usage = " ".join(["aiodlock", name, *command.collect_usage_pieces(context)])
     lines = [f"## aiodlock {name}", "", "```text", usage, "```", "", command.help, ""]
-    lines += ["| | | default |", "|---|---|---|"]
+    lines += ["| option or argument | what it does | default |", "|---|---|---|"]
     lines += [_row(parameter) for parameter in command.params if "--help" not in parameter.opts]
     return "\n".join([*lines, ""])
 
