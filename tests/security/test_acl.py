@@ -183,7 +183,7 @@ def test_page_and_check_have_every_command_that_the_scripts_call() -> None:
     assert called[True] <= {*CHECKED, *VOTING, "TIME", "SET"}
     listed = {word[1:].upper() for word in commands()}
     assert called[False] <= listed
-    besides = re.search(r"nodes of a quorum need `([^`]*)`", PAGE.read_text())
+    besides = re.search(r"\*\*A \[quorum\].*: add `([^`]*)`", PAGE.read_text())
     assert besides is not None
     assert called[True] - listed <= {word[1:].upper() for word in besides[1].split()}
 
@@ -196,7 +196,7 @@ def _told(caplog: pytest.LogCaptureFixture, what: str) -> bool:
 async def test_user_of_a_quorums_node_needs_what_the_page_says_besides(
     set_user: SetUser, real_store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    besides = re.search(r"nodes of a quorum need `([^`]*)`", PAGE.read_text())
+    besides = re.search(r"\*\*A \[quorum\].*: add `([^`]*)`", PAGE.read_text())
     assert besides is not None
     url = await set_user([*documented(), *besides[1].split()])
     with embedded("valkey9") as second, embedded("valkey9") as third:
