@@ -465,13 +465,13 @@ VARIANTS = {
             ),
         ),
         ("exclusion",),
-        seed=43,
+        seed=45,
     ),
     "no marker after an ambiguous failure": Variant(
         _lua(("if ARGV[5] ~= '0' then", "if false then")), ("ghost",), seed=2
     ),
     "deadline from after the reply": Variant(_from_the_reply, ("honesty", "deadline")),
-    "deadline from the first of two sends": Variant(_backend(_FromTheFirst), ("deadline",)),
+    "deadline from the first of two sends": Variant(_backend(_FromTheFirst), ("deadline",), seed=2),
     "extension that shortens": Variant(
         _lua(
             (
@@ -481,7 +481,7 @@ VARIANTS = {
         ),
         ("extension",),
     ),
-    "late notice believed": Variant(_believe_late_notices, ("honesty", "deadline"), seed=2),
+    "late notice believed": Variant(_believe_late_notices, ("honesty", "deadline"), seed=16),
     "readers barging": Variant(
         _lua(
             (
@@ -504,6 +504,7 @@ VARIANTS = {
             ),
         ),
         ("handoff", "idle", "liveness"),
+        seed=2,
     ),
     "token from a plain counter": Variant(
         _lua(
@@ -511,11 +512,12 @@ VARIANTS = {
             ("token = math.max(tonumber(last) + 1, now_us)", "token = tonumber(last) + 1"),
         ),
         ("token", "store"),
+        seed=1,
     ),
     "overdue holder revived": Variant(
         _lua(("if record.live then\n    push(record)", "if true then\n    push(record)")),
         ("extension",),
-        seed=37,
+        seed=419,
     ),
     "lock-delay forgotten": Variant(
         _lua(("if now < record.closed_until then", "if now < record.deadline then")),
@@ -541,7 +543,7 @@ VARIANTS = {
     ),
     "waiters that rely on notices": Variant(_rely_on_notices, ("liveness",)),
     "heads that look late": Variant(_look_late, ("idle",), seed=3),
-    "nobody is told of the end": Variant(_tell_nobody, ("told",), seed=2),
+    "nobody is told of the end": Variant(_tell_nobody, ("told",), seed=6),
     "who notices the loss is spared": Variant(_spare_who_notices, ("told",), seed=1),
     "the loss is marked some turns later": Variant(_mark_in_a_task, ("told",), seed=15),
     "a store that compares nothing": Variant(_compare_nothing, ("store",)),
