@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from aiodlock import sync
 
 
 @pytest.mark.timeout(300)
@@ -24,18 +21,3 @@ def test_a_users_module_passes_mypy_strict(tmp_path: Path) -> None:
         timeout=280,
     )
     assert done.returncode == 0, done.stdout
-
-
-def test_every_public_method_shows_an_example() -> None:
-    for kind in (
-        sync.Client,
-        sync.Lock,
-        sync.Lease,
-        sync.MultiLock,
-        sync.MultiLease,
-        sync.Election,
-    ):
-        for name, method in inspect.getmembers(kind, inspect.isfunction):
-            if name.startswith("_") or not method.__module__.startswith("aiodlock"):
-                continue
-            assert "Example::" in (method.__doc__ or ""), f"{kind.__name__}.{name}"
