@@ -114,7 +114,7 @@ class Candidacy:
             lease = await candidacy._elect({})
             await arm(lease, body)
             if election._on_lost is not None:
-                call_when_lost(lease, election._on_lost)
+                call_when_lost(running.portal, lease, election._on_lost)
             return lease
 
         lease = Lease(

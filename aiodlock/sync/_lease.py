@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -21,6 +20,7 @@ from ._blocks import Entered, Here, here
 
 if TYPE_CHECKING:
     from ._client import Client, Running
+    from ._portal import Portal
 
 _logger = logging.getLogger("aiodlock")
 
@@ -314,14 +314,16 @@ class Body(BodyScope):
         """A thread looks at ``lease.held`` itself."""
 
 
-def call_when_lost(lease: core.Lease, function: Callable[[LockLost], object]) -> None:
+def call_when_lost(
+    portal: Portal, lease: core.Lease, function: Callable[[LockLost], object]
+) -> None:
     """Call the function in a thread of its own once the lease is lost. In the loop's thread."""
     place, loop = lease._place, lease._session.loop
 
     def look(_: asyncio.Future[None] | None = None) -> None:
         lost = place.lost
         if lost is not None:
-            start_thread(function, lost.copy())
+            start_thread(portal, function, lost.copy())
         elif place.state is State.HELD and place.handles:
             watcher: asyncio.Future[None] = loop.create_future()
             place.watchers = [known for known in place.watchers or () if not known.done()]
@@ -331,7 +333,7 @@ def call_when_lost(lease: core.Lease, function: Callable[[LockLost], object]) ->
     look()
 
 
-def start_thread(function: Callable[[LockLost], object], lost: LockLost) -> None:
+def start_thread(portal: Portal, function: Callable[[LockLost], object], lost: LockLost) -> None:
     def run() -> None:
         try:
             function(lost)
@@ -342,4 +344,4 @@ def start_thread(function: Callable[[LockLost], object], lost: LockLost) -> None
                 extra={"event": "on_lost_failed", "lock": lost.name},
             )
 
-    threading.Thread(target=run, name=f"aiodlock: {lost.name!r} was lost", daemon=True).start()
+    portal.start_thread(run, f"aiodlock: {lost.name!r} was lost")

@@ -187,7 +187,7 @@ class Acquirable:
             if block:
                 await arm(lease, body)
             if self._on_lost is not None and len(lease._place.handles) == 1:
-                call_when_lost(lease, self._on_lost)
+                call_when_lost(running.portal, lease, self._on_lost)
             return lease
 
         lease = Lease(

@@ -309,7 +309,7 @@ class MultiLease(Mapping[str, Lease]):
 
         async def watch() -> None:
             for lease in self._core.values():
-                call_when_lost(lease, once)
+                call_when_lost(self._running.portal, lease, once)
 
         self._running.portal.call(watch)
 

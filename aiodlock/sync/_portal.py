@@ -121,6 +121,7 @@ class Portal:
         # Not the policy's: what a fork does to another loop is not known here.
         self.loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop()
         self.ended: bool = False
+        self._signals: set[Any] = set()
         self._at_exit: dict[object, Callable[[], Coroutine[Any, Any, None]]] = {}
         # A daemon: the interpreter joins other threads before it calls what atexit was given.
         self._thread = threading.Thread(target=self._run, name="aiodlock.sync", daemon=True)
@@ -129,7 +130,9 @@ class Portal:
     def _run(self) -> None:
         if hasattr(signal, "pthread_sigmask"):
             # A signal that arrives here would not wake a main thread that waits for a lock.
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OWN_SIGNALS)
+            self._signals = signal.pthread_sigmask(
+                signal.SIG_BLOCK, signal.valid_signals() - _OWN_SIGNALS
+            )
         try:
             self.loop.run_forever()
             for task in asyncio.all_tasks(self.loop):
@@ -188,6 +191,16 @@ class Portal:
             raise RuntimeError(
                 "aiodlock.sync has stopped, because this process is ending"
             ) from None
+
+    def start_thread(self, run: Callable[[], object], name: str) -> None:
+        """Start a thread that knows nothing of this one: not of the signals that are blocked here."""
+
+        def unblocked() -> None:
+            if hasattr(signal, "pthread_sigmask"):
+                signal.pthread_sigmask(signal.SIG_SETMASK, self._signals)
+            run()
+
+        threading.Thread(target=unblocked, name=name, daemon=True).start()
 
     def at_exit(self, what: object, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Have ``close`` run when the process ends. In the loop's thread."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 
 import pytest
@@ -82,6 +83,19 @@ def test_on_lost_is_called_in_a_thread_of_its_own(threads: sync.Client, block: b
     with pytest.raises(sync.LockLost):
         lock.__exit__(None, None, None) if block else lease.release()
     assert len(told) == 1
+
+
+def test_the_thread_of_on_lost_gets_signals_as_any_other(threads: sync.Client) -> None:
+    blocked: list[set[int]] = []
+
+    def on_lost(lost: sync.LockLost) -> None:
+        blocked.append(set(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+
+    lease = threads.lock("x", on_lost=on_lost).acquire()
+    threads.break_lock("x")
+    until(lambda: blocked)
+    assert blocked == [set(signal.pthread_sigmask(signal.SIG_BLOCK, []))]
+    assert lease.lost is not None
 
 
 def test_on_lost_is_not_called_for_a_release(threads: sync.Client) -> None:
