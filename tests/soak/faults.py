@@ -137,6 +137,7 @@ class Tormentor:
     def _of_server(self) -> dict[str, Fault]:
         return {
             "CLIENT KILL": self._kill_clients,
+            "all connections killed at once": self._kill_all_clients,
             "CLIENT PAUSE": self._pause_clients,
             "SCRIPT FLUSH": self._flush_scripts,
             "DEBUG SLEEP": self._sleep,
@@ -151,6 +152,10 @@ class Tormentor:
 
     async def _kill_clients(self) -> None:
         await self._ask("CLIENT", "KILL", "TYPE", self._rng.choice(("normal", "pubsub")))
+
+    async def _kill_all_clients(self) -> None:
+        for kind in ("normal", "pubsub"):
+            await self._ask("CLIENT", "KILL", "TYPE", kind)
 
     async def _pause_clients(self) -> None:
         await self._ask("CLIENT", "PAUSE", self._rng.randint(100, 2000))
