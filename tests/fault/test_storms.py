@@ -234,3 +234,12 @@ async def test_holders_are_asked_about_once_after_a_reconnection(server: Embedde
         assert all(lease.held for lease in leases)
         for lease in leases:
             await lease.release()
+
+
+async def test_client_enters_over_a_long_way(real_store: Store) -> None:
+    """Each answer takes 0.8 s, and entering may take 5 s: that leaves five round trips."""
+    async with FaultProxy(real_store.url) as proxy:
+        proxy.delay(0.4)
+        async with aiodlock.Client(proxy.url, ttl=60.0, close_timeout=1.0) as client:
+            async with client.lock("far") as lease:
+                assert lease.held

@@ -154,10 +154,12 @@ class RedisBackend:
                     await self._find_replicas(tasks)
                 await commands.first_up()
                 await wakeups.link.first_up()
-                await self._check_permissions()
-                if self._configure:
-                    await events.turn_on(self._link, self._translate)
-                await self._prepare_to_listen(wakeups)
+                allowed = asyncio.Event()
+                async with anyio.create_task_group() as asking:
+                    asking.start_soon(self._check_permissions, allowed)
+                    if self._configure:
+                        await events.turn_on(self._link, self._translate)
+                    await self._prepare_to_listen(wakeups, allowed)
                 together.entered()
                 ready()
                 await together.keep_alive()
@@ -188,10 +190,10 @@ class RedisBackend:
         # What a cluster's node is told to say may have changed.
         self._packing.forget()
 
-    async def _prepare_to_listen(self, wakeups: Wakeups) -> None:
+    async def _prepare_to_listen(self, wakeups: Wakeups, allowed: asyncio.Event) -> None:
         # Before anybody can look at the store, who would find the probe's key.
         key = probe_key(self._prefix, self.label)
-        self.notifications = await events.arrive(self._link, wakeups, key)
+        self.notifications = await events.arrive(self._link, wakeups, key, allowed)
 
     @property
     def failure(self) -> Exception | None:
@@ -200,7 +202,7 @@ class RedisBackend:
         failures = (link.failure for link in links if link is not None and link.failure)
         return next(failures, self._refusal)
 
-    async def _check_permissions(self) -> None:
+    async def _check_permissions(self, allowed: asyncio.Event) -> None:
         key, channel = probe_key(self._prefix, self.label), f"{self._channels}{self.label}:probe"
         while True:
             try:
@@ -213,6 +215,7 @@ class RedisBackend:
                     publish=self._publish,
                     voting=self._voting,
                 )
+                allowed.set()
                 return
             except ReplyError as refused:  # a replica takes no writes, until it is the primary
                 self._translate(wire, refused)

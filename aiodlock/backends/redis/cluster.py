@@ -87,7 +87,7 @@ class Node(RedisBackend):
             self._wakeups.sharded = self._publish == "SPUBLISH"
         await super()._on_connected(wire)
 
-    async def _prepare_to_listen(self, wakeups: Wakeups) -> None:
+    async def _prepare_to_listen(self, wakeups: Wakeups, allowed: asyncio.Event) -> None:
         # A key for the probe would have to be of a slot of this node: events are listened for anyway.
         self.notifications: bool | None = True
 

@@ -19,6 +19,8 @@ _OPTION = "notify-keyspace-events"
 #: Classes of events that are used: channel per key, generic, expired, evicted.
 _CLASSES = "Kgxe"
 _PROBE_AGAIN = 0.5
+#: The probe's key lives for 1 ms.
+_PROBED_AFTER = 0.003
 
 
 async def turn_on(link: Link, translate: Callable[[Wire, ReplyError], BackendError]) -> None:
@@ -48,11 +50,14 @@ async def _add_classes(link: Link, translate: Callable[[Wire, ReplyError], Backe
         ) from refused
 
 
-async def arrive(link: Link, wakeups: Wakeups, key: str) -> bool:
-    """See whether events arrive; a subscription alone succeeds also when they do not."""
+async def arrive(link: Link, wakeups: Wakeups, key: str, allowed: asyncio.Event) -> bool:
+    """See whether events arrive; a subscription alone succeeds also when they do not.
+
+    :param allowed: set when the user may write; the key is not written before.
+    """
     while True:
         try:
-            if await _hears_of_an_expiry(link, wakeups, key):
+            if await _hears_of_an_expiry(link, wakeups, key, allowed):
                 return True
             why: object = "turned off"
         except ReplyError as refused:
@@ -70,16 +75,24 @@ async def arrive(link: Link, wakeups: Wakeups, key: str) -> bool:
         return False
 
 
-async def _hears_of_an_expiry(link: Link, wakeups: Wakeups, key: str) -> bool:
+async def _hears_of_an_expiry(
+    link: Link, wakeups: Wakeups, key: str, allowed: asyncio.Event
+) -> bool:
     try:
         heard = await wakeups.expect(key)
+        await allowed.wait()
         wire = await link.wait_up()
-        await wire.send("SET", key, "1", "PX", 1)
-        while await wire.send("EXISTS", key):  # noqa: ASYNC110  touching it makes an expired key fire
-            await asyncio.sleep(0.001)
-        # The server sends the event, if it does, before it answers this.
-        if not await wakeups.ping():
-            raise BackendUnavailable("the connection for wake-ups was lost")
+        setting = wire.send("SET", key, "1", "PX", 1)
+        gone = False
+        while not gone:
+            # When this arrives the key has expired, unless the network brings both together.
+            await asyncio.sleep(_PROBED_AFTER)
+            left = wire.send("EXISTS", key)  # touching it makes an expired key fire
+            arrived = await wakeups.echo(wire)
+            await setting
+            gone = not await left
+            if not arrived:
+                raise BackendUnavailable("a connection was lost")
         return heard.is_set()
     finally:
         wakeups.stop_expecting(key)

@@ -25,6 +25,7 @@ _logger = logging.getLogger("aiodlock")
 _ENDS = frozenset((b"expired", b"del", b"evicted", b"rename_from"))
 #: How long the answer to a ping may take (seconds).
 _PONG_WITHIN = 5.0
+_ECHO = b"echo"
 
 
 class Wakeups:
@@ -33,7 +34,8 @@ class Wakeups:
     Mutable state: ``_watched`` (keyspace channel -> the head's request id), ``_listened`` (channel of one
     name -> requests that wait for it; a cluster's nodes have one channel per name), ``_observers`` (channel
     of a name's changes -> whom to call), ``_pending`` (channels whose confirmation is awaited), ``_heard``
-    (channels of the probe), ``_channels`` (all of these, as the server knows them), ``_listener``.
+    (channels of the probe), ``_echo`` (a message to ourselves that is awaited), ``_channels`` (all of
+    these, as the server knows them), ``_listener``.
 
     :param on_moved: called when a channel is found to be another node's now.
     """
@@ -56,6 +58,7 @@ class Wakeups:
         self.sharded = False
         self._pending: dict[bytes, asyncio.Future[None]] = {}
         self._heard: dict[bytes, asyncio.Event] = {}
+        self._echo: asyncio.Future[None] | None = None
         self._channels = Subscriptions(
             on_confirmed=self._on_confirmed, on_moved=self._on_moved, on_refused=self._on_refused
         )
@@ -151,6 +154,20 @@ class Wakeups:
         await self._confirmation(wire, channel, lambda: self._channels.want(channel))
         return heard
 
+    async def echo(self, wire: Wire) -> bool:
+        """Return True when all that was sent to us before the last command on ``wire`` has arrived.
+
+        A message to ourselves goes out behind that command, so this takes no round trip of its own.
+        False: a connection was lost.
+        """
+        echo = self._echo = asyncio.get_running_loop().create_future()
+        wire.send("PUBLISH", self._channel, _ECHO).add_done_callback(lambda said: said.exception())
+        ear = await self.link.first_up()
+        await asyncio.wait(
+            {echo, ear.lost, wire.lost}, timeout=_PONG_WITHIN, return_when=asyncio.FIRST_COMPLETED
+        )
+        return echo.done()
+
     def stop_expecting(self, key: str) -> None:
         """Undo ``expect``."""
         channel = (self._keyspace + key).encode()
@@ -183,6 +200,9 @@ class Wakeups:
         match message:
             case [b"message", self._channel, b""]:
                 pass  # of our own: the server has counted us
+            case [b"message", self._channel, payload] if payload == _ECHO:
+                if self._echo is not None and not self._echo.done():
+                    self._echo.set_result(None)
             case [b"message", self._channel, bytes(payload)]:
                 self._on_notice(payload)
             case [b"message" | b"smessage", bytes(channel), bytes(payload)] if (
