@@ -135,5 +135,28 @@ async def test_new_node_of_a_cluster_without_the_user_costs_only_its_own_names()
                 assert is_held(lease)
 
 
+async def test_cluster_that_does_not_tell_its_slots_any_more_is_an_outage_and_no_end_of_the_client() -> (
+    None
+):
+    with Cluster(find_valkey9(), primaries=2, replicas=0) as cluster:
+
+        def on_all_nodes(*command: str) -> None:
+            for node in cluster.nodes:
+                cluster.call(node, *command)
+
+        on_all_nodes("ACL", "SETUSER", "locks", *RULES)
+        url = cluster.url.replace("//", "//locks:secret@", 1)
+        async with aiodlock.Client(url, ttl=LASTING, waiter_ttl=LASTING) as client:
+            async with client.lock("name") as lease:
+                on_all_nodes("ACL", "SETUSER", "locks", "-cluster|slots")
+                # They connect again, and have to be asked who owns what.
+                on_all_nodes("CLIENT", "KILL", "USER", "locks")
+                async with client.lock("other"):
+                    pass
+                await until_outlived(lease)
+                assert is_held(lease)
+                on_all_nodes("ACL", "SETUSER", "locks", *RULES)
+
+
 def _node_of(cluster: Cluster, name: str) -> EmbeddedServer:
     return cluster.primary_of(keys_of("aiodlock", "lock", name).state)

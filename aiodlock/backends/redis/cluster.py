@@ -232,7 +232,9 @@ class ClusterBackend:
                 return True
             except (BackendError, ReplyError, RedisError, OSError) as failed:
                 self._failure = failed
-                if isinstance(failed, ReplyError) and not will_pass(failed):
+                refuses = isinstance(failed, ReplyError) and not will_pass(failed)
+                # Later on another server may have its address, or the right may be gone for a moment.
+                if refuses and self._entering:
                     raise BackendError(f"{seed.described} is no cluster: {failed}") from failed
         return False
 
