@@ -348,7 +348,8 @@ class Session:
     async def _leave_until_done(self, place: Place, lost: bool = False) -> None:
         """Repeat the leave until it is answered, or until the server has surely dropped the request."""
         request = place.request
-        give_up_at = max(place.deadline, now() + max(request.waiter_ttl, request.ttl))
+        longest = max(request.waiter_ttl, request.ttl, place.ttl)
+        give_up_at = max(place.deadline, now() + longest)
         pause = _FIRST_RETRY
         while True:
             try:

@@ -393,6 +393,30 @@ async def test_leave_that_every_node_answers_is_sent_once(
     assert await stored(nodes) == set()
 
 
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+async def test_node_that_was_cut_off_is_left_after_longer_than_the_ttl_of_a_lease_that_was_extended_further(
+    nodes: list[EmbeddedServer], make_client: MakeClient
+) -> None:
+    async with FaultProxy(nodes[2].url) as proxy:
+        urls = [nodes[0].url, nodes[1].url, proxy.url]
+        client = await make_client(urls, ttl=0.5, waiter_ttl=0.5)
+        lease = await client.lock("name").acquire()
+        await lease.extend(60.0)
+        await until(lambda: _held_at(nodes[2], least_ms=50_000))
+        await proxy.refuse()
+        proxy.cut()
+        await lease.release()
+        # Whoever reckons with the ttl of the lock believes by now that the node has dropped the lease.
+        await asyncio.sleep(1.5)
+        await proxy.accept()
+        await nothing_left(nodes, markers=True)
+
+
+async def _held_at(node: EmbeddedServer, *, least_ms: int) -> bool:
+    async with Redis.from_url(node.url) as raw:
+        return bool(await raw.pttl("aiodlock:1:lock:{name}:state") >= least_ms)
+
+
 # -- tickets that cross ----------------------------------------------------------------------------------
 
 

@@ -578,8 +578,7 @@ class QuorumBackend:
 
     async def _leave_at(self, voter: Voter, tally: Tally, ballot: Ballot, lost: bool) -> None:
         """Leave one node that did not answer, until it does or has surely dropped the request."""
-        request = tally.request
-        give_up_at = now() + max(request.ttl, request.waiter_ttl) + request.lock_delay
+        give_up_at = now() + tally.longest + tally.request.lock_delay
         pause = _LEAVE_AGAIN
         while now() < give_up_at:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))

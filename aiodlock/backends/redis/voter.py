@@ -99,6 +99,7 @@ class Voter(RedisBackend):
                 *self._options,
             )
             message = tally.message = self._message(VOTE, request, arguments, about)
+            tally.longest = max(tally.longest, length)
         ballot.asked = True
         if ballot.pending and ballot.sent_on is not wire:
             ballot.ambiguous = True

@@ -202,7 +202,7 @@ class Tally:
 
     Mutable state: ``token`` (the one it holds with; 0 before), ``fencing`` (the round that writes the
     token, while it is on its way), ``waiting`` (its client was told that it is queued), ``leaving``,
-    ``message`` (what was sent last).
+    ``longest`` (the longest lease that any node was asked for), ``message`` (what was sent last).
     """
 
     def __init__(self, request: Request, ticket: int, nodes: int) -> None:
@@ -214,6 +214,7 @@ class Tally:
         self.fencing: Round[Answer] | None = None
         self.waiting: bool = False
         self.leaving: bool = False
+        self.longest: float = 0.0
         self.message: Message | None = None
 
     def votes(self, trusted: Callable[[int], bool]) -> list[Ballot]:
