@@ -174,14 +174,6 @@ class Client:
 
     All clients of a process share one background thread, which extends their leases.
 
-    Example::
-
-        client = aiodlock.sync.Client("redis://localhost:6379/0")
-
-        def pay(order_id: int) -> None:
-            with client.lock(f"order:{order_id}", timeout=2) as lease:
-                ...
-
     ```python
     from aiodlock import sync
 
@@ -247,14 +239,6 @@ class Client:
         they are waited for, ``close_timeout`` seconds at most. Closing twice does nothing. Entering the
         client opens it again.
 
-        Example::
-
-            client = aiodlock.sync.Client(url)
-            try:
-                work(client)
-            finally:
-                client.close()
-
         ```python
         locks.close()  # releases what is held
         ```
@@ -301,11 +285,6 @@ class Client:
     def lock(self, name: str, **options: Unpack[LockOptions]) -> Lock:
         """Describe an exclusive lock. No I/O; needs no open client.
 
-        Example::
-
-            with client.lock("order:42", ttl=10, timeout=2) as lease:
-                pay(fence=lease.token)
-
         ```python
         with locks.lock("order:42", ttl=10, timeout=5) as lease:
             ...
@@ -319,11 +298,6 @@ class Client:
 
     def rwlock(self, name: str, **options: Unpack[LockOptions]) -> ReadWriteLock:
         """Describe both modes of a lock; ``.write`` is the same as ``lock(name)``. Options as there.
-
-        Example::
-
-            with client.rwlock("prices").read:
-                show()
 
         ```python
         page = locks.rwlock("page:7")
@@ -339,11 +313,6 @@ class Client:
     def semaphore(self, name: str, limit: int, **options: Unpack[OwnerlessOptions]) -> Semaphore:
         """Describe a lock with ``limit`` holders. Options as of ``lock``, without ``owner``.
 
-        Example::
-
-            with client.semaphore("smtp", 4, timeout=30):
-                send(mail)
-
         ```python
         with locks.semaphore("mail", limit=3):  # three at a time
             ...
@@ -353,12 +322,6 @@ class Client:
 
     def election(self, name: str, **options: Unpack[OwnerlessOptions]) -> Election:
         """Describe an election: one leader at a time. Options as of ``lock``, without ``owner``.
-
-        Example::
-
-            with client.election("scheduler").lead("host-1") as lease:
-                while lease.held:
-                    schedule()
 
         ```python
         with locks.election("scheduler").lead("host-1") as lease:
@@ -375,11 +338,6 @@ class Client:
         **options: Unpack[UnnamedOptions],
     ) -> MultiLock:
         """Describe several locks as one, all or none; see ``MultiLock``.
-
-        Example::
-
-            with client.multilock("account:1", "account:2", timeout=2) as leases:
-                transfer(fence=leases["account:1"].token)
 
         ```python
         with locks.multilock("account:1", "account:2") as leases:
@@ -409,11 +367,6 @@ class Client:
 
         The lock's name is filled from the call's arguments, by the names of the parameters, with defaults
         applied. Values are percent-encoded, so two different values never share a name.
-
-        Example::
-
-            @client.locked("order:{order_id}", timeout=2)
-            def pay(order_id: int) -> None: ...
 
         ```python
         @locks.locked("order:{order_id}", timeout=2)
@@ -453,10 +406,6 @@ class Client:
 
         They are called in the background thread, and must return at once.
 
-        Example::
-
-            client.add_hooks(MyHooks())
-
         ```python
         from aiodlock import sync
 
@@ -475,11 +424,6 @@ class Client:
     def inspect(self, name: str) -> LockInfo:
         """Return who holds the lock and who waits for it, as of one moment.
 
-        Example::
-
-            for holder in client.inspect("order:42").holders:
-                print(holder.client, holder.remaining)
-
         ```python
         info = locks.inspect("order:42")
         print(len(info.holders), "hold it,", len(info.waiters), "wait")
@@ -493,11 +437,6 @@ class Client:
     def locks(self, match: str = "*") -> Iterator[LockInfo]:
         """Iterate over every lock held or waited for whose name matches the glob.
 
-        Example::
-
-            for info in client.locks("order:*"):
-                print(info.name, len(info.waiters))
-
         ```python
         for info in locks.locks("order:*"):
             print(info.name)
@@ -509,10 +448,6 @@ class Client:
     def break_lock(self, name: str) -> int:
         """Release all holders by force; return their number. Waiters stay; lock-delay is ignored.
 
-        Example::
-
-            client.break_lock("order:42")
-
         ```python
         released = locks.break_lock("order:42")
         print(released, "holders have lost it")
@@ -523,11 +458,6 @@ class Client:
 
     def check_sequencer(self, sequencer: str) -> bool:
         """Return whether exactly the grant that this string was made from holds at this moment.
-
-        Example::
-
-            if not client.check_sequencer(request.headers["X-Lock"]):
-                return HttpResponse(status=409)
 
         ```python
         with locks.lock("order:42") as lease:

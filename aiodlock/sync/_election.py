@@ -56,12 +56,6 @@ class Election:
 
         Candidates are elected in order of arrival.
 
-        Example::
-
-            with client.election("scheduler").lead("host-1") as lease:
-                while lease.held:
-                    schedule()
-
         ```python
         with locks.election("scheduler").lead("host-1") as lease:
             print("elected, with token", lease.token)
@@ -76,11 +70,6 @@ class Election:
         """Iterate over the leaders' values: the present one's first, then that of each next one.
 
         Each step waits until there is one.
-
-        Example::
-
-            for leader in client.election("scheduler").observe():
-                print("now led by", leader)
 
         ```python
         def follow():

@@ -116,11 +116,6 @@ class Lease:
     def remaining(self) -> float:
         """Return the seconds until the lease counts as lost if it is not extended; 0.0 once over.
 
-        Example::
-
-            if lease.remaining() < 2.0:
-                lease.extend()
-
         ```python
         with locks.lock("report", ttl=10) as lease:
             print(lease.remaining(), "s, unless it is extended")
@@ -130,13 +125,6 @@ class Lease:
 
     def ensure_held(self) -> None:
         """Return if the lease is held, else raise LockLost (or NotHeld after a release).
-
-        Example::
-
-            with client.lock("export") as lease:
-                for row in rows:
-                    lease.ensure_held()
-                    write(row)
 
         ```python
         with locks.lock("report") as lease:
@@ -150,12 +138,6 @@ class Lease:
 
     def wait_lost(self) -> LockLost:
         """Wait until the lease is lost and return why; for a thread that watches over another.
-
-        Example::
-
-            def watch(lease: Lease) -> None:
-                log.error("stopping the export: %s", lease.wait_lost())
-                stop.set()
 
         ```python
         def tell(lease):  # in a thread beside the work
@@ -173,12 +155,6 @@ class Lease:
     def extend(self, ttl: float | None = None) -> None:
         """Extend now; with ``ttl``, by that and from then on (the deadline never comes nearer).
 
-        Example::
-
-            lease = client.lock("report", auto_extend=False, ttl=60).acquire()
-            build_first_half()
-            lease.extend()
-
         ```python
         with locks.lock("report", ttl=10) as lease:
             lease.extend(60)  # 60 s from now, and each time from now on
@@ -192,14 +168,6 @@ class Lease:
 
     def release(self) -> None:
         """Release; from any thread. Retries until the local deadline.
-
-        Example::
-
-            lease = client.lock("order:42").acquire()
-            try:
-                pay()
-            finally:
-                lease.release()
 
         ```python
         lease = locks.lock("report").acquire()

@@ -45,14 +45,6 @@ class Acquirable:
 
         The hold belongs to the lease, not to the thread: another ``acquire`` of this thread waits for it.
 
-        Example::
-
-            lease = client.lock("order:42").acquire(timeout=2)
-            try:
-                pay(fence=lease.token)
-            finally:
-                lease.release()
-
         ```python
         lease = locks.lock("report").acquire(timeout=5)
         lease.release()
@@ -73,13 +65,6 @@ class Acquirable:
 
     def acquire_nowait(self) -> Lease:
         """Return the lease if the lock is free and nobody waits for it.
-
-        Example::
-
-            try:
-                lease = client.lock("report").acquire_nowait()
-            except WouldBlock:
-                return "the report is being written"
 
         ```python
         from aiodlock import WouldBlock
@@ -104,12 +89,6 @@ class Acquirable:
     def release(self) -> None:
         """Release this thread's latest hold of that name and mode.
 
-        Example::
-
-            lock = client.lock("order:42")
-            lease = lock.acquire()
-            lock.release()
-
         ```python
         lock = locks.lock("report")
         lease = lock.acquire()
@@ -132,11 +111,6 @@ class Acquirable:
 
     def locked(self) -> bool:
         """Return whether anybody holds the name at this moment, in any mode.
-
-        Example::
-
-            if client.lock("report").locked():
-                print("the report is being written")
 
         ```python
         if locks.lock("report").locked():
@@ -208,12 +182,6 @@ class Lock(Acquirable):
     ``LockLost``. A thread that is in a block gets in again at once (in the same mode); a lease that was
     acquired without a block lets nobody else in, its own thread neither.
 
-    Example::
-
-        lock = client.lock("order:42", timeout=2)
-        with lock as lease:
-            pay(fence=lease.token)
-
     ```python
     lock = locks.lock("order:42", ttl=10)
     with lock as lease:
@@ -232,14 +200,6 @@ class Lock(Acquirable):
 
 class ReadWriteLock:
     """The two modes of one name. ``read`` may be held by many at a time, ``write`` by one alone.
-
-    Example::
-
-        prices = client.rwlock("prices")
-        with prices.read:
-            show()
-        with prices.write:
-            change()
 
     ```python
     page = locks.rwlock("page:7")
@@ -275,11 +235,6 @@ class ReadWriteLock:
 
 class Semaphore(Acquirable):
     """A lock with ``limit`` holders, in the same fair queue. Not reentrant; made by ``Client.semaphore``.
-
-    Example::
-
-        with client.semaphore("smtp", 4):
-            send(mail)
 
     ```python
     mail = locks.semaphore("mail", limit=3)

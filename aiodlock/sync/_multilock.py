@@ -29,11 +29,6 @@ class MultiLock:
     lost, all count as lost, and leaving the block raises ``LockLost``. Multilocks do not deadlock with each
     other, in whatever order their names are given.
 
-    Example::
-
-        with client.multilock("account:1", "account:2", timeout=2) as leases:
-            transfer(fence=leases["account:1"].token)
-
     ```python
     both = locks.multilock("account:1", "account:2", timeout=5)
     with both as leases:
@@ -67,14 +62,6 @@ class MultiLock:
 
     def acquire(self, *, timeout: float | None = UNSET, **wrong: Never) -> MultiLease:
         """Wait for all names and return their leases; with an error, nothing is held.
-
-        Example::
-
-            leases = client.multilock("account:1", "account:2").acquire(timeout=2)
-            try:
-                transfer()
-            finally:
-                leases.release()
 
         ```python
         leases = locks.multilock("account:1", "account:2").acquire(timeout=5)
@@ -208,11 +195,6 @@ class MultiLease(Mapping[str, Lease]):
     def ensure_held(self) -> None:
         """Return if all are held, else raise LockLost (or NotHeld after a release).
 
-        Example::
-
-            with client.multilock("account:1", "account:2") as leases:
-                leases.ensure_held()
-
         ```python
         with locks.multilock("account:1", "account:2") as leases:
             leases.ensure_held()
@@ -223,10 +205,6 @@ class MultiLease(Mapping[str, Lease]):
 
     def wait_lost(self) -> LockLost:
         """Wait until one is lost and return why. Raises NotHeld when all are released instead.
-
-        Example::
-
-            threading.Thread(target=lambda: stop(leases.wait_lost())).start()
 
         ```python
         def tell(leases):  # in a thread beside the work
@@ -239,11 +217,6 @@ class MultiLease(Mapping[str, Lease]):
 
     def release(self) -> None:
         """Release all, in reverse; each is attempted whatever happens to the others. From any thread.
-
-        Example::
-
-            leases = client.multilock("account:1", "account:2").acquire()
-            leases.release()
 
         ```python
         leases = locks.multilock("account:1", "account:2").acquire()
