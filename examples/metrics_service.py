@@ -41,7 +41,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         aiodlock.otel.instrument(
             app.state.aiodlock,
             meter_provider=meters,
-            label=lambda name: name.partition(":")[0],  # "orders:42" counts as "orders"
+            label=lambda name: name.partition(":")[0],  # "order:42" counts as "order"
         )
         try:
             yield
@@ -53,6 +53,6 @@ app = FastAPI(lifespan=lifespan)
 
 
 @app.post("/orders/{order_id}/pay")
-async def pay(order_id: int, lease: Annotated[Lease, Locked("orders:{order_id}")]) -> int:
+async def pay(order_id: int, lease: Annotated[Lease, Locked("order:{order_id}")]) -> int:
     """Work on an order; return the process id of the worker."""
     return os.getpid()

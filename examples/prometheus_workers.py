@@ -100,7 +100,7 @@ app = FastAPI(lifespan=lifespan)
 
 
 @app.post("/orders/{order_id}/pay")
-async def pay(order_id: int, lease: Annotated[Lease, Locked("orders:{order_id}")]) -> int:
+async def pay(order_id: int, lease: Annotated[Lease, Locked("order:{order_id}")]) -> int:
     """Work on an order; return the process id of the worker."""
     return os.getpid()
 

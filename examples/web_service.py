@@ -59,7 +59,7 @@ async def order(amount: int) -> dict[str, int]:
 
 @app.post("/orders/{order_id}/pay")
 async def pay(
-    order_id: int, lease: Annotated[Lease, Locked("orders:{order_id}", timeout=10, ttl=5)]
+    order_id: int, lease: Annotated[Lease, Locked("order:{order_id}", timeout=10, ttl=5)]
 ) -> dict[str, int | str | bool]:
     """Pay an order. 423 when another request works on it for longer than 10 s."""
     row, _, _ = await sql("SELECT amount, charge FROM orders WHERE id = ?", order_id)
@@ -78,7 +78,7 @@ async def pay(
 @app.get("/orders/{order_id}/queue")
 async def queue(order_id: int, client: Annotated[Client, LockClient]) -> dict[str, int]:
     """Tell how many requests wait for an order."""
-    info = await client.inspect(f"orders:{order_id}")
+    info = await client.inspect(f"order:{order_id}")
     return {"holders": len(info.holders), "waiters": len(info.waiters)}
 
 

@@ -3,7 +3,7 @@
     app = FastAPI(lifespan=aiodlock.fastapi.lifespan("redis://localhost:6379/0"))
 
     @app.post("/orders/{order_id}/pay")
-    async def pay(order_id: int, lease: Annotated[Lease, Locked("orders:{order_id}", timeout=2)]):
+    async def pay(order_id: int, lease: Annotated[Lease, Locked("order:{order_id}", timeout=2)]):
         await db.execute(UPDATE, fence=lease.token)
 
 What goes wrong comes out as an ``HTTPException`` whose ``detail`` holds the members of a problem

@@ -180,7 +180,7 @@ Tests may replace it, for ``Locked`` too: ``app.dependency_overrides[LockClient]
 
 
 class Locked(_Dependency):
-    """``lease: Annotated[Lease, Locked("orders:{order_id}", timeout=2)]``: hold a lock for the request.
+    """``lease: Annotated[Lease, Locked("order:{order_id}", timeout=2)]``: hold a lock for the request.
 
     A field of the template is a parameter of the path, else one that the handler takes from the query or
     a header (``x_tenant`` is ``X-Tenant``); a field that is neither is refused when the app starts.
@@ -208,7 +208,7 @@ class Locked(_Dependency):
 
     @app.post("/orders/{order_id}/pay")
     async def pay(
-        order_id: int, lease: Annotated[aiodlock.Lease, Locked("orders:{order_id}", timeout=2)]
+        order_id: int, lease: Annotated[aiodlock.Lease, Locked("order:{order_id}", timeout=2)]
     ) -> int:
         return lease.token
     ```

@@ -154,11 +154,11 @@ async def test_two_workers_with_a_broken_lock_charge_once_and_one_of_them_is_tol
     async with aiodlock.Client(store.url) as operator:
         first = asyncio.create_task(shop.http.post(f"/orders/{order}/pay"))
         await until(lambda: shop.charged(), "the charge")
-        assert await operator.break_lock(f"orders:{order}") == 1
+        assert await operator.break_lock(f"order:{order}") == 1
         second = await shop.click(order)
         assert (await first).status_code == 409
         assert second["first"]
-        await until_free(operator, f"orders:{order}")
+        await until_free(operator, f"order:{order}")
     assert shop.asked == [f"order-{order}"] * 2
     assert shop.charged() == [f"order-{order}"]
     assert shop.paid() == 1

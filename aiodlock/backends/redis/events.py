@@ -68,7 +68,8 @@ async def arrive(link: Link, wakeups: Wakeups, key: str, allowed: asyncio.Event)
         except BackendError as refused:
             why = refused
         _logger.info(
-            "no keyspace events (%s): heads look when their blocker's lease ends",
+            "the server sends no keyspace events (%s): "
+            "after a crash, the next waiter notices when the holder's lease ends",
             why,
             extra={"event": "no_keyspace_events"},
         )
