@@ -471,6 +471,61 @@ async def test_votes_split_one_to_one_to_one_are_sorted_out_without_a_lease_that
 # -- one server under several names --------------------------------------------------------------------
 
 
+# -- what leaving says of the lease --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+async def test_lease_that_a_majority_had_seen_expire_is_told_as_lost_though_one_node_released_it(
+    nodes: list[EmbeddedServer], make_client: MakeClient
+) -> None:
+    async with AsyncExitStack() as stack:
+        proxies = [await stack.enter_async_context(FaultProxy(node.url)) for node in nodes]
+        client = await make_client([proxy.url for proxy in proxies])
+        lock = client.lock("name", ttl=0.5, auto_extend=False, lock_delay=30)
+        lease = await lock.acquire()
+        await lease.extend()
+        held_up = [proxy.hold_command(calling(UNVOTE)) for proxy in proxies[1:]]
+        leaving = asyncio.create_task(leave_body(lease))
+        for fault in held_up:
+            await fault.happened.wait()
+        await asyncio.sleep(0.2)  # the lease is over at the nodes
+        for fault in held_up:
+            fault.release()
+        with pytest.raises(aiodlock.LockLost) as lost:
+            await leaving
+        assert lost.value.reason == "expired"
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+async def test_lease_that_a_majority_released_is_released_though_their_replies_were_lost(
+    nodes: list[EmbeddedServer], make_client: MakeClient
+) -> None:
+    """And though the third one dropped it earlier, as overdue: its last extension did not arrive."""
+    state = "aiodlock:1:lock:{name}:state"
+    async with AsyncExitStack() as stack:
+        proxies = [await stack.enter_async_context(FaultProxy(node.url)) for node in nodes]
+        client = await make_client([proxy.url for proxy in proxies])
+        lease = await client.lock("name", ttl=20, auto_extend=False, lock_delay=60).acquire()
+        await lease.extend()
+        async with Redis.from_url(nodes[2].url) as third:
+            ((id, record),) = (await third.hgetall(state)).items()
+            assert isinstance(record, bytes)
+            mode, token, deadline, *rest = record.decode().split(" ")
+            overdue = " ".join([mode, token, str(int(deadline) - 30_000), *rest])
+            await third.hset(state, id, overdue)
+        for proxy in proxies[:2]:
+            proxy.drop_reply(calling(UNVOTE))
+        await proxies[1].refuse()  # so that the third answers together with the first
+        await lease.release()
+
+
+async def leave_body(lease: aiodlock.Lease) -> None:
+    """Be inside the block until shortly before the lease ends, and leave it while it is held."""
+    async with lease:
+        await asyncio.sleep(lease.remaining() - 0.1)
+        assert lease.held
+
+
 @pytest.mark.parametrize("nodes", [2], indirect=True)
 @pytest.mark.parametrize("restart_delay", [0.0, 5.0])
 async def test_server_that_is_listed_under_two_names_is_refused(

@@ -526,8 +526,8 @@ class QuorumBackend:
         self._tallies.pop(request.id, None)
         asked = [ballot for ballot in tally.ballots if ballot.asked]
         departure = _Departure(tally, lost, done, min(self._majority, len(asked)))
-        then = partial(self._on_departed, departure)
-        round = departure.round = Round(len(asked), self._majority, _GRACE, self._suffices, then)
+        enough, then = partial(self._suffices, tally), partial(self._on_departed, departure)
+        round = departure.round = Round(len(asked), self._majority, _GRACE, enough, then)
         away: list[tuple[Ballot, BackendUnavailable]] = []
         for ballot in asked:
             voter = self._voters[ballot.node]
@@ -542,17 +542,18 @@ class QuorumBackend:
                 round.take(ballot.node, error)
             return
         failures = [error for _, error in away]
-        nothing = _too_few(self._described, 0, failures) if asked else _what_was_left([])
+        nothing = _too_few(self._described, 0, failures) if asked else tally.left({})
         if not asked:
             self._forget(tally)
         asyncio.get_running_loop().call_soon(done, nothing)
 
-    def _suffices(self, round: Round[Left]) -> bool:
-        return len(round.answers) >= self._majority
+    def _suffices(self, tally: Tally, round: Round[Left]) -> bool:
+        return len(round.answers) >= self._majority and tally.left_for_certain(round.answers)
 
     def _hear_left(self, departure: _Departure, ballot: Ballot, answer: Any) -> None:
         self._departing -= 1
         self._departed.set()
+        ballot.leave(answer)
         if isinstance(answer, Exception):
             departure.missed.append(ballot)
         departure.round.take(ballot.node, answer)
@@ -567,7 +568,7 @@ class QuorumBackend:
         departure.confirmed = True
         self._forget(departure.tally)
         self._leave_missed(departure)
-        departure.done(_what_was_left(list(round.answers.values())))
+        departure.done(departure.tally.left(round.answers))
 
     def _leave_missed(self, departure: _Departure) -> None:
         missed, departure.missed = departure.missed, []
@@ -750,14 +751,6 @@ def _give(future: asyncio.Future[Any], result: Any) -> None:
 def _worst(gone: Iterable[Gone]) -> Gone:
     reasons = [answer.reason for answer in gone]
     return Gone(next((known for known in ("broken", "expired") if known in reasons), "gone"))
-
-
-def _what_was_left(answers: Sequence[Left]) -> Left:
-    for what in ("released", "withdrawn"):
-        if any(answer.what == what for answer in answers):
-            return Left(what)
-    reasons = [answer.reason for answer in answers]
-    return Left("gone", next((one for one in ("broken", "expired") if one in reasons), "gone"))
 
 
 def _unanswered(described: str, round: Round[Any]) -> BackendError:

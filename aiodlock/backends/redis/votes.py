@@ -9,12 +9,12 @@ not smaller than any of its votes' tokens, is larger than the earlier one's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from ..._clock import now
-from ..._model import Gone, Request
+from ..._model import Gone, Left, Request
 from .replies import local_deadline, wrong_shape
 
 #: ``v``: given, and may be asked back. ``c``: confirmed. ``a``: its owner holds at this node already.
@@ -88,7 +88,8 @@ class Ballot:
     ``broken`` (the largest token that an operator broke here), ``floor`` (a notice with a token that
     is not larger is older than an answer), ``highest`` (the largest token it told), ``healing`` (the node
     had lost the vote of a holder: it counts again after the others were seen to suffice), and for the
-    leave: ``asked``, ``pending``, ``sent_on``, ``ambiguous``.
+    leave: ``asked``, ``pending``, ``sent_on``, ``ambiguous``, ``unheard`` (it was told to release, and
+    its answer was lost), ``released`` (it has released a vote that was live).
     """
 
     __slots__ = (
@@ -105,9 +106,11 @@ class Ballot:
         "node",
         "noticed",
         "pending",
+        "released",
         "sent_on",
         "stage",
         "token",
+        "unheard",
         "yielding",
     )
 
@@ -129,6 +132,8 @@ class Ballot:
         self.pending: int = 0
         self.sent_on: object | None = None
         self.ambiguous: bool = False
+        self.unheard: bool = False
+        self.released: bool = False
 
     def counts_at(self, moment: float) -> bool:
         """Whether the node certainly votes for the request at this moment."""
@@ -178,6 +183,14 @@ class Ballot:
         """The node has become another server, which may know of nothing, and begin with smaller tokens."""
         self.take(Gone("gone"))
         self.given_back = self.floor = self.broken = 0
+
+    def leave(self, answer: Left | Exception) -> None:
+        """Take the answer to a leave. A node that has forgotten the request may have released it before."""
+        if isinstance(answer, Exception):
+            self.unheard = True
+            return
+        before = self.unheard and self.stage in _VOTED and answer == Left("gone", "gone")
+        self.released = self.released or before or answer.what == "released"
 
     def notice(self, token: int) -> None:
         """A notice: the node votes for the request now, unless it is an old one."""
@@ -265,6 +278,38 @@ class Tally:
         """Return until when a majority keeps its word: its latest by the majority's number; 0 for never."""
         moments = sorted((ballot.deadline for ballot in ballots), reverse=True)
         return moments[self.majority - 1] if len(moments) >= self.majority else 0.0
+
+    def left(self, answers: Mapping[int, Left]) -> Left:
+        """Return what the answers to a leave come to: released, if a majority may have released it."""
+        whats = [answer.what for answer in answers.values()]
+        if self.token:
+            if self._released(answers, silent=True):
+                return Left("released")
+        elif "released" in whats or "withdrawn" in whats:
+            return Left("released" if "released" in whats else "withdrawn")
+        reasons = [answer.reason for answer in answers.values() if answer.what == "gone"]
+        return Left("gone", next((one for one in ("broken", "expired") if one in reasons), "gone"))
+
+    def left_for_certain(self, answers: Mapping[int, Left]) -> bool:
+        """Whether the nodes that are still silent cannot change what these answers come to."""
+        if not self.token or all(answer.what == "released" for answer in answers.values()):
+            return True
+        may = self._released(answers, silent=True)
+        return not may or self._released(answers, silent=False)
+
+    def _released(self, answers: Mapping[int, Left], *, silent: bool) -> bool:
+        released = [
+            ballot
+            for ballot in self.ballots
+            if ballot.released
+            or (
+                silent
+                and ballot.node not in answers
+                and ballot.stage in _VOTED
+                and ballot.token == self.token
+            )
+        ]
+        return len(released) >= self.majority
 
 
 _A = TypeVar("_A")
