@@ -40,9 +40,7 @@ class Slices:
         if self._later or not self._room:
             return False
         self._room -= 1
-        if self._room < _SIZE - _FREE and not self._planned:
-            self._planned = True
-            self._loop.call_soon(self._next)
+        self._plan()
         return True
 
     async def turn(self) -> None:
@@ -61,7 +59,12 @@ class Slices:
         while self._later and self._room:
             self._room -= 1
             self._later.popleft()()
-        if self._later:
+        # Even when nothing is left to run: without room, nobody else would plan a turn with room.
+        self._plan()
+
+    def _plan(self) -> None:
+        """See to it that room which was used is there again in the next turn."""
+        if self._room < _SIZE - _FREE and not self._planned:
             self._planned = True
             self._loop.call_soon(self._next)
 

@@ -181,6 +181,23 @@ async def test_nowait_does_not_pass_a_waiter(client: Client) -> None:
     await (await waiting).release()
 
 
+async def test_burst_of_requests_that_fills_its_slices_can_be_cancelled(
+    make_client: MakeClient,
+) -> None:
+    # A hundred begin in a turn of the loop: full slices must not keep the next one from beginning.
+    client, other = await make_client(), await make_client()
+    async with other.lock("x"):
+        waiting = [asyncio.create_task(client.lock("x").acquire()) for _ in range(200)]
+        await until_waiting(other, "x", 200)
+        for waiter in waiting:
+            waiter.cancel()
+        _, stuck = await asyncio.wait(waiting, timeout=PATIENCE)
+        assert not stuck
+        await until_waiting(other, "x", 0)
+    async with asyncio.timeout(PATIENCE), client.lock("another"):
+        pass
+
+
 async def test_cancelled_waiter_leaves_the_queue_and_the_next_is_served(client: Client) -> None:
     async with held_elsewhere(client.lock("x")):
         first = asyncio.create_task(client.lock("x").acquire())
