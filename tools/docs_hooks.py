@@ -14,11 +14,13 @@ from typing import Any
 import typer.main
 from mkdocs.structure.files import File, Files
 
+from aiodlock.cli import _bench, _doctor, _show
 from aiodlock.cli._app import app
 from tools.npm import SCRIPTS, fetch
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = "<!-- the commands -->"
+COLUMNS = "<!-- the columns -->"
 #: Pages whose text stands in the root of the repository, where people look for it.
 FROM_ROOT = {
     "project/changelog.md": "CHANGELOG.md",
@@ -46,7 +48,10 @@ def on_files(files: Files, *, config: Any, **_: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    return markdown.replace(COMMANDS, _commands()) if COMMANDS in markdown else markdown
+    for mark, make in ((COMMANDS, _commands), (COLUMNS, _columns)):
+        if mark in markdown:
+            markdown = markdown.replace(mark, make())
+    return markdown
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:
@@ -66,6 +71,16 @@ def _moved(text: str) -> str:
 def _commands() -> str:
     group: Any = typer.main.get_command(app)
     return "\n".join(_command(name, command) for name, command in group.commands.items())
+
+
+def _columns() -> str:
+    tables = {"ls": _show.COLUMNS, "doctor": _doctor.COLUMNS, "bench": _bench.COLUMNS}
+    lines = []
+    for command, columns in tables.items():
+        lines += [f"| `aiodlock {command}` | |", "|---|---|"]
+        lines += [f"| `{name}` | {meaning} |" for name, meaning in columns.items()]
+        lines.append("")
+    return "\n".join(lines)
 
 
 def _command(name: str, command: Any) -> str:

@@ -1,10 +1,11 @@
 """The command ``aiodlock``: run under a lock, look at locks, break them, examine a server.
 
 _app.py       the commands and their options      _show.py     what they print
+_top.py       ``top``: the live table, and the key that ends it
 _run.py       ``run``: the parent, which holds the lease
-_guardian.py  ``run``: the process between, which ends the child in time by itself
-_doctor.py    ``doctor``: what is found on a server, what it means, how to mend it
-_demo.py      ``demo``: what is shown       _demo_worker.py   the processes that take turns in it
+_guardian.py  ``run``: the process beside the command, which ends it in time by itself
+_doctor.py    ``doctor``: what was found on a server, what it means, how to fix it
+_demo.py      ``demo``: what is shown       _demo_worker.py   its processes, which take turns
 _bench.py     ``bench``: what a lock costs on a server
 """
 

@@ -7,43 +7,74 @@ import dataclasses
 import logging
 import sys
 from collections.abc import Coroutine
+from importlib.metadata import version
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from .. import BackendError, Client, LockInfo
 from . import _doctor, _run, _show
-from ._hand_overs import counting
 from ._source import read_source
 
 _T = TypeVar("_T")
 
-#: What the commands have to say they say themselves.
+#: The commands print themselves what has to be said.
 logging.getLogger("aiodlock").addHandler(logging.NullHandler())
 
 app = typer.Typer(
-    help="Fair distributed locks on Redis and Valkey.",
     no_args_is_help=True,
-    add_completion=False,
+    # The pages show the same texts. Square brackets are no markup in Markdown, as they are in rich's own.
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"aiodlock {version('aiodlock')}")
+        raise typer.Exit
+
+
+@app.callback()
+def aiodlock(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Run commands under a lock, look at locks, and examine the server that keeps them.
+
+    `aiodlock COMMAND --help` explains a command. Set `AIODLOCK_URL` to your store, or give `--url`.
+    """
+
 
 Url = Annotated[
     str,
     typer.Option(
         "--url",
         envvar="AIODLOCK_URL",
-        help="Where locks live: redis://host:port/db; several URLs with commas between them are a quorum.",
+        metavar="URL",
+        help="The store that keeps the locks: redis://host:port/db. Several URLs with commas between "
+        "them are a quorum.",
     ),
 ]
-Prefix = Annotated[str, typer.Option(help="What every key begins with.")]
+Prefix = Annotated[
+    str, typer.Option(help="The first part of every key in the store.", metavar="TEXT")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Header = Annotated[
+    bool,
+    typer.Option("--header", help="In a pipe, print the names of the columns first."),
+]
 Name = Annotated[str, typer.Argument(help="The lock's name.", metavar="NAME")]
+Match = Annotated[
+    str, typer.Argument(help="Only names that match this glob pattern.", metavar="PATTERN")
+]
 
 _URL = "redis://localhost:6379/0"
 _PREFIX = "aiodlock"
@@ -68,38 +99,85 @@ def _do(work: Coroutine[Any, Any, _T]) -> _T:
         raise typer.Exit(1) from None
 
 
-@app.command(context_settings={"ignore_unknown_options": False})
+@app.command()
 def run(
     name: Name,
-    command: Annotated[list[str], typer.Argument(help="The command and its arguments, after --.")],
-    shared: Annotated[bool, typer.Option("--shared", help="Share the lock with readers.")] = False,
-    ttl: Annotated[float, typer.Option(help="Seconds the lease lives without us.")] = 30.0,
+    command: Annotated[
+        list[str],
+        typer.Argument(help="The command and its arguments, after --.", metavar="COMMAND"),
+    ],
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Take the lock in shared mode, beside other readers.")
+    ] = False,
+    ttl: Annotated[
+        float,
+        typer.Option(
+            help="Seconds until the lock is free again if this machine crashes.", metavar="SECONDS"
+        ),
+    ] = 30.0,
     timeout: Annotated[
-        float | None, typer.Option(help="Seconds to wait; without it, for ever.")
+        float | None,
+        typer.Option(help="Seconds to wait for the lock. Default: no limit.", metavar="SECONDS"),
     ] = None,
-    nonblock: Annotated[bool, typer.Option("--nonblock", "-n", help="Do not wait.")] = False,
+    nonblock: Annotated[
+        bool, typer.Option("--nonblock", "-n", help="Do not wait for the lock.")
+    ] = False,
+    conflict_exit_code: Annotated[
+        int,
+        typer.Option(
+            "--conflict-exit-code",
+            "-E",
+            help="The exit code if the lock was not acquired.",
+            metavar="CODE",
+            min=0,
+            max=255,
+        ),
+    ] = _run.NOT_ACQUIRED,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet",
+            "-q",
+            help="Print nothing while waiting, and nothing if the lock was not acquired. Failures are "
+            "still printed: a lost lock, an unreachable store.",
+        ),
+    ] = False,
     margin: Annotated[
         float | None,
         typer.Option(
-            help="Seconds before the lease ends at which the command gets SIGTERM; it is killed at "
-            "the end of them. Default: a quarter of the ttl, 5 at most."
+            help="If the lease cannot be extended, the command gets SIGTERM this many seconds before the "
+            "lease ends, and SIGKILL at its end. Default: a quarter of the ttl, at most 5.",
+            metavar="SECONDS",
         ),
     ] = None,
     url: Url = _URL,
     prefix: Prefix = _PREFIX,
-    as_json: Json = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print messages as JSON objects, one a line.")
+    ] = False,
 ) -> None:
     """Run a command while holding a lock.
 
-    The command finds AIODLOCK_NAME, AIODLOCK_TOKEN and AIODLOCK_SEQUENCER in its environment. Ends with
-    its exit code; 75 when the lock was not acquired, 76 when it was lost, 69 when the store is away.
+    The command's environment has `AIODLOCK_NAME`, `AIODLOCK_TOKEN` and `AIODLOCK_SEQUENCER`.
+
+    The exit code is the command's own, or:
+
+    - 75 if the lock was not acquired (see `--conflict-exit-code`)
+    - 76 if the lock was lost, and the command was ended
+    - 69 if the store is unreachable
+    - 70 if the guardian process died
+    - 2 if the options are wrong
     """
     if margin is None:
         margin = min(5.0, ttl / 4)
+        if margin < _run.SHORTEST_MARGIN:
+            raise typer.BadParameter(
+                f"ttl ({ttl:g} s) must be at least {4 * _run.SHORTEST_MARGIN} s"
+            )
     if margin < _run.SHORTEST_MARGIN or margin >= ttl:
         raise typer.BadParameter(
             f"margin ({margin:g} s) must be at least {_run.SHORTEST_MARGIN} s and shorter than the "
-            f"ttl ({ttl:g} s): the command needs time to end"
+            f"ttl ({ttl:g} s), because the command needs time to end"
         )
     wanted = _run.Run(
         url=url,
@@ -109,8 +187,10 @@ def run(
         ttl=ttl,
         margin=margin,
         timeout=0.0 if nonblock else timeout,
+        quiet=quiet,
+        conflict_exit_code=conflict_exit_code,
         as_json=as_json,
-        # When nothing answers the lease ends by itself: nobody has to wait for that.
+        # If the store does not answer, the lease ends by itself: nobody has to wait for that.
         # A quorum waits for a client's ttl before it believes a server that was restarted.
         client_options={"prefix": prefix, "close_timeout": 1.0, "ttl": max(30.0, ttl)},
     )
@@ -119,60 +199,69 @@ def run(
 
 @app.command("ls")
 def list_locks(
-    match: Annotated[str, typer.Argument(help="A glob on the names.")] = "*",
+    match: Match = "*",
     url: Url = _URL,
     prefix: Prefix = _PREFIX,
+    header: Header = False,
     as_json: Json = False,
 ) -> None:
-    """List every lock that is held or waited for."""
+    """List every lock that is held or waited for.
+
+    In a terminal, `ls` prints a table. In a pipe, it prints a line for each lock, with tabs between the
+    columns.
+    """
     infos = _do(_list(url, prefix, match))
     if as_json:
         _show.print_json([_show.as_dict(info) for info in infos])
     else:
-        _show.print_list(infos)
+        _show.print_list(infos, header=header)
 
 
 async def _list(url: str, prefix: str, match: str) -> list[LockInfo]:
     async with Client(read_source(url), prefix=prefix) as client:
-        return await _collect(client, match)
-
-
-async def _collect(client: Client, match: str) -> list[LockInfo]:
-    return sorted([info async for info in client.locks(match)], key=lambda info: info.name)
+        return sorted([info async for info in client.locks(match)], key=lambda info: info.name)
 
 
 @app.command()
 def show(name: Name, url: Url = _URL, prefix: Prefix = _PREFIX, as_json: Json = False) -> None:
-    """Show who holds a lock and who waits for it."""
+    """Show who holds a lock, and who waits for it.
 
-    async def work() -> LockInfo:
-        async with Client(read_source(url), prefix=prefix) as client:
-            return await client.inspect(name)
-
-    info = _do(work())
+    The text is for people. Programs use `--json`.
+    """
+    info = _do(_inspect(url, prefix, name))
     if as_json:
         _show.print_json(_show.as_dict(info))
     else:
         _show.print_one(info)
 
 
+async def _inspect(url: str, prefix: str, name: str) -> LockInfo:
+    async with Client(read_source(url), prefix=prefix) as client:
+        return await client.inspect(name)
+
+
 @app.command("break")
 def break_lock(
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     url: Url = _URL,
     prefix: Prefix = _PREFIX,
     as_json: Json = False,
 ) -> None:
-    """Release a lock by force. Its holders are told; the next waiter gets in at once.
+    """Release a lock by force.
 
-    Ends with 1 when nobody held it.
+    Its holders are notified at once, and the next waiter gets the lock at once: while the old holders may
+    still be writing. The exit code is 1 if nobody held the lock.
     """
     if not yes:
         if not sys.stdin.isatty():
-            print("aiodlock: break asks first: answer with --yes in a script", file=sys.stderr)
+            print("aiodlock: break asks for confirmation: in a script, give --yes", file=sys.stderr)
             raise typer.Exit(2)
-        typer.confirm(f"Take {name!r} from its holders, who may be writing?", abort=True)
+        found = _do(_inspect(url, prefix, name))
+        print(f"{name!r} is {_show.who(found) or 'free'}.")
+        if not found.holders and not found.closed:
+            raise typer.Exit(1)
+        typer.confirm("Release it by force, although its holders may be writing?", abort=True)
 
     async def work() -> int:
         async with Client(read_source(url), prefix=prefix) as client:
@@ -182,68 +271,32 @@ def break_lock(
     if as_json:
         _show.print_json({"name": name, "broken": count})
     else:
-        print(f"released {count} holder{'' if count == 1 else 's'} of {_show.printable(name)!r}")
+        print(f"released {_show.plural(count, 'holder')} of {name!r}")
     raise typer.Exit(0 if count else 1)
 
 
 @app.command()
 def top(
-    match: Annotated[str, typer.Argument(help="A glob on the names.")] = "*",
-    interval: Annotated[float, typer.Option(help="Seconds between looks.", min=0.05)] = 1.0,
-    count: Annotated[int, typer.Option(help="Stop after that many looks; 0: never.", min=0)] = 0,
+    match: Match = "*",
+    interval: Annotated[
+        float, typer.Option(help="Seconds between two looks.", metavar="SECONDS", min=0.05)
+    ] = 1.0,
+    count: Annotated[
+        int, typer.Option(help="The number of looks. 0: no limit.", metavar="N", min=0)
+    ] = 0,
     url: Url = _URL,
     prefix: Prefix = _PREFIX,
+    header: Header = False,
     as_json: Json = False,
 ) -> None:
-    """Watch locks live: holders, queues, waits, and hand-overs to those who waited, per second."""
-    _do(_top(url, prefix, match, interval, count, as_json))
+    """Watch locks: holders, queues, waiting times, and hand-overs per second.
 
+    A hand-over is a grant to a request that was waiting. In a terminal, press q to quit. In a pipe, `top`
+    prints a line of totals at each look, and then the lines of `ls`.
+    """
+    from ._top import Top, top  # a terminal's modules, which not every system has
 
-async def _top(
-    url: str, prefix: str, match: str, interval: float, count: int, as_json: bool
-) -> None:
-    looks = 0
-    live = (
-        Live(console=_show.console(), screen=True) if _show.for_people() and not as_json else None
-    )
-    if live is not None:
-        live.start()
-    try:
-        async with (
-            Client(read_source(url), prefix=prefix) as client,
-            counting(url, prefix) as hand_overs,
-        ):
-            while True:
-                infos = await _collect(client, match)
-                waits = [waiter.waiting for info in infos for waiter in info.waiters]
-                facts = {
-                    "locks": len(infos),
-                    "holders": sum(len(info.holders) for info in infos),
-                    "waiters": len(waits),
-                    "longest_wait": round(max(waits, default=0.0), 3),
-                    "hand_overs_per_second": await hand_overs.per_second(),
-                }
-                if live is not None:
-                    live.update(_top_table(infos, facts), refresh=True)
-                elif as_json:
-                    _show.print_json({**facts, "names": [_show.as_dict(info) for info in infos]})
-                else:
-                    print("\t".join(f"{key} {value}" for key, value in facts.items()))
-                    for info in infos:
-                        print("\t".join(_show.summary(info)), flush=True)
-                looks += 1
-                if looks == count:
-                    return
-                await asyncio.sleep(interval)
-    finally:
-        if live is not None:
-            live.stop()
-
-
-def _top_table(infos: list[LockInfo], facts: dict[str, Any]) -> Group:
-    told = "  ".join(f"{key.replace('_', ' ')}: {value}" for key, value in facts.items())
-    busiest = sorted(infos, key=lambda info: (-len(info.waiters), info.name))
-    return Group(Text(f"{told}\n"), _show.table(busiest[:100]))
+    _do(top(Top(url, prefix, match, interval, count, as_json, header)))
 
 
 _LEVELS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
@@ -251,40 +304,45 @@ _LEVELS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 
 @app.command()
 def doctor(
-    fix: Annotated[bool, typer.Option("--fix", help="Turn notifications on.")] = False,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Turn the server's keyspace notifications on.")
+    ] = False,
     url: Url = _URL,
     prefix: Prefix = _PREFIX,
+    header: Header = False,
     as_json: Json = False,
 ) -> None:
-    """Examine a server: what is found, what it means for locks, how to mend it.
+    """Examine a server: what was found, what it means for locks, and how to fix it.
 
-    Ends with 1 when there is an error among the findings.
+    The exit code is 1 if one of the findings is an error.
     """
     findings = _do(_doctor.examine(read_source(url), prefix=prefix, fix=fix))
     if as_json:
         _show.print_json([dataclasses.asdict(finding) for finding in findings])
     elif _show.for_people():
-        found = Table("", "", "found", "what it means, and how to mend it", show_lines=True)
+        found = Table(
+            "subject", "level", "found", "what it means, and how to fix it", show_lines=True
+        )
         for finding in findings:
             level = Text(finding.level, style=_LEVELS[finding.level])
-            advice = "\n".join(part for part in (finding.meaning, finding.mend) if part)
-            found.add_row(finding.subject, level, Text(finding.found), Text(advice))
+            advice = "\n".join(part for part in (finding.meaning, finding.fix) if part)
+            found.add_row(Text(finding.subject), level, Text(finding.found), Text(advice))
         _show.render(found)
     else:
+        if header:
+            _show.print_line(*_doctor.COLUMNS)
         for finding in findings:
-            print(f"{finding.level}\t{finding.subject}\t{finding.found}")
-            for part in (finding.meaning, finding.mend):
-                if part:
-                    print(f"\t{part}")
+            cells = (getattr(finding, column) for column in _doctor.COLUMNS)
+            _show.print_line(*(_show.printable(cell) for cell in cells))
     raise typer.Exit(1 if any(finding.level == "error" for finding in findings) else 0)
 
 
 @app.command()
 def demo(as_json: Json = False) -> None:
-    """Show locks at work, on a private server that is started for it (needs aiodlock[demo]).
+    """Show locks at work, on a private server that the demo starts. Needs `aiodlock[demo]`.
 
-    Worker processes take turns on a ledger; holders and waiters are killed. Ends with 0 if all that was
-    shown is true.
+    Six processes write to one file: first without a lock, then with a lock. Then the demo kills holders and
+    waiters. The exit code is 0 if everything went as expected.
     """
     from .._embedded import EmbeddedServerError
     from . import _demo
@@ -299,14 +357,17 @@ def demo(as_json: Json = False) -> None:
 
 @app.command()
 def bench(
-    seconds: Annotated[float, typer.Option(help="How long each case runs.", min=0.1)] = 2.0,
+    seconds: Annotated[
+        float, typer.Option(help="Seconds that each case runs.", metavar="SECONDS", min=0.1)
+    ] = 2.0,
     url: Url = _URL,
     prefix: Prefix = _PREFIX,
+    header: Header = False,
     as_json: Json = False,
 ) -> None:
-    """Measure locks on a server of yours, beside a bare round trip to it.
+    """Measure how fast locks are on your server, and for comparison a bare round trip.
 
-    Uses locks of its own; nobody else's are touched. A server that is busy with other work is slowed down.
+    The locks have names of their own. The load slows down other users of the server.
     """
     from . import _bench
 
@@ -314,4 +375,4 @@ def bench(
     if as_json:
         _show.print_json([dataclasses.asdict(result) for result in results])
     else:
-        _bench.show(results)
+        _bench.show(results, header=header)

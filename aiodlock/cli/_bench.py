@@ -1,4 +1,4 @@
-"""``aiodlock bench``: what a lock costs on a server of yours. Names of its own; its keys are soon gone."""
+"""``aiodlock bench``: what a lock costs on a server. It uses names of its own, whose keys soon expire."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ from rich.table import Table
 from .. import Client
 from . import _show
 from ._source import read_source
+
+#: The columns in a pipe, and what they mean.
+COLUMNS = {
+    "case": "What was measured.",
+    "per_second": "Acquisitions (or round trips) per second, of all tasks together.",
+    "median_ms": "Half of them took at most this many milliseconds.",
+    "p99_ms": "99 of 100 took at most this many milliseconds.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +100,16 @@ async def _case(title: str, turns: list[Callable[[], Awaitable[None]]], seconds:
     )
 
 
-def show(results: list[Result]) -> None:
+def show(results: list[Result], *, header: bool) -> None:
     """Print a table, or lines with tabs in a pipe."""
     if not _show.for_people():
+        if header:
+            _show.print_line(*COLUMNS)
         for one in results:
-            print(f"{one.case}\t{one.per_second}\t{one.median_ms}\t{one.p99_ms}")
+            _show.print_line(one.case, one.per_second, one.median_ms, one.p99_ms)
         return
-    table = Table("taken and released, again and again", title="aiodlock bench")
-    for heading in ("per second", "median, ms", "99 of 100, ms"):
+    table = Table("acquire and release, repeated", title="aiodlock bench")
+    for heading in ("per second", "median, ms", "99th percentile, ms"):
         table.add_column(heading, justify="right")
     for one in results:
         table.add_row(

@@ -1,8 +1,8 @@
-"""``aiodlock demo``: the main job, shown on a real server: processes take turns on one ledger file.
+"""``aiodlock demo``: processes take turns on one ledger file, with locks on a real server.
 
-A private Valkey is started, and worker processes, which append to one ledger and keep a balance in it by
-reading the last line and writing the next one. First without a lock, then with one, then with holders and
-waiters that are killed. In a terminal you can watch holder and queue.
+The demo starts a private Valkey and worker processes. Each worker reads the last line of the ledger, adds 1
+to its balance, and appends a line. They do so without a lock, then with one. Then the demo kills holders
+and waiters. A terminal shows the holder and the queue meanwhile.
 """
 
 from __future__ import annotations
@@ -162,14 +162,17 @@ class Screen:
             await asyncio.sleep(0.08)
 
     def _render(self) -> Group:
-        table = Table("place", "client", "token", "left / waiting", title=f"lock {NAME!r}")
+        table = Table("place", "client", "token", "lease / waiting", title=f"lock {NAME!r}")
         info = self._info
         for holder in info.holders if info else ():
             left = f"{holder.remaining:.1f} s left"
-            table.add_row("[green]holder", holder.client, str(holder.token), left)
+            place = Text("holder", style="green")
+            table.add_row(place, Text(holder.client), str(holder.token), left)
         for waiter in info.waiters[:8] if info else ():
             waiting = f"{waiter.waiting:.1f} s waiting"
-            table.add_row(f"{waiter.position + 1}. in line", waiter.client, "", waiting)
+            table.add_row(f"waiter {waiter.position + 1}", Text(waiter.client), "", waiting)
+        if not table.row_count:
+            table.add_row("free", "", "", "")
         return Group(table, Text("\n".join(self._events[-14:])))
 
     def close(self) -> None:
@@ -181,9 +184,10 @@ class Screen:
             return
         if not self._console.is_terminal:
             return  # told line by line
-        table = Table("what was shown", "figure", "", title="aiodlock demo")
+        table = Table("what was shown", "measured", "as expected", title="aiodlock demo")
         for what, shown, ok in self._checks:
-            table.add_row(what, shown, "[green]true[/]" if ok else "[red]NOT TRUE[/]")
+            verdict = Text("yes", style="green") if ok else Text("NO", style="red")
+            table.add_row(Text(what), Text(shown), verdict)
         self._console.print(table)
 
 
@@ -209,31 +213,33 @@ async def take_turns(
 
 
 async def show_lost_updates(screen: Screen, server: EmbeddedServer, folder: Path) -> None:
-    screen.event(f"{WORKERS} processes make {DEPOSITS} deposits each, without a lock")
+    screen.event(
+        f"{WORKERS} processes write {DEPOSITS} deposits each to one ledger, without a lock"
+    )
     ledger, _ = await take_turns(screen, server, folder, "careless")
     lost = len(ledger) - ledger[-1]["balance"]
     screen.check("deposits lost without a lock", f"{lost} of {len(ledger)}", lost > 0)
 
 
 async def show_turns(screen: Screen, server: EmbeddedServer, folder: Path) -> None:
-    screen.event("the same with the lock")
+    screen.event("the same with a lock")
     ledger, arrived = await take_turns(screen, server, folder, "careful")
     total, balances = WORKERS * DEPOSITS, [entry["balance"] for entry in ledger]
     kept = balances == list(range(1, total + 1))
-    screen.check("deposits lost with the lock", total - balances[-1], kept)
+    screen.check("deposits lost with a lock", total - balances[-1], kept)
     order = [entry["request"] for entry in ledger]
     swapped = sum(a != b for a, b in zip(order, arrived, strict=False)) + abs(
         len(order) - len(arrived)
     )
-    screen.check("grants out of the order of arrival", f"{swapped} of {total}", swapped == 0)
+    screen.check("grants out of order of arrival", f"{swapped} of {total}", swapped == 0)
     tokens = [entry["token"] for entry in ledger]
     rising = all(a < b for a, b in pairwise(tokens))
-    screen.check("tokens rise with every grant", f"{tokens[0]} … {tokens[-1]}", rising)
+    screen.check("tokens grow with every grant", f"{tokens[0]} … {tokens[-1]}", rising)
 
 
 async def show_deaths(screen: Screen, server: EmbeddedServer, folder: Path, ghosts: int) -> None:
     dead = f"the holder and {ghosts} waiters" if ghosts else "the holder"
-    screen.event(f"{dead} will be killed, with one more process waiting behind")
+    screen.event(f"next, {dead} will be killed while one more process waits behind them")
     client = screen._client
     tasks = ["hold"] * (1 + ghosts) + ["take"]
     async with workers(server.url, folder / "unused", *tasks) as started:
@@ -250,12 +256,16 @@ async def show_deaths(screen: Screen, server: EmbeddedServer, folder: Path, ghos
         for worker in started:
             worker.process.send_signal(signal.SIGKILL)
         killed_at = time.monotonic()
-        screen.event(f"killed {dead}; its lease had {left:.2f} s left")
+        screen.event(f"killed {dead}; the holder's lease had {left:.2f} s left")
         waited = (await survivor.heard("acquired"))["at"] - killed_at
         bound = left + HEAD_SLACK + (WAITER_TTL * 4 / 3 if ghosts else 0.0)
         await survivor.heard("done")
         shown = f"{waited:.2f} s (at most {bound:.2f})"
-        screen.check(f"{dead} killed, the next one waited", shown, waited <= bound)
+        screen.check(
+            f"wait after {dead} were killed" if ghosts else f"wait after {dead} was killed",
+            shown,
+            waited <= bound,
+        )
 
 
 async def run(*, as_json: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""``aiodlock doctor``: look at a server with the eyes of a lock."""
+"""``aiodlock doctor``: what matters for locks: a server's version, settings, replicas, rights, clock."""
 
 from __future__ import annotations
 
@@ -20,31 +20,42 @@ _OLDEST = {"redis": (6, 2), "valkey": (7, 2)}
 _EVENT_CLASSES = "Kgxe"
 
 _NODE_AWAY = (
-    "Locks live as long as a majority of the nodes does.",
-    "Bring it back before another one fails.",
+    "Locks work as long as a majority of the nodes is reachable.",
+    "Bring this node back before another one fails.",
 )
 _NODE_RESTARTS = (
-    "After a restart the node does not count for restart_delay.",
-    "restart_delay at least the longest ttl in use; 0 only with appendonly yes and appendfsync always.",
+    "After a restart, this node does not count for restart_delay.",
+    "Set restart_delay to at least the longest ttl in use. 0 is safe only with appendonly yes and "
+    "appendfsync always.",
 )
+
+
+#: The columns in a pipe, and what they mean.
+COLUMNS = {
+    "level": "`ok`, `note`, `warning` or `error`.",
+    "subject": "What was examined.",
+    "found": "What was found.",
+    "meaning": "What that means for locks. Empty if it means nothing.",
+    "fix": "How to fix it. Empty if there is nothing to fix.",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at: what was found, what it means for locks, how to mend it."""
+    """One thing that was examined; see ``COLUMNS``."""
 
     subject: str
     level: Level
     found: str
     meaning: str = ""
-    mend: str = ""
+    fix: str = ""
 
 
 async def examine(source: str | list[str], *, prefix: str, fix: bool) -> list[Finding]:
     """Return the findings, in a fixed order; of a quorum, node by node.
 
-    :raises BackendUnavailable: when the server (most of a quorum's) does not answer.
-    :raises BackendError: when it refuses.
+    :raises BackendUnavailable: when the server, or a majority of a quorum's, is unreachable.
+    :raises BackendError: when the server refuses a command that is needed.
     """
     if isinstance(source, str):
         return await _examine(source, prefix, fix)
@@ -62,18 +73,18 @@ async def _examine_node(url: str, prefix: str, fix: bool, which: str) -> list[Fi
 
 
 def _among_several(one: Finding) -> Finding:
-    """Say what it means for one node of a quorum."""
+    """Say what the finding means for one node of a quorum."""
     if one.subject == "replicas" and one.level == "ok":
         return replace(one, meaning="")
     if one.subject == "persistence":
-        return replace(one, meaning=_NODE_RESTARTS[0], mend=_NODE_RESTARTS[1])
+        return replace(one, meaning=_NODE_RESTARTS[0], fix=_NODE_RESTARTS[1])
     return one
 
 
 async def _examine(url: str, prefix: str, fix: bool) -> list[Finding]:
     if url.startswith("memory:"):
         async with Client(url):
-            return [Finding("server", "ok", "memory store", "Locks live in this process only.")]
+            return [Finding("server", "ok", "memory store", "Locks exist in this process only.")]
     refused: BackendError | None = None
     async with Redis.from_url(url, decode_responses=True) as server:
         try:
@@ -94,9 +105,9 @@ def _no_lock(error: Exception) -> Finding:
     return Finding(
         "lock",
         "error",
-        f"a lock could not be taken and released: {error}",
-        "Nothing will work.",
-        "See the other findings: most often it is the ACL, a replica, or a server too old.",
+        f"a lock could not be acquired and released: {error}",
+        "aiodlock cannot work with this server.",
+        "Read the other findings. Frequent causes: the ACL, a replica, a server that is too old.",
     )
 
 
@@ -109,11 +120,11 @@ async def _try_a_lock(source: str | list[str], prefix: str) -> Finding:
         except (BackendError, TimeoutError) as error:
             return _no_lock(error)
     took = (time.perf_counter() - started) * 1000
-    return Finding("lock", "ok", f"taken and released in {took:.1f} ms")
+    return Finding("lock", "ok", f"acquired and released in {took:.1f} ms")
 
 
 class _Doctor:
-    """Reads INFO and CONFIG once; each method looks at one thing."""
+    """Reads INFO and CONFIG once; each method examines one subject."""
 
     def __init__(self, server: Redis, prefix: str, user: str) -> None:
         self._server = server
@@ -141,9 +152,9 @@ class _Doctor:
             return Finding(
                 "version",
                 "note",
-                "unknown: INFO is refused",
-                "It cannot be seen whether the server is new enough; the lock above tells more.",
-                "Allow the user INFO: +info.",
+                "unknown: the user may not run INFO",
+                "The server may be too old. If the finding 'lock' is ok, it is not.",
+                "Give the user the right +info.",
             )
         numbers = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
         oldest = _OLDEST.get(kind, (6, 2))
@@ -153,7 +164,7 @@ class _Doctor:
                 "version",
                 "error",
                 f"{kind} {text}",
-                f"aiodlock is made for {kind} {needed} and later.",
+                f"aiodlock needs {kind} {needed} or later.",
                 "Upgrade the server.",
             )
         return Finding("version", "ok", f"{kind} {text}")
@@ -162,17 +173,17 @@ class _Doctor:
         subject, key = "notifications", "notify-keyspace-events"
         present = self._config.get(key)
         meaning = (
-            "Without them the next waiter of a holder that died looks when that lease ends, as it "
-            "does anyway; a lock whose keys are deleted or evicted is noticed later. Nothing is unsafe."
+            "Without keyspace notifications, waiters notice later that a lock's keys were deleted or "
+            "evicted. Locks are safe without them."
         )
-        how = f"CONFIG SET {key} {_EVENT_CLASSES} (and the same in the configuration file)"
+        how = f"CONFIG SET {key} {_EVENT_CLASSES}, and the same in the configuration file"
         if present is None:
             return Finding(
                 subject,
                 "note",
-                "unknown: CONFIG is refused",
+                "unknown: the user may not run CONFIG",
                 meaning,
-                f"Set {key} to {_EVENT_CLASSES} in the console of the service.",
+                f"Set {key} to {_EVENT_CLASSES} in your provider's console.",
             )
         missing = "".join(c for c in _EVENT_CLASSES if c not in present.replace("A", "gxe"))
         if not missing:
@@ -188,10 +199,15 @@ class _Doctor:
                 subject,
                 "ok",
                 f"turned on ({present + missing})",
-                "Until the server restarts: write it to the configuration file too.",
+                "The setting is gone when the server restarts.",
+                f"Write it to the configuration file too: {key} {present + missing}",
             )
         return Finding(
-            subject, "note", f"off ({present or 'empty'})", meaning, f"{how}, or doctor --fix."
+            subject,
+            "note",
+            f"off ({present or 'empty'})",
+            meaning,
+            f"{how}. Or run aiodlock doctor --fix.",
         )
 
     def eviction(self) -> Finding:
@@ -201,9 +217,9 @@ class _Doctor:
             return Finding(
                 "eviction",
                 "warning",
-                "unknown: INFO and CONFIG are refused",
-                "A server that evicts keys can lose locks.",
-                "See in the console of the service that maxmemory-policy is noeviction.",
+                "unknown: the user may run neither INFO nor CONFIG",
+                "If the server evicts keys, locks can be lost.",
+                "Check in your provider's console that maxmemory-policy is noeviction.",
             )
         if policy == "noeviction":
             return Finding("eviction", "ok", "noeviction")
@@ -212,37 +228,39 @@ class _Doctor:
             "eviction",
             "error" if limit else "warning",
             f"{policy}" + (f", maxmemory {limit} bytes" if limit else ", no maxmemory"),
-            "A full server deletes locks that are held: two may hold one name.",
-            "CONFIG SET maxmemory-policy noeviction, or give locks a server of their own.",
+            "When its memory is full, the server deletes locks that are held. Then two clients can hold "
+            "one lock.",
+            "CONFIG SET maxmemory-policy noeviction, or use a separate server for locks.",
         )
 
     def persistence(self) -> Finding:
         appends = self._info.get("aof_enabled")
         saves = self._config.get("save")
         lost = (
-            "a restart forgets every lock: holders learn it at their next extension, others get in."
+            "a restart loses every lock. Others can acquire it at once, and the holder notices at its next "
+            "extension."
         )
-        mend = (
-            "For locks that must outlive a restart: appendonly yes, appendfsync always. "
-            "Otherwise let a restart take longer than the longest ttl."
+        fix = (
+            "If locks must survive a restart: appendonly yes, and appendfsync always. "
+            "Otherwise make a restart take longer than the longest ttl."
         )
         if appends is None and saves is None:
             return Finding(
                 "persistence",
                 "note",
-                "unknown: INFO and CONFIG are refused",
-                f"Without an append-only file: {lost}",
-                f"See in the console of the service. {mend}",
+                "unknown: the user may run neither INFO nor CONFIG",
+                f"Without an append-only file, {lost}",
+                f"Check it in your provider's console. {fix}",
             )
         if appends:
             return Finding(
                 "persistence",
                 "ok",
                 "append-only file",
-                "With appendfsync everysec a crash may lose the last second's grants.",
+                "With appendfsync everysec, a crash of the server may lose the grants of the last second.",
             )
         kind = f"snapshots ({saves})" if saves else "none"
-        return Finding("persistence", "note", kind, lost.capitalize(), mend)
+        return Finding("persistence", "note", kind, lost[0].upper() + lost[1:], fix)
 
     def replicas(self) -> Finding:
         role = self._info.get("role")
@@ -250,17 +268,18 @@ class _Doctor:
             return Finding(
                 "replicas",
                 "note",
-                "unknown: INFO is refused",
-                "With replicas a failover may lose the last grants, and two may hold a name.",
-                "Allow the user INFO (+info), or see in the console of the service.",
+                "unknown: the user may not run INFO",
+                "If there are replicas, a failover may lose the last grants. Then two clients can hold one "
+                "lock.",
+                "Give the user the right +info, or check it in your provider's console.",
             )
         if role != "master":
             return Finding(
                 "replicas",
                 "error",
                 f"this server is a {role}",
-                "Locks live on the primary; a replica refuses writes.",
-                "Connect to the primary, or to the primary endpoint of the service.",
+                "Locks need the primary: a replica refuses writes.",
+                "Use the URL of the primary, or your provider's primary endpoint.",
             )
         count = int(self._info.get("connected_slaves", 0))
         if not count:
@@ -268,14 +287,15 @@ class _Doctor:
                 "replicas",
                 "ok",
                 "none",
-                "The server is a single point of failure: locks wait for it.",
+                "While this server is down, no lock can be acquired.",
             )
         return Finding(
             "replicas",
             "note",
             f"{count}",
-            "Replication is asynchronous: a failover may lose the last grants, and two may hold a name.",
-            "Give the token to whatever is written to, and let it refuse smaller ones.",
+            "Replication is asynchronous: a failover may lose the last grants. Then two clients can hold "
+            "one lock.",
+            "Use fencing tokens: send the token with each write, and reject writes with smaller tokens.",
         )
 
     async def acl(self, refused: BackendError | None) -> Finding:
@@ -284,16 +304,16 @@ class _Doctor:
         except RedisError:
             user = self._user
         if refused is None:
-            return Finding("acl", "ok", f"user {user} may do all that is needed")
+            return Finding("acl", "ok", f"user {user} has all rights that are needed")
         prefix = self._prefix
         return Finding(
             "acl",
             "error",
             f"user {user}: {refused}",
-            "No client can be entered.",
+            "No client can connect.",
             f"ACL SETUSER {user} ~{prefix}:* resetchannels &{prefix}:* &__keyspace@*__:{prefix}:* "
-            "+@read +@write +@scripting +@pubsub +@connection +time; +info +config|get show this "
-            "doctor more.",
+            "+@read +@write +@scripting +@pubsub +@connection +time; with +info +config|get, doctor "
+            "finds out more.",
         )
 
     async def clock(self) -> Finding:
@@ -311,15 +331,15 @@ class _Doctor:
             return Finding(
                 "clock",
                 "error",
-                f"the server's clock stepped by {spread:.1f} s just now",
-                "A step forward ends leases early.",
-                "Let the clock be slewed, not stepped (chrony or ntpd without big steps).",
+                f"the server's clock jumped by {spread:.1f} s just now",
+                "A jump forward ends leases early.",
+                "Configure chrony or ntpd to slew the clock instead of stepping it.",
             )
         level: Level = "ok" if abs(offset) < 2.0 else "note"
         return Finding(
             "clock",
             level,
-            f"{offset:+.3f} s from this machine's",
-            "Leases count on the server's clock alone: a constant difference does no harm.",
-            "" if level == "ok" else "Set both clocks by NTP: a correction may come as a step.",
+            f"{offset:+.3f} s compared with this machine",
+            "Only the server's clock counts. A constant difference does no harm.",
+            "" if level == "ok" else "Run NTP on both machines: a later correction may be a jump.",
         )

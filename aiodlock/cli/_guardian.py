@@ -102,7 +102,7 @@ class Guardian:
         if number and not self.over:
             error = OSError(int(number), os.strerror(int(number)))
             code = 127 if isinstance(error, FileNotFoundError) else 126
-            self.tell(f"failed {code} {sys.argv[2]}: {error.strerror}")
+            self.tell(f"failed {code} cannot run {sys.argv[2]!r}: {error.strerror}")
             raise SystemExit(0)
         for early in self.early:
             self.signal_group(early)
@@ -207,7 +207,7 @@ def main() -> None:
         if not guardian.hear():
             return
     if _now() >= guardian.term_at:
-        guardian.tell("failed 76 the lease was over before the command could start")
+        guardian.tell("failed 76 the lease ended before the command could start")
         return
     guardian.start(sys.argv[2:])
     guardian.watch()

@@ -20,11 +20,16 @@ from .. import (
     Client,
     ClientClosed,
     Lease,
+    Lock,
     LockError,
+    LockInfo,
     LockLost,
     NotHeld,
 )
 from .._clock import now
+from .._errors import LossReason
+from ..backends._label import process_label
+from . import _show
 from ._source import read_source
 
 UNAVAILABLE, SOFTWARE, NOT_ACQUIRED, LOST = 69, 70, 75, 76
@@ -39,11 +44,24 @@ _ENDING = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUI
 _SPARE = 0.25
 SHORTEST_MARGIN = 0.1
 _ASK_EVERY = 0.5
+#: A request that waits for longer tells what it waits for.
+_SILENT = 0.5
+
+#: What ``--quiet`` keeps to itself. Failures are always told.
+_QUIET = frozenset(("waiting", "not_acquired"))
+_WHY: dict[LossReason, str] = {
+    "expired": "its lease could not be extended in time",
+    "broken": "an operator released it by force",
+    "taken_over": "another client holds it",
+    "gone": "the store does not know it any more (flushed, evicted, or lost in a failover)",
+    "max_hold": "it was held for the longest time allowed",
+    "closed": "the client was closed",
+}
 
 
 @dataclass
 class Run:
-    """What the user asked for; ``signals`` are those that came and were not passed on yet."""
+    """What the user asked for."""
 
     url: str
     name: str
@@ -52,10 +70,14 @@ class Run:
     ttl: float = 30.0
     margin: float = 5.0
     timeout: float | None = None
+    quiet: bool = False
+    conflict_exit_code: int = NOT_ACQUIRED
     as_json: bool = False
     client_options: dict[str, Any] = field(default_factory=dict)
 
     def say(self, event: str, text: str, **facts: object) -> None:
+        if self.quiet and event in _QUIET:
+            return
         if self.as_json:
             text = json.dumps({"event": event, "name": self.name, "message": text, **facts})
         else:
@@ -122,10 +144,10 @@ async def _acquire(wanted: Run) -> tuple[Client, Lease] | int:
             "on_lost": "flag",
         }
         lock = client.rwlock(wanted.name, **options)
-        return client, await (lock.read if wanted.shared else lock.write).acquire()
-    except (AcquireTimeout, LockLost) as busy:
-        wanted.say("not_acquired", str(busy))
-        code = NOT_ACQUIRED
+        return client, await _wait(wanted, client, lock.read if wanted.shared else lock.write)
+    except (AcquireTimeout, LockLost):
+        await _say_not_acquired(wanted, client)
+        code = wanted.conflict_exit_code
     except (BackendError, ClientClosed) as away:
         wanted.say("unavailable", str(away))
         code = UNAVAILABLE
@@ -136,6 +158,52 @@ async def _acquire(wanted: Run) -> tuple[Client, Lease] | int:
     if entered:
         await client.__aexit__(None, None, None)
     return code
+
+
+async def _wait(wanted: Run, client: Client, lock: Lock) -> Lease:
+    """Acquire, and say once what is waited for."""
+    if wanted.quiet:
+        return await lock.acquire()
+    telling = asyncio.create_task(_say_waiting(wanted, client))
+    try:
+        return await lock.acquire()
+    finally:
+        telling.cancel()
+        await asyncio.wait({telling})
+
+
+async def _say_waiting(wanted: Run, client: Client) -> None:
+    await asyncio.sleep(_SILENT)
+    try:
+        info = await client.inspect(wanted.name)
+    except LockError as error:
+        wanted.say("waiting", f"waiting for {wanted.name!r}; {error}")
+        return
+    if any(holder.client.startswith(process_label()) for holder in info.holders):
+        return  # granted just now
+    wanted.say("waiting", f"waiting for {wanted.name!r}{_by(info)}", held_by=_clients(info))
+
+
+async def _say_not_acquired(wanted: Run, client: Client) -> None:
+    if wanted.quiet:
+        return
+    text = f"{wanted.name!r} was not acquired"
+    text += f" within {wanted.timeout:g} s" if wanted.timeout else ""
+    try:
+        info = await client.inspect(wanted.name)
+    except LockError:
+        wanted.say("not_acquired", text)
+    else:
+        wanted.say("not_acquired", f"{text}{_by(info)}", held_by=_clients(info))
+
+
+def _by(info: LockInfo) -> str:
+    who = _show.who_before(info, process_label())
+    return f": {who}" if who else ""
+
+
+def _clients(info: LockInfo) -> list[str]:
+    return list(dict.fromkeys(holder.client for holder in info.holders))
 
 
 async def _guarded(wanted: Run, lease: Lease, signals: asyncio.Queue[signal.Signals]) -> int:
@@ -236,7 +304,7 @@ class _Supervision:
                     return int(code)
                 case _:
                     self.guardian_failed = True
-                    self._wanted.say("failed", "the guardian process died: the child was killed")
+                    self._wanted.say("failed", "the guardian process died: the command was killed")
                     await self._kill_and_wait()
                     return SOFTWARE
 
@@ -257,15 +325,17 @@ class _Supervision:
         lease = self._lease
         lost = self._lost or lease.lost
         if lost is not None:
-            self._wanted.say("lost", str(lost), reason=lost.reason)
+            name, token = self._wanted.name, lease.token
+            text = f"{name!r} was lost while the command ran: {_WHY[lost.reason]} (token {token})"
+            self._wanted.say("lost", text, reason=lost.reason)
             with contextlib.suppress(LockError):
                 await lease.release()
             return LOST
         try:
             await lease.release()
         except (LockLost, NotHeld, BackendError) as error:
-            # The command had ended while the lease was held.
-            self._wanted.say("release_failed", str(error))
+            text = f"the command has ended, but releasing {self._wanted.name!r} failed: {error}"
+            self._wanted.say("release_failed", text)
         return code
 
     # -- helpers -------------------------------------------------------------------------------
@@ -304,7 +374,20 @@ class _Supervision:
         kill_at = now() + margin - min(_SPARE, margin / 4)
         self._kill_at = min(self._kill_at, kill_at)
         self._tell(f"lost {self._kill_at:.4f}")
-        self._wanted.say("losing", f"{self._lost}; ending the command", reason=self._lost.reason)
+        self._say_losing(self._lost.reason, max(0.0, self._kill_at - now()))
+
+    def _say_losing(self, reason: LossReason, kill_in: float) -> None:
+        why = _WHY[reason]
+        if reason == "expired":
+            margin = self._wanted.margin
+            why += f", and has {kill_in + min(_SPARE, margin / 4):.1f} s left"
+        self._wanted.say(
+            "losing",
+            f"{self._wanted.name!r}: {why}; the command gets SIGTERM now, and SIGKILL in {kill_in:.1f} s "
+            "if it still runs",
+            reason=reason,
+            kill_in=round(kill_in, 3),
+        )
 
     async def _pass_signals(self) -> None:
         while True:

@@ -1,17 +1,37 @@
-"""What the commands print: tables for people, plain lines for pipes, JSON for programs."""
+"""What the commands print: tables for people, lines with tabs for pipes, JSON for programs."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .. import LockInfo
+from .. import HolderInfo, LockInfo, WaiterInfo
+
+#: The columns of ``ls`` and ``top`` in a pipe, in order, and what they mean.
+COLUMNS = {
+    "name": "The lock's name. Line breaks and control characters are escaped.",
+    "mode": "`exclusive` or `shared`. `closed`: nobody holds the lock, but the lock-delay of a lost holder "
+    "keeps it closed. `free`: nobody holds it.",
+    "holders": "The number of holders.",
+    "held_by": "The holders' clients, with commas between them: host, process id, and a random part. "
+    "`-` if nobody holds the lock.",
+    "seconds_left": "Seconds until the last of the holders' leases ends, unless it is extended. If the "
+    "lock is closed: seconds until it opens.",
+    "waiters": "The number of requests in the queue.",
+    "seconds_waited": "Seconds for which the oldest request in the queue has waited.",
+    "token": "The last fencing token that was given out. 0 if unknown.",
+}
+#: In a terminal they are shorter, and the last one, the token, is left out.
+_HEADINGS = ("name", "mode", "holders", "held by", "s left", "waiters", "s waited")
+_TEXTS = ("name", "mode", "held by")
 
 
 def console() -> Console:
@@ -27,6 +47,11 @@ def print_json(value: object) -> None:
     print(json.dumps(value), flush=True)
 
 
+def print_line(*cells: object) -> None:
+    """Print cells with tabs between them."""
+    print("\t".join(map(str, cells)), flush=True)
+
+
 def as_dict(info: LockInfo) -> dict[str, Any]:
     return dataclasses.asdict(info)
 
@@ -36,8 +61,16 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def plural(count: int, word: str) -> str:
+    """Return ``1 time``, ``2 times``."""
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+# -- one line for each lock ------------------------------------------------------------------------
+
+
 def summary(info: LockInfo) -> tuple[str, ...]:
-    """Return a lock's line in ``ls`` and ``top``; see ``_HEADINGS``."""
+    """Return a lock's line in ``ls`` and ``top``; see ``COLUMNS``."""
     mode = info.holders[0].mode if info.holders else ("closed" if info.closed else "free")
     holders = ",".join(sorted({printable(holder.client) for holder in info.holders})) or "-"
     left = max((holder.remaining for holder in info.holders), default=info.closed)
@@ -54,22 +87,17 @@ def summary(info: LockInfo) -> tuple[str, ...]:
     )
 
 
-#: In a pipe the last one, the token, comes too.
-_HEADINGS = ("name", "mode", "holders", "held by", "s left", "waiters", "s waited", "token")
-_TEXTS = ("name", "mode", "held by")
-
-
 def table(infos: list[LockInfo]) -> Table:
     """Return a table with a line for each lock; names and holders are cut when they do not fit."""
     rows = [summary(info)[:-1] for info in infos]
-    widths = [max(map(len, column)) for column in zip(_HEADINGS, *rows, strict=False)]
+    widths = [max(map(len, column)) for column in zip(_HEADINGS, *rows, strict=True)]
     name, held_by = _HEADINGS.index("name"), _HEADINGS.index("held by")
     room = console().width - 2 * len(widths) - sum(widths) + widths[name] + widths[held_by]
     # The name gets what it needs, three fifths of the room at least; the holders get the rest.
     wanted = min(widths[name], max(room * 3 // 5, room - widths[held_by]))
     widths[name], widths[held_by] = max(1, wanted), max(1, min(widths[held_by], room - wanted))
     found = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for heading, width in zip(_HEADINGS, widths, strict=False):
+    for heading, width in zip(_HEADINGS, widths, strict=True):
         justify: Literal["left", "right"] = "left" if heading in _TEXTS else "right"
         found.add_column(heading, justify=justify, no_wrap=True, width=width)
     for row in rows:
@@ -77,33 +105,102 @@ def table(infos: list[LockInfo]) -> Table:
     return found
 
 
-def print_list(infos: list[LockInfo]) -> None:
+def print_list(infos: list[LockInfo], *, header: bool) -> None:
     if for_people():
         render(table(infos) if infos else "No lock is held or waited for.")
         return
+    if header:
+        print_line(*COLUMNS)
     for info in infos:
-        print("\t".join(summary(info)))
+        print_line(*summary(info))
 
 
 def render(what: RenderableType) -> None:
     console().print(what)
 
 
+# -- everything about one lock ---------------------------------------------------------------------
+
+
 def print_one(info: LockInfo) -> None:
-    """Tell everything about one lock, a line for each holder and waiter."""
-    print(f"name\t{printable(info.name)}")
-    print(f"token\t{info.token}")
+    """Print the lock, then a line for each holder and waiter, in columns. The same in a pipe."""
+    facts = [("name", printable(info.name)), ("state", _state(info))]
+    facts.append(("token", str(info.token or "none known")))
+    _print_columns(facts)
+    if info.holders or info.waiters:
+        print()
+        _print_columns(
+            [_holder_cells(one) for one in info.holders]
+            + [_waiter_cells(one) for one in info.waiters]
+        )
+
+
+def _state(info: LockInfo) -> str:
+    if info.holders:
+        return f"held by {plural(len(info.holders), 'holder')}, {len(info.waiters)} waiting"
     if info.closed:
-        print(f"closed\t{info.closed:.1f} s (lock-delay of a holder that was lost)")
-    for holder in info.holders:
-        print(
-            f"holder\t{holder.mode}\ttoken {holder.token}\t{holder.remaining:.1f} s left\t"
-            f"{holder.count} times\t{printable(holder.client)}\t{printable(holder.owner)}"
-        )
-    for waiter in info.waiters:
-        print(
-            f"waiter {waiter.position + 1}\t{waiter.mode}\twaiting {waiter.waiting:.1f} s\t"
-            f"{printable(waiter.client)}\t{printable(waiter.owner)}"
-        )
-    if not info.holders and not info.waiters and not info.closed:
-        print("free")
+        return f"closed for {info.closed:.1f} s more: a holder was lost (lock-delay)"
+    return "free"
+
+
+def _holder_cells(one: HolderInfo) -> tuple[str, ...]:
+    facts = (f"token {one.token}", f"{one.remaining:.1f} s left")
+    times = f"acquired {plural(one.count, 'time')}"
+    return ("holder", one.mode, printable(one.client), *facts, times, *_owner_cells(one))
+
+
+def _waiter_cells(one: WaiterInfo) -> tuple[str, ...]:
+    place = f"waiter {one.position + 1}"
+    facts = ("", f"{one.waiting:.1f} s waited", "")
+    return (place, one.mode, printable(one.client), *facts, *_owner_cells(one))
+
+
+def _owner_cells(one: HolderInfo | WaiterInfo) -> tuple[str, ...]:
+    """Tell an owner that a user has named. The default is made from the client's name."""
+    if one.owner.startswith(f"{one.client}-"):
+        return ()
+    return (f"owner {printable(one.owner)}",)
+
+
+def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
+    widths: dict[int, int] = {}
+    for row in rows:
+        for number, cell in enumerate(row):
+            widths[number] = max(widths.get(number, 0), cell_len(cell))
+    for row in rows:
+        padded = (cell + " " * (widths[n] - cell_len(cell)) for n, cell in enumerate(row))
+        print("  ".join(padded).rstrip())
+
+
+# -- who has it, in one sentence -------------------------------------------------------------------
+
+_NAMED = 3
+
+
+def who(info: LockInfo) -> str:
+    """Say who holds a lock, or why it is closed; nothing if it is free."""
+    clients = list(dict.fromkeys(printable(one.client) for one in info.holders))
+    if clients:
+        shared = "shared" if info.holders[0].mode == "shared" else "held"
+        return f"{shared} by {_some(clients)}"
+    if info.closed:
+        return f"closed for {info.closed:.1f} s more, because a holder was lost (lock-delay)"
+    return ""
+
+
+def who_before(info: LockInfo, ours: str) -> str:
+    """Say what a request waits for. Clients whose names begin with ``ours`` are its own."""
+    ahead = _ahead(info, ours)
+    queue = f"{plural(ahead, 'request')} ahead in the queue" if ahead else ""
+    return "; ".join(part for part in (who(info), queue) if part)
+
+
+def _ahead(info: LockInfo, ours: str) -> int:
+    own = [one.position for one in info.waiters if one.client.startswith(ours)]
+    return min(own, default=len(info.waiters))
+
+
+def _some(words: Iterable[str]) -> str:
+    listed = list(words)
+    more = len(listed) - _NAMED
+    return ", ".join(listed[:_NAMED]) + (f" and {more} more" if more > 0 else "")

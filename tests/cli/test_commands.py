@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import aiodlock
-from aiodlock.cli import _app
+from aiodlock.cli import _app, _show
 
 from ..scenes import PATIENCE, until_waiting
 from ..servers import Store
@@ -42,6 +43,9 @@ async def test_ls_lists_what_is_held_or_waited_for(store: Store, client: aiodloc
         assert [row[0] for row in rows] == ["a", r"b\nb"]
         assert rows[0][1] == "shared"
         assert rows[0][-1] == str(lease.token)
+        header, *lines = (await call(store, "ls", "--header"))[1].splitlines()
+        assert header.split("\t") == list(_show.COLUMNS)
+        assert [line.count("\t") for line in lines] == [header.count("\t")] * 2
         _, out = await call(store, "ls", "a*", "--json")
         (found,) = json.loads(out)
         assert found["name"] == "a"
@@ -57,8 +61,18 @@ async def test_show_tells_holders_and_waiters(store: Store, client: aiodlock.Cli
         assert shown["holders"][0]["token"] == lease.token
         assert [waiter["owner"] for waiter in shown["waiters"]] == ["me"]
         _, out = await call(store, "show", "x")
-        assert f"token {lease.token}" in out
-        assert "waiter 1" in out
+        assert f"token {lease.token}  " in out
+        assert "  acquired 1 time" in out
+        assert "1 times" not in out
+        holder, waiter = out.splitlines()[-2:]
+        assert holder.split()[:2] == ["holder", "exclusive"]
+        assert waiter.startswith("waiter 1  exclusive  ")
+        assert waiter.endswith("  owner me")
+        assert holder.index("exclusive") == waiter.index("exclusive")
+        left, waited = re.search(r"\S+ s left", holder), re.search(r"\S+ s waited", waiter)
+        assert left is not None
+        assert waited is not None
+        assert left.start() == waited.start()
     await (await waiting).release()
     assert "free" in (await call(store, "show", "x"))[1]
 
@@ -88,6 +102,8 @@ async def test_top_counts(store: Store, client: aiodlock.Client) -> None:
         ] * 2
         _, out = await call(store, "top", "--count", "1")
         assert out.splitlines()[1].startswith("x\texclusive\t")
+        _, out = await call(store, "top", "--count", "1", "--header")
+        assert [line.split("\t")[0] for line in out.splitlines()] == ["locks 1", "name", "x"]
 
 
 async def test_store_away_gives_69() -> None:

@@ -36,7 +36,7 @@ async def test_doctor_looks_at_everything_and_fixes_notifications(store: Store) 
     assert found["acl"]["level"] == "ok", found["acl"]
     assert found["clock"]["level"] == "ok"
     assert found["notifications"]["level"] == "note"
-    assert "CONFIG SET" in found["notifications"]["mend"]
+    assert "CONFIG SET" in found["notifications"]["fix"]
     assert (await findings(store, "--fix"))["notifications"]["level"] == "ok"
     assert (await findings(store))["notifications"]["level"] == "ok"
     server = await store.raw()
@@ -59,7 +59,7 @@ async def test_doctor_warns_of_eviction_and_ends_with_1(store: Store) -> None:
 
 
 @pytest.mark.real_store
-async def test_doctor_names_what_the_acl_forbids_and_mends_it(store: Store) -> None:
+async def test_doctor_names_what_the_acl_forbids_and_fixes_it(store: Store) -> None:
     server = await store.raw()
 
     async def acl(*words: str) -> None:
@@ -75,10 +75,10 @@ async def test_doctor_names_what_the_acl_forbids_and_mends_it(store: Store) -> N
         assert found["lock"]["level"] == found["acl"]["level"] == "error"
         for word in ("poor", "PUBLISH", "HSET"):
             assert word in found["acl"]["found"]
-        mend = found["acl"]["mend"].partition(";")[0].split()
-        assert mend[:3] == ["ACL", "SETUSER", "poor"]
+        fix = found["acl"]["fix"].partition(";")[0].split()
+        assert fix[:3] == ["ACL", "SETUSER", "poor"]
         # Exactly what it says is enough, for a user who may do nothing else.
-        await acl("SETUSER", "poor", "reset", "on", ">secret", *mend[3:])
+        await acl("SETUSER", "poor", "reset", "on", ">secret", *fix[3:])
         code, out = await call(poor, "doctor", "--json")
         found = {finding["subject"]: finding for finding in json.loads(out)}
         assert code == 0
@@ -100,4 +100,4 @@ async def test_doctor_tells_a_replica() -> None:
     found = {finding["subject"]: finding for finding in json.loads(out)}
     assert code == 1
     assert found["lock"]["level"] == found["replicas"]["level"] == "error"
-    assert "primary" in found["replicas"]["mend"]
+    assert "primary" in found["replicas"]["fix"]

@@ -96,7 +96,7 @@ async def test_doctor_looks_at_every_node(servers: list[EmbeddedServer]) -> None
     assert code == 0
     assert found["lock"]["level"] == "ok"
     assert [found[f"node {node}: version"]["level"] for node in (1, 2, 3)] == ["ok"] * 3
-    assert "restart_delay" in found["node 1: persistence"]["mend"]
+    assert "restart_delay" in found["node 1: persistence"]["fix"]
     assert not found["node 1: replicas"]["meaning"]
     servers[1].kill()
     code, out = await call(servers, "doctor", "--json")

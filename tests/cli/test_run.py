@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -129,11 +130,87 @@ async def test_held_lock_gives_75(start: Start, client: aiodlock.Client) -> None
         process = await start("job", *options, "--json", "--", "echo", "never")
         out, err = await process.communicate()
         assert (process.returncode, out) == (75, b"")
-        assert json.loads(err)["event"] == "not_acquired"
+        assert json.loads(err.splitlines()[-1])["event"] == "not_acquired"
 
     async with client.lock("job"):
         await asyncio.gather(is_refused("--nonblock"), is_refused("--timeout", f"{BRIEF}"))
         assert not (await client.inspect("job")).waiters
+
+
+async def test_conflict_exit_code_stands_for_75_and_no_other(
+    start: Start, client: aiodlock.Client
+) -> None:
+    options = ("job", "--nonblock", "--conflict-exit-code", "0")
+    async with client.lock("job"):
+        process = await start(*options, "--", "false")
+        _, err = await process.communicate()
+        assert process.returncode == 0
+        (holder,) = (await client.inspect("job")).holders
+        expected = f"aiodlock: 'job' was not acquired: held by {holder.client}\n"
+        assert err.decode() == expected
+    process = await start(*options, "--", "sh", "-c", "exit 75")
+    assert await process.wait() == 75
+
+
+async def test_quiet_says_nothing_of_a_lock_that_others_hold(
+    start: Start, client: aiodlock.Client
+) -> None:
+    async def is_silent(code: int, *options: str) -> None:
+        process = await start("job", "--quiet", *options, "--", "echo", "ran")
+        out, err = await process.communicate()
+        assert (process.returncode, out, err) == (code, b"ran\n" if code == 0 else b"", b"")
+
+    async with client.lock("job"):
+        await asyncio.gather(
+            is_silent(75, "--nonblock"), is_silent(75, "--timeout", str(2 * BRIEF))
+        )
+        waiter = asyncio.create_task(is_silent(0))
+        await until_waiting(client, "job", within=STARTING)
+        await asyncio.sleep(BRIEF)  # long enough for a word about it
+    await waiter
+
+
+async def test_quiet_still_tells_failures(start: Start, client: aiodlock.Client) -> None:
+    process = await start("job", "--quiet", "--margin", "0.4", "--", "sh", "-c", "echo; sleep 60")
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"\n"
+    assert await client.break_lock("job") == 1
+    _, err = await process.communicate()
+    assert process.returncode == 76
+    assert "an operator released it by force" in err.decode()
+    process = await start("job", "--quiet", "--url", "unix:///nowhere", "--", "true")
+    _, err = await process.communicate()
+    assert process.returncode == 69
+    assert "cannot reach" in err.decode()
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+async def test_waiter_says_once_for_what_and_for_whom_it_waits(
+    start: Start, client: aiodlock.Client, as_json: bool
+) -> None:
+    async with client.lock("job"):
+        other = asyncio.create_task(client.lock("job").acquire())
+        await until_waiting(client, "job")
+        (holder,) = (await client.inspect("job")).holders
+        options = ["--json"] if as_json else []
+        process = await start("job", *options, "--", "true")
+        assert process.stderr is not None
+        line = (await process.stderr.readline()).decode()
+        told = json.loads(line)["message"] if as_json else line.strip().removeprefix("aiodlock: ")
+        expected = f"waiting for 'job': held by {holder.client}; 1 request ahead in the queue"
+        assert told == expected
+        if as_json:
+            message = json.loads(line)
+            assert (message["event"], message["held_by"]) == ("waiting", [holder.client])
+    await (await other).release()
+    assert await process.stderr.read() == b""
+    assert await process.wait() == 0
+
+
+async def test_command_that_need_not_wait_says_nothing(start: Start) -> None:
+    process = await start("job", "--", "sleep", "1")
+    _, err = await process.communicate()
+    assert (process.returncode, err) == (0, b"")
 
 
 async def test_shared_runs_beside_readers_only(start: Start, client: aiodlock.Client) -> None:
@@ -226,6 +303,13 @@ async def test_stopped_server_ends_a_command_before_its_deadline(
     try:
         await until_dead(pids, within=3)
         assert await process.wait() == 76
+        assert process.stderr is not None
+        told = (await process.stderr.read()).decode()
+        # The lease is given up while a part of it is left, which is what the message has to say.
+        left = re.search(r"could not be extended in time, and has (\S+) s left; .*SIGTERM", told)
+        assert left is not None, told
+        assert 0.0 < float(left[1]) <= 1.0
+        assert "ago" not in told
     finally:
         store.server.resume()
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -152,47 +151,31 @@ def test_exit_code_is_recorded_for_prometheus(tmp_path: Path) -> None:
 
 
 @pytest.mark.stores("valkey9")
-async def test_second_host_is_quiet_and_the_first_one_is_heard(store: Store) -> None:
-    environment = {
-        **os.environ,
-        "AIODLOCK_URL": store.url,
-        "PATH": f"{HERE}:{os.environ['PATH']}",
-    }
+async def test_second_host_of_the_cron_job_ends_with_0_and_prints_nothing(store: Store) -> None:
+    command, arguments = container()["command"], ["sh", "-c", "echo out; echo trouble >&2; exit 3"]
+    environment = {**os.environ, "AIODLOCK_URL": store.url}
 
-    def quietly(*command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(FILES / "quietly.sh"), "report", *command],
+    def run() -> tuple[int, str, str]:
+        assert command[0] == "aiodlock"
+        done = subprocess.run(
+            [f"{HERE}/aiodlock", *command[1:], *arguments],
             env=environment,
             capture_output=True,
             text=True,
             check=False,
             timeout=STARTING,
         )
+        return done.returncode, done.stdout, done.stderr
 
-    done = quietly("sh", "-c", "echo out; echo trouble >&2; exit 3")
-    assert (done.returncode, done.stdout, done.stderr) == (3, "out\n", "trouble\n")
-    async with Client(store.url) as other, other.lock("report"):
-        assert (quietly("echo", "x").returncode, quietly("echo", "x").stdout) == (0, "")
-        assert quietly("echo", "x").stderr == ""
+    assert run() == (3, "out\n", "trouble\n")
+    async with Client(store.url) as other, other.lock("nightly-report"):
+        assert run() == (0, "", "")
 
 
-@pytest.mark.stores("valkey9")
-def test_quiet_script_passes_a_signal_on(store: Store) -> None:
-    command = "trap 'echo ending; exit 5' TERM; echo ready; while :; do sleep 0.05; done"
-    with subprocess.Popen(
-        [str(FILES / "quietly.sh"), "report", "sh", "-c", command],
-        env={**os.environ, "AIODLOCK_URL": store.url, "PATH": f"{HERE}:{os.environ['PATH']}"},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            process.send_signal(signal.SIGTERM)
-            assert process.stdout.read() == "ending\n"
-            assert process.wait(STARTING) == 5
-        finally:
-            process.kill()
+def container() -> dict[str, Any]:
+    job: dict[str, Any] = yaml.safe_load((FILES / "cronjob.yaml").read_text())
+    (container,) = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    return dict(container)
 
 
 def test_cron_job_of_kubernetes_says_what_the_page_says() -> None:
@@ -201,9 +184,8 @@ def test_cron_job_of_kubernetes_says_what_the_page_says() -> None:
     inner = job["spec"]["jobTemplate"]["spec"]
     pod = inner["template"]["spec"]
     assert pod["restartPolicy"] == "Never"  # what a podFailurePolicy asks for
-    (container,) = pod["containers"]
+    report = container()
     (rule,) = inner["podFailurePolicy"]["rules"]
-    assert rule["onExitCodes"]["containerName"] == container["name"]
+    assert rule["onExitCodes"]["containerName"] == report["name"]
     assert rule["onExitCodes"]["values"] == [76]
-    assert Path(container["command"][0]).name == "quietly.sh"
-    assert [variable["name"] for variable in container["env"]] == ["AIODLOCK_URL"]
+    assert [variable["name"] for variable in report["env"]] == ["AIODLOCK_URL"]

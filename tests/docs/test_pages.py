@@ -116,6 +116,9 @@ def check_ours(words: list[str]) -> None:
     """Parse the arguments as the command would, and do nothing else."""
     group: Any = typer.main.get_command(app)
     assert words, "a command of aiodlock is missing"
+    if words[0].startswith("-"):
+        assert words[0] in {word for one in group.params for word in one.opts}
+        return
     command = group.commands.get(words[0])
     assert command is not None, f"there is no command 'aiodlock {words[0]}'"
     arguments = words[1:]
