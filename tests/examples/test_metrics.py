@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from .workers import workers
 
 pytestmark = pytest.mark.stores("valkey9")
 
+SHOP = Path(__file__).parents[2] / "examples" / "shop"
 WAITS = "aiodlock.wait.duration"
 
 
@@ -76,9 +79,17 @@ async def test_each_worker_exports_its_own_locks_and_the_sum_is_all_of_them(stor
 
 
 async def test_any_worker_adds_up_all_of_them_for_prometheus(store: Store, tmp_path: Path) -> None:
-    settings = {"AIODLOCK_URL": store.url, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    async with workers("examples.prometheus_workers:app", 2, settings) as http:
-        served = await click_until_all_served(http, 2)
+    (tmp_path / "metrics").mkdir()
+    settings = {
+        "AIODLOCK_URL": store.url,
+        "DATABASE": str(tmp_path / "shop.db"),
+        "PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "metrics"),
+        "PYTHONPATH": str(SHOP),
+    }
+    async with workers("main:app", 2, settings) as http:
+        assert (await http.post("/orders")).json() == 1
+        clicks = await asyncio.gather(*[http.post("/orders/1/pay") for _ in range(20)])
+        assert sorted(click.json() for click in clicks) == [False] * 19 + [True]
         for _ in range(4):  # whichever worker answers
             page = (await http.get("/metrics")).text
             samples = {
@@ -87,5 +98,18 @@ async def test_any_worker_adds_up_all_of_them_for_prometheus(store: Store, tmp_p
                 for sample in family.samples
             }
             acquired = samples["aiodlock_wait_duration_seconds_count", "acquired"]
-            assert acquired == served.total()
+            assert acquired == 20
             assert samples["aiodlock_held", None] == 0
+
+
+async def test_the_tests_of_the_shop_pass_as_a_reader_runs_them(tmp_path: Path) -> None:
+    for name in ("main.py", "lock_metrics.py", "test_main.py"):
+        shutil.copy(SHOP / name, tmp_path)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "pytest", "-o", "asyncio_mode=auto", "-p", "no:cacheprovider"),
+        cwd=tmp_path,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    printed, _ = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode == 0, printed.decode()
+    assert b"3 passed" in printed

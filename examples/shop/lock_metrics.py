@@ -1,18 +1,11 @@
-"""A web service that Prometheus scrapes: one page adds up the locks of all worker processes.
+"""What a client's locks do, as metrics of Prometheus, added up over all worker processes.
 
-mkdir /tmp/shop-metrics
-PROMETHEUS_MULTIPROC_DIR=/tmp/shop-metrics AIODLOCK_URL=redis://localhost:6379/0 \\
-    uvicorn examples.prometheus_workers:app --workers 2
+Give each worker's client a ``Report()``, and serve ``metrics`` at ``/metrics``.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Annotated
-
-from fastapi import FastAPI, Response
+from fastapi import Response
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
@@ -23,11 +16,9 @@ from prometheus_client import (
 )
 from prometheus_client.multiprocess import MultiProcessCollector
 
-import aiodlock.fastapi
-from aiodlock import Hooks, Lease, RequestInfo
-from aiodlock.fastapi import Locked
+import aiodlock
+from aiodlock import Hooks, RequestInfo
 
-URL = os.environ.get("AIODLOCK_URL", "memory://")
 SECONDS = (0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0)
 LOCK = ["aiodlock_lock", "aiodlock_mode", "aiodlock_kind"]
 
@@ -88,24 +79,6 @@ def about(request: RequestInfo) -> tuple[str, str, str]:
     return request.name.partition(":")[0], request.mode, request.kind
 
 
-@asynccontextmanager
-async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Each worker runs this after the fork, and reports its own client."""
-    async with aiodlock.fastapi.lifespan(URL)(app):
-        app.state.aiodlock.add_hooks(Report())
-        yield
-
-
-app = FastAPI(lifespan=lifespan)
-
-
-@app.post("/orders/{order_id}/pay")
-async def pay(order_id: int, lease: Annotated[Lease, Locked("order:{order_id}")]) -> int:
-    """Work on an order; return the process id of the worker."""
-    return os.getpid()
-
-
-@app.get("/metrics")
 async def metrics() -> Response:
     """Add up what all workers have written, whichever worker answers."""
     registry = CollectorRegistry()
