@@ -1,7 +1,7 @@
 """Run the Python of one page, as its reader would type it. Usage: run_page PAGE URL.
 
-The blocks of a page run in order, in one namespace, with ``await`` allowed at the top. There are a
-``client`` (entered) and a ``redis`` (redis-py) to begin with. Functions named ``test_...`` are called
+The blocks of a page run in order, in one namespace, with ``await`` allowed at the top. It is empty to begin
+with, as at the prompt: what a page uses, it has imported or made. Functions named ``test_...`` are called
 when their block has run, as pytest would do it.
 """
 
@@ -14,8 +14,6 @@ import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
-
-import redis.asyncio
 
 import aiodlock
 
@@ -31,15 +29,7 @@ class Reader:
         self._page = page
         self._url = url
         self._runner = runner
-        self.client = aiodlock.Client(url)
-        self.redis = redis.asyncio.Redis.from_url(url)
-        self.names: dict[str, Any] = {
-            "__name__": "__main__",
-            "aiodlock": aiodlock,
-            "asyncio": asyncio,
-            "client": self.client,
-            "redis": self.redis,
-        }
+        self.names: dict[str, Any] = {"__name__": "__main__"}
 
     def type_in(self, block: Block) -> None:
         try:
@@ -51,6 +41,14 @@ class Reader:
                 raise
         else:
             assert not block.raises, f"{title(self._page)}:{block.line} raises no {block.raises}"
+
+    async def leave(self) -> None:
+        """Close what the page has opened at the prompt."""
+        client = self.names.get("client")
+        if isinstance(client, aiodlock.Client):
+            await client.__aexit__(None, None, None)
+        if "redis" in self.names:
+            await self.names["redis"].aclose()
 
     def _run(self, block: Block) -> None:
         # Line numbers of a traceback are those of the page.
@@ -75,11 +73,9 @@ def main(page: Path, url: str) -> None:
     """Run a page; what goes wrong comes out as a traceback."""
     with asyncio.Runner() as runner:
         reader = Reader(page, url, runner)
-        runner.run(reader.client.__aenter__())
         for block in python(page):
             reader.type_in(block)
-        runner.run(reader.client.__aexit__(None, None, None))
-        runner.run(reader.redis.aclose())
+        runner.run(reader.leave())
 
 
 if __name__ == "__main__":
