@@ -264,6 +264,36 @@ async def test_name_that_leads_nowhere_for_now_closes_nothing(
     assert not [r for r in caplog.records if getattr(r, "event", "") == "no_connection"]
 
 
+@pytest.mark.parametrize(
+    ("host", "port"),
+    [
+        ("", None),
+        ("no..host", None),
+        ("x" * 70, None),
+        ("no\0host", None),
+        ("127.0.0.1", 0),
+        ("127.0.0.1", 99999),
+    ],
+)
+async def test_address_that_no_server_can_have_counts_for_nothing(
+    two: list[EmbeddedServer], sentinels: list[LyingSentinel], host: str, port: int | None
+) -> None:
+    """From the first sentinel, since a newer failover: while entered, and when entering."""
+    for sentinel in sentinels:
+        sentinel.name(two[0], 1)
+    async with _client(sentinels) as client:
+        async with client.lock("name") as lease:
+            sentinels[0].host, sentinels[0].epoch = host, 2
+            if port is not None:
+                sentinels[0].names = port
+            asked = sentinels[0].asked
+            await until(lambda: sentinels[0].asked >= asked + 2)
+            async with _client(sentinels) as other, other.lock("another"):
+                assert _is_at(other, two[0])()
+            assert is_held(lease)
+            assert _is_at(client, two[0])()
+
+
 async def test_address_that_is_another_services_by_now_is_an_outage_and_not_the_end(
     two: list[EmbeddedServer], sentinels: list[LyingSentinel]
 ) -> None:

@@ -132,6 +132,14 @@ class _Sentinel:
             self._wire = None
 
 
+def _address(host: str, port: int) -> Address:
+    """Return the address, or raise a ValueError if no server can have it."""
+    host.encode("idna")  # as the resolver does
+    if not host or "\0" in host or not 0 < port < 65536:
+        raise ValueError(f"{host!r}:{port} is no address")
+    return host, port
+
+
 def _read(facts: Any, named: Any, least_others: int) -> Named:
     try:
         about = dict(zip(facts[::2], facts[1::2], strict=True))
@@ -139,7 +147,7 @@ def _read(facts: Any, named: Any, least_others: int) -> Named:
         flags = set(about[b"flags"].split(b","))
         others = int(about.get(b"num-other-sentinels", 0))
         epoch = int(about.get(b"config-epoch", 0))
-        address = host.decode(), int(port)
+        address = _address(host.decode(), int(port))
     except (ValueError, TypeError, KeyError, AttributeError) as wrong:
         raise ResponseError(f"its answer has the wrong shape: {facts!r:.200}") from wrong
     is_down = b"master" not in flags or bool(flags & {b"s_down", b"o_down"})
@@ -353,7 +361,7 @@ class PrimaryLookup:
                     found = await asyncio.get_running_loop().getaddrinfo(
                         *address, type=socket.SOCK_STREAM
                     )
-            except OSError:
+            except (OSError, ValueError):  # the latter of a name that cannot be one
                 return True  # not known; the name may be resolved the next time
             peers = frozenset(one[4][:2] for one in found)
             self._peers[address] = peers, moment + _RESOLVED_FOR
