@@ -219,10 +219,7 @@ class Place:
         self.state = State.LOST
         self.reason, self.failure = reason, failure
         self.wake_watchers()
-        if self.options.on_lost == "cancel" and self.armed:
-            for task, scope in self.armed.items():
-                if task is not spare:
-                    scope.cancel()
+        self._cancel_bodies(spare)
 
     def lose_if_overdue(self, *, spare: asyncio.Task[Any] | None = None) -> None:
         """The clock decides when no message came."""
@@ -235,6 +232,13 @@ class Place:
         """The leave found that the lease had ended before; perhaps the leave was long on its way."""
         moment = now()
         self.reason = self._overdue_reason(moment) if moment >= self.ends_at else reason
+        self._cancel_bodies()  # it may have been left in a body, that goes on
+
+    def _cancel_bodies(self, spare: asyncio.Task[Any] | None = None) -> None:
+        if self.options.on_lost == "cancel" and self.armed:
+            for task, scope in self.armed.items():
+                if task is not spare:
+                    scope.cancel()
 
     def wake_watchers(self) -> None:
         """Let those who wait for the loss look again."""

@@ -381,6 +381,7 @@ class Session:
                     repeated = True
                     if now() >= place.deadline:
                         self.start_soon(self._leave_until_done, place, True)
+                        place.lose_on_leaving("expired")
                         raise LockLost(
                             f"releasing {request.name!r} had no answer until its lease ended "
                             f"(token {place.token}): {error!r}",

@@ -753,6 +753,49 @@ async def test_body_that_touches_its_lost_lease_and_goes_on_is_cancelled_at_its_
     assert task.cancelling() == 0
 
 
+@pytest.mark.scripted
+@pytest.mark.parametrize("way", ["lease", "lock", "block"])
+async def test_body_whose_release_finds_the_lease_lost_is_cancelled_at_its_next_await(
+    client: Client, store: Store, way: str
+) -> None:
+    raw, lock, steps = await store.raw(), client.lock("x"), 0
+
+    async def enter(lease: Lease) -> None:
+        async with lease:
+            await raw.flushall()
+
+    with pytest.raises(LockLost) as lost:
+        async with lock as lease:
+            await raw.flushall()
+            try:
+                await {"lease": lease.release, "lock": lock.release, "block": lambda: enter(lease)}[
+                    way
+                ]()
+            except LockLost:
+                pass  # logged, and forgotten
+            while steps < 40:
+                await asyncio.sleep(0.001)
+                steps += 1
+    assert lost.value.reason == "gone"
+    assert steps == 0
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+@pytest.mark.scripted
+async def test_exception_of_a_release_that_finds_the_lease_lost_comes_out_of_the_body(
+    client: Client, store: Store
+) -> None:
+    raw = await store.raw()
+    with pytest.raises(LockLost) as lost:
+        async with client.lock("x") as lease:
+            await raw.flushall()
+            await lease.release()
+    assert lost.value.reason == "gone"
+    await turns(client)  # and no cancellation afterwards
+
+
 @pytest.mark.parametrize("pause", [0.0, 0.001, 0.01])
 async def test_body_takes_no_second_step_after_its_lease_has_ended(
     client: Client, pause: float

@@ -191,6 +191,24 @@ async def test_holder_is_told_at_its_local_deadline(
 
 
 @ways
+async def test_body_whose_release_has_no_answer_is_told_and_cancelled_at_its_next_await(
+    proxy: FaultProxy, unlucky: aiodlock.Client, go_away: Away
+) -> None:
+    steps = 0
+    with pytest.raises(aiodlock.LockLost) as lost:  # noqa: PT012
+        async with unlucky.lock("name", ttl=0.5) as lease:
+            await go_away(proxy)
+            with pytest.raises(aiodlock.LockLost):
+                await lease.release()
+            assert lease.lost is not None
+            for _ in range(40):
+                await asyncio.sleep(0.001)
+                steps += 1
+    assert lost.value.reason == "expired"
+    assert steps == 0
+
+
+@ways
 async def test_holder_that_reaches_the_server_again_in_time_keeps_its_lease(
     proxy: FaultProxy, make_unlucky: MakeClient, go_away: Away
 ) -> None:
