@@ -56,6 +56,8 @@ async def test_bench_measures_and_leaves_nothing(store: Store) -> None:
         assert 0 < result["median_ms"] <= result["p99_ms"]
     _, out = await call(store, "bench", "--seconds", "0.1")
     assert [line.count("\t") for line in out.splitlines()] == [3] * 4
+    _, out = await call(store, "bench", "--seconds", "0.1", "--header")
+    assert out.splitlines()[0] == "case\tper_second\tmedian_ms\tp99_ms"
     server = await store.raw()
 
     async def is_empty() -> bool:

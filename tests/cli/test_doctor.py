@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from aiodlock.cli import _doctor
+
 from ..servers import Store, embedded
 from .test_commands import call
 
@@ -53,6 +55,11 @@ async def test_doctor_warns_of_eviction_and_ends_with_1(store: Store) -> None:
         assert code == 1
         assert "error\teviction\tallkeys-lru" in out
         assert "noeviction" in out
+        _, out = await call(store, "doctor", "--header")
+        header, *lines = out.splitlines()
+        assert header.split("\t") == list(_doctor.COLUMNS)
+        assert [line.split("\t")[1] for line in lines] == SUBJECTS
+        assert {line.count("\t") for line in lines} == {header.count("\t")}
     finally:
         await server.config_set("maxmemory-policy", "noeviction")
         await server.config_set("maxmemory", "0")
