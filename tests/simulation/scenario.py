@@ -7,11 +7,11 @@ import gc
 import logging
 import random
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import anyio._backends._asyncio
@@ -34,6 +34,8 @@ from .world import Process, Scope, World
 _CHAOS = (2.0, 5.0)
 #: A dead connection is noticed after 1 to 16 s (a subscription after 15 s), connecting pauses up to 2 s.
 _SERVED_WITHIN = 60.0
+
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -135,6 +137,8 @@ class Simulation:
         self.random = self.world.random
         #: What users' code does besides; of its own, so that the schedules stay what they are.
         self.habits = random.Random(~seed)
+        #: Which share of the turns is what users' code does besides a plain block.
+        self.odd_turns = 0.12
         self.style = draw_style(self.random)
         self.make_world()
         self.network.on_reply = self.checkers.on_reply
@@ -145,6 +149,8 @@ class Simulation:
         self._closers: dict[Process, asyncio.Event] = {}
         self.stores: dict[str, int] = {}
         self.outcomes: dict[str, int] = {}
+        #: Objects that all tasks of a client use.
+        self.common: dict[tuple[SimClient, str], Acquirable] = {}
         self._patches: list[tuple[object, str, object]] = []
         if prepare is not None:
             prepare(self)
@@ -382,9 +388,13 @@ class Simulation:
 
     async def _turn(self, process: Process, client: SimClient) -> None:
         rng, style = self.random, self.style
+        if self.habits.random() < self.odd_turns:
+            odd = (self._close_elsewhere, self._hand_over, self._leave_out_of_order)
+            await self.habits.choice(odd)(process, client)
+            return
         kind = rng.random()
         lock, weaker = self._some_lock(client)
-        base = f"aiodlock:1:{lock._kind}:{{{lock.name}}}"
+        base = _base(lock)
         if kind < 0.1:
             lease = await lock.acquire_nowait()
             await self._bare(process, lease, base)
@@ -419,6 +429,74 @@ class Simulation:
                             with suppress(LockLost):  # and goes on
                                 await lease.extend(ttl)
                         await self._hold(lease, base)
+
+    async def _close_elsewhere(self, process: Process, client: SimClient) -> None:
+        """Another task closes the exit stack; other tasks may be in blocks of the same object."""
+        lock = self._common_lock(client)
+        stack = AsyncExitStack()
+        lease = await stack.enter_async_context(lock)
+        try:
+            async with self._body(process, lease):
+                await self._hold(lease, _base(lock))
+        finally:
+            try:
+                await _in_another_task(stack.aclose(), cancel=False)
+            except RuntimeError as unclear:
+                if isinstance(unclear, aiodlock.LockError):
+                    raise
+                await lock.__aexit__(None, None, None)  # it has ended nobody's block
+
+    async def _hand_over(self, process: Process, client: SimClient) -> None:
+        """One task acquires, another runs the body; the first one waits for it, or has ended before."""
+        lock, _ = self._some_lock(client)
+        if self.habits.random() < 0.5:
+            lease = await _in_another_task(lock.acquire(), cancel=True)
+            await self._entered_body(process, lease, _base(lock))
+            return
+        lease = await lock.acquire()
+        began = asyncio.Event()
+
+        async def body() -> None:
+            began.set()
+            await self._entered_body(process, lease, _base(lock))
+
+        try:
+            await _in_another_task(body(), cancel=True)
+        finally:
+            if not began.is_set():
+                await lease.release()
+
+    async def _entered_body(self, process: Process, lease: Lease, base: str) -> None:
+        async with lease, self._body(process, lease):
+            await self._hold(lease, base)
+
+    async def _leave_out_of_order(self, process: Process, client: SimClient) -> None:
+        """Enter a name by two objects, leave the first one first, and go on."""
+        lock, _ = self._some_lock(client)
+        again = lock
+        if isinstance(lock, aiodlock.Lock):
+            again = aiodlock.Lock(client, lock.name, lock.mode, lock._options)
+        async with AsyncExitStack() as second:
+            async with AsyncExitStack() as first:
+                lease = await first.enter_async_context(lock)
+                if isinstance(lock, aiodlock.Lock):  # a semaphore would wait for itself
+                    lease = await second.enter_async_context(again)
+                else:
+                    second.push_async_exit(first.pop_all())
+            async with self._body(process, lease):
+                await self._hold(lease, _base(lock))
+
+    def _common_lock(self, client: SimClient) -> Acquirable:
+        name = f"n{self.habits.randrange(self.style.names)}"
+        lock = self.common.get((client, name))
+        if lock is None:
+            ttl = self.habits.choice(self.style.ttls)
+            if self.style.semaphores:
+                lock = client.semaphore(f"s{name}", 2, ttl=ttl, timeout=2.0)
+            else:
+                lock = client.rwlock(name, ttl=ttl, timeout=2.0).read
+            self.common[client, name] = lock
+        return lock
 
     def _some_lock(self, client: SimClient) -> tuple[Acquirable, Acquirable]:
         """Return a lock, and one that its holder gets besides."""
@@ -521,6 +599,28 @@ class Simulation:
         self.network.released()
         for process in world.processes:
             process.resume()
+
+
+def _base(lock: Acquirable) -> str:
+    return f"aiodlock:1:{lock._kind}:{{{lock.name}}}"
+
+
+async def _in_another_task(call: Coroutine[Any, Any, _T], *, cancel: bool) -> _T:
+    """Run it to its end, whoever is cancelled; with ``cancel``, it is cancelled along."""
+    task = asyncio.ensure_future(call)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+            if cancel:
+                task.cancel()
+    if cancelled is None:
+        return task.result()
+    if not task.cancelled() and isinstance(task.exception() or task.result(), Lease):
+        await task.result().release()  # type: ignore[attr-defined]
+    raise cancelled
 
 
 class Faults:

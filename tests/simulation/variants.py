@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from aiodlock import _bodies
+from aiodlock._bodies import Bodies, Body
 from aiodlock._clock import now
 from aiodlock._extender import Extender
 from aiodlock._lease import Lease
@@ -206,6 +208,27 @@ def _spare_who_notices(simulation: Simulation) -> None:
     simulation.checkers.forgetful = True
 
 
+def _extend_too_late(simulation: Simulation) -> None:
+    """Stop processes that wait, under a lock-delay: what they were granted is overdue when they extend it.
+
+    In the stock worlds one seed of a hundred has an extension of a record that is overdue and still there.
+    """
+    simulation.style = replace(
+        simulation.style,
+        forgetful=False,
+        faults=("pause",),
+        pause_between_faults=0.2,
+        tasks=2,
+        names=1,
+        ttls=(0.3,),
+        waiter_ttl=0.3,
+        delays=(0.5,),
+        hold=0.02,
+        think=0.02,
+    )
+    simulation.checkers.forgetful = False
+
+
 def _mark_in_a_task(simulation: Simulation) -> None:
     def on_timer(self: Extender) -> None:
         self._timer = None
@@ -228,6 +251,90 @@ def _mark_in_a_task(simulation: Simulation) -> None:
         hold=0.4,
         think=0.02,
     )
+
+
+def _guess_whose_block_ends(simulation: Simulation) -> None:
+    """End the latest block of all when the task that leaves has entered none."""
+
+    def guess(tasks: list[asyncio.Task[Any]]) -> int:
+        current = _bodies.current_task()
+        latest_first = range(len(tasks) - 1, -1, -1)
+        own = (index for index in latest_first if tasks[index] is current)
+        ended = (index for index in latest_first if tasks[index].done())
+        return next(own, next(ended, len(tasks) - 1))
+
+    simulation.patch(_bodies, "block_meant", guess)
+    _mostly_odd(simulation)
+
+
+def _disarm_with_the_first_block(simulation: Simulation) -> None:
+    """Disarm the body when the block that armed it is left, whichever blocks of its task stay."""
+    right_arm, right_end = Body._arm, Body._end_block
+    armed: set[Body] = set()
+    ends_arming_block = False
+
+    def arm(self: Body) -> asyncio.Task[Any]:
+        (place,) = self._held_places()[:1]
+        if not place.armed or asyncio.current_task() not in place.armed:
+            armed.add(self)
+        return right_arm(self)
+
+    async def end_block(self: Body, *args: Any) -> None:
+        nonlocal ends_arming_block
+        ends_arming_block = self in armed
+        armed.discard(self)
+        await right_end(self, *args)
+
+    def leave(self: Bodies, task: asyncio.Task[Any], places: list[Place], exc_type: Any) -> bool:
+        blocks, ended = self._open[task], []
+        for place in places:
+            blocks.remove(place)
+            if ends_arming_block and place.armed and task in place.armed:
+                ended.append(place.armed.pop(task).leave(exc_type))
+        if not blocks:
+            del self._open[task]
+        return any(ended)
+
+    simulation.patch(Body, "_arm", arm)
+    simulation.patch(Body, "_end_block", end_block)
+    simulation.patch(Bodies, "leave", leave)
+    _mostly_odd(simulation)
+
+
+class _NeverCancels(BodyScope):
+    def cancel(self) -> None:
+        pass
+
+
+def _arm_only_who_acquired(simulation: Simulation) -> None:
+    """Cancel a body only if it runs in the task that acquired the lease."""
+    right = Bodies.enter
+
+    def enter(self: Bodies, task: asyncio.Task[Any], places: list[Place]) -> None:
+        right(self, task, places)
+        for place in places:
+            acquired_by = place.task() if place.task is not None else None
+            if acquired_by is not task and place.armed:
+                place.armed[task] = _NeverCancels(task)
+
+    simulation.patch(Bodies, "enter", enter)
+    _mostly_odd(simulation)
+
+
+def _mostly_odd(simulation: Simulation) -> None:
+    simulation.odd_turns = 0.5
+    simulation.style = replace(
+        simulation.style,
+        forgetful=False,
+        faults=("pause", "partition"),
+        pause_between_faults=0.2,
+        tasks=3,
+        ttls=(0.3,),
+        hold=0.2,
+        think=0.02,
+        cancels=0.0,
+    )
+    simulation.checkers.forgetful = False
 
 
 def _keep_places(simulation: Simulation) -> None:
@@ -465,7 +572,7 @@ VARIANTS = {
             ),
         ),
         ("exclusion",),
-        seed=45,
+        seed=60,
     ),
     "no marker after an ambiguous failure": Variant(
         _lua(("if ARGV[5] ~= '0' then", "if false then")), ("ghost",), seed=2
@@ -480,8 +587,9 @@ VARIANTS = {
             ),
         ),
         ("extension",),
+        seed=3,
     ),
-    "late notice believed": Variant(_believe_late_notices, ("honesty", "deadline"), seed=16),
+    "late notice believed": Variant(_believe_late_notices, ("honesty", "deadline"), seed=26),
     "readers barging": Variant(
         _lua(
             (
@@ -512,16 +620,19 @@ VARIANTS = {
             ("token = math.max(tonumber(last) + 1, now_us)", "token = tonumber(last) + 1"),
         ),
         ("token", "store"),
-        seed=1,
+        seed=3,
     ),
     "overdue holder revived": Variant(
-        _lua(("if record.live then\n    push(record)", "if true then\n    push(record)")),
+        _both(
+            _lua(("if record.live then\n    push(record)", "if true then\n    push(record)")),
+            _extend_too_late,
+        ),
         ("extension",),
-        seed=419,
     ),
     "lock-delay forgotten": Variant(
         _lua(("if now < record.closed_until then", "if now < record.deadline then")),
         ("extension",),
+        seed=1,
     ),
     "leaving without a hand-off": Variant(
         _lua(
@@ -542,10 +653,17 @@ VARIANTS = {
         ("keys",),
     ),
     "waiters that rely on notices": Variant(_rely_on_notices, ("liveness",)),
-    "heads that look late": Variant(_look_late, ("idle",), seed=3),
+    "heads that look late": Variant(_look_late, ("idle",), seed=26),
     "nobody is told of the end": Variant(_tell_nobody, ("told",), seed=6),
-    "who notices the loss is spared": Variant(_spare_who_notices, ("told",), seed=1),
-    "the loss is marked some turns later": Variant(_mark_in_a_task, ("told",), seed=15),
+    "who notices the loss is spared": Variant(_spare_who_notices, ("told",), seed=2),
+    "the loss is marked some turns later": Variant(_mark_in_a_task, ("told",), seed=22),
+    "any block ends when it is not clear which": Variant(
+        _guess_whose_block_ends, ("told",), seed=4
+    ),
+    "the first block that is left disarms the body": Variant(
+        _disarm_with_the_first_block, ("told",), seed=3
+    ),
+    "only the task that acquired is cancelled": Variant(_arm_only_who_acquired, ("told",), seed=6),
     "a store that compares nothing": Variant(_compare_nothing, ("store",)),
     "places are kept": Variant(_keep_places, ("leak",)),
     "quorum: token not written back": Variant(
@@ -679,7 +797,10 @@ VARIANTS = {
         _believe_in_holds_elsewhere, ("exclusion",), kind=FailoverSimulation, seed=7
     ),
     "memory: no marker after an ambiguous failure": Variant(
-        _machine("        if marker:\n", "        if False:\n"), ("ghost",), kind=MachineSimulation
+        _machine("        if marker:\n", "        if False:\n"),
+        ("ghost",),
+        kind=MachineSimulation,
+        seed=2,
     ),
     "memory: extension that shortens": Variant(
         _machine(
@@ -687,6 +808,7 @@ VARIANTS = {
         ),
         ("extension",),
         kind=MachineSimulation,
+        seed=6,
     ),
     "memory: readers barging": Variant(
         _machine(
@@ -703,11 +825,13 @@ VARIANTS = {
         ),
         ("handoff", "idle", "liveness"),
         kind=MachineSimulation,
+        seed=1,
     ),
     "memory: token from a plain counter": Variant(
         _machine("self.token = max(last + 1, self.now_us)", "self.token = last + 1"),
         ("token", "store"),
         kind=MachineSimulation,
+        seed=14,
     ),
     "memory: overdue holder revived": Variant(
         _machine(
@@ -716,11 +840,13 @@ VARIANTS = {
         ),
         ("extension",),
         kind=MachineSimulation,
+        seed=6,
     ),
     "memory: lock-delay forgotten": Variant(
         _machine("if now < e.closed_until}", "if now < e.deadline}"),
         ("extension", "exclusion"),
         kind=MachineSimulation,
+        seed=2,
     ),
     "memory: leaving without a hand-off": Variant(
         _machine(
