@@ -764,13 +764,16 @@ async def test_body_whose_release_finds_the_lease_lost_is_cancelled_at_its_next_
         async with lease:
             await raw.flushall()
 
+    uses: dict[str, Callable[[Lease], Awaitable[object]]] = {
+        "lease": lambda lease: lease.release(),
+        "lock": lambda lease: lock.release(),
+        "block": enter,
+    }
     with pytest.raises(LockLost) as lost:
         async with lock as lease:
             await raw.flushall()
             try:
-                await {"lease": lease.release, "lock": lock.release, "block": lambda: enter(lease)}[
-                    way
-                ]()
+                await uses[way](lease)
             except LockLost:
                 pass  # logged, and forgotten
             while steps < 40:
