@@ -1,6 +1,6 @@
 """A Celery task that pays an order once, however often it is delivered.
 
-    celery --app examples.recipes.celery_tasks worker --pool prefork --concurrency 4
+    celery --app celery_tasks worker --pool prefork --concurrency 4
 
 The client is made at import, in the process that forks the workers; each of them connects on its first use.
 """
@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 
+import shop
 from celery import Celery, Task
 
 from aiodlock import sync
-
-from . import shop
 
 app = Celery(broker=os.environ.get("BROKER_URL", "redis://localhost:6379/1"))
 app.conf.task_ignore_result = True

@@ -1,20 +1,19 @@
 """A Django view that pays an order once, in one file.
 
-    gunicorn --workers 2 --threads 4 --preload examples.recipes.django_site:application
+    gunicorn --workers 2 --threads 4 --preload django_site:application
 
 The client is made at import, also before gunicorn forks: each worker connects on its first use.
 """
 
 from __future__ import annotations
 
+import shop
 from django.conf import settings
 from django.core.wsgi import get_wsgi_application
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
 
 from aiodlock import sync
-
-from . import shop
 
 locks = sync.Client(shop.URL)
 

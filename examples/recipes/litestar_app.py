@@ -1,19 +1,18 @@
 """A Litestar handler that pays an order once.
 
-litestar --app examples.recipes.litestar_app:app run
+litestar --app litestar_app:app run
 """
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import shop
 from litestar import Litestar, post
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 
 import aiodlock
-
-from . import shop
 
 
 @asynccontextmanager

@@ -1,17 +1,16 @@
 """APScheduler on several hosts: each wants to write the report, one of them does it.
 
-python -m examples.recipes.scheduled
+python scheduled.py
 """
 
 from __future__ import annotations
 
 import os
 
+import shop
 from apscheduler.schedulers.blocking import BlockingScheduler
 
 from aiodlock import sync
-
-from . import shop
 
 locks = sync.Client(shop.URL)
 scheduler = BlockingScheduler()

@@ -1,6 +1,6 @@
 """A Starlette endpoint that pays an order once.
 
-uvicorn --workers 2 examples.recipes.starlette_app:app
+uvicorn --workers 2 starlette_app:app
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypedDict
 
+import shop
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 import aiodlock
-
-from . import shop
 
 
 class State(TypedDict):

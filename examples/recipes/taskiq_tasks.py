@@ -1,6 +1,6 @@
 """A taskiq task that pays an order once. Each worker process has a client of its own.
 
-    taskiq worker examples.recipes.taskiq_tasks:broker
+    taskiq worker taskiq_tasks:broker
 
 This broker keeps its tasks in memory, for the example; use taskiq-redis or another.
 """
@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated
 
+import shop
 from taskiq import Context, InMemoryBroker, TaskiqDepends, TaskiqEvents, TaskiqState
 
 import aiodlock
-
-from . import shop
 
 broker = InMemoryBroker()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import os
 import signal
@@ -21,12 +22,17 @@ import httpx
 import pytest
 import redis
 
+import aiodlock
 from aiodlock import sync
 
 from ..servers import embedded
 
 # What these libraries warn of is theirs.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(90)]
+
+
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "examples" / "recipes"
 
 
 class Shop:
@@ -53,6 +59,9 @@ def server() -> Iterator[str]:
 @pytest.fixture
 def shop(server: str, monkeypatch: pytest.MonkeyPatch) -> Shop:
     monkeypatch.setenv("AIODLOCK_URL", server)
+    # As in a folder of the reader's: each file stands alone beside shop.py.
+    monkeypatch.syspath_prepend(RECIPES)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(RECIPES), str(ROOT)]))
     monkeypatch.setenv("BROKER_URL", server.rpartition("/")[0] + "/1")
     shop = Shop(server)
     shop.records.flushall()
@@ -61,9 +70,9 @@ def shop(server: str, monkeypatch: pytest.MonkeyPatch) -> Shop:
 
 def recipe(name: str) -> ModuleType:
     """Import a recipe anew, with this test's store."""
-    for known in [known for known in sys.modules if known.startswith("examples.recipes")]:
-        del sys.modules[known]
-    return importlib.import_module(f"examples.recipes.{name}")
+    for path in RECIPES.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+    return importlib.import_module(name)
 
 
 @contextmanager
@@ -89,9 +98,7 @@ def until(happened: Callable[[], object], within: float = 40.0) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(
-    "site", ["examples.recipes.django_site", "tests.recipes.warmed"], ids=["fresh", "warmed"]
-)
+@pytest.mark.parametrize("site", ["django_site", "tests.recipes.warmed"], ids=["fresh", "warmed"])
 def test_a_django_view_behind_gunicorn_with_preload(shop: Shop, site: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.set_inheritable(True)
@@ -124,7 +131,7 @@ def test_a_django_view_behind_gunicorn_with_preload(shop: Shop, site: str) -> No
 
 def test_a_celery_task_in_prefork_workers(shop: Shop, tmp_path: Path) -> None:
     tasks = recipe("celery_tasks")
-    worker = ("celery", "--app", "examples.recipes.celery_tasks", "worker", "--pool", "prefork")
+    worker = ("celery", "--app", "celery_tasks", "worker", "--pool", "prefork")
     quiet = ("--concurrency", "3", "--loglevel", "WARNING", "--without-gossip", "--without-mingle")
     with running(*worker, *quiet, stdout=subprocess.DEVNULL):
         for number in range(30):
@@ -137,10 +144,27 @@ def test_a_celery_task_in_prefork_workers(shop: Shop, tmp_path: Path) -> None:
         assert not any(locks.lock(f"order:{order}").locked() for order in range(3))
 
 
+async def test_a_view_a_task_and_an_asyncio_service_take_turns(shop: Shop) -> None:
+    service, site = recipe("asyncio_service"), recipe("django_site")
+    view = functools.partial(site.pay, None, 7)
+    async with aiodlock.Client(shop.url) as client:
+        async with client.lock("order:7"):
+            paying = [
+                asyncio.create_task(service.pay(client, 7)),
+                asyncio.create_task(asyncio.to_thread(view)),
+                asyncio.create_task(asyncio.to_thread(recipe("celery_tasks").pay, 7)),
+            ]
+            while len((await client.inspect("order:7")).waiters) < 3:
+                await asyncio.sleep(0.01)
+            assert shop.charged(7) == 0
+        await asyncio.gather(*paying)
+    assert shop.charged(7) == 1
+
+
 def test_apscheduler_on_several_hosts(shop: Shop) -> None:
     environment = {**os.environ, "EVERY": "0.1"}
-    with running("examples.recipes.scheduled", env=environment, stderr=subprocess.DEVNULL):
-        with running("examples.recipes.scheduled", env=environment, stderr=subprocess.DEVNULL):
+    with running("scheduled", env=environment, stderr=subprocess.DEVNULL):
+        with running("scheduled", env=environment, stderr=subprocess.DEVNULL):
             until(lambda: int(shop.records.get("reports") or 0) >= 20)
     assert shop.records.get("mixed") is None
 

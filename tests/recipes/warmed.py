@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from examples.recipes.django_site import application as application
-from examples.recipes.django_site import locks
+from django_site import application as application
+from django_site import locks
 
 with locks.lock("warm"):
     held_by_the_parent = locks.lock("parent").acquire()
