@@ -1,0 +1,488 @@
+-- What aiodlock keeps in PostgreSQL: tables, and the functions that are the protocol.
+--
+-- @schema@ is the schema's name, quoted; @unlogged@ is the word "unlogged" or nothing.
+-- Every decision is made and written in one call of `turn`. Calls about the same name wait for each other at an
+-- advisory lock; the clock is read behind it. Deadlines are milliseconds of the server's clock, tokens microseconds.
+-- A key is the kind ("l" or "s"), a colon and the percent-encoded name.
+--
+-- The row of a name is not updated when its holders change: a new version is inserted, the old one is deleted, and
+-- the newest is read. Beside a transaction that stays open, the old versions of an updated row cannot be removed,
+-- and each look-up would walk through all of them.
+
+create type @schema@.holder as (
+  id text, mode text, token bigint, deadline bigint, length bigint, delay bigint, owner text, client text
+);
+
+-- head: no waiter has a smaller arrival. keep_until: from then on the row of a free name may be deleted.
+create @unlogged@ table @schema@.name (
+  key text collate "C" not null,
+  version bigint not null,
+  token bigint not null,
+  keep_until bigint not null,
+  head bigint not null,
+  holders @schema@.holder[] not null,
+  primary key (key, version)
+) with (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000,
+        autovacuum_vacuum_cost_delay = 0);
+
+create @unlogged@ table @schema@.waiter (
+  key text collate "C" not null,
+  arrival bigint not null,
+  id text collate "C" not null unique,
+  mode text not null,
+  owner text not null,
+  delay bigint not null,
+  client text not null,
+  deadline bigint not null,
+  length bigint not null,
+  since bigint not null,
+  primary key (key, arrival)
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000,
+        autovacuum_vacuum_cost_delay = 0);
+
+-- Requests that were left although a duplicate of their acquire may still arrive, and requests whose lease an
+-- operator broke.
+create @unlogged@ table @schema@.marker (id text collate "C" primary key, keep_until bigint not null);
+create @unlogged@ table @schema@.broken (id text collate "C" primary key, keep_until bigint not null);
+
+-- The server's clock in microseconds. Tests replace this function.
+create function @schema@.clock_us() returns bigint language sql volatile as
+$$ select (extract(epoch from clock_timestamp()) * 1000000)::bigint $$;
+
+create function @schema@.channel(client text) returns text language sql immutable as
+$$ select 'aiodlock_' || md5(client) $$;
+
+-- x excludes all, s excludes x, s3 is one of at most three.
+create function @schema@.fits(mode text, holders @schema@.holder[]) returns boolean
+language plpgsql immutable as $$
+declare
+  h @schema@.holder;
+begin
+  if cardinality(holders) = 0 then
+    return true;
+  end if;
+  if mode = 'x' or (length(mode) > 1 and cardinality(holders) >= substr(mode, 2)::bigint) then
+    return false;
+  end if;
+  foreach h in array holders loop
+    if h.mode = 'x' then
+      return false;
+    end if;
+  end loop;
+  return true;
+end $$;
+
+-- The token of what an owner holds by live records, negative if none of them is exclusive; null if it holds nothing.
+create function @schema@.token_of(who text, holders @schema@.holder[], now_ms bigint) returns bigint
+language plpgsql immutable as $$
+declare
+  h @schema@.holder;
+  found_token bigint;
+begin
+  foreach h in array holders loop
+    if h.owner = who and now_ms < h.deadline then
+      if h.mode = 'x' then
+        return h.token;
+      end if;
+      found_token := -h.token;
+    end if;
+  end loop;
+  return found_token;
+end $$;
+
+create function @schema@.earliest_end(holders @schema@.holder[]) returns bigint
+language plpgsql immutable as $$
+declare
+  h @schema@.holder;
+  earliest bigint;
+begin
+  foreach h in array holders loop
+    earliest := least(earliest, h.deadline + h.delay);
+  end loop;
+  return earliest;
+end $$;
+
+-- All messages of one client's turn of its event loop, in one call.
+--
+-- caller     the client's label
+-- retention  ms for which a free name's last token is kept
+-- ops        one message each, its fields separated by tabs:
+--              acquire  key  id  mode  owner  ttl  waiter-ttl  lock-delay  wait|nowait
+--              extend   key  id  length  owner
+--              leave    key  id  marker-ttl  ended|lost
+--              break    key  remember
+-- Result: one answer for each message, in the same order, then what this client is notified of.
+--   granted TOKEN LEFT | held TOKEN LEFT | busy | deadlock | limit MODE
+--   waiting LEFT LOOK FLOOR    LOOK: ms until the earliest blocker ends if at the head, else -1
+--   released | withdrawn | gone broken|expired|taken_over|gone | broke NUMBER
+-- Notifications, here or by NOTIFY for other clients: granted ID TOKEN | look ID | broken ID.
+create function @schema@.turn(caller text, retention bigint, ops text[]) returns text[]
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  answers text[] := '{}';
+  heard text[] := '{}';
+  now_us bigint;
+  now_ms bigint;
+  op text;
+  f text[];            -- the message's fields
+  verb text;
+  k text;
+  rid text;
+  answer text;
+  h @schema@.holder;
+  kept @schema@.holder[];
+  mine @schema@.holder;        -- the record of the request that the message is about, if it holds
+  own @schema@.waiter;         -- the same, if it waits
+  -- The name, as it was read and as it will be written.
+  present @schema@.name;
+  holding @schema@.holder[];
+  last_token bigint;
+  head_at bigint;
+  changed boolean;     -- the holders or the token
+  touched boolean;     -- only deadlines, or the place where the queue begins
+  -- The walk through the queue.
+  head @schema@.waiter;
+  moved boolean;       -- the head is a new one, or its blocker ends sooner
+  token_held bigint;
+  ends bigint;
+  client text;
+  message text;
+begin
+  -- In one order, so that no two calls wait for each other.
+  if cardinality(ops) = 1 then
+    perform pg_advisory_xact_lock(1095323471, hashtext(split_part(ops[1], E'\t', 2)));
+  else
+    perform pg_advisory_xact_lock(1095323471, ordered.hash) from (
+      select distinct hashtext(split_part(o, E'\t', 2)) as hash from unnest(ops) o order by 1
+    ) ordered;
+  end if;
+  now_us := @schema@.clock_us();
+  now_ms := now_us / 1000;
+
+  foreach op in array ops loop
+    f := string_to_array(op, E'\t');
+    verb := f[1];
+    k := f[2];
+    rid := f[3];
+    answer := null;
+    mine := null;
+    own := null;
+    head := null;
+    moved := false;
+    changed := false;
+    touched := false;
+
+    if verb = 'acquire' and exists (select from @schema@.marker m where m.id = rid and now_ms < m.keep_until) then
+      answers := answers || 'gone gone'::text;
+      continue;
+    end if;
+
+    -- Read the name. Holders that are overdue, and past their lock-delay, are dropped.
+    select * into present from @schema@.name n where n.key = k order by n.version desc limit 1;
+    last_token := coalesce(present.token, 0);
+    head_at := coalesce(present.head, 0);
+    holding := coalesce(present.holders, '{}');
+    if cardinality(holding) > 0 then
+      kept := '{}';
+      foreach h in array holding loop
+        if h.deadline > now_ms + h.length then
+          h.deadline := now_ms + h.length;  -- the clock was set back
+          touched := true;
+        end if;
+        if h.id = rid then
+          mine := h;
+        end if;
+        if now_ms < h.deadline + h.delay then
+          kept := kept || h;
+        else
+          changed := true;
+        end if;
+      end loop;
+      if changed or touched then
+        holding := kept;
+      end if;
+    end if;
+
+    -- What the message changes by itself.
+    if verb = 'extend' then
+      if now_ms < mine.deadline then
+        -- Not shorter than what was promised before: else the clamp would bring the deadline nearer.
+        mine.deadline := greatest(mine.deadline, now_ms + f[4]::bigint);
+        mine.length := greatest(f[4]::bigint, mine.deadline - now_ms);
+        for number in 1 .. cardinality(holding) loop
+          if holding[number].id = rid then
+            holding[number] := mine;
+          end if;
+        end loop;
+        touched := true;
+        answer := format('held %s %s', mine.token, mine.deadline - now_ms);
+      else
+        select * into own from @schema@.waiter w where w.id = rid and w.key = k;
+        if own.id is not null then
+          own.deadline := least(own.deadline, now_ms + own.length);
+          if now_ms < own.deadline then
+            own.deadline := greatest(own.deadline, now_ms + f[4]::bigint);
+            own.length := greatest(f[4]::bigint, own.deadline - now_ms);
+            update @schema@.waiter w set deadline = own.deadline, length = own.length where w.id = rid;
+          else
+            -- Too late, and maybe at the head: then the next one has to be told, nobody else will.
+            moved := not exists (
+              select from @schema@.waiter w where w.key = k and w.arrival >= head_at and w.arrival < own.arrival
+            );
+            delete from @schema@.waiter w where w.id = rid;
+            own := null;
+          end if;
+        end if;
+      end if;
+    elsif verb = 'leave' then
+      if f[4] <> '0' then
+        insert into @schema@.marker values (rid, now_ms + f[4]::bigint)
+          on conflict (id) do update set keep_until = excluded.keep_until;
+      end if;
+      if now_ms < mine.deadline and (f[5] <> 'lost' or mine.delay = 0) then
+        kept := '{}';
+        foreach h in array holding loop
+          if h.id <> rid then
+            kept := kept || h;
+          end if;
+        end loop;
+        holding := kept;
+        changed := true;
+        answer := 'released';
+      else
+        delete from @schema@.waiter w where w.id = rid and w.key = k returning * into own;
+        if own.id is not null then
+          moved := not exists (
+            select from @schema@.waiter w where w.key = k and w.arrival >= head_at and w.arrival < own.arrival
+          );
+        end if;
+        -- Lost, here or for its holder, and within its lock-delay: leaving does not open the name early.
+        answer := case when mine.id is not null then 'gone expired' when own.id is not null then 'withdrawn'
+                  else 'gone gone' end;
+        own := null;
+      end if;
+    elsif verb = 'break' then
+      kept := holding;
+      holding := '{}';
+      changed := true;
+      ends := 0;
+      foreach h in array kept loop
+        if now_ms < h.deadline then
+          ends := ends + 1;
+          insert into @schema@.broken values (h.id, greatest(now_ms + f[3]::bigint, h.deadline))
+            on conflict (id) do update set keep_until = excluded.keep_until;
+          message := 'broken ' || h.id;
+          if h.client = caller then
+            heard := heard || message;
+          else
+            perform pg_notify(@schema@.channel(h.client), message);
+          end if;
+        end if;
+      end loop;
+      answer := 'broke ' || ends;
+    end if;
+
+    -- Grant from the head on, as far as the holders allow. Nobody passes the one that stays.
+    <<granting>>
+    while verb <> 'extend' or answer is null loop
+      loop
+        select * into head from @schema@.waiter w
+          where w.key = k and w.arrival >= head_at order by w.arrival limit 1;
+        exit when head.id is null;
+        if head.deadline > now_ms + head.length then
+          -- The clock was set back. All at once: many dead waiters cost together what one costs.
+          update @schema@.waiter w set deadline = now_ms + w.length
+            where w.key = k and w.deadline > now_ms + w.length;
+          head.deadline := now_ms + head.length;
+        end if;
+        if now_ms >= head.deadline then
+          delete from @schema@.waiter w where w.id = head.id;
+          head_at := head.arrival + 1;
+          moved := true;
+          continue;
+        end if;
+        token_held := @schema@.token_of(head.owner, holding, now_ms);
+        if token_held > 0 or (token_held < 0 and head.mode <> 'x') then
+          token_held := abs(token_held);
+        elsif @schema@.fits(head.mode, holding) then
+          token_held := greatest(last_token + 1, now_us);
+          last_token := token_held;
+        else
+          exit;
+        end if;
+        -- A granted waiter keeps the deadline it had: a ghost that is granted costs no more than one that waits.
+        h := row(head.id, head.mode, token_held, head.deadline, head.length, head.delay, head.owner, head.client);
+        holding := holding || h;
+        delete from @schema@.waiter w where w.id = head.id;
+        head_at := head.arrival + 1;
+        changed := true;
+        moved := true;
+        if head.id = rid then
+          mine := h;
+          own := null;
+        end if;
+        message := format('granted %s %s', head.id, token_held);
+        if head.client = caller then
+          heard := heard || message;
+        else
+          perform pg_notify(@schema@.channel(head.client), message);
+        end if;
+      end loop;
+      -- A waiter whose named owner came to hold meanwhile gets in, wherever it stands.
+      exit granting when verb <> 'extend' or own.id is null or own.owner not like 'u%';
+      token_held := @schema@.token_of(own.owner, holding, now_ms);
+      exit granting when token_held is null or (token_held < 0 and own.mode = 'x');
+      moved := moved or own.deadline + own.delay < @schema@.earliest_end(holding);
+      mine := row(rid, own.mode, abs(token_held), own.deadline, own.length, own.delay, own.owner, own.client);
+      holding := holding || mine;
+      changed := true;
+      delete from @schema@.waiter w where w.id = rid;
+      own := null;
+    end loop;
+
+    if verb = 'extend' and answer is null then
+      if now_ms < mine.deadline then
+        answer := format('held %s %s', mine.token, mine.deadline - now_ms);
+      elsif own.id is not null then
+        ends := case when head.id = rid then greatest(0, coalesce(@schema@.earliest_end(holding), now_ms) - now_ms)
+                else -1 end;
+        answer := format('waiting %s %s %s', own.deadline - now_ms, ends, greatest(last_token, now_us));
+      elsif exists (select from @schema@.broken b where b.id = rid) then
+        answer := 'gone broken';
+      else
+        answer := case when mine.id is not null then 'gone expired' when cardinality(holding) > 0 then 'gone taken_over'
+                  else 'gone gone' end;
+      end if;
+    elsif answer like 'gone %' and exists (select from @schema@.broken b where b.id = rid) then
+      answer := 'gone broken';
+    elsif verb = 'acquire' then
+      if head.id is not null or cardinality(holding) > 0 or present.key is null then
+        select * into own from @schema@.waiter w where w.id = rid and w.key = k;
+      end if;
+      if own.id is not null and now_ms >= least(own.deadline, now_ms + own.length) then
+        delete from @schema@.waiter w where w.id = rid;
+        own := null;
+      end if;
+      token_held := case when cardinality(holding) > 0 then @schema@.token_of(f[5], holding, now_ms) end;
+      if mine.id is not null and now_ms < mine.deadline then
+        answer := format('granted %s %s', mine.token, mine.deadline - now_ms);
+      elsif mine.id is not null and now_ms < mine.deadline + mine.delay then
+        answer := 'gone gone';
+      elsif own.id is null and length(f[4]) > 1 and f[4] <> coalesce(holding[1].mode, head.mode, f[4]) then
+        -- Every request for a semaphore carries its limit in the mode; two limits for one name are a mistake.
+        answer := 'limit ' || coalesce(holding[1].mode, head.mode);
+      elsif own.id is null and token_held < 0 and f[4] = 'x' then
+        answer := 'deadlock';
+      elsif own.id is null and (token_held is not null or (head.id is null and @schema@.fits(f[4], holding))) then
+        moved := moved or now_ms + f[6]::bigint + f[8]::bigint < @schema@.earliest_end(holding);
+        if token_held is null then
+          token_held := greatest(last_token + 1, now_us);
+          last_token := token_held;
+        end if;
+        holding := holding || row(
+          rid, f[4], abs(token_held), now_ms + f[6]::bigint, f[6]::bigint, f[8]::bigint, f[5], caller
+        )::@schema@.holder;
+        changed := true;
+        answer := format('granted %s %s', abs(token_held), f[6]);
+      elsif own.id is null and f[9] = 'nowait' then
+        answer := 'busy';
+      else
+        if own.id is null then
+          select coalesce(max(w.arrival) + 1, head_at) into ends from @schema@.waiter w
+            where w.key = k and w.arrival >= head_at;
+          own := row(k, ends, rid, f[4], f[5], f[8], caller, now_ms + f[7]::bigint, f[7], now_ms);
+          insert into @schema@.waiter select own.*;
+          head := case when head.id is null then own else head end;
+        end if;
+        ends := case when head.id = rid then greatest(0, coalesce(@schema@.earliest_end(holding), now_ms) - now_ms)
+                else -1 end;
+        answer := format('waiting %s %s %s', own.deadline - now_ms, ends, greatest(last_token, now_us));
+      end if;
+    end if;
+
+    -- A head that did not know when to look is told to, unless it will ask soon enough by itself.
+    if moved and head.id is not null and head.id <> coalesce(rid, '') or verb = 'break' and head.id is not null then
+      if @schema@.earliest_end(holding) < head.deadline - head.length * 2 / 3 then
+        message := 'look ' || head.id;
+        if head.client = caller then
+          heard := heard || message;
+        else
+          perform pg_notify(@schema@.channel(head.client), message);
+        end if;
+      end if;
+    end if;
+
+    -- Write what has changed. The row outlives its holding, and the last token by `retention`.
+    if changed or touched or head_at > coalesce(present.head, 0) + 64 then
+      ends := coalesce(present.keep_until, 0);
+      if last_token is distinct from present.token then
+        ends := greatest(ends, greatest(now_ms, last_token / 1000 + 1) + retention);
+      end if;
+      foreach h in array holding loop
+        ends := greatest(ends, h.deadline + h.delay);
+      end loop;
+      if present.key is null then
+        insert into @schema@.name values (k, 1, last_token, ends, head_at, holding);
+      elsif changed then
+        insert into @schema@.name values (k, present.version + 1, last_token, ends, head_at, holding);
+        delete from @schema@.name n where n.key = k and n.version = present.version;
+      else
+        update @schema@.name n set holders = holding, keep_until = ends, head = head_at
+          where n.key = k and n.version = present.version;
+      end if;
+    end if;
+    answers := answers || answer;
+  end loop;
+  return answers || heard;
+end $$;
+
+-- What people want to know of a name. One row each, first the holders, then the waiters in their order, each with
+-- the name's last token and the ms for which lock-delay keeps it closed. Writes nothing.
+create function @schema@.inspect(k text) returns table (
+  what text, owner text, mode text, token bigint, left_ms bigint, client text
+) language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  now_ms bigint := @schema@.clock_us() / 1000;
+begin
+  return query
+    with present as (
+      select * from @schema@.name n where n.key = k order by n.version desc limit 1
+    ), holding as (
+      select h.*, least(h.deadline, now_ms + h.length) as ends from present, unnest(present.holders) h
+    )
+    select 'name', null, null, p.token, coalesce((
+        select max(h.ends + h.delay) - now_ms from holding h where h.ends <= now_ms and now_ms < h.ends + h.delay
+      ), 0), null from present p
+    union all
+    select 'holder', h.owner, h.mode, h.token, h.ends - now_ms, h.client from holding h where now_ms < h.ends;
+  return query
+    select 'waiter', w.owner, w.mode, 0::bigint, greatest(0, now_ms - w.since), w.client from @schema@.waiter w
+    where w.key = k and now_ms < least(w.deadline, now_ms + w.length) order by w.arrival;
+end $$;
+
+-- Delete what has had its time. One client at a time, now and then; a name's lock is taken only if nobody has it.
+create function @schema@.sweep(most integer) returns integer
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  now_ms bigint := @schema@.clock_us() / 1000;
+  candidate record;
+  swept integer := 0;
+begin
+  if not pg_try_advisory_xact_lock(1095323472, 0) then
+    return 0;
+  end if;
+  delete from @schema@.marker m where m.keep_until <= now_ms;
+  delete from @schema@.broken b where b.keep_until <= now_ms;
+  for candidate in
+    select n.key, n.version from @schema@.name n where n.keep_until <= now_ms
+      and not exists (select from @schema@.waiter w where w.key = n.key) limit most
+  loop
+    if pg_try_advisory_xact_lock(1095323471, hashtext(candidate.key)) then
+      delete from @schema@.name n where n.key = candidate.key and n.version = candidate.version
+        and not exists (select from @schema@.waiter w where w.key = candidate.key)
+        and not exists (select from @schema@.name m where m.key = candidate.key and m.version > n.version);
+      swept := swept + 1;
+    end if;
+  end loop;
+  return swept;
+end $$;
