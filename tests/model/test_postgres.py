@@ -44,7 +44,7 @@ class VirtualDirect:
         if verb == "acquire" and words[0] == "gone":
             words = ["gone"]
         for message in heard:
-            word, id, *token = message.split(" ")
+            word, id, _key, *token = message.split(" ")
             if words[0] == "released" and word == "granted":
                 words += [id, *token]
             else:

@@ -45,6 +45,19 @@ create @unlogged@ table @schema@.waiter (
 create @unlogged@ table @schema@.marker (id text collate "C" primary key, keep_until bigint not null);
 create @unlogged@ table @schema@.broken (id text collate "C" primary key, keep_until bigint not null);
 
+-- One row: what was installed. longest: the longest that any lease, with its lock-delay, may have been (ms).
+create table @schema@.meta (
+  version integer not null, durability text not null, longest bigint not null
+);
+insert into @schema@.meta values (
+  @version@, case when @is_unlogged@ then 'unlogged' else 'logged' end, 0
+);
+
+-- One row, which is gone when the tables are: after a crash of the server, unlogged ones are empty. Nothing is granted
+-- before `opened_at` then, because somebody may still believe in a lease that was lost with them.
+create @unlogged@ table @schema@.present (opened_at bigint not null);
+insert into @schema@.present values (0);
+
 -- The server's clock in microseconds. Tests replace this function.
 create function @schema@.clock_us() returns bigint language sql volatile as
 $$ select (extract(epoch from clock_timestamp()) * 1000000)::bigint $$;
@@ -111,11 +124,13 @@ end $$;
 --              extend   key  id  length  owner
 --              leave    key  id  marker-ttl  ended|lost
 --              break    key  remember
+--              announce key
 -- Result: one answer for each message, in the same order, then what this client is notified of.
 --   granted TOKEN LEFT | held TOKEN LEFT | busy | deadlock | limit MODE
 --   waiting LEFT LOOK FLOOR    LOOK: ms until the earliest blocker ends if at the head, else -1
+--   closed LEFT                after a crash that emptied unlogged tables
 --   released | withdrawn | gone broken|expired|taken_over|gone | broke NUMBER
--- Notifications, here or by NOTIFY for other clients: granted ID TOKEN | look ID | broken ID.
+-- Notifications, here or by NOTIFY for other clients: granted ID KEY TOKEN | look ID KEY | broken ID KEY.
 create function @schema@.turn(caller text, retention bigint, ops text[]) returns text[]
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -147,7 +162,12 @@ declare
   ends bigint;
   client text;
   message text;
+  opened_at bigint := 0;
 begin
+  if current_setting('transaction_isolation') <> 'read committed' then
+    raise exception 'aiodlock needs the isolation level "read committed", and this session has "%"',
+      current_setting('transaction_isolation') using errcode = '25001';
+  end if;
   -- In one order, so that no two calls wait for each other.
   if cardinality(ops) = 1 then
     perform pg_advisory_xact_lock(1095323471, hashtext(split_part(ops[1], E'\t', 2)));
@@ -158,6 +178,9 @@ begin
   end if;
   now_us := @schema@.clock_us();
   now_ms := now_us / 1000;
+  if @is_unlogged@ then
+    select p.opened_at into opened_at from @schema@.present p;
+  end if;
 
   foreach op in array ops loop
     f := string_to_array(op, E'\t');
@@ -172,9 +195,22 @@ begin
     changed := false;
     touched := false;
 
+    if verb = 'announce' then
+      perform pg_notify(@schema@.channel('changes ' || k), k);
+      answers := answers || 'announced'::text;
+      continue;
+    end if;
     if verb = 'acquire' and exists (select from @schema@.marker m where m.id = rid and now_ms < m.keep_until) then
       answers := answers || 'gone gone'::text;
       continue;
+    end if;
+    if verb = 'acquire' and @is_unlogged@ then
+      if opened_at is null or now_ms < opened_at then
+        answers := answers || format('closed %s', opened_at - now_ms);
+        continue;
+      end if;
+      update @schema@.meta m set longest = f[6]::bigint + f[8]::bigint
+        where m.longest < f[6]::bigint + f[8]::bigint;
     end if;
 
     -- Read the name. Holders that are overdue, and past their lock-delay, are dropped.
@@ -271,7 +307,7 @@ begin
           ends := ends + 1;
           insert into @schema@.broken values (h.id, greatest(now_ms + f[3]::bigint, h.deadline))
             on conflict (id) do update set keep_until = excluded.keep_until;
-          message := 'broken ' || h.id;
+          message := format('broken %s %s', h.id, k);
           if h.client = caller then
             heard := heard || message;
           else
@@ -321,7 +357,7 @@ begin
           mine := h;
           own := null;
         end if;
-        message := format('granted %s %s', head.id, token_held);
+        message := format('granted %s %s %s', head.id, k, token_held);
         if head.client = caller then
           heard := heard || message;
         else
@@ -403,7 +439,7 @@ begin
     -- A head that did not know when to look is told to, unless it will ask soon enough by itself.
     if moved and head.id is not null and head.id <> coalesce(rid, '') or verb = 'break' and head.id is not null then
       if @schema@.earliest_end(holding) < head.deadline - head.length * 2 / 3 then
-        message := 'look ' || head.id;
+        message := format('look %s %s', head.id, k);
         if head.client = caller then
           heard := heard || message;
         else
@@ -486,3 +522,25 @@ begin
   end loop;
   return swept;
 end $$;
+
+-- A client that has connected: what is installed here, and whether a crash has emptied the tables.
+create function @schema@.hello(out version integer, out durability text)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  select m.version, m.durability into version, durability from @schema@.meta m;
+  if durability = 'unlogged' then
+    perform pg_advisory_xact_lock(1095323472, 1);
+    insert into @schema@.present select @schema@.clock_us() / 1000 + m.longest from @schema@.meta m
+      where not exists (select from @schema@.present);
+  end if;
+end $$;
+
+-- Names that are held or waited for.
+create function @schema@.names() returns setof text
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+  select n.key from @schema@.name n where cardinality(n.holders) > 0
+  union
+  select w.key from @schema@.waiter w
+$$;
+
+revoke all on all functions in schema @schema@ from public;
