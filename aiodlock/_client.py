@@ -80,6 +80,9 @@ class Client:
         without its memory, or after its clock stepped. At least the longest ttl in use by any client, and
         a lock-delay longer if that has to outlive restarts; default: this client's ttl. 0 for servers
         that lose nothing (``appendfsync always``).
+    :param listen_source: with PostgreSQL, the URL of the connection that listens for notifications, where
+        ``source`` leads to a pooler in transaction mode.
+    :param create: with PostgreSQL, create the schema that the locks live in if it is not there.
     :raises TypeError: for input of a wrong type.
     :raises ValueError: for other bad input.
     :raises Unsupported: for ``min_replicas`` on ``memory://`` and on a quorum.
@@ -98,6 +101,8 @@ class Client:
         close_timeout: float = 5.0,
         configure_notifications: bool = False,
         restart_delay: float | None = None,
+        listen_source: str | None = None,
+        create: bool = False,
     ) -> None:
         if not isinstance(prefix, str):
             raise TypeError(f"prefix must be a str, not {prefix!r}")
@@ -116,6 +121,9 @@ class Client:
         self._unavailable_after = check_seconds("unavailable_after", unavailable_after)
         self._close_timeout = check_seconds("close_timeout", close_timeout)
         check_flag("configure_notifications", configure_notifications)
+        check_flag("create", create)
+        if listen_source is not None and not isinstance(listen_source, str):
+            raise TypeError(f"listen_source must be a URL, not {listen_source!r}")
         self._prefix = prefix
         self._store = read_source(
             source,
@@ -129,6 +137,8 @@ class Client:
                 restart_delay=None
                 if restart_delay is None
                 else check_seconds("restart_delay", restart_delay),
+                listen_source=listen_source,
+                create=create,
             ),
         )
         self._described: str = self._store.described

@@ -16,8 +16,9 @@ from hypothesis import settings
 
 import aiodlock
 
+from .postgres import PostgresServer
 from .proxy import FaultProxy
-from .servers import ALL, FAKEREDIS, MEMORY, OTHERS, REAL, Servers, Store, installed
+from .servers import ALL, FAKEREDIS, MEMORY, OTHERS, POSTGRES, REAL, Servers, Store, installed
 
 # Times vary too much between servers for a deadline per example.
 settings.register_profile("aiodlock", deadline=None, print_blob=True)
@@ -120,7 +121,7 @@ def _wanted(metafunc: pytest.Metafunc) -> list[str]:
     if only_real:
         return [name for name in names if name in REAL]
     if _SCRIPTED & set(metafunc.fixturenames) or any(metafunc.definition.iter_markers("scripted")):
-        names = [name for name in names if name != MEMORY]
+        names = [name for name in names if name not in (MEMORY, *POSTGRES)]
     return names
 
 
@@ -181,6 +182,14 @@ async def store(
     if store.server is not None:
         store.server.resume()  # so that everything after us can close its connections
     await store.aclose()
+
+
+@pytest.fixture(params=POSTGRES)
+def postgres(request: pytest.FixtureRequest, servers: Servers) -> PostgresServer:
+    """Give a running PostgreSQL; a test that uses it runs on each there is."""
+    if not installed(request.param):
+        pytest.skip(f"{request.param} is not installed")
+    return servers.postgres(request.param)
 
 
 @pytest.fixture

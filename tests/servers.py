@@ -16,7 +16,9 @@ from redis.asyncio import RedisCluster
 
 import aiodlock.backends.memory.store as memory_store
 from aiodlock._embedded import EmbeddedServer, find_redis62, find_redis_on_path, find_valkey9
+from aiodlock.backends.postgres.schema import create_statements
 
+from .postgres import PostgresServer, find_debian, find_wheel
 from .topology.cluster import Cluster
 from .topology.servers import SentinelService
 
@@ -34,7 +36,12 @@ SENTINEL = "sentinel"
 REPLICATED = "replicated"
 # Three independent servers, and five of which two are dead.
 QUORUM, QUORUM5 = "quorum", "quorum5"
-OTHERS = (CLUSTER, SENTINEL, REPLICATED, QUORUM, QUORUM5)
+# Debian's PostgreSQL, and the newest that a wheel brings.
+POSTGRES = ("postgres", "postgres18")
+OTHERS = (CLUSTER, SENTINEL, REPLICATED, QUORUM, QUORUM5, *POSTGRES)
+
+#: Where what is kept can be deleted from outside.
+SERVED = (*SCRIPTED, *OTHERS)
 
 # What a waiter needs to hear of a key that goes: keyspace channels for generic commands, expiry
 # and eviction.
@@ -44,6 +51,7 @@ NOTIFICATIONS = "Kgxe"
 _DEFAULTS = {"notify-keyspace-events": "", "maxmemory": "0", "maxmemory-policy": "noeviction"}
 
 _numbers = itertools.count(1)
+_EMPTY = "truncate aiodlock.name, aiodlock.waiter, aiodlock.marker, aiodlock.broken;"
 
 
 def _redis_on_path() -> Path:
@@ -59,9 +67,21 @@ BINARIES: dict[str, Callable[[], Path]] = {
 }
 
 
+_POSTGRES = {"postgres": find_debian, "postgres18": find_wheel}
+
+
 def installed(name: str) -> bool:
-    """Tell whether this machine is expected to run the store. Only redis70 may be missing."""
+    """Tell whether this machine is expected to run the store. Debian's servers may be missing."""
+    if name in _POSTGRES:
+        return _POSTGRES[name]() is not None
     return name != "redis70" or find_redis_on_path() is not None
+
+
+def postgres_server(name: str, **options: str | int) -> PostgresServer:
+    """Make a PostgreSQL server of a test's own (not started)."""
+    programs = _POSTGRES[name]()
+    assert programs is not None, f"no server for {name}"
+    return PostgresServer(programs, **options)
 
 
 def embedded(name: str, *, tcp: bool = False, **config: str | int) -> EmbeddedServer:
@@ -84,6 +104,7 @@ class Store:
     service: SentinelService | None = None
     #: The servers of a quorum, the dead ones too.
     quorum: list[EmbeddedServer] = field(default_factory=list)
+    postgres: PostgresServer | None = None
     fake: FakeServer | None = None
     #: What the clients of tests are given besides their own options.
     options: dict[str, Any] = field(default_factory=dict)
@@ -128,6 +149,13 @@ class Store:
         client = await self.raw()
         await client.config_set("notify-keyspace-events", events)
 
+    async def empty(self) -> None:
+        """Delete everything, behind the clients' backs."""
+        if self.postgres is not None:
+            self.postgres.execute(_EMPTY)
+        else:
+            await (await self.raw()).flushall()
+
     async def left(self, *, markers: bool = False) -> list[str]:
         """Return what is kept besides tokens, and besides markers where a reply may have been lost."""
         if self.is_memory:
@@ -138,6 +166,14 @@ class Store:
                 if (name := names.find(key))
                 and (name.holders or name.waiters or (name.markers and not markers))
             ]
+        if self.postgres is not None:
+            rows = self.postgres.execute(
+                "select key from aiodlock.name where cardinality(holders) > 0 union "
+                "select key from aiodlock.waiter"
+            )
+            if not markers:
+                rows += self.postgres.execute("select id from aiodlock.marker")
+            return [row[0] for row in rows]
         keys = [str(key) for key in await (await self.raw()).keys("*")]
         allowed = (":marker:", ":token") if markers else (":token",)
         return [key for key in keys if not any(part in key for part in allowed)]
@@ -196,6 +232,22 @@ class Servers:
         self._cluster: Cluster | None = None
         self._service: SentinelService | None = None
         self._quorums: dict[str, list[EmbeddedServer]] = {}
+        self._postgres: dict[str, PostgresServer] = {}
+        self._installed: set[str] = set()
+
+    def postgres(self, name: str) -> PostgresServer:
+        """Return a running server, to do with its schema what a test wants."""
+        self._installed.discard(name)
+        return self._postgres_server(name)
+
+    def _postgres_server(self, name: str) -> PostgresServer:
+        if name not in self._postgres:
+            self._postgres[name] = postgres_server(name, fsync="off")
+        server = self._postgres[name]
+        server.resume()
+        if not server.running:
+            server.start()
+        return server
 
     def store(self, name: str) -> Store:
         """Return an empty store, whatever the test before did to it."""
@@ -211,9 +263,21 @@ class Servers:
             return Store(name, service.url, service=service, options=options)
         if name in (QUORUM, QUORUM5):
             return Store(name, "", quorum=self._quorum(name))
+        if name in POSTGRES:
+            return self._postgres_store(name)
         server = self._server(name)
         reset(server)
         return Store(name, server.url, server)
+
+    def _postgres_store(self, name: str) -> Store:
+        server = self._postgres_server(name)
+        server.execute(
+            f"drop schema if exists aiodlock cascade; {create_statements('unlogged')};"
+            if name not in self._installed
+            else _EMPTY
+        )
+        self._installed.add(name)
+        return Store(name, server.url, postgres=server)
 
     def stop(self) -> None:
         if self._cluster is not None:
@@ -225,6 +289,9 @@ class Servers:
         quorums = itertools.chain.from_iterable(self._quorums.values())
         for server in (*self._running.values(), *quorums):
             server.stop()
+        for postgres in self._postgres.values():
+            postgres.stop()
+        self._postgres.clear()
         self._quorums.clear()
         self._running.clear()
 

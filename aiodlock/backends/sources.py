@@ -21,6 +21,8 @@ class StoreOptions:
     configure_notifications: bool
     min_replicas: int
     restart_delay: float | None
+    listen_source: str | None
+    create: bool
 
 
 class Opener(Protocol):
@@ -48,6 +50,8 @@ _SCHEMES = {
     "rediss+sentinel": "redis.sources",
     "redis+cluster": "redis.sources",
     "rediss+cluster": "redis.sources",
+    "postgresql": "postgres.sources",
+    "postgres": "postgres.sources",
 }
 #: Which one reads the ready clients of a driver, and lists of sources.
 _DRIVERS = {"redis": "redis.sources"}
@@ -61,9 +65,10 @@ def read_source(source: object, options: StoreOptions) -> Opener:
     :raises ValueError: for a URL that cannot be read, and for options that the store has no use for.
     :raises Unsupported: for options that ask for what the store cannot do.
     """
-    opener: Opener = import_module(f".{_module_of(source)}", __package__).read_source(
-        source, options
-    )
+    module = _module_of(source)
+    if module != "postgres.sources" and (options.listen_source is not None or options.create):
+        raise ValueError("listen_source and create are for PostgreSQL: leave them out")
+    opener: Opener = import_module(f".{module}", __package__).read_source(source, options)
     return opener
 
 

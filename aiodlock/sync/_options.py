@@ -27,6 +27,8 @@ class ClientOptions(TypedDict, total=False):
     close_timeout: float
     configure_notifications: bool
     restart_delay: float | None
+    listen_source: str | None
+    create: bool
 
 
 class _SharedOptions(TypedDict, total=False):

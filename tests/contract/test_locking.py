@@ -22,7 +22,7 @@ from ..scenes import (
     until_free,
     until_waiting,
 )
-from ..servers import Store
+from ..servers import SERVED, Store
 
 NAMES = ["{}", "{a}b", "}{", " ", "a b", "a\0b", "\n", "🔒", "x" * 512, "é" * 256, "%7B", "*", ":"]
 
@@ -119,7 +119,7 @@ async def test_lock_and_rwlock_of_a_name_are_one_lock(client: Client) -> None:
             await client.lock("x").acquire_nowait()
 
 
-@pytest.mark.scripted
+@pytest.mark.stores(*SERVED)
 async def test_token_grows_over_clients_and_over_the_expiry_of_its_key(
     store: Store, make_client: MakeClient
 ) -> None:
@@ -127,7 +127,7 @@ async def test_token_grows_over_clients_and_over_the_expiry_of_its_key(
     for client in [await make_client(), await make_client(), await make_client()]:
         async with client.lock("x") as lease:
             tokens.append(lease.token)
-        await (await store.raw()).flushall()
+        await store.empty()
     assert tokens == sorted(set(tokens))
 
 

@@ -30,7 +30,7 @@ from ..scenes import (
     until_outlived,
     until_waiting,
 )
-from ..servers import Store
+from ..servers import SERVED, Store
 
 
 async def lose(client: Client, lease: Lease) -> None:
@@ -269,31 +269,28 @@ async def test_body_is_cancelled_and_lock_lost_raised(client: Client) -> None:
     await turns(client)  # and is not cancelled again
 
 
-@pytest.mark.scripted
+@pytest.mark.stores(*SERVED)
 async def test_deleted_state_is_gone(client: Client, store: Store) -> None:
-    raw = await store.raw()
     with pytest.raises(LockLost) as lost:
         async with client.lock("x", ttl=LASTING):
-            await raw.flushall()
+            await store.empty()
             await until_cancelled()
     assert lost.value.reason == "gone"
 
 
-@pytest.mark.scripted
+@pytest.mark.stores(*SERVED)
 async def test_deleted_state_is_noticed_on_leaving(client: Client, store: Store) -> None:
-    raw = await store.raw()
     with pytest.raises(LockLost) as lost:
         async with client.lock("x"):
-            await raw.flushall()
+            await store.empty()
     assert lost.value.reason == "gone"
 
 
-@pytest.mark.scripted
+@pytest.mark.stores(*SERVED)
 async def test_holder_that_was_replaced_is_taken_over(client: Client, store: Store) -> None:
-    raw = await store.raw()
     lock = client.lock("x", ttl=5, on_lost="flag")
     lease = await lock.acquire()
-    await raw.flushall()
+    await store.empty()
     async with held_elsewhere(client.lock("x")):
         with pytest.raises(LockLost) as lost:
             await lease.extend()

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import fakeredis
 import pytest
@@ -55,6 +55,8 @@ CLIENTS = ("one", "two", "three")
 
 #: A word, and what belongs to it.
 Answer = tuple[object, ...]
+#: The state, the waiters, the entries of the queue, and the last token.
+Stored = tuple[dict[str, str], dict[str, str], list[tuple[str, dict[str, str]]], int]
 #: Nothing that is remembered ends within a history: the keys that remember it have the real clock.
 _FOR_EVER = 10**15
 
@@ -113,6 +115,34 @@ return {
 """
 
 
+class Calls(Protocol):
+    """What a store's protocol is called by. The answers are those of the scripts."""
+
+    time: int
+
+    async def acquire(
+        self,
+        id: str,
+        mode: str,
+        *,
+        owner: str,
+        ttl: int,
+        waiter_ttl: int,
+        delay: int,
+        client: str,
+        wait: bool,
+        retention: int,
+    ) -> list[Any]: ...
+    async def extend(self, id: str, length: int, *, owner: str) -> list[Any]: ...
+    async def leave(self, id: str, *, ambiguous: bool, lost: bool) -> list[Any]: ...
+    async def break_lock(self) -> int: ...
+    async def inspect(self) -> list[Any]: ...
+    def heard(self) -> list[tuple[str, str, str]]: ...
+    def said(self) -> list[tuple[str, str, str]]: ...
+    def look(self) -> Stored: ...
+    def forget(self) -> None: ...
+
+
 class VirtualDirect(Direct):
     """The scripts on a name of its own, at a time that the test says, by a blocking connection."""
 
@@ -157,6 +187,10 @@ class VirtualDirect(Direct):
                 assert state == self.keys.state
                 self._said.append((client, word, id))
 
+    def forget(self) -> None:
+        """Delete what is stored for the name."""
+        self.connection.delete(*self.keys[:5], *self.overheard)
+
     def heard(self) -> list[tuple[str, str, str]]:
         """Return what ``said`` will return."""
         return self._said
@@ -166,7 +200,7 @@ class VirtualDirect(Direct):
         said, self._said = self._said, []
         return said
 
-    def look(self) -> tuple[dict[str, str], dict[str, str], list[tuple[str, dict[str, str]]], int]:
+    def look(self) -> Stored:
         """Return the state, the waiters, the queue and the last token, as stored."""
         keys = self.keys
         state, waiters, queue, token = self._call(
@@ -260,14 +294,9 @@ class Locks(RuleBasedStateMachine):
     kind = "lock"
     steps = 0
 
-    def __init__(
-        self,
-        connection: redis.Redis,
-        sources: Mapping[str, str] | None = None,
-        name: type[Name] = Name,
-    ) -> None:
+    def __init__(self, scripts: Calls, name: type[Name] = Name) -> None:
         super().__init__()
-        self.scripts = VirtualDirect(connection, self.kind, sources)
+        self.scripts = scripts
         self.model = Model(1_700_000_000_000, name())
         self.ids = (f"r{number}" for number in count())
         self.known: list[Asked] = []
@@ -277,7 +306,7 @@ class Locks(RuleBasedStateMachine):
         self.beats: dict[str, int] = {}
 
     def teardown(self) -> None:
-        self.scripts.connection.delete(*self.scripts.keys[:5], *self.scripts.overheard)
+        self.scripts.forget()
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -532,16 +561,23 @@ def hold_against_the_machine(
     """Take about so many steps; raise AssertionError at the first that differs."""
     machine.steps = 0
     with _connect(store) as connection:
-        run_state_machine_as_test(
-            lambda: machine(connection, sources, name),  # type: ignore[arg-type]
-            settings=settings(
-                max_examples=max(1, steps // USUAL),
-                stateful_step_count=MOST,
-                deadline=None,
-                suppress_health_check=list(HealthCheck),
-                **how,
-            ),
+        take_steps(
+            lambda: machine(VirtualDirect(connection, machine.kind, sources), name), steps, **how
         )
+
+
+def take_steps(make: Callable[[], Locks], steps: int, **how: Any) -> None:
+    """Run histories on machines that are made for one each."""
+    run_state_machine_as_test(
+        make,  # type: ignore[arg-type]
+        settings=settings(
+            max_examples=max(1, steps // USUAL),
+            stateful_step_count=MOST,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            **how,
+        ),
+    )
 
 
 @pytest.mark.timeout(300 + STEPS / 10)

@@ -1,7 +1,8 @@
-"""Connections to PostgreSQL that are kept up, and the one that messages go out on, together.
+"""Connections to PostgreSQL that are kept up: one for messages, one for notifications.
 
-asyncpg answers one query at a time on a connection, and cancelling one asks the server to stop it, which would hit
-everything in the same call. So queries run in a task of the backend's, and callers wait for futures.
+asyncpg answers one query at a time. When an await of it is cancelled, it asks the server to cancel the
+query, from a task of its own. Here many callers share a query. So no await of asyncpg is ever cancelled: to
+give up means to close the connection, which ends the await at once.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
-from urllib.parse import urlsplit
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import asyncpg
 
@@ -20,76 +21,122 @@ from ..base import Unanswered
 
 _logger = logging.getLogger("aiodlock")
 
-_CONNECT_TIMEOUT = 2.0
-_LONGEST_CONNECT_TIMEOUT = 10.0
+_T = TypeVar("_T")
+
+_CONNECT_WITHIN = 2.0
+_LONGEST_CONNECT = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
-#: How long one call waits for the connection; its caller decides whether to try again.
+#: How long a call waits for the connection; its caller decides whether to try again.
 _WAIT_UP = 0.5
-#: How long an answer may take before the connection counts as dead.
-_SILENCE = 2.0
-_LONGEST_SILENCE = 16.0
-#: Messages that go out in one call at the most: the names of a call are locked together until it is committed.
-_MOST = 500
+#: How long an answer may take before the connection counts as dead; longer after each such time.
+_ANSWER_WITHIN, _LONGEST_ANSWER = 2.0, 16.0
+#: How many messages go out in one call at the most. Their names stay locked until it is committed, and each
+#: locked name takes a place in the server's table of locks.
+_MOST = 200
+#: How often the listening connection is asked whether it is there.
+_WATCH_EVERY = 5.0
 
-#: Refusals that will pass, by SQLSTATE: read-only, out of resources, timeouts and cancellations, starting or stopping.
-_WILL_PASS = ("25006", "53", "55P03", "57", "40", "08")
-#: Of those, the ones for which another server may be the right one.
-_WRONG_SERVER = ("25006", "57P")
-
-
-def will_pass(refused: asyncpg.PostgresError) -> bool:
-    """Tell whether the same call may succeed later."""
-    return (refused.sqlstate or "").startswith(_WILL_PASS)
-
-
-def described(source: str) -> str:
-    """Return where a URL leads, without a password."""
-    parts = urlsplit(source)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+#: Everything that asyncpg raises when a server refuses, or a connection cannot be made or used.
+FAILURES = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+#: Refusals that will pass, by SQLSTATE: read-only, transaction rolled back, out of resources, lock not
+#: available, cancelled or shutting down, connection failures.
+_WILL_PASS = ("25006", "40", "53", "55P03", "57", "08")
+#: A pooler has handed the session to another client: prepared statements are not where they were made.
+_POOLED = ("26000", "42P05")
 
 
-class Prepare(Protocol):
-    async def __call__(self, connection: asyncpg.Connection) -> None: ...
+class Connection(Protocol):
+    """What is used of asyncpg's connections."""
+
+    def fetchval(self, query: str, *arguments: object) -> Coroutine[Any, Any, Any]: ...
+    def fetch(self, query: str, *arguments: object) -> Coroutine[Any, Any, list[Any]]: ...
+    def fetchrow(self, query: str, *arguments: object) -> Coroutine[Any, Any, Any]: ...
+    def execute(self, query: str, *arguments: object) -> Coroutine[Any, Any, str]: ...
+    def transaction(self) -> AbstractAsyncContextManager[object]: ...
+    def add_listener(
+        self, channel: str, callback: Callable[..., object]
+    ) -> Coroutine[Any, Any, None]: ...
+    def remove_listener(
+        self, channel: str, callback: Callable[..., object]
+    ) -> Coroutine[Any, Any, None]: ...
+    def add_termination_listener(self, callback: Callable[..., object]) -> None: ...
+    def is_closed(self) -> bool: ...
+    def terminate(self) -> None: ...
+
+
+def will_pass(failed: Exception) -> bool:
+    """Tell whether the same may succeed later."""
+    return not isinstance(failed, asyncpg.PostgresError) or _sqlstate(failed).startswith(_WILL_PASS)
+
+
+def _sqlstate(failed: Exception) -> str:
+    return getattr(failed, "sqlstate", None) or ""
+
+
+async def ask(connection: Connection, query: Coroutine[Any, Any, _T], within: float) -> _T:
+    """Return a query's answer. Give the connection up after ``within`` seconds, and when cancelled."""
+    task = asyncio.ensure_future(query)
+    try:
+        await asyncio.wait({task}, timeout=within)
+    finally:
+        if not task.done():
+            connection.terminate()
+            await asyncio.wait({task})
+            task.exception()  # it is told that the connection was closed
+    if connection.is_closed() and task.exception() is not None:
+        raise ConnectionError(f"the connection was lost: {task.exception()}") from task.exception()
+    return task.result()
 
 
 class Link:
-    """One connection that is made again when it is lost.
+    """One connection, made again when it is lost.
 
-    Mutable state: ``connection`` (None while there is none), ``failure`` (why), ``_up`` (set while there is one),
-    ``_lost`` (set when it was lost), ``_hurry`` (set when somebody cannot wait for the pause).
+    ``prepare`` runs on each new connection before it counts as up, ``on_up`` after that (with False the
+    first time). Mutable state: ``connection`` (None while there is none), ``failure`` (why there is none),
+    ``pooled`` (it goes through a pooler), ``was_up``, and the events ``_up``, ``_lost`` and ``_hurry``.
     """
 
-    def __init__(self, source: str, prepare: Callable[[asyncpg.Connection], Awaitable[None]]) -> None:
-        self._source = source
-        self.described: str = described(source)
-        self._prepare = prepare
-        self.connection: asyncpg.Connection | None = None
+    def __init__(
+        self,
+        source: str,
+        described: str,
+        *,
+        pooled: bool,
+        prepare: Callable[[Connection], Awaitable[None]],
+        on_up: Callable[[bool], object],
+    ) -> None:
+        self.described: str = described
+        self.connection: Connection | None = None
         self.failure: Exception | None = None
+        self.pooled: bool = pooled
+        self.was_up: bool = False
+        self._source = source
+        self._prepare = prepare
+        self._on_up = on_up
         self._up = asyncio.Event()
         self._lost = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._was_up = False
 
     async def run(self) -> None:
-        """Keep the connection up until cancelled. Raises BackendError when it is refused at first."""
-        pause, timeout = _FIRST_PAUSE, _CONNECT_TIMEOUT
+        """Keep the connection up until cancelled.
+
+        :raises BackendError: the server refuses for good, before it was ever up.
+        """
+        pause, within = _FIRST_PAUSE, _CONNECT_WITHIN
         while True:
             try:
-                await self._connect(timeout)
-                pause, timeout = _FIRST_PAUSE, _CONNECT_TIMEOUT
-                await self._lost.wait()
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as failed:
+                connection = await self._connect(within)
+            except (*FAILURES, BackendError) as failed:
                 self.failure = failed
-                refused = isinstance(failed, asyncpg.PostgresError) and not will_pass(failed)
-                if refused and not self._was_up:
-                    raise BackendError(f"{self.described}: {failed}") from failed
-                timeout = min(2 * timeout, _LONGEST_CONNECT_TIMEOUT)
-            except BackendError as failed:
-                self.failure = failed
-                if not self._was_up:
-                    raise
-            finally:
-                self._drop()
+                self._see_final(failed)
+                if isinstance(failed, TimeoutError):
+                    within = min(2 * within, _LONGEST_CONNECT)
+            else:
+                pause, within = _FIRST_PAUSE, _CONNECT_WITHIN
+                try:
+                    await self._stay(connection)
+                finally:
+                    self._drop(connection)
             self._hurry.clear()
             try:
                 async with asyncio.timeout(pause * random.uniform(0.5, 1.0)):
@@ -98,229 +145,333 @@ class Link:
                 pass
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def _connect(self, timeout: float) -> None:
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(timeout):
-            connection = await asyncpg.connect(self._source, timeout=timeout)
-            try:
-                self._lost.clear()
-                connection.add_termination_listener(
-                    lambda gone: loop.call_soon_threadsafe(self._on_terminated, gone)
-                )
-                self.connection = connection
-                await self._prepare(connection)
-            except BaseException:
-                connection.terminate()
-                self.connection = None
-                raise
-        self.failure = None
-        self._was_up = True
-        self._up.set()
-
-    def _on_terminated(self, gone: Any) -> None:
-        if self.connection is not None and self.connection is gone:
-            self._lost.set()
-
-    def _drop(self) -> None:
-        self._up.clear()
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            if self.failure is None:
-                self.failure = ConnectionError("the connection was lost")
+    async def _connect(self, within: float) -> Connection:
+        self._lost.clear()
+        cache = {"statement_cache_size": 0} if self.pooled else {}
+        connection: Connection = await asyncpg.connect(self._source, timeout=within, **cache)
+        try:
+            connection.add_termination_listener(self._on_terminated)
+            await self._prepare(connection)
+        except asyncpg.PostgresError as refused:
             connection.terminate()
+            self._see_pooler(refused)
+            raise
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
 
-    def close(self, why: Exception | None = None) -> None:
-        """Give the present connection up; another one is made."""
-        if why is not None:
-            self.failure = why
+    def _see_final(self, failed: Exception) -> None:
+        """Raise unless the next try may succeed, or the client is in use."""
+        if self.was_up or isinstance(failed, BackendUnavailable):
+            return
+        if isinstance(failed, BackendError):
+            raise failed
+        if not will_pass(failed) and not _sqlstate(failed).startswith(_POOLED):
+            raise BackendError(f"{self.described} refused: {failed}") from failed
+
+    async def _stay(self, connection: Connection) -> None:
+        self.connection, self.failure = connection, None
+        before, self.was_up = self.was_up, True
+        self._up.set()
+        if before:
+            _logger.info("%s is back", self.described, extra={"event": "connected"})
+        self._on_up(before)
+        await self._lost.wait()
+        self._log_loss()
+
+    def _log_loss(self) -> None:
+        why = self.failure or "closed by the server"
+        extra = {"event": "connection_lost"}
+        _logger.warning("the connection to %s was lost: %s", self.described, why, extra=extra)
+
+    def _drop(self, connection: Connection) -> None:
+        self._up.clear()
+        self.connection = None
+        if self.failure is None:
+            self.failure = ConnectionError("the connection was lost")
+        connection.terminate()
+
+    def _see_pooler(self, failed: Exception) -> None:
+        if _sqlstate(failed).startswith(_POOLED):
+            self.pooled = True
+
+    def _on_terminated(self, _: object) -> None:
         self._lost.set()
 
-    async def wait_up(self, *, hurry: bool = False) -> asyncpg.Connection:
-        """Return the connection, or raise BackendUnavailable after half a second."""
+    def give_up(self, why: Exception) -> None:
+        """Close the present connection; another one is made."""
+        if self.connection is not None:
+            self.failure = why
+            self._see_pooler(why)
+            self.connection.terminate()
+            self.connection = None
+            self._up.clear()
+        self._lost.set()
+
+    async def wait_up(self, *, hurry: bool = False) -> None:
+        """Return when it is up, or raise BackendUnavailable after half a second.
+
+        :param hurry: try to connect at once.
+        """
         if hurry:
             self._hurry.set()
         try:
             async with asyncio.timeout(_WAIT_UP):
-                while self.connection is None or not self._up.is_set():
+                while self.connection is None:
                     await self._up.wait()
         except TimeoutError:
-            raise BackendUnavailable(
-                f"no connection to {self.described}: {self.failure or 'not answered yet'}"
-            ) from self.failure
-        return self.connection
+            raise self.unavailable() from self.failure
+
+    def unavailable(self) -> BackendUnavailable:
+        """Return the error of a call that was not sent."""
+        return BackendUnavailable(
+            f"no connection to {self.described}: {self.failure or 'not answered yet'}"
+        )
 
     async def first_up(self) -> None:
+        """Return when it is up."""
         await self._up.wait()
 
 
-class Messages:
-    """The messages of all tasks. What was asked for while a call was on its way goes out in the next one.
+_Query: TypeAlias = Callable[[Connection], Coroutine[Any, Any, Any]]
 
-    Mutable state: ``_waiting`` (message and future, not sent yet), ``_some`` (set when there are any),
-    ``_silence`` (how long an answer may take now).
+
+class Messages:
+    """The messages of all tasks. While a call is on its way, messages gather for the next one.
+
+    Mutable state: ``_waiting`` (messages that were not sent yet, and the futures of their answers),
+    ``_queries`` (the same for queries), ``_some`` (set when there are any), ``_closed``, ``_within`` (how
+    long an answer may take now).
     """
 
-    def __init__(self, link: Link, call: Callable[[asyncpg.Connection, list[str]], Awaitable[list[str]]]) -> None:
-        self.link = link
+    def __init__(
+        self,
+        link: Link,
+        call: Callable[[Connection, list[str]], Coroutine[Any, Any, list[str]]],
+        on_heard: Callable[[Sequence[str]], object],
+    ) -> None:
+        self.link: Link = link
         self._call = call
+        self._on_heard = on_heard
         self._waiting: list[tuple[str, asyncio.Future[str]]] = []
-        self._queries: list[tuple[str, tuple[object, ...], asyncio.Future[list[Any]]]] = []
+        self._queries: list[tuple[_Query, asyncio.Future[Any]]] = []
         self._some = asyncio.Event()
-        self._silence = _SILENCE
-        self.on_heard: Callable[[list[str]], object] = lambda messages: None
+        self._closed = False
+        self._within = _ANSWER_WITHIN
 
     def submit(self, message: str) -> asyncio.Future[str]:
         """Send a message with the next call; the future gets its answer."""
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._waiting.append((message, answer))
         self._some.set()
+        if self._closed:
+            self._fail_all(self.link.unavailable())
         return answer
 
-    async def query(self, sql: str, *arguments: object) -> list[Any]:
-        """Run a query between two calls, and return its rows."""
-        rows: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        self._queries.append((sql, arguments, rows))
+    async def query(self, query: _Query) -> Any:
+        """Run a query after the messages that were submitted before; return what it does."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._queries.append((query, answer))
         self._some.set()
-        return await rows
-
-    async def _run_queries(self, connection: asyncpg.Connection) -> None:
-        queries, self._queries = self._queries, []
-        for sql, arguments, rows in queries:
-            try:
-                async with asyncio.timeout(self._silence):
-                    found = await connection.fetch(sql, *arguments)
-            except asyncpg.PostgresError as refused:
-                self._fail([("", rows)], self.translate(refused))
-            except (OSError, TimeoutError, asyncpg.InterfaceError) as failed:
-                self.link.close(failed)
-                self._fail([("", rows)], Unanswered(f"{self.link.described}: {failed}"))
-            else:
-                if not rows.done():
-                    rows.set_result(found)
+        if self._closed:
+            self._fail_all(self.link.unavailable())
+        return await answer
 
     async def run(self) -> None:
         """Send until cancelled."""
-        while True:
+        worker = asyncio.create_task(self._work())
+        try:
+            await asyncio.wait({worker})
+        finally:
+            self._closed = True
+            self._some.set()
+            while not worker.done():
+                # Not cancelled, because asyncpg would answer that with a task of its own: see above.
+                self.link.give_up(ConnectionError("the client was left"))
+                try:
+                    await asyncio.wait({worker})
+                except asyncio.CancelledError:
+                    continue
+        worker.result()
+
+    async def _work(self) -> None:
+        while not self._closed:
             await self._some.wait()
             connection = self.link.connection
-            if connection is None or not self.link._up.is_set():
-                self._fail(self._take(len(self._waiting)), BackendUnavailable(f"no connection to {self.link.described}"))
-                queries, self._queries = self._queries, []
-                for *_, rows in queries:
-                    self._fail([("", rows)], BackendUnavailable(f"no connection to {self.link.described}"))
+            if connection is None:
+                self._fail_all(self.link.unavailable())
                 continue
-            if self._queries:
-                await self._run_queries(connection)
-            batch = self._take(_MOST)
-            if not batch:
-                continue
-            try:
-                async with asyncio.timeout(self._silence):
-                    answers = await self._call(connection, [message for message, _ in batch])
-            except asyncpg.PostgresError as refused:
-                self._fail(batch, self.translate(refused))
-                if (refused.sqlstate or "").startswith(_WRONG_SERVER):
-                    self.link.close(refused)
-                if connection.is_closed():
-                    self.link.close(refused)
-            except (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError) as failed:
-                self.link.close(failed)
-                self._fail(batch, Unanswered(f"{self.link.described}: the connection was lost: {failed}"))
-            except TimeoutError:
-                silent = TimeoutError(f"no answer for {self._silence:g} s")
-                self._silence = min(2 * self._silence, _LONGEST_SILENCE)
-                self.link.close(silent)
-                self._fail(batch, Unanswered(f"{self.link.described}: {silent}"))
-            except asyncio.CancelledError:
-                self._fail(batch, Unanswered(f"{self.link.described}: the client was left"))
-                raise
-            else:
-                self._silence = _SILENCE
-                for (_, answer), text in zip(batch, answers, strict=False):
-                    if not answer.done():
-                        answer.set_result(text)
-                if len(answers) > len(batch):
-                    self.on_heard(answers[len(batch) :])
+            queries, self._queries = self._queries, []
+            messages, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
+            if not self._waiting:
+                self._some.clear()
+            if messages:
+                await self._send(connection, messages)
+            for query, answer in queries:
+                await self._run_query(connection, query, answer)
+        self._fail_all(self.link.unavailable())
 
-    def _take(self, most: int) -> list[tuple[str, asyncio.Future[str]]]:
-        batch, self._waiting = self._waiting[:most], self._waiting[most:]
-        if not self._waiting:
-            self._some.clear()
-        return batch
+    async def _send(
+        self, connection: Connection, batch: list[tuple[str, asyncio.Future[str]]]
+    ) -> None:
+        futures = [answer for _, answer in batch]
+        try:
+            answers = await self._in_time(
+                connection, self._call(connection, [message for message, _ in batch])
+            )
+        except (*FAILURES, asyncpg.InternalClientError) as failed:
+            self._failed(connection, failed, futures)
+            return
+        for text, future in zip(answers, futures, strict=False):
+            if not future.done():
+                future.set_result(text)
+        if len(answers) > len(batch):
+            self._on_heard(answers[len(batch) :])
 
-    @staticmethod
-    def _fail(batch: Sequence[tuple[str, asyncio.Future[Any]]], error: BackendError) -> None:
-        for _, answer in batch:
+    async def _run_query(
+        self, connection: Connection, query: _Query, answer: asyncio.Future[Any]
+    ) -> None:
+        try:
+            result = await self._in_time(connection, query(connection))
+        except (*FAILURES, asyncpg.InternalClientError) as failed:
+            self._failed(connection, failed, [answer])
+        else:
             if not answer.done():
-                answer.set_exception(type(error)(str(error)))
-                answer.exception()  # nobody may be waiting any more
+                answer.set_result(result)
 
-    def translate(self, refused: asyncpg.PostgresError) -> BackendError:
-        """Return what the caller is told: the whole call was rolled back, so nothing was carried out."""
-        where = self.link.described
-        if will_pass(refused):
-            return BackendUnavailable(f"{where} is not ready: {refused}")
-        return BackendError(f"{where} refused: {refused}")
+    async def _in_time(self, connection: Connection, call: Coroutine[Any, Any, _T]) -> _T:
+        too_late = asyncio.get_running_loop().call_later(self._within, self._too_late, connection)
+        try:
+            answer = await call
+        finally:
+            too_late.cancel()
+        self._within = _ANSWER_WITHIN
+        return answer
+
+    def _too_late(self, connection: Connection) -> None:
+        if self.link.connection is connection:
+            self.link.give_up(TimeoutError(f"no answer for {self._within:g} s"))
+            self._within = min(2 * self._within, _LONGEST_ANSWER)
+        else:
+            connection.terminate()
+
+    def _failed(
+        self, connection: Connection, failed: Exception, answers: Sequence[asyncio.Future[Any]]
+    ) -> None:
+        where, error = self.link.described, BackendError
+        refused = isinstance(failed, asyncpg.PostgresError) and not connection.is_closed()
+        if not refused or _sqlstate(failed).startswith(("08", "57P")):
+            # The server may have committed before the connection was lost.
+            error, message = Unanswered, f"{where}: {self.link.failure or failed}"
+            self._give_up(connection, failed)
+        elif will_pass(failed):
+            error, message = BackendUnavailable, f"{where} is not ready: {failed}"
+            if _sqlstate(failed) == "25006":  # a standby now: another server is the primary
+                self._give_up(connection, failed)
+        elif _sqlstate(failed).startswith(_POOLED):
+            error, message = BackendUnavailable, f"{where} is a pooler: {failed}"
+            self._give_up(connection, failed)
+        else:
+            message = f"{where} refused: {failed}"
+        _fail(answers, error(message))
+
+    def _give_up(self, connection: Connection, why: Exception) -> None:
+        if self.link.connection is connection:
+            self.link.give_up(why)
+
+    def _fail_all(self, error: BackendError) -> None:
+        waiting, self._waiting = self._waiting, []
+        queries, self._queries = self._queries, []
+        self._some.clear()
+        _fail([answer for _, answer in (*waiting, *queries)], error)
+
+
+def _fail(answers: Sequence[asyncio.Future[Any]], error: BackendError) -> None:
+    for answer in answers:
+        if not answer.done():
+            answer.set_exception(type(error)(str(error)))
+            answer.exception()  # perhaps nobody waits any more
 
 
 class Listening:
-    """The connection that hears notifications. It is watched: a listener may die without a word.
+    """The connection that hears notifications. It is watched, because a listener may die without a sign.
 
-    Mutable state: ``_channels`` (what is listened to, and who hears it).
+    Mutable state: ``_heard_by`` (whom the payloads of each channel go to), ``_listened`` (the channels that
+    the present connection listens to), ``_changed`` (set when these two differ).
     """
 
-    def __init__(self, source: str, on_up: Callable[[], object], every: float = 5.0) -> None:
-        self.link = Link(source, self._listen_again)
+    def __init__(
+        self,
+        source: str,
+        described: str,
+        *,
+        on_up: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.link: Link = Link(
+            source, described, pooled=False, prepare=self._prepare, on_up=lambda _: None
+        )
         self._on_up = on_up
-        self._every = every
-        self._channels: dict[str, list[Callable[[str], object]]] = {}
+        self._heard_by: dict[str, list[Callable[[str], object]]] = {}
+        self._listened: set[str] = set()
         self._changed = asyncio.Event()
 
-    def listen(self, channel: str, heard: Callable[[str], object]) -> Callable[[], object]:
+    def listen(self, channel: str, heard: Callable[[str], object]) -> Callable[[], None]:
         """Have ``heard`` called with each payload; return what ends that."""
-        self._channels.setdefault(channel, []).append(heard)
+        self._heard_by.setdefault(channel, []).append(heard)
         self._changed.set()
 
         def stop() -> None:
-            hearers = self._channels.get(channel, [])
+            hearers = self._heard_by.get(channel, [])
             if heard in hearers:
                 hearers.remove(heard)
+            if not hearers and self._heard_by.pop(channel, None) is not None:
+                self._changed.set()
 
         return stop
 
-    async def _listen_again(self, connection: asyncpg.Connection) -> None:
-        for channel in self._channels:
-            await connection.add_listener(channel, self._on_notification)
+    async def _prepare(self, connection: Connection) -> None:
+        self._listened = set()
+        await self._listen_to_all(connection)
 
-    def _on_notification(self, connection: Any, pid: int, channel: str, payload: Any) -> None:
-        for heard in list(self._channels.get(channel, ())):
-            heard(payload)
+    async def _listen_to_all(self, connection: Connection) -> None:
+        for channel in self._heard_by.keys() - self._listened:
+            await ask(connection, connection.add_listener(channel, self._hear), _ANSWER_WITHIN)
+            self._listened.add(channel)
+        for channel in self._listened - self._heard_by.keys():
+            await ask(connection, connection.remove_listener(channel, self._hear), _ANSWER_WITHIN)
+            self._listened.discard(channel)
+
+    def _hear(self, _: object, __: int, channel: str, payload: object) -> None:
+        for heard in list(self._heard_by.get(channel, ())):
+            heard(str(payload))
 
     async def run(self) -> None:
-        """Watch until cancelled; ``link.run`` runs beside it."""
-        listening: tuple[Any, set[str]] = (None, set())
+        """Watch until cancelled. ``link.run`` runs beside it."""
+        known: Connection | None = None
         while True:
-            await self.link._up.wait()
+            await self.link.first_up()
             connection = self.link.connection
             if connection is None:
                 await asyncio.sleep(0)
                 continue
-            if listening[0] is not connection:
-                listening = (connection, set(self._channels))
-                self._on_up()
             try:
-                async with asyncio.timeout(_SILENCE):
-                    for channel in self._channels.keys() - listening[1]:
-                        await connection.add_listener(channel, self._on_notification)
-                        listening[1].add(channel)
-                    await connection.fetchval("select 1")
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as failed:
-                self.link.close(failed)
+                self._changed.clear()
+                if known is not connection:
+                    known = connection
+                    await self._on_up()
+                await self._listen_to_all(connection)
+                await ask(connection, _alive(connection), _ANSWER_WITHIN)
+            except FAILURES as failed:
+                self.link.give_up(failed)
                 await asyncio.sleep(0)
                 continue
-            self._changed.clear()
             try:
-                async with asyncio.timeout(self._every):
+                async with asyncio.timeout(_WATCH_EVERY):
                     await self._changed.wait()
             except TimeoutError:
                 pass
+
+
+async def _alive(connection: Connection) -> None:
+    await connection.execute("select 1")

@@ -8,60 +8,72 @@ from typing import TYPE_CHECKING, Literal
 from ..._errors import BackendError
 
 if TYPE_CHECKING:
-    import asyncpg
+    from .connection import Connection
 
 Durability = Literal["logged", "unlogged"]
 
-#: What `schema.sql` makes. A client works with this version and no other.
+#: The version of what `schema.sql` makes. A client works with this version and no other.
 VERSION = 1
+#: The advisory lock of those that install.
+_INSTALLING = 1095323470
 
 
-def quoted(schema: str) -> str:
-    """Return the schema's name as SQL has it."""
-    return '"' + schema.replace('"', '""') + '"'
-
-
-def create_statements(schema: str = "aiodlock", durability: Durability = "logged") -> str:
-    """Return the SQL that makes everything, in one transaction."""
-    name = quoted(schema)
+def create_statements(durability: Durability = "logged") -> str:
+    """Return the SQL that makes the schema; to be run in one transaction."""
     body = files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
-    unlogged = "unlogged" if durability == "unlogged" else ""
-    body = (
-        body.replace("@schema@", name)
-        .replace("@unlogged@", unlogged)
+    unlogged = durability == "unlogged"
+    return (
+        body.replace("@unlogged@ table", "unlogged table" if unlogged else "table")
         .replace("@is_unlogged@", "true" if unlogged else "false")
         .replace("@version@", str(VERSION))
     )
-    return f"begin;\ncreate schema if not exists {name};\n{body}commit;\n"
 
 
-async def installed_version(connection: asyncpg.Connection, schema: str) -> int | None:
-    """Return the version of the schema that is there; None if there is none."""
-    found = await connection.fetchval("select to_regclass($1)", f"{quoted(schema)}.meta")
-    if found is None:
+async def installed(connection: Connection) -> tuple[int, Durability] | None:
+    """Return version and durability of the schema that is there; None if there is none."""
+    if await connection.fetchval("select to_regclass('aiodlock.meta')") is None:
         return None
-    version: int = await connection.fetchval(f"select version from {quoted(schema)}.meta")
-    return version
+    row = await connection.fetchrow("select version, durability from aiodlock.meta")
+    assert row is not None
+    return row["version"], row["durability"]
 
 
-async def install(
-    connection: asyncpg.Connection, schema: str = "aiodlock", durability: Durability = "logged"
-) -> bool:
+async def install(connection: Connection, durability: Durability | None = None) -> bool:
     """Make the schema if it is not there; return whether it was made.
 
-    :raises BackendError: when one of another version is there.
+    :raises BackendError: the schema that is there has another version or durability than asked for.
     """
-    # Two that are installed at the same time: the second finds the first one's.
-    await connection.execute("select pg_advisory_lock(1095323470)")
-    try:
-        version = await installed_version(connection, schema)
-        if version is None:
-            await connection.execute(create_statements(schema, durability))
+    async with connection.transaction():
+        # When two processes install at the same time, the second one waits, and finds the schema.
+        await connection.execute("select pg_advisory_xact_lock($1)", _INSTALLING)
+        found = await installed(connection)
+        if found is None:
+            await connection.execute(create_statements(durability or "logged"))
             return True
-    finally:
-        await connection.execute("select pg_advisory_unlock(1095323470)")
+    version, present = found
     if version != VERSION:
+        raise BackendError(wrong_version(version))
+    if durability not in (None, present):
         raise BackendError(
-            f"schema {schema!r} has version {version}, and this aiodlock needs {VERSION}"
+            f"the schema aiodlock is there already, and is {present}: to change that, stop every client, "
+            "run 'drop schema aiodlock cascade', and run 'aiodlock init' again. Every lock and every last "
+            "token is forgotten then"
         )
     return False
+
+
+def wrong_version(found: int) -> str:
+    """Return what to tell about a schema of another version."""
+    advice = "upgrade aiodlock here" if found > VERSION else "run 'aiodlock init' of this release"
+    return (
+        f"the schema aiodlock has version {found}, and this release of aiodlock needs version {VERSION}: "
+        f"{advice}"
+    )
+
+
+def missing(where: str) -> str:
+    """Return what to tell about a database without the schema."""
+    return (
+        f"{where} has no schema aiodlock: create it once with 'aiodlock init --url postgresql://…', "
+        "or with Client(…, create=True)"
+    )

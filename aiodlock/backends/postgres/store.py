@@ -1,7 +1,7 @@
 """Locks in PostgreSQL: what is sent to the functions of ``schema.sql``, and what their answers mean.
 
-Two connections: one for the messages of all tasks, which go out together, one call for each turn of the event
-loop; and one that listens.
+Two connections: one for the messages of all tasks, which go out together in one call of ``turn``, and one
+that listens for notifications.
 """
 
 from __future__ import annotations
@@ -10,18 +10,14 @@ import asyncio
 import fnmatch
 import hashlib
 import logging
-import os
 import random
-import secrets
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
-import anyio
 import asyncpg
 
-from ..._clock import now
+from ..._clock import local_deadline, now
 from ..._errors import BackendError, BackendUnavailable
 from ..._model import (
     Capabilities,
@@ -36,102 +32,172 @@ from ..._model import (
     WaiterInfo,
     Waiting,
 )
+from .._label import make_label
 from ..base import Listener, Unanswered
-from .connection import Link, Listening, Messages
-from .schema import VERSION, quoted
+from .connection import Connection, Link, Listening, Messages, ask
+from .schema import VERSION, install, missing, wrong_version
 
 _logger = logging.getLogger("aiodlock")
 
 #: For how long a marker refuses late duplicates, at the least, and a break is remembered (seconds).
-_SHORTEST_MARKER = 60.0
+_REMEMBERED = 60.0
 _SWEEP_EVERY = 60.0
 _SWEEP_MOST = 1000
-#: How far this process's clock and the server's may drift apart within one lease.
-_DRIFT_SHARE, _DRIFT = 0.01, 0.002
+#: How long a notification of our own may take to come back.
+_PROBE_WITHIN = 1.0
+#: How often waiters poll where no notifications arrive (seconds).
+POLL_EVERY = 1.0
+#: How long a question may take while a connection is prepared.
+_HELLO_WITHIN = 2.0
+
+_TURN = "select aiodlock.turn($1, $2, $3)"
+_INSPECT = """
+select asked.number, found.* from unnest($1::text[]) with ordinality asked(key, number)
+cross join lateral aiodlock.inspect(asked.key) with ordinality found order by asked.number, found.ordinality
+"""
 
 
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-def _key(kind: str, name: str) -> str:
-    return f"{kind[0]}:{quote(name, safe='')}"
-
-
-def _kind_and_name(key: str) -> tuple[str, str]:
-    kind = "lock" if key[0] == "l" else "semaphore"
-    return kind, unquote(key[2:])
-
-
 class PostgresBackend:
-    """One database. The functions decide; this sends, and reads the answers."""
+    """One database. Its functions decide; this sends messages and reads the answers.
+
+    Mutable state: ``_listener`` (while it runs), ``polls`` (no notifications arrive here), ``_probed`` (set
+    when a notification of our own arrives), ``_heard_once``.
+    """
+
+    capabilities: Capabilities = Capabilities()
 
     def __init__(
         self,
         source: str,
+        described: str,
         *,
+        listen_source: str | None,
+        create: bool,
         prefix: str,
         token_retention: float,
         unavailable_after: float,
-        listen_source: str | None = None,
     ) -> None:
-        self.capabilities: Capabilities = Capabilities()
         self.label: str = make_label()
-        self._schema = prefix
+        self.polls: bool = False
+        self._described = described
+        self._create = create
+        self._prefix = prefix
         self._retention = _ms(token_retention)
-        self._marker_ttl = _ms(max(unavailable_after, _SHORTEST_MARKER))
-        self._turn = f"select {quoted(prefix)}.turn($1, $2, $3)"
-        self._messages = Messages(Link(source, self._meet), self._call)
-        self._messages.on_heard = self._on_heard
-        self._listening = Listening(listen_source or source, self._on_listening)
+        self._marker_ttl = _ms(max(unavailable_after, _REMEMBERED))
+        # A user who names another source to listen on has a pooler in front of the first one.
+        pooled = listen_source is not None
+        link = Link(source, described, pooled=pooled, prepare=self._meet, on_up=self._on_connected)
+        self._messages = Messages(link, self._call, self._hear)
+        self._listening = Listening(
+            listen_source or source,
+            described + (" (listening)" if listen_source else ""),
+            on_up=self._on_listening,
+        )
         self._listener: Listener | None = None
         self._heard_once = asyncio.Event()
+        self._probed = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<PostgresBackend {self._messages.link.described}>"
+        return f"<PostgresBackend {self._described}>"
 
     # -- life ------------------------------------------------------------------------------------
 
     async def run(self, listener: Listener, ready: Callable[[], None]) -> None:
         self._listener = listener
-        self._listening.listen(_channel(self.label), lambda payload: self._on_heard([payload]))
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._messages.link.run)
-            tasks.start_soon(self._messages.run)
-            tasks.start_soon(self._listening.link.run)
-            tasks.start_soon(self._listening.run)
+        self._listening.listen(_channel(self.label), self._hear_one)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._messages.link.run())
+            tasks.create_task(self._messages.run())
+            tasks.create_task(self._listening.link.run())
+            tasks.create_task(self._listening.run())
             await self._messages.link.first_up()
             await self._heard_once.wait()
             ready()
+            tasks.create_task(self._poll())
             while True:
                 await asyncio.sleep(_SWEEP_EVERY * random.uniform(0.5, 1.5))
                 await self._sweep()
 
-    async def _meet(self, connection: asyncpg.Connection) -> None:
-        """See that the schema is there, in the version that this client knows."""
-        try:
-            hello = await connection.fetchrow(f"select * from {quoted(self._schema)}.hello()")
-        except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError) as missing:
-            raise BackendError(
-                f"{self._messages.link.described} has no schema {self._schema!r} of aiodlock: make it once "
-                "with 'aiodlock init --url postgresql://…'"
-            ) from missing
-        if hello["version"] != VERSION:
-            raise BackendError(
-                f"{self._messages.link.described}: schema {self._schema!r} has version {hello['version']}, and "
-                f"this aiodlock needs {VERSION}: run 'aiodlock init', or use the aiodlock that made it"
+    async def _meet(self, connection: Connection) -> None:
+        """Check that the server can be written to, and has the schema in the right version."""
+        if await self._ask(connection, "select pg_is_in_recovery()"):
+            raise BackendUnavailable(
+                f"{self._described} is a standby, which is read-only: name the primary, or several hosts "
+                "and target_session_attrs=read-write"
             )
-        if self._listener is not None:
-            self._listener.on_look(None)
+        if self._create:
+            await ask(connection, install(connection), 2 * _HELLO_WITHIN)
+        try:
+            version = await self._ask(connection, "select version from aiodlock.hello()")
+        except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError) as absent:
+            raise BackendError(missing(self._described)) from absent
+        except asyncpg.InsufficientPrivilegeError as refused:
+            raise BackendError(
+                f"{self._described}: this role may not use the schema aiodlock ({refused}). The owner of "
+                "the schema has to run: GRANT USAGE ON SCHEMA aiodlock TO the_role; "
+                "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA aiodlock TO the_role"
+            ) from refused
+        if version != VERSION:
+            raise BackendError(f"{self._described}: {wrong_version(version)}")
 
-    def _on_listening(self) -> None:
+    async def _ask(self, connection: Connection, sql: str) -> Any:
+        return await ask(
+            connection, self._one_step(connection, connection.fetchval(sql)), _HELLO_WITHIN
+        )
+
+    async def _one_step(self, connection: Connection, query: Awaitable[Any]) -> Any:
+        """Return a query's answer. Behind a pooler, keep the session for as long as the query takes.
+
+        asyncpg prepares a statement and runs it in two steps. Between them a pooler may change the session.
+        """
+        if not self._messages.link.pooled:
+            return await query
+        async with connection.transaction():
+            return await query
+
+    def _on_connected(self, again: bool) -> None:
+        if again and self._listener is not None:
+            self._listener.on_back()
+
+    async def _on_listening(self) -> None:
+        """See whether notifications arrive. Through a pooler that shares its connections they do not."""
+        await self._messages.link.first_up()
+        self._probed.clear()
+        sql = f"select pg_notify('{_channel(self.label)}', 'probe')"
+        try:
+            await self._messages.query(lambda shared: shared.execute(sql))
+            async with asyncio.timeout(_PROBE_WITHIN):
+                await self._probed.wait()
+            self.polls = False
+        except BackendError:
+            pass  # the connection for messages was lost: nothing is known
+        except TimeoutError:
+            if not self.polls:
+                _logger.warning(
+                    "no notifications arrive from %s, as behind a pooler in transaction mode: waiters of "
+                    "this client poll every %g s; listen_source= names a way around the pooler",
+                    self._listening.link.described,
+                    POLL_EVERY,
+                    extra={"event": "polling"},
+                )
+            self.polls = True
         self._heard_once.set()
         if self._listener is not None:
-            self._listener.on_look(None)  # notices may have been missed
+            self._listener.on_look(None)  # notifications may have been missed
+
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_EVERY)
+            if self.polls and self._listener is not None:
+                self._listener.on_look(None)
 
     async def _sweep(self) -> None:
         try:
-            await self._query(f"select {quoted(self._schema)}.sweep($1)", _SWEEP_MOST)
+            await self._fetch("select aiodlock.sweep($1)", _SWEEP_MOST)
         except BackendError as failed:
             _logger.debug("sweeping failed: %s", failed)
 
@@ -143,13 +209,18 @@ class PostgresBackend:
                 return link.failure
         return None
 
-    async def _call(self, connection: asyncpg.Connection, messages: list[str]) -> list[str]:
-        answers: list[str] = await connection.fetchval(
-            self._turn, self.label, self._retention, messages
-        )
+    async def _call(self, connection: Connection, messages: list[str]) -> list[str]:
+        call = connection.fetchval(_TURN, self.label, self._retention, messages)
+        answers: list[str] = await self._one_step(connection, call)
         return answers
 
-    def _on_heard(self, messages: Sequence[str]) -> None:
+    def _hear_one(self, message: str) -> None:
+        if message == "probe":
+            self._probed.set()
+        else:
+            self._hear([message])
+
+    def _hear(self, messages: Sequence[str]) -> None:
         listener = self._listener
         if listener is None:
             return
@@ -159,23 +230,30 @@ class PostgresBackend:
                     listener.on_granted(request_id, int(token), key)
                 case ["look", request_id, _]:
                     listener.on_look(request_id)
-                case ["broken", request_id, _]:
-                    listener.on_broken(request_id)
+                case ["broken", request_id, _, token]:
+                    listener.on_broken(request_id, int(token))
                 case _:
-                    _logger.warning("a notification of the wrong shape ignored: %.200r", message)
+                    _logger.warning(
+                        "a notification of the wrong shape was ignored: %.200r", message
+                    )
 
     # -- requests --------------------------------------------------------------------------------
 
-    async def _up(self, *, hurry: bool = False) -> asyncpg.Connection:
-        return self._messages.link.connection or await self._messages.link.wait_up(hurry=hurry)
+    async def _up(self, *, hurry: bool = False) -> None:
+        if self._messages.link.connection is None:
+            await self._messages.link.wait_up(hurry=hurry)
+
+    def _key(self, kind: str, name: str) -> str:
+        return f"{self._prefix}:{kind[0]}:{quote(name, safe='')}"
 
     async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
-        request.sent_on = await self._up(hurry=not wait)
+        await self._up(hurry=not wait)
+        request.sent_on = self._messages.link.connection
         sent = now()
         message = "\t".join(
             (
                 "acquire",
-                _key(request.kind, request.name),
+                self._key(request.kind, request.name),
                 request.id,
                 _wire_mode(request),
                 request.owner,
@@ -191,9 +269,7 @@ class PostgresBackend:
             request.ambiguous = True
             raise
         request.sent_on = None
-        outcome = _outcome(answer, sent)
-        assert not isinstance(outcome, Left)
-        return outcome
+        return _outcome(answer, sent)
 
     def extend(
         self, batch: Sequence[tuple[Request, float]]
@@ -202,7 +278,7 @@ class PostgresBackend:
 
     def _extend(self, request: Request, length: float) -> Awaitable[Granted | Waiting | Gone]:
         sent = now()
-        key = _key(request.kind, request.name)
+        key = self._key(request.kind, request.name)
         answer = self._messages.submit(
             f"extend\t{key}\t{request.id}\t{_ms(length)}\t{request.owner}"
         )
@@ -217,15 +293,18 @@ class PostgresBackend:
             request.sent_on is not None and request.sent_on is not connection
         )
         marker = self._marker_ttl if late else 0
-        key = _key(request.kind, request.name)
+        key = self._key(request.kind, request.name)
         return f"leave\t{key}\t{request.id}\t{marker}\t{'lost' if lost else 'ended'}"
 
     async def leave(
         self, request: Request, *, lost: bool = False, within: float | None = None
     ) -> Left:
-        async with asyncio.timeout(within):
-            await self._up()
-            return _left(await self._messages.submit(self._leaving(request, lost)))
+        try:
+            async with asyncio.timeout(within):
+                await self._up()
+                return _left(await self._messages.submit(self._leaving(request, lost)))
+        except TimeoutError as silent:
+            raise Unanswered(f"{self._described}: no answer for {within:g} s") from silent
 
     def leave_later(
         self, request: Request, done: Callable[[Left | BackendError], object], *, lost: bool = False
@@ -254,36 +333,44 @@ class PostgresBackend:
 
     def announce(self, kind: str, name: str) -> None:
         """Tell whoever observes the name that its holder has changed."""
-        self._messages.submit(f"announce\t{_key(kind, name)}")
+        self._messages.submit(f"announce\t{self._key(kind, name)}")
 
     def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
-        channel = _channel(f"changes {_key(kind, name)}")
+        channel = _channel(f"changes {self._key(kind, name)}")
         return self._listening.listen(channel, lambda payload: changed())
 
     # -- for people ------------------------------------------------------------------------------
 
-    async def _query(self, sql: str, *arguments: object) -> list[Any]:
-        return await self._messages.query(sql, *arguments)
+    async def _fetch(self, sql: str, *arguments: object) -> list[Any]:
+        def fetch(connection: Connection) -> Any:
+            return self._one_step(connection, connection.fetch(sql, *arguments))
+
+        rows: list[Any] = await self._messages.query(fetch)
+        return rows
 
     async def inspect(self, kind: str, name: str) -> LockInfo:
+        return (await self.inspect_all(kind, [name]))[0]
+
+    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
         await self._up(hurry=True)
-        rows = await self._query(
-            f"select * from {quoted(self._schema)}.inspect($1)", _key(kind, name)
-        )
-        return _info(name, rows)
+        rows = await self._fetch(_INSPECT, [self._key(kind, name) for name in names])
+        found: list[list[Any]] = [[] for _ in names]
+        for row in rows:
+            found[row["number"] - 1].append(row)
+        return [_info(name, about) for name, about in zip(names, found, strict=True)]
 
     async def names(self, match: str) -> AsyncIterator[str]:
         await self._up(hurry=True)
-        for row in await self._query(f"select * from {quoted(self._schema)}.names() as key"):
-            kind, name = _kind_and_name(row["key"])
-            if kind == "lock" and fnmatch.fnmatchcase(name, match):
+        mine = f"{self._prefix}:l:"
+        for row in await self._fetch("select aiodlock.names($1) as key", mine):
+            name = unquote(row["key"].removeprefix(mine))
+            if fnmatch.fnmatchcase(name, match):
                 yield name
 
     async def break_lock(self, name: str) -> int:
         await self._up(hurry=True)
-        answer = await self._messages.submit(
-            f"break\t{_key('lock', name)}\t{_ms(_SHORTEST_MARKER)}"
-        )
+        key = self._key("lock", name)
+        answer = await self._messages.submit(f"break\t{key}\t{_ms(_REMEMBERED)}")
         return int(answer.split(" ")[1])
 
 
@@ -299,22 +386,17 @@ class _Answer:
     def __await__(self) -> Generator[Any, None, Granted | Waiting | Gone]:
         text = yield from self._answer
         outcome = _outcome(text, self._sent)
-        assert not isinstance(outcome, Left | Refused)
+        assert not isinstance(outcome, Refused)
         return outcome
-
-
-def _deadline(sent: float, left_ms: str) -> float:
-    left = int(left_ms) / 1000
-    return sent + left - (left * _DRIFT_SHARE + _DRIFT)
 
 
 def _outcome(answer: str, sent: float) -> Granted | Waiting | Refused | Gone:
     match answer.split(" "):
         case ["granted" | "held", token, left]:
-            return Granted(int(token), _deadline(sent, left))
+            return Granted(int(token), local_deadline(sent, int(left)))
         case ["waiting", left, look, floor]:
             look_at = now() + int(look) / 1000 if int(look) >= 0 else None
-            return Waiting(_deadline(sent, left), look_at, int(floor))
+            return Waiting(local_deadline(sent, int(left)), look_at, int(floor))
         case ["busy"]:
             return Refused("busy")
         case ["deadlock"]:
@@ -325,8 +407,8 @@ def _outcome(answer: str, sent: float) -> Granted | Waiting | Refused | Gone:
             return Gone(reason)
         case ["closed", *left]:
             raise BackendUnavailable(
-                "the server has crashed, and its unlogged tables are empty: nothing is granted until every lease "
-                f"of before has ended, in {int(left[0]) / 1000 if left and left[0] else '?'} s"
+                "the server has crashed, and its unlogged tables are empty: nothing is granted until every "
+                f"lease of before has ended, in {int(left[0]) / 1000 if left and left[0] else '?'} s"
             )
     raise BackendError(f"an answer of the wrong shape: {answer!r:.200}")
 
@@ -343,28 +425,29 @@ def _left(answer: str) -> Left:
 
 
 def _info(name: str, rows: Sequence[Any]) -> LockInfo:
-    holders: dict[tuple[str, str], HolderInfo] = {}
+    holders: dict[tuple[str, Mode], HolderInfo] = {}
     waiters: list[WaiterInfo] = []
-    token, closed = 0, 0.0
-    for what, owner, mode, own_token, left_ms, client in rows:
+    token, closed, places = 0, 0.0, 0
+    for row in rows:
+        what, owner, left = row["what"], row["owner"], row["left_ms"] / 1000
         if what == "name":
-            token, closed = own_token, left_ms / 1000
+            token, closed, places = row["token"], left, row["places"]
             continue
-        shown_mode: Mode = "exclusive" if mode == "x" else "shared"
+        mode: Mode = "exclusive" if row["mode"] == "x" else "shared"
         shown = unquote(owner[1:]) if owner.startswith("u") else owner[1:]
         if what == "waiter":
-            waiters.append(WaiterInfo(shown, shown_mode, len(waiters), left_ms / 1000, client))
+            waiters.append(WaiterInfo(shown, mode, len(waiters), left, row["client"]))
             continue
         before = holders.get((owner, mode))
         holders[owner, mode] = HolderInfo(
             owner=shown,
-            mode=shown_mode,
-            token=own_token,
+            mode=mode,
+            token=row["token"],
             count=before.count + 1 if before else 1,
-            remaining=max(left_ms / 1000, before.remaining if before else 0.0),
-            client=client,
+            remaining=max(left, before.remaining if before else 0.0),
+            client=row["client"],
         )
-    return LockInfo(name, tuple(holders.values()), tuple(waiters), token, closed)
+    return LockInfo(name, tuple(holders.values()), tuple(waiters), token, closed, places)
 
 
 def _wire_mode(request: Request) -> str:
@@ -375,8 +458,3 @@ def _wire_mode(request: Request) -> str:
 
 def _channel(client: str) -> str:
     return "aiodlock_" + hashlib.md5(client.encode(), usedforsecurity=False).hexdigest()
-
-
-def make_label() -> str:
-    """Return a name for one client: where it runs, and something that no other has."""
-    return f"{quote(socket.gethostname(), safe='')}-{os.getpid()}-{secrets.token_hex(6)}"

@@ -1,0 +1,78 @@
+"""``postgresql://`` and ``postgres://``."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs, urlsplit
+
+from ..._errors import Unsupported
+from ..._model import Capabilities
+from ..sources import StoreOptions
+
+try:
+    from .store import PostgresBackend
+except ImportError as _missing:
+    if _missing.name != "asyncpg":
+        raise
+    raise ImportError(
+        "postgresql:// needs the driver asyncpg: pip install 'aiodlock[postgres]'"
+    ) from _missing
+
+
+class PostgresOpener:
+    """A database."""
+
+    capabilities: Capabilities = PostgresBackend.capabilities
+
+    def __init__(self, url: str, options: StoreOptions) -> None:
+        self.described: str = check_url("source", url)
+        self._url = url
+        self._options = options
+        if options.listen_source is not None:
+            check_url("listen_source", options.listen_source)
+
+    def open(self) -> PostgresBackend:
+        """Make a backend."""
+        options = self._options
+        return PostgresBackend(
+            self._url,
+            self.described,
+            listen_source=options.listen_source,
+            create=options.create,
+            prefix=options.prefix,
+            token_retention=options.token_retention,
+            unavailable_after=options.unavailable_after,
+        )
+
+
+def read_source(source: str, options: StoreOptions) -> PostgresOpener:
+    """Return what opens the database of a URL."""
+    if options.min_replicas:
+        raise Unsupported(
+            "min_replicas is for Redis and Valkey: with PostgreSQL, synchronous_standby_names and "
+            "synchronous_commit on the server decide how many standbys a commit waits for"
+        )
+    if options.restart_delay is not None:
+        raise ValueError("restart_delay is for a quorum: give a list of sources")
+    if options.configure_notifications:
+        raise ValueError("configure_notifications is for Redis and Valkey: leave it out")
+    return PostgresOpener(source, options)
+
+
+def check_url(what: str, url: str) -> str:
+    """Return where a URL leads, without user and password, or raise ValueError."""
+    scheme, separator, _ = url.partition("://")
+    if scheme.lower() not in ("postgresql", "postgres") or not separator:
+        raise ValueError(f"{what} must be a URL: postgresql://user@host:5432/database")
+    try:
+        parts = urlsplit(url)
+        hosts = parts.netloc.rpartition("@")[2]
+        for host in hosts.split(","):
+            port = urlsplit(f"//{host}").port
+            if port == 0:
+                raise ValueError("port 0")
+        if parts.fragment:
+            raise ValueError("'#' in a password is written %23")
+        parse_qs(parts.query, strict_parsing=bool(parts.query))
+    except ValueError as wrong:
+        raise ValueError(f"{what} is not a URL that can be read: {wrong}") from None
+    return f"{scheme.lower()}://{hosts}{parts.path}"

@@ -1,0 +1,191 @@
+"""Entering a client of PostgreSQL: what is missing or wrong is said, with what to do."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from aiodlock import BackendError, BackendUnavailable, Client, LockLost, Unsupported
+from aiodlock.backends.postgres.schema import VERSION, create_statements
+
+from ..postgres import PostgresServer
+from ..scenes import until_cancelled
+from ..servers import POSTGRES, Store
+
+NAME = "order:42"
+
+
+@pytest.fixture
+def empty(postgres: PostgresServer) -> PostgresServer:
+    """Give a database without the schema, and roles that may lock or may not."""
+    postgres.execute("drop schema if exists aiodlock cascade;")
+    for role in ("locker", "stranger"):
+        postgres.execute(f"drop role if exists {role}; create role {role} login;")
+    return postgres
+
+
+def install(server: PostgresServer, durability: str = "logged") -> None:
+    server.execute(create_statements("unlogged" if durability == "unlogged" else "logged"))
+
+
+async def test_database_without_the_schema_is_told_to_be_initialized(empty: PostgresServer) -> None:
+    with pytest.raises(
+        BackendError, match=r"no schema aiodlock: create it once with 'aiodlock init"
+    ):
+        async with Client(empty.url):
+            pytest.fail("entered")
+
+
+async def test_schema_is_created_when_asked_for(empty: PostgresServer) -> None:
+    async with Client(empty.url, create=True) as one, Client(empty.url, create=True) as other:
+        async with one.lock(NAME):
+            assert await other.lock(NAME).locked()
+
+
+async def test_schema_of_another_version_is_refused(empty: PostgresServer) -> None:
+    install(empty)
+    empty.execute(f"update aiodlock.meta set version = {VERSION + 1};")
+    for create in (False, True):
+        with pytest.raises(BackendError, match=f"has version {VERSION + 1}, and this release"):
+            async with Client(empty.url, create=create):
+                pytest.fail("entered")
+
+
+async def test_role_with_execute_alone_can_lock(empty: PostgresServer) -> None:
+    install(empty)
+    empty.execute(
+        "grant usage on schema aiodlock to locker;"
+        "grant execute on all functions in schema aiodlock to locker;"
+    )
+    async with Client(empty.url_of("locker")) as client:
+        with pytest.raises(LockLost):  # noqa: PT012
+            async with client.lock(NAME):
+                assert (await client.inspect(NAME)).holders
+                assert [info.name async for info in client.locks()] == [NAME]
+                assert await client.break_lock(NAME) == 1
+                await until_cancelled()
+
+
+async def test_role_without_rights_is_told_the_grants(empty: PostgresServer) -> None:
+    install(empty)
+    with pytest.raises(BackendError, match="GRANT USAGE ON SCHEMA aiodlock"):
+        async with Client(empty.url_of("stranger")):
+            pytest.fail("entered")
+    empty.execute("grant usage on schema aiodlock to stranger;")
+    with pytest.raises(BackendError, match="GRANT EXECUTE ON ALL FUNCTIONS"):
+        async with Client(empty.url_of("stranger")):
+            pytest.fail("entered")
+
+
+async def test_search_path_of_the_caller_changes_nothing(empty: PostgresServer) -> None:
+    """Whoever may lock cannot put functions of their own under the names that ours use."""
+    install(empty)
+    empty.execute(
+        "drop schema if exists trap cascade; create schema trap;"
+        "create function trap.pg_notify(text, text) returns void language plpgsql as"
+        " $$ begin raise exception 'trapped'; end $$;"
+        "create function trap.hashtext(text) returns integer language plpgsql as"
+        " $$ begin raise exception 'trapped'; end $$;"
+        "alter role postgres set search_path = trap, pg_catalog;"
+    )
+    try:
+        async with Client(empty.url) as one, Client(empty.url) as other:
+            with pytest.raises(LockLost):  # noqa: PT012
+                async with one.lock(NAME):
+                    assert await other.lock(NAME).locked()
+                    assert await other.break_lock(NAME) == 1
+                    await until_cancelled()
+    finally:
+        empty.execute("alter role postgres reset search_path; drop schema trap cascade;")
+
+
+async def test_isolation_level_that_cannot_work_is_refused(empty: PostgresServer) -> None:
+    install(empty)
+    empty.execute(
+        "grant usage on schema aiodlock to locker;"
+        "grant execute on all functions in schema aiodlock to locker;"
+        "alter role locker set default_transaction_isolation = 'serializable';"
+    )
+    with pytest.raises(BackendError, match='needs the isolation level "read committed"'):
+        async with Client(empty.url_of("locker")):
+            pytest.fail("entered")
+
+
+async def test_wrong_database_is_refused_at_once(empty: PostgresServer) -> None:
+    with pytest.raises(BackendError, match="refused"):
+        async with Client(empty.url_of("postgres", "nowhere")):
+            pytest.fail("entered")
+
+
+@pytest.mark.usefixtures("brief_entering")
+async def test_server_that_is_not_there_is_unavailable() -> None:
+    with pytest.raises(BackendUnavailable, match="cannot reach the store"):
+        async with Client("postgresql://postgres@127.0.0.1:1/postgres"):
+            pytest.fail("entered")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"min_replicas": 1}, Unsupported),
+        ({"restart_delay": 1.0}, ValueError),
+        ({"configure_notifications": True}, ValueError),
+        ({"listen_source": "redis://localhost"}, ValueError),
+        ({"listen_source": 1}, TypeError),
+        ({"create": 1}, TypeError),
+    ],
+)
+def test_options_that_mean_nothing_here_are_refused(
+    options: dict[str, object], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        Client("postgresql://localhost/db", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"listen_source": "postgresql://h/d"}, {"create": True}])
+def test_options_of_postgresql_are_refused_elsewhere(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="for PostgreSQL"):
+        Client("redis://localhost", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql:", "postgresql://h:x/db", "postgres://h:99999/d", "postgresql://u:p#w@h/d"]
+)
+def test_url_that_cannot_be_read_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="URL"):
+        Client(url)
+
+
+def test_client_shows_no_password() -> None:
+    client = Client("postgresql://user:secret@one:1,two:2/db?password=secret")
+    assert "secret" not in repr(client)
+    assert "postgresql://one:1,two:2/db" in repr(client)
+
+
+@pytest.mark.stores(*POSTGRES)
+async def test_prefixes_keep_locks_apart(store: Store) -> None:
+    async with Client(store.url, prefix="one") as one, Client(store.url, prefix="two") as two:
+        async with one.lock(NAME), two.lock(NAME):
+            assert [info.name async for info in one.locks()] == [NAME]
+
+
+@pytest.mark.stores(*POSTGRES)
+async def test_longest_name_owner_and_prefix_fit(store: Store) -> None:
+    long = "\N{LOCK}" * 128
+    async with (
+        Client(store.url, prefix="p" * 128) as one,
+        Client(store.url, prefix="p" * 128) as two,
+    ):
+        async with one.lock(long, owner=long):
+            assert await two.lock(long, owner="other").locked()
+
+
+@pytest.mark.stores(*POSTGRES)
+async def test_nothing_is_logged_when_all_is_well(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "aiodlock")
+    async with Client(store.url) as client, client.lock(NAME):
+        pass
+    assert not caplog.records

@@ -1,0 +1,166 @@
+"""The functions of ``schema.sql``, called directly, at a time that the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable
+from itertools import count
+from typing import Any, TypeVar
+
+import asyncpg
+
+from aiodlock.backends.postgres.schema import create_statements
+
+from .test_scripts import CLIENTS, Stored
+
+_T = TypeVar("_T")
+
+#: Nothing that is remembered ends within a history.
+_FOR_EVER = 10**15
+_CHANNELS = {"aiodlock_" + hashlib.md5(client.encode()).hexdigest(): client for client in CLIENTS}
+_CLOCK = """
+create or replace function aiodlock.clock_us() returns bigint language sql volatile as
+$$ select current_setting('aiodlock.clock')::bigint $$
+"""
+_names = count()
+
+
+class Database:
+    """A schema in which the clock is a setting of the session, and a connection that calls and listens."""
+
+    def __init__(self, url: str, statements: str | None = None) -> None:
+        self.heard: list[tuple[str, str]] = []
+        self.time = -1
+        self._loop = asyncio.new_event_loop()
+        self.connection: asyncpg.Connection = self.do(asyncpg.connect(url))
+        self.do(self.connection.execute("drop schema if exists aiodlock cascade"))
+        self.do(self.connection.execute(statements or create_statements("unlogged")))
+        self.do(self.connection.execute(_CLOCK))
+        for channel in _CHANNELS:
+            self.do(self.connection.add_listener(channel, self._on_notification))
+
+    def do(self, call: Awaitable[_T]) -> _T:
+        return self._loop.run_until_complete(call)
+
+    def close(self) -> None:
+        self.do(self.connection.close())
+        self._loop.close()
+
+    def _on_notification(self, _: object, __: int, channel: str, payload: Any) -> None:
+        self.heard.append((_CHANNELS[channel], payload))
+
+
+class VirtualTurns:
+    """One name. The answers are put as those of the scripts are."""
+
+    def __init__(self, database: Database, kind: str) -> None:
+        self.time = 0
+        self._database = database
+        self._key = f"aiodlock:{kind[0]}:name{next(_names)}"
+        self._clients: dict[str, str] = {}
+        self._said: list[tuple[str, str, str]] = []
+        self.forget()
+
+    async def acquire(
+        self,
+        id: str,
+        mode: str = "x",
+        *,
+        owner: str | None = None,
+        ttl: int = 120_000,
+        waiter_ttl: int = 60_000,
+        delay: int = 0,
+        client: str = "one",
+        wait: bool = True,
+        retention: int = _FOR_EVER,
+    ) -> list[Any]:
+        self._clients[id] = client
+        patience = "wait" if wait else "nowait"
+        words = (id, mode, owner or f"t{id}", ttl, waiter_ttl, delay, patience)
+        return self._turn(client, "acquire", *words)
+
+    async def extend(self, id: str, length: int, *, owner: str = "") -> list[Any]:
+        return self._turn(self._clients.get(id, "nobody"), "extend", id, length, owner)
+
+    async def leave(self, id: str, *, ambiguous: bool = False, lost: bool = False) -> list[Any]:
+        client, marker = self._clients.get(id, "nobody"), _FOR_EVER if ambiguous else 0
+        return self._turn(client, "leave", id, marker, "lost" if lost else "ended")
+
+    async def break_lock(self) -> int:
+        return int(self._turn("nobody", "break", _FOR_EVER)[1])
+
+    async def inspect(self) -> list[Any]:
+        rows = self._fetch("select * from aiodlock.inspect($1)", self._key)
+        token, closed = 0, 0
+        holding: list[str] = []
+        waiting: list[str] = []
+        for row in rows:
+            if row["what"] == "name":
+                token, closed = row["token"], row["left_ms"]
+            elif row["what"] == "holder":
+                words = (row["owner"], row["mode"], row["token"], row["left_ms"], row["client"])
+                holding += map(str, words)
+            else:
+                waiting += [row["owner"], row["mode"], "", row["client"]]
+        return [token, closed, holding, waiting]
+
+    def heard(self) -> list[tuple[str, str, str]]:
+        self._database.do(_settle())
+        for client, payload in self._database.heard:
+            word, id, key, *_ = payload.split(" ")
+            assert key == self._key
+            self._said.append((client, word, id))
+        self._database.heard.clear()
+        return self._said
+
+    def said(self) -> list[tuple[str, str, str]]:
+        said, self._said = self.heard(), []
+        return said
+
+    def look(self) -> Stored:
+        name = self._fetch(
+            "select * from aiodlock.name where key = $1 order by version desc limit 1", self._key
+        )
+        waiting = self._fetch(
+            "select * from aiodlock.waiter where key = $1 order by arrival", self._key
+        )
+        words = ("mode", "token", "deadline", "length", "delay", "owner", "client")
+        holders = name[0]["holders"] if name else []
+        return (
+            {holder["id"]: " ".join(str(holder[word]) for word in words) for holder in holders},
+            {row["id"]: f"{row['arrival']} {row['deadline']} {row['length']}" for row in waiting},
+            [(str(row["arrival"]), {"id": row["id"]}) for row in waiting],
+            name[0]["token"] if name else 0,
+        )
+
+    def forget(self) -> None:
+        for table in ("name", "waiter", "marker", "broken"):
+            self._database.do(self._database.connection.execute(f"delete from aiodlock.{table}"))
+
+    def _turn(self, caller: str, verb: str, *words: object) -> list[Any]:
+        message = "\t".join(map(str, (verb, self._key, *words)))
+        rows = self._fetch("select aiodlock.turn($1, $2, $3)", caller, _FOR_EVER, [message])
+        answer, *heard = rows[0][0]
+        reply: list[Any] = answer.split(" ")
+        told = [told.split(" ") for told in heard]
+        if reply[0] == "released":
+            # What is granted to the same client is told by the reply, with its token.
+            reply.append("state")
+            reply += [x for word, id, _, *token in told if word == "granted" for x in (id, *token)]
+            told = [words for words in told if words[0] != "granted"]
+        self._said += [(caller, word, id) for word, id, *_ in told]
+        return reply
+
+    def _fetch(self, sql: str, *arguments: object) -> list[Any]:
+        """Run a query at the present time."""
+        database = self._database
+        if database.time != self.time:
+            database.time = self.time
+            database.do(database.connection.execute(f"set aiodlock.clock = {self.time * 1000}"))
+        return database.do(database.connection.fetch(sql, *arguments))
+
+
+async def _settle() -> None:
+    for _ in range(4):
+        await asyncio.sleep(0)

