@@ -8,14 +8,14 @@ import logging
 import sys
 from collections.abc import Coroutine
 from importlib.metadata import version
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from .. import BackendError, Client, LockInfo
-from . import _doctor, _run, _show
+from . import _doctor, _init, _run, _show
 from ._source import read_source
 
 _T = TypeVar("_T")
@@ -353,6 +353,26 @@ def demo(as_json: Json = False) -> None:
         print(f"aiodlock: {missing}", file=sys.stderr)
         raise typer.Exit(_run.SOFTWARE) from None
     raise typer.Exit(0 if shown else 1)
+
+
+@app.command("init")
+def init_(
+    url: Url = _URL,
+    durability: _init.Durability = None,
+    dry_run: _init.DryRun = False,
+) -> None:
+    """Create the tables and functions that locks need in a PostgreSQL database.
+
+    Run it once, as a role that may create schemas. It changes nothing where they are there already.
+    """
+    if dry_run:
+        _do(_printed(url, durability))
+    else:
+        print(_do(_init.create(url, durability)))
+
+
+async def _printed(url: str, durability: Literal["logged", "unlogged"] | None) -> None:
+    print(_init.statements(url, durability), end="")
 
 
 @app.command()

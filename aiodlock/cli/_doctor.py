@@ -85,6 +85,10 @@ async def _examine(url: str, prefix: str, fix: bool) -> list[Finding]:
     if url.startswith("memory:"):
         async with Client(url):
             return [Finding("server", "ok", "memory store", "Locks exist in this process only.")]
+    if url.startswith(("postgresql:", "postgres:")):
+        from ._doctor_postgres import examine as examine_postgres
+
+        return [await _try_a_lock(url, prefix), *await examine_postgres(url)]
     refused: BackendError | None = None
     async with Redis.from_url(url, decode_responses=True) as server:
         try:

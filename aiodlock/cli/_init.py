@@ -1,0 +1,69 @@
+"""``aiodlock init``: what a store needs before its first lock, once."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from .. import BackendUnavailable
+
+Durability = Annotated[
+    Literal["logged", "unlogged"] | None,
+    typer.Option(
+        help="logged (the default): a grant is on the disk before it counts. unlogged: faster where the "
+        "disk is slow; a crash of the server empties the tables, and nothing is granted until every lease "
+        "of before has ended."
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the SQL, and connect to nothing.")]
+
+_SCHEMES = ("postgresql", "postgres")
+#: Seconds in which the server has to answer.
+_WITHIN = 10.0
+
+
+async def create(url: str, durability: Literal["logged", "unlogged"] | None) -> str:
+    """Create the schema of a database; return what was done, as text.
+
+    :raises ValueError: for a store that needs nothing.
+    :raises BackendUnavailable: the database is unreachable.
+    :raises BackendError: it has a schema of another version or durability, or refuses.
+    """
+    _check(url)
+    import asyncpg
+
+    from ..backends.postgres.connection import FAILURES, ask
+    from ..backends.postgres.schema import VERSION, install, installed
+    from ..backends.postgres.sources import check_url
+
+    where = check_url("--url", url)
+    try:
+        connection = await asyncpg.connect(url, timeout=_WITHIN)
+        try:
+            made = await ask(connection, install(connection, durability), _WITHIN)
+            found = await ask(connection, installed(connection), _WITHIN)
+        finally:
+            connection.terminate()
+    except FAILURES as failed:
+        raise BackendUnavailable(f"{where}: {failed or type(failed).__name__}") from failed
+    kind = found[1] if found is not None else ""
+    what = "created the schema aiodlock" if made else "nothing to do: the schema aiodlock is there"
+    return f"{where}: {what} (version {VERSION}, {kind})"
+
+
+def statements(url: str, durability: Literal["logged", "unlogged"] | None) -> str:
+    """Return the SQL that ``create`` runs where nothing is there yet."""
+    _check(url)
+    from ..backends.postgres.schema import create_statements
+
+    return f"begin;\n{create_statements(durability or 'logged')}commit;\n"
+
+
+def _check(url: str) -> None:
+    scheme = url.partition(":")[0].lower()
+    if scheme not in _SCHEMES:
+        raise ValueError(
+            f"init is for postgresql://: a store of the kind {scheme}:// needs no preparation"
+        )
+    from ..backends.postgres import sources as sources
