@@ -174,15 +174,13 @@ class Link:
         self.connection, self.failure = connection, None
         before, self.was_up = self.was_up, True
         self._up.set()
-        if before:
-            _logger.info("%s is back", self.described, extra={"event": "connected"})
         self._on_up(before)
         await self._lost.wait()
         self._log_loss()
 
     def _log_loss(self) -> None:
         why = self.failure or "closed by the server"
-        extra = {"event": "connection_lost"}
+        extra = {"event": "no_connection"}
         _logger.warning("the connection to %s was lost: %s", self.described, why, extra=extra)
 
     def _drop(self, connection: Connection) -> None:
