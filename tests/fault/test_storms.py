@@ -243,3 +243,15 @@ async def test_client_enters_over_a_long_way(real_store: Store) -> None:
         async with aiodlock.Client(proxy.url, ttl=60.0, close_timeout=1.0) as client:
             async with client.lock("far") as lease:
                 assert lease.held
+
+
+async def test_listing_asks_about_many_names_in_one_script(server: EmbeddedServer) -> None:
+    async with aiodlock.Client(server.url, ttl=60.0) as client:
+        leases = [await client.lock(f"listed:{number}").acquire() for number in range(120)]
+        await ask(server, "CONFIG", "RESETSTAT")
+        found = {info.name async for info in client.locks("listed:*")}
+        stats = await ask(server, "INFO", "commandstats")
+        assert found == {lease.name for lease in leases}
+        assert stats["cmdstat_evalsha"]["calls"] <= 3
+        for lease in leases:
+            await lease.release()

@@ -129,9 +129,10 @@ class Direct:
 
     async def inspect(self) -> list[Any]:
         keys = self.keys
-        return await self._run(  # type: ignore[no-any-return]
+        (seen,) = await self._run(
             scripts.INSPECT, [keys.state, keys.queue, keys.waiters, keys.token], []
         )
+        return seen  # type: ignore[no-any-return]
 
     async def _run(self, script: Script, keys: list[str], arguments: list[str | int]) -> Any:
         source = self._sources.get(script.name, script.source.decode())

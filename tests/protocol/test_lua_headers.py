@@ -11,7 +11,7 @@ from aiodlock.backends.redis import scripts
 
 _LUA = files("aiodlock.backends.redis") / "lua"
 _SCRIPTS = (*scripts.ALL, *scripts.VOTING)
-_SHARED = ("time.lua", "tokens.lua", "records.lua", "prelude.lua", "tickets.lua")
+_SHARED = ("time.lua", "tokens.lua", "records.lua", "reading.lua", "prelude.lua", "tickets.lua")
 _FILES = sorted(entry.name for entry in _LUA.iterdir() if entry.name.endswith(".lua"))
 
 
@@ -32,7 +32,7 @@ def _named(head: str, what: str) -> list[int]:
 
 
 def _used(code: str, what: str) -> set[int]:
-    return {int(number) for number in re.findall(rf"{what}\[(\d+)\]", code)}
+    return {int(number) for number in re.findall(rf"{what}\[(?:at \+ )?(\d+)\]", code)}
 
 
 @pytest.mark.parametrize("script", _SCRIPTS, ids=lambda script: script.name)
@@ -53,7 +53,7 @@ def test_names_in_the_head_are_those_in_the_code(script: scripts.Script) -> None
     listed = re.search(r"^ KEYS  (.*)", head, re.MULTILINE)
     assert listed
     names = [part.split(" ", 1)[1] for part in re.split(r"\s{2,}", listed[1].strip())]
-    first = code.strip().splitlines()[0]
+    first = next(line.strip() for line in code.splitlines() if "KEYS[" in line)
     assert first.startswith("local ")
     variables = first.removeprefix("local ").split(" = ")[0].split(", ")
     assert [variable.removesuffix("_key") for variable in variables] == names

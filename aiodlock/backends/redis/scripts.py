@@ -18,10 +18,13 @@ class Script:
     name: str
     source: bytes
     sha: bytes
+    #: Of one name; ``inspect`` takes several.
     number_of_keys: bytes
 
 
-def _load(name: str, number_of_keys: int, *, voting: bool = False) -> Script:
+def _load(
+    name: str, number_of_keys: int, *, voting: bool = False, reading_only: bool = False
+) -> Script:
     folder = files(__package__) / "lua"
 
     def read(*parts: str) -> bytes:
@@ -29,7 +32,9 @@ def _load(name: str, number_of_keys: int, *, voting: bool = False) -> Script:
 
     text = read(name)
     first = ["time", "tokens"] if voting else ["time"]
-    prelude = ["prelude", "tickets"] if voting else ["prelude"]
+    prelude = ["reading", "prelude", "tickets"] if voting else ["reading", "prelude"]
+    if reading_only:
+        prelude = ["reading"]
     if _RECORDS not in text:
         prelude.insert(0, "records")
     if _PRELUDE not in text:
@@ -44,7 +49,7 @@ ACQUIRE = _load("acquire", 5)
 EXTEND = _load("extend", 5)
 LEAVE = _load("leave", 6)
 BREAK = _load("break", 5)
-INSPECT = _load("inspect", 4)
+INSPECT = _load("inspect", 4, reading_only=True)
 ALL = (ACQUIRE, EXTEND, LEAVE, BREAK, INSPECT)
 
 # What the nodes of a quorum run.

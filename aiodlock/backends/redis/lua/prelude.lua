@@ -6,25 +6,6 @@
 -- A waiters record    "stream-id deadline length"
 -- Times are milliseconds of the server's clock, read once. Tokens are strings.
 
--- Holders that block, and the ids of those that are overdue and past their lock-delay. The dead are
--- removed last (`bury`): a removal before the successor is written would make the key vanish.
-local function load_state(state, read_only)
-  local holders, dead = {}, {}
-  local fields = redis.call('HGETALL', state)
-  for i = 1, #fields, 2 do
-    local record = decode_record(fields[i], fields[i + 1])
-    if now < record.closed_until then
-      if record.set_back and not read_only then
-        write_record(state, record, redis.pcall) -- an out-of-memory server may refuse it
-      end
-      holders[#holders + 1] = record
-    else
-      dead[#dead + 1] = record.id
-    end
-  end
-  return holders, dead
-end
-
 local function bury(state, dead)
   for first = 1, #dead, 1000 do
     redis.call('HDEL', state, unpack(dead, first, math.min(first + 999, #dead)))
@@ -95,13 +76,6 @@ end
 
 local function say(publish, channel, word, state, id, token)
   redis.call(publish, channel, table.concat({word, state, id, token}, ' '))
-end
-
-local function decode_waiter(text)
-  local stream_id, deadline, length = string.match(text, '^([^ ]+) ([^ ]+) ([^ ]+)$')
-  local waiter = {stream_id = stream_id, deadline = clamp(deadline, length), length = tonumber(length)}
-  waiter.set_back = waiter.deadline < tonumber(deadline)
-  return waiter
 end
 
 -- All at once: many dead waiters cost together what one costs, also after the clock was set back.

@@ -1,0 +1,28 @@
+-- reading: how the holders and the waiters of a name are read. It stands between records and prelude. To tell people of a
+-- name takes no more than these.
+
+-- Holders that block, and the ids of those that are overdue and past their lock-delay. The dead are
+-- removed last (`bury`): a removal before the successor is written would make the key vanish.
+local function load_state(state, read_only)
+  local holders, dead = {}, {}
+  local fields = redis.call('HGETALL', state)
+  for i = 1, #fields, 2 do
+    local record = decode_record(fields[i], fields[i + 1])
+    if now < record.closed_until then
+      if record.set_back and not read_only then
+        write_record(state, record, redis.pcall) -- an out-of-memory server may refuse it
+      end
+      holders[#holders + 1] = record
+    else
+      dead[#dead + 1] = record.id
+    end
+  end
+  return holders, dead
+end
+
+local function decode_waiter(text)
+  local stream_id, deadline, length = string.match(text, '^([^ ]+) ([^ ]+) ([^ ]+)$')
+  local waiter = {stream_id = stream_id, deadline = clamp(deadline, length), length = tonumber(length)}
+  waiter.set_back = waiter.deadline < tonumber(deadline)
+  return waiter
+end
