@@ -358,9 +358,10 @@ class Locks(RuleBasedStateMachine):
     @rule()
     def inspect(self) -> None:
         self.scripts.time = self.model.now
-        token, closed, holding, waiting = run(self.scripts.inspect())
+        token, closed, holding, waiting, closed_places = run(self.scripts.inspect())
         seen = self.model.name.inspect(self.model.now_us)
         assert (int(token), int(closed)) == (seen.token, seen.closed)
+        assert closed_places == seen.closed_places
         assert sorted(zip(*[iter(holding)] * 5, strict=True)) == sorted(
             (asked.owner, wire_mode(asked), str(held), str(left), asked.client)
             for asked, held, left in seen.holders

@@ -11,6 +11,7 @@ from tests.proxy import command_end, parse_command
 
 #: What a sane server says to the commands of the handshake.
 _SANE = {
+    b"PUBLISH": b":1\r\n",
     b"PING": b"+PONG\r\n",
     b"EXISTS": b":0\r\n",
     b"TIME": b"*2\r\n$1\r\n1\r\n$1\r\n1\r\n",
@@ -25,7 +26,7 @@ Answer = Callable[[tuple[bytes, ...]], bytes | None]
 class FakeServer:
     """Answers by `answer(command)` and, where that is None, as an empty Redis would.
 
-    Everything that is subscribed to is confirmed; `say` sends bytes to those connections.
+    Everything that is subscribed to is confirmed; `say` sends bytes to those connections, as PUBLISH does.
     """
 
     def __init__(self) -> None:
@@ -80,6 +81,9 @@ class FakeServer:
     def _reply(self, command: tuple[bytes, ...], writer: asyncio.StreamWriter) -> bytes:
         name = command[0].upper()
         self.commands.append(name)
+        if name == b"PUBLISH":
+            sizes = len(command[1]), command[1], len(command[2]), command[2]
+            self.say(b"*3\r\n$7\r\nmessage\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % sizes)
         given = self.answer((name, *command[1:]))
         if given is not None:
             return given
