@@ -94,7 +94,7 @@ def _command(name: str, command: Any) -> str:
 
 def _row(parameter: Any) -> str:
     is_option = parameter.param_type_name == "option"
-    words = parameter.opts if is_option else [parameter.name.upper()]
+    words = parameter.opts if is_option else [parameter.metavar or parameter.name.upper()]
     shown = ", ".join(f"`{word}`" for word in words)
     default = "" if parameter.default in (None, False, "") else f"`{parameter.default}`"
     return f"| {shown} | {parameter.help or ''} | {default} |"

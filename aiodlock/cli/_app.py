@@ -250,7 +250,7 @@ def break_lock(
 ) -> None:
     """Release a lock by force.
 
-    Its holders are notified at once, and the next waiter gets the lock at once: while the old holders may
+    Its holders are notified at once. The next waiter gets the lock at once, although the old holders may
     still be writing. The exit code is 1 if nobody held the lock.
     """
     if not yes:

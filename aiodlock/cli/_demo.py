@@ -239,7 +239,7 @@ async def show_turns(screen: Screen, server: EmbeddedServer, folder: Path) -> No
 
 async def show_deaths(screen: Screen, server: EmbeddedServer, folder: Path, ghosts: int) -> None:
     dead = f"the holder and {ghosts} waiters" if ghosts else "the holder"
-    screen.event(f"next, {dead} will be killed while one more process waits behind them")
+    screen.event(f"next, {dead} will be killed while one more process waits")
     client = screen._client
     tasks = ["hold"] * (1 + ghosts) + ["take"]
     async with workers(server.url, folder / "unused", *tasks) as started:

@@ -144,10 +144,11 @@ async def _acquire(wanted: Run) -> tuple[Client, Lease] | int:
             "on_lost": "flag",
         }
         lock = client.rwlock(wanted.name, **options)
-        return client, await _wait(wanted, client, lock.read if wanted.shared else lock.write)
-    except (AcquireTimeout, LockLost):
-        await _say_not_acquired(wanted, client)
-        code = wanted.conflict_exit_code
+        try:
+            return client, await _wait(wanted, client, lock.read if wanted.shared else lock.write)
+        except (AcquireTimeout, LockLost):
+            await _say_not_acquired(wanted, client)
+            code = wanted.conflict_exit_code
     except (BackendError, ClientClosed) as away:
         wanted.say("unavailable", str(away))
         code = UNAVAILABLE

@@ -68,7 +68,8 @@ async def _print(wanted: Top, client: Client, hand_overs: HandOvers) -> None:
         if wanted.as_json:
             _show.print_json({**facts, "names": [_show.as_dict(info) for info in infos]})
         else:
-            _show.print_line(*(f"{key} {value}" for key, value in facts.items()))
+            told = {key: "unknown" if value is None else value for key, value in facts.items()}
+            _show.print_line(*(f"{key} {value}" for key, value in told.items()))
             _show.print_list(infos, header=wanted.header)
         looks += 1
         if looks == wanted.count:
