@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
+from typing import Any
 
 import pytest
 from redis.asyncio.sentinel import MasterNotFoundError
@@ -262,6 +265,37 @@ async def test_name_that_leads_nowhere_for_now_closes_nothing(
         async with client.lock("name", timeout=2.0) as lease:
             assert lease.held
     assert not [r for r in caplog.records if getattr(r, "event", "") == "no_connection"]
+
+
+async def test_slow_resolver_takes_one_thread_and_not_all_of_the_loop(
+    two: list[EmbeddedServer],
+    sentinels: list[LyingSentinel],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loop's threads are the user's, too: for `asyncio.to_thread`."""
+    resolve, asked, answer = socket.getaddrinfo, [0], threading.Event()
+
+    def slow(host: str, *arguments: Any, **options: Any) -> Any:
+        if host != "slow.example":
+            return resolve(host, *arguments, **options)
+        asked[0] += 1
+        assert answer.wait(60.0)
+        raise socket.gaierror(socket.EAI_AGAIN, "temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    for sentinel in sentinels:
+        sentinel.name(two[0], 1)
+    async with _client(sentinels) as client, client.lock("name") as lease:
+        for sentinel in sentinels:
+            sentinel.host = "slow.example"
+        try:
+            before = sentinels[0].asked
+            await until(lambda: sentinels[0].asked >= before + 3)
+            assert asked == [1]
+        finally:
+            answer.set()
+        await until(lambda: asked[0] > 1, "another question")
+        assert is_held(lease)
 
 
 @pytest.mark.parametrize(

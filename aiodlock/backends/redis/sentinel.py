@@ -20,6 +20,7 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import anyio
@@ -163,7 +164,8 @@ class PrimaryLookup:
 
     Mutable state: ``_sentinels``, ``_distrusted`` (an address whose server said that it is no primary),
     ``_dialled`` (the address used last), ``_peers`` (for an address: the server that was reached there, and
-    until when that is taken for true), ``_silent`` (whether it was told that no sentinel answers).
+    until when that is taken for true), ``_resolving`` (addresses that the resolver has been asked for),
+    ``_silent`` (whether it was told that no sentinel answers).
     """
 
     is_master = True
@@ -194,6 +196,7 @@ class PrimaryLookup:
         self._dialled: Address | None = None
         self._peers: dict[Address, tuple[frozenset[Any], float]] = {}
         self._silent = False
+        self._resolving: dict[Address, asyncio.Future[list[Any]]] = {}
 
     @classmethod
     def of_pool(cls, pool: SentinelConnectionPool) -> PrimaryLookup:
@@ -297,6 +300,7 @@ class PrimaryLookup:
             for sentinel in self._sentinels:
                 sentinel.close()
             self._sentinels = []
+            self._resolving.clear()  # it may be run again on another loop
 
     def suspect(self) -> None:
         """Ask at once: the server behaves as one that was replaced does."""
@@ -357,15 +361,28 @@ class PrimaryLookup:
             return True
         if moment >= until or until == float("inf"):
             try:
-                async with asyncio.timeout(_PATIENCE):
-                    found = await asyncio.get_running_loop().getaddrinfo(
-                        *address, type=socket.SOCK_STREAM
-                    )
+                found = await self._resolved(address)
             except (OSError, ValueError):  # the latter of a name that cannot be one
                 return True  # not known; the name may be resolved the next time
             peers = frozenset(one[4][:2] for one in found)
             self._peers[address] = peers, moment + _RESOLVED_FOR
         return peer[:2] in peers
+
+    async def _resolved(self, address: Address) -> list[Any]:
+        """Ask the resolver, or go on waiting for it: a slow one must not take all threads of the loop."""
+        loop = asyncio.get_running_loop()
+        asked = self._resolving.get(address)
+        if asked is None:
+            ask = partial(socket.getaddrinfo, *address, type=socket.SOCK_STREAM)
+            asked = self._resolving[address] = loop.run_in_executor(None, ask)
+            # Nobody may be left who waits for it.
+            asked.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait({asked}, timeout=_PATIENCE)
+        if not asked.done():
+            raise TimeoutError
+        if self._resolving.get(address) is asked:
+            del self._resolving[address]
+        return asked.result()
 
 
 class _OnlyPrimary(SentinelManagedConnection):
