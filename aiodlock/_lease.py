@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 from urllib.parse import quote
 
 from ._bodies import Body
 from ._clock import now
 from ._errors import BackendError, LockLost, NotHeld
 from ._model import Mode
-from ._options import LARGEST_MARGIN, SHORTEST_TTL, check_seconds
+from ._options import LARGEST_MARGIN, SHORTEST_TTL, check_seconds, refuse_keywords
 from ._place import Place, State
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Lease(Body):
 
     # -- what can be done with it ------------------------------------------------------------------
 
-    async def extend(self, ttl: float | None = None) -> None:
+    async def extend(self, ttl: float | None = None, **wrong: Never) -> None:
         """Extend now; with ``ttl``, by that and from then on (the deadline never comes nearer).
 
         Retries until the local deadline.
@@ -160,6 +160,8 @@ class Lease(Body):
         :raises LockLost: when the lease is lost, before or meanwhile.
         :raises NotHeld: after a release.
         """
+        if wrong:
+            refuse_keywords("extend()", wrong, ["ttl"])
         place, session = self._place, self._session
         if ttl is not None:
             ttl = check_seconds("ttl", ttl, least=SHORTEST_TTL)

@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Never, TypeAlias
+from typing import TYPE_CHECKING, Any, Never, NoReturn, TypeAlias
 from urllib.parse import quote
 
 from ._bodies import Blocks
@@ -23,7 +23,7 @@ from ._errors import (
 )
 from ._lease import Lease, release_handle
 from ._model import Gone, Granted, Kind, Mode, Refused, Request, Waiting
-from ._options import LockOptions, check_timeout, refuse_keywords
+from ._options import LockOptions, check_timeout, refuse_attribute, refuse_keywords
 from ._place import Place, State
 from ._slices import Woken
 
@@ -70,6 +70,11 @@ class Acquirable:
     def name(self) -> str:
         """The name, as given."""
         return self._name
+
+    if not TYPE_CHECKING:  # a type checker knows all attributes
+
+        def __getattr__(self, name: str) -> NoReturn:
+            refuse_attribute(self, name)
 
     # -- for users ---------------------------------------------------------------------------------
 

@@ -73,7 +73,25 @@ _ELSEWHERE = {
     "auto_release_time": "ttl= is how long the lease lives without being extended",
     "acquire_timeout": "timeout= is how long acquire() waits",
     "wait_timeout": "timeout= is how long acquire() waits",
+    "replace_ttl": "leave it out: extend(60) always sets the time left, and never shortens it",
+    "additional_time": "extend(60) sets the time left to 60 s, and never shortens it",
 }
+#: Attributes of other libraries' locks, and what does the same here.
+_ATTRIBUTES_ELSEWHERE = {
+    "extend": "the lease has it: 'async with lock as lease', then lease.extend(60)",
+    "reacquire": "lease.extend() does it; acquire() and 'async with' return the lease",
+    "owned": "lease.held answers that; acquire() and 'async with' return the lease",
+    "local": "lease.token is the fencing token; acquire() and 'async with' return the lease",
+}
+
+
+def refuse_attribute(asked: object, name: str) -> NoReturn:
+    """Raise the AttributeError of what has no such attribute, with what stands for it here."""
+    kind = type(asked)
+    message = f"{kind.__name__!r} object has no attribute {name!r}"
+    if name in _ATTRIBUTES_ELSEWHERE:
+        message += f": {_ATTRIBUTES_ELSEWHERE[name]}"
+    raise AttributeError(message, name=name, obj=asked)
 
 
 def refuse_keywords(

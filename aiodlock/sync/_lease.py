@@ -8,12 +8,13 @@ import os
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Never, Self
 
 from .. import _lease as core
 from .._bodies import raise_loss
 from .._errors import BackendError, LockLost, NotHeld
 from .._model import Mode
+from .._options import refuse_keywords
 from .._place import State
 from .._scope import BodyScope
 from ._blocks import Entered, Here, here
@@ -152,7 +153,7 @@ class Lease:
 
     # -- what can be done with it ------------------------------------------------------------------
 
-    def extend(self, ttl: float | None = None) -> None:
+    def extend(self, ttl: float | None = None, **wrong: Never) -> None:
         """Extend now; with ``ttl``, by that and from then on (the deadline never comes nearer).
 
         ```python
@@ -163,6 +164,8 @@ class Lease:
         :raises LockLost: when the lease is lost, before or meanwhile.
         :raises NotHeld: after a release.
         """
+        if wrong:
+            refuse_keywords("extend()", wrong, ["ttl"])
         self._check_here()
         self._running.portal.call(lambda: self._core.extend(ttl))
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING, Never, NoReturn
 
 from .. import _lease as core_lease
 from .. import _lock as core
 from .._errors import AcquireTimeout, NotHeld, WouldBlock
 from .._model import Mode
-from .._options import check_timeout, refuse_keywords
+from .._options import check_timeout, refuse_attribute, refuse_keywords
 from ._blocks import Entered, here
 from ._lease import Body, Lease, arm, call_when_lost, enter, leave
 from ._options import UNSET
@@ -39,6 +39,11 @@ class Acquirable:
         return self._core.name
 
     # -- for users ---------------------------------------------------------------------------------
+
+    if not TYPE_CHECKING:  # a type checker knows all attributes
+
+        def __getattr__(self, name: str) -> NoReturn:
+            refuse_attribute(self, name)
 
     def acquire(self, *, timeout: float | None = UNSET, **wrong: Never) -> Lease:
         """Wait for the turn and return the lease, which is to be released.

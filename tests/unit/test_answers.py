@@ -71,6 +71,31 @@ async def test_acquire_answers_too() -> None:
             call(blocking_timeout=5)
 
 
+@pytest.mark.parametrize(
+    ("attribute", "answer"),
+    [("extend", r"lease\.extend"), ("reacquire", r"lease\.extend"), ("owned", r"lease\.held")],
+)
+@pytest.mark.parametrize("locks", [client, threads])
+def test_a_method_that_the_lease_has_is_named(
+    locks: aiodlock.Client | sync.Client, attribute: str, answer: str
+) -> None:
+    for lock in (locks.lock("x"), locks.rwlock("x").read, locks.semaphore("x", 2)):
+        with pytest.raises(AttributeError, match=answer):
+            getattr(lock, attribute)
+        assert not hasattr(lock, "nonsense")
+
+
+async def test_extend_answers_too() -> None:
+    def in_a_thread() -> None:
+        with threads.lock("x") as lease, pytest.raises(TypeError, match="sets the time left"):
+            lease.extend(5, additional_time=5)  # type: ignore[arg-type]
+
+    async with client, client.lock("x") as lease:
+        with pytest.raises(TypeError, match="leave it out"):
+            await lease.extend(5, replace_ttl=True)  # type: ignore[arg-type]
+    await asyncio.to_thread(in_a_thread)
+
+
 def test_a_client_of_redis_py_that_blocks_is_named() -> None:
     blocking = redis.Redis()
     for source in (blocking, [blocking] * 3):
