@@ -35,26 +35,29 @@ class Bodies:
 
     def enter(self, task: _Task, places: Sequence[Place]) -> None:
         """The task is in one more block on these places: their losses cancel it, together once."""
-        scope: BodyScope | None = None
         blocks = self._open.get(task)
         if blocks is None:
             blocks = self._open[task] = []
+        scope: BodyScope | None = None
         for place in places:
             blocks.append(place)
-            if place.armed is None:
-                place.armed = {}
-            if (
-                task not in place.armed
-            ):  # else an outer body of this task is cancelled, with ours in it
+            armed = place.armed
+            if armed is None:
+                armed = place.armed = {}
+            if task not in armed:  # else an outer body of this task is cancelled, with ours in it
                 if scope is None:
                     scope = BodyScope(task)
-                place.armed[task] = scope
+                armed[task] = scope
 
     def leave(
         self, task: _Task, places: Sequence[Place], exc_type: type[BaseException] | None
     ) -> bool:
         """A block is left; return whether what comes out of it is the cancellation by a loss."""
         blocks = self._open[task]
+        if len(blocks) == len(places) == 1:  # as nearly always
+            del self._open[task]
+            armed = places[0].armed
+            return armed.pop(task).leave(exc_type) if armed else False
         disarmed: list[BodyScope] = []
         for place in places:
             blocks.remove(place)
@@ -105,7 +108,7 @@ class Body:
         """
         task = asyncio.current_task()
         assert task is not None
-        if any(other is not task and not other.done() for other in self._tasks):
+        if self._tasks and any(other is not task and not other.done() for other in self._tasks):
             raise RuntimeError(f"{self!r} is the body of another task already: enter it once")
         self._session.bodies.enter(task, self._held_places())
         self._tasks.append(task)
@@ -152,22 +155,18 @@ class Blocks(Generic[_L]):
     def enter(self, task: _Task, lease: _L) -> None:
         self._open.append((task, lease))
 
-    async def leave(
-        self, what: object, exc_type: type[BaseException] | None, exc: BaseException | None
-    ) -> None:
-        """End the block that is meant: the latest of this task, else the only one, else the only one whose
-        task has ended. Else end none, for it may be the body of a task that goes on."""
+    def take(self, what: object, exc: BaseException | None) -> tuple[_Task, _L] | None:
+        """Take out the block that is meant: this task's latest, else the only one, else the only one whose
+        task has ended. Else None, and an error: any other may be the body of a task that goes on."""
         index = block_meant([task for task, _ in self._open])
         if index is None:
             refuse(exc, not_clear(what, len(self._open)))
-            return
-        task, lease = self._open[index]
-        foreign = lease._session.foreign()
+            return None
+        foreign = self._open[index][1]._session.foreign()
         if foreign is not None:
             refuse(exc, foreign)
-            return
-        del self._open[index]
-        await lease._end_block(task, exc_type, exc)
+            return None
+        return self._open.pop(index)
 
 
 def block_meant(tasks: Sequence[_Task]) -> int | None:

@@ -158,7 +158,10 @@ class Candidacy:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._entered.leave(self, exc_type, exc)
+        meant = self._entered.take(self, exc)
+        if meant is not None:
+            task, lease = meant
+            await lease._end_block(task, exc_type, exc)
 
     def __repr__(self) -> str:
         return f"<Candidacy {self._value!r} in {self._election!r}>"

@@ -179,7 +179,10 @@ class Acquirable:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._entered.leave(self, exc_type, exc)
+        meant = self._entered.take(self, exc)
+        if meant is not None:
+            task, lease = meant
+            await lease._end_block(task, exc_type, exc)
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -190,12 +193,14 @@ class Acquirable:
         if task is None and own is None:
             raise RuntimeError(f"{self!r} can be acquired inside an asyncio task only")
         bodies = session.bodies.of(task) if own is None else own.get(self._name, ())
-        self._check_bodies(session, bodies)
+        if bodies:
+            self._check_bodies(session, bodies)
         request_id = session.new_id()
         owner = self._owner(request_id)
         if self._options.owner is None and self._kind == "lock":
             if own is None:
-                mine = self._live(session, session.holds("lock", self._name, task))
+                holds = session.holds("lock", self._name, task)
+                mine = self._live(session, holds) if holds else []
             else:
                 mine = [held for held in reversed(bodies) if held.options.owner is None]
             for held in mine:  # an exclusive hold counts also behind a later shared one
@@ -260,7 +265,7 @@ class Acquirable:
 
     async def _wait_for_turn(self, session: Session, place: Place) -> Place:
         """Ask, wait until woken, and ask anew when the place in the queue was lost."""
-        late = LateGrants()
+        late: LateGrants | None = None
         while True:
             session.places[place.request.id] = place
             answer = await self._ask(session, place, wait=True)
@@ -275,10 +280,13 @@ class Acquirable:
             place = self._begin_again(session, place)
             if too_late:
                 place.failures += 1  # at a timeout it is the store that is to blame
+                if late is None:
+                    late = LateGrants()
                 await late.pause(self._name, self._ttl, session.unavailable_after)
 
     async def _wait_until_woken(self, session: Session, place: Place, answer: Waiting) -> None:
-        place.woken = Woken(session.slices, session.loop)
+        place.woken = woken = Woken(loop=session.loop)
+        woken.slices = session.slices
         extender = session.extender
         extender.add(place)
         if answer.look_at is not None:
@@ -286,7 +294,7 @@ class Acquirable:
         if place.noticed is not None:
             session.on_granted(place.request.id, place.noticed, "")
         try:
-            await place.woken
+            await woken
         finally:
             place.woken = None
 

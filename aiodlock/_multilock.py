@@ -92,7 +92,10 @@ class MultiLock:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._entered.leave(self, exc_type, exc)
+        meant = self._entered.take(self, exc)
+        if meant is not None:
+            task, lease = meant
+            await lease._end_block(task, exc_type, exc)
 
     # -- inside ------------------------------------------------------------------------------------
 

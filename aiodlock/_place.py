@@ -187,7 +187,8 @@ class Place:
     def leave(self) -> None:
         """Neither wait nor hold any more, whatever the store knows of it yet."""
         self.state = State.LEAVING
-        self.wake_watchers()
+        if self.watchers:
+            self.wake_watchers()
 
     def end(self) -> None:
         """The store knows nothing of it any more, or nobody asks."""

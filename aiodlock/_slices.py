@@ -40,7 +40,8 @@ class Slices:
         if self._later or not self._room:
             return False
         self._room -= 1
-        self._plan()
+        if self._room < _SIZE - _FREE and not self._planned:
+            self._plan()
         return True
 
     async def turn(self) -> None:
@@ -60,30 +61,31 @@ class Slices:
             self._room -= 1
             self._later.popleft()()
         # Even when nothing is left to run: without room, nobody else would plan a turn with room.
-        self._plan()
+        if self._room < _SIZE - _FREE:
+            self._plan()
 
     def _plan(self) -> None:
         """See to it that room which was used is there again in the next turn."""
-        if self._room < _SIZE - _FREE and not self._planned:
-            self._planned = True
-            self._loop.call_soon(self._next)
+        self._planned = True
+        self._loop.call_soon(self._next)
 
 
 class Woken(asyncio.Future[None]):
-    """What a waiter waits for. Its cancellation may have to wait for a turn with room."""
+    """What a waiter waits for. Its cancellation may have to wait for a turn with room.
 
-    def __init__(self, slices: Slices, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop=loop)
-        self._slices = slices
-        self._is_cancelled = False
-        self._message: Any | None = None  # anyio knows its own cancellation again by it
+    Without an ``__init__``: one is made for each wait. Who makes it sets ``slices``.
+    """
+
+    slices: Slices
+    _is_cancelled = False
+    _message: Any | None = None  # anyio knows its own cancellation again by it
 
     def cancel(self, msg: Any | None = None) -> bool:
         if self.done():
             return False
         if not self._is_cancelled:
             self._is_cancelled, self._message = True, msg
-            self._slices.run(self._cancel)
+            self.slices.run(self._cancel)
         return True
 
     def _cancel(self) -> None:
