@@ -41,6 +41,7 @@ test-suite: setup
 test-topologies: setup
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/topology $(ARGS)
 	$(BIN)/python -m pytest --numprocesses 2 tests/contract --store cluster,sentinel,replicated,quorum,quorum5 $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 tests/contract tests/acceptance --store postgres,postgres18 $(ARGS)
 
 # The recipes, with the frameworks that they are for.
 test-recipes: setup

@@ -18,9 +18,9 @@ import aiodlock
 from ..conftest import MakeClient
 from ..proxy import FaultProxy
 from ..scenes import SOON, is_free, takes, until, until_cancelled, until_held, until_waiting
-from ..servers import Servers, Store
+from ..servers import POSTGRES, Servers, Store
 
-pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9")
+pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9", *POSTGRES)
 
 
 def in_a_thread(make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:

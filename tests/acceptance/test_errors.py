@@ -15,8 +15,9 @@ from aiodlock.testing import lose
 
 from ..conftest import MakeClient
 from ..scenes import BRIEF, held_elsewhere, until_held
+from ..servers import POSTGRES
 
-pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9")
+pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9", *POSTGRES)
 
 NAME = "order:42"
 

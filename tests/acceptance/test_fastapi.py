@@ -29,9 +29,9 @@ from ..scenes import (
     until_held,
     until_waiting,
 )
-from ..servers import Store
+from ..servers import POSTGRES, Store
 
-pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9")
+pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9", *POSTGRES)
 
 
 @asynccontextmanager

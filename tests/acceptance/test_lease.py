@@ -31,9 +31,9 @@ from ..scenes import (
     until_free,
     until_outlived,
 )
-from ..servers import Store
+from ..servers import POSTGRES, Store
 
-pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9")
+pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9", *POSTGRES)
 
 
 async def test_attributes(client: aiodlock.Client) -> None:

@@ -28,9 +28,9 @@ from ..scenes import (
     until_free,
     until_waiting,
 )
-from ..servers import Store
+from ..servers import POSTGRES, Store
 
-pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9")
+pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9", *POSTGRES)
 
 
 async def test_a_task_gets_in_again_with_the_same_token(client: aiodlock.Client) -> None:

@@ -1,0 +1,310 @@
+"""Faults of a PostgreSQL server, of its connections and of single messages: what they cost at the most."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Iterator
+
+import pytest
+
+from aiodlock import BackendUnavailable, Client, LockLost
+from aiodlock._clock import now
+from aiodlock.backends.postgres.schema import create_statements
+
+from ..postgres import PostgresServer
+from ..scenes import until, until_cancelled, until_held, until_waiting
+from ..servers import installed, postgres_server
+
+NAME = "order:42"
+_SESSIONS = (
+    "select pg_terminate_backend(pid) from pg_stat_activity "
+    "where backend_type = 'client backend' and pid <> pg_backend_pid() and query ~ '{}'"
+)
+
+pytestmark = pytest.mark.skipif(not installed("postgres"), reason="postgres is not installed")
+
+
+@pytest.fixture(scope="module")
+def _server() -> Iterator[PostgresServer]:
+    with postgres_server("postgres") as server:
+        yield server
+
+
+@pytest.fixture(params=["logged", "unlogged"])
+def durability(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def server(_server: PostgresServer, durability: str) -> Iterator[PostgresServer]:
+    """Give a server that loses nothing, with an empty schema."""
+    _server.resume()
+    if not _server.running:
+        _server.start()
+    _server.execute("drop schema if exists aiodlock cascade;")
+    _server.execute(create_statements("unlogged" if durability == "unlogged" else "logged"))
+    yield _server
+    _server.resume()
+
+
+logged = pytest.mark.parametrize("durability", ["logged"], indirect=True)
+unlogged = pytest.mark.parametrize("durability", ["unlogged"], indirect=True)
+
+
+class Proxy:
+    """Passes bytes on. When a message contains ``loses``, its reply is lost and the connection cut."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self.loses: bytes | None = None
+        self.lost = asyncio.Event()
+        self._server = server
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Proxy:
+        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._listener.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def url(self) -> str:
+        port = self._listener.sockets[0].getsockname()[1]
+        return f"postgresql://postgres@127.0.0.1:{port}/postgres"
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._server.port)
+        cutting = asyncio.Event()
+
+        async def ask() -> None:
+            while data := await reader.read(65536):
+                if self.loses is not None and self.loses in data:
+                    self.loses = None
+                    cutting.set()
+                to_server.write(data)
+
+        async def answer() -> None:
+            while data := await from_server.read(65536):
+                if cutting.is_set():
+                    self.lost.set()
+                    return
+                writer.write(data)
+
+        asking, answering = asyncio.create_task(ask()), asyncio.create_task(answer())
+        try:
+            await asyncio.wait({asking, answering}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in (asking, answering):
+                one.cancel()
+            await asyncio.gather(asking, answering, return_exceptions=True)
+            for end in (writer, to_server):
+                end.transport.abort()
+
+
+Worker = Callable[[Client, float], Coroutine[None, None, int]]
+
+
+def only_one_at_a_time() -> Worker:
+    """Return a worker that acquires and releases until a moment; two inside at once fail the test."""
+    inside: list[int] = []
+
+    async def work(client: Client, until_when: float) -> int:
+        turns = 0
+        while now() < until_when:
+            try:
+                async with client.lock(NAME, ttl=3) as lease:
+                    assert not inside, "two are inside"
+                    inside.append(lease.token)
+                    try:
+                        await asyncio.sleep(0)
+                    finally:
+                        inside.pop()
+                    turns += 1
+            except (LockLost, BackendUnavailable):
+                pass
+        return turns
+
+    return work
+
+
+# -- the server --------------------------------------------------------------------------------------
+
+
+@logged
+async def test_leases_and_places_survive_a_crash_of_the_server(server: PostgresServer) -> None:
+    async with Client(server.url, ttl=20) as one, Client(server.url, ttl=20) as other:
+        async with one.lock(NAME) as lease:
+            waiting = asyncio.create_task(other.lock(NAME).acquire())
+            await until_waiting(one, NAME)
+            server.crash()
+            await asyncio.to_thread(server.start)
+            await until_held(one, NAME)
+            assert lease.held
+            assert not waiting.done()
+        second = await asyncio.wait_for(waiting, 20)
+        assert second.token > lease.token
+        await second.release()
+
+
+@unlogged
+async def test_crash_that_empties_the_tables_lets_nobody_in_before_the_lease_has_ended(
+    server: PostgresServer,
+) -> None:
+    async with Client(server.url, ttl=4) as one, Client(server.url, ttl=4) as other:
+        lease = await one.lock(NAME, on_lost="flag", auto_extend=False).acquire()
+        server.crash()
+        await asyncio.to_thread(server.start)
+        second = await asyncio.wait_for(other.lock(NAME, timeout=30).acquire(), 30)
+        assert not lease.held, "two hold"
+        assert second.token > lease.token
+        await second.release()
+
+
+async def test_holder_knows_of_its_loss_before_the_next_one_gets_in_when_the_server_stood_still(
+    server: PostgresServer,
+) -> None:
+    async with Client(server.url, ttl=1.5) as one, Client(server.url, ttl=1.5) as other:
+        with pytest.raises(LockLost, match="expired"):  # noqa: PT012
+            async with one.lock(NAME):
+                waiting = asyncio.create_task(other.lock(NAME).acquire())
+                await until_waiting(one, NAME)
+                server.pause()
+                await until_cancelled()
+        lost_at = now()
+        server.resume()
+        second = await asyncio.wait_for(waiting, 30)
+        assert lost_at < now()
+        await second.release()
+        await until(lambda: _nothing_left(server), "nothing left")
+
+
+async def test_restart_in_order_is_an_outage_and_no_more(server: PostgresServer) -> None:
+    async with Client(server.url) as client:
+        server.shut_down()
+        await asyncio.to_thread(server.start)
+        async with asyncio.timeout(20), client.lock(NAME):
+            pass
+
+
+# -- the connections ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["turn[(]", "select 1|LISTEN", ""])
+async def test_sessions_that_are_terminated_let_nobody_in_twice_and_leave_nothing(
+    server: PostgresServer, which: str
+) -> None:
+    """Some of these end a call between its commit and its reply."""
+    chance, work, terminated = random.Random(1), only_one_at_a_time(), 0
+    async with Client(server.url) as one, Client(server.url) as other:
+        ends = now() + 6
+        tasks = [asyncio.create_task(work(client, ends)) for client in (one, other) * 8]
+        while now() < ends - 1.5:
+            await asyncio.sleep(chance.uniform(0.2, 0.5))
+            ended = await asyncio.to_thread(server.execute, _SESSIONS.format(which))
+            terminated += len(ended)
+        turns = await asyncio.wait_for(asyncio.gather(*tasks), 60)
+        assert all(turns), turns
+    assert terminated > 5
+    await until(lambda: _nothing_left(server), "nothing left")
+
+
+@pytest.mark.parametrize("message", [b"acquire\t", b"leave\t", b"extend\t"])
+async def test_lost_reply_costs_no_second_holder_and_leaves_nothing(
+    server: PostgresServer, message: bytes
+) -> None:
+    async with Proxy(server) as proxy:
+        async with Client(proxy.url, ttl=3) as one, Client(server.url, ttl=3) as other:
+            async with one.lock("warm"):
+                pass
+            proxy.loses = message
+            async with asyncio.timeout(20):
+                async with one.lock(NAME) as lease:
+                    if message != b"leave\t":
+                        await proxy.lost.wait()
+                    assert await other.lock(NAME).locked()
+                    assert lease.held
+                await proxy.lost.wait()
+                async with other.lock(NAME) as second:
+                    assert second.token > lease.token
+    await until(lambda: _nothing_left(server), "nothing left")
+
+
+@pytest.mark.parametrize("message", [b"acquire\t", b"leave\t", b"extend\t"])
+async def test_lost_reply_of_a_waiter_costs_no_place(
+    server: PostgresServer, message: bytes
+) -> None:
+    async with Proxy(server) as proxy, asyncio.timeout(30):
+        async with Client(proxy.url, waiter_ttl=3) as one, Client(server.url) as other:
+            async with other.lock(NAME):
+                if message == b"acquire\t":
+                    proxy.loses = message
+                waiting = asyncio.create_task(one.lock(NAME).acquire())
+                await until_waiting(other, NAME)
+                proxy.loses = message if message != b"acquire\t" else proxy.loses
+                if message == b"leave\t":
+                    waiting.cancel()
+                    await asyncio.wait({waiting})
+                await proxy.lost.wait()
+                later = asyncio.create_task(other.lock(NAME).acquire())
+            if message != b"leave\t":
+                lease = await waiting
+                assert not later.done()
+                await lease.release()
+            await (await later).release()
+    await until(lambda: _nothing_left(server), "nothing left")
+
+
+# -- limits of the session ---------------------------------------------------------------------------
+
+
+@logged
+@pytest.mark.parametrize("limit", ["statement_timeout", "lock_timeout"])
+async def test_limit_that_ends_a_call_is_an_outage_and_no_more(
+    server: PostgresServer, limit: str
+) -> None:
+    server.execute(f"alter role postgres set {limit} = '100ms';")
+    try:
+        async with Client(server.url) as client:
+            blocker = asyncio.create_task(
+                asyncio.to_thread(
+                    server.execute,
+                    f"set {limit} = 0; begin; lock table aiodlock.name in exclusive mode;"
+                    "select pg_sleep(1); commit;",
+                )
+            )
+            await asyncio.sleep(0.3)
+            async with asyncio.timeout(20):
+                async with client.lock(NAME):
+                    pass
+            await blocker
+    finally:
+        server.execute(f"alter role postgres reset {limit};")
+    await until(lambda: _nothing_left(server), "nothing left")
+
+
+@logged
+async def test_server_without_a_free_connection_is_unavailable(server: PostgresServer) -> None:
+    server.execute(
+        "drop role if exists limited; create role limited login connection limit 1;"
+        "grant usage on schema aiodlock to limited;"
+        "grant execute on all functions in schema aiodlock to limited;"
+    )
+    with pytest.raises(BackendUnavailable, match="too many connections"):
+        async with Client(server.url_of("limited")):
+            pytest.fail("entered with one connection")
+
+
+async def _nothing_left(server: PostgresServer) -> bool:
+    rows = await asyncio.to_thread(
+        server.execute,
+        "select key from aiodlock.name where cardinality(holders) > 0 "
+        "union select key from aiodlock.waiter",
+    )
+    return not rows
