@@ -147,14 +147,16 @@ class Session:
             # A bare lease has no body to wait for; our own does not end before we do.
             if place.state is State.LOST and not set(place.armed or ()) - {current}:
                 self.leave_soon(place)
+        cancelled: asyncio.CancelledError | None = None
         try:
-            while self.places and now() < give_up_at and self._death is None:
-                self._left.clear()
-                try:
-                    async with asyncio.timeout(give_up_at - now()):
-                        await self._left.wait()
-                except TimeoutError:
-                    break
+            try:
+                await self._until_all_left(give_up_at)
+            except asyncio.CancelledError as outer:
+                # Perhaps by the loss just told: the body may await the task that closes. Bodies are given a
+                # moment to end, so that their locks are released; another cancellation ends the wait.
+                cancelled = outer
+                with anyio.CancelScope(shield=True):
+                    await self._until_all_left(min(give_up_at, now() + _LEAVE_WITHIN))
             overdue = [place for place in self.places.values() if place.state is State.LOST]
             for place in overdue:
                 _logger.warning(
@@ -172,6 +174,18 @@ class Session:
                 await self.backend.settle()
         finally:
             await self.stop()
+        if cancelled is not None:
+            raise cancelled
+
+    async def _until_all_left(self, give_up_at: float) -> None:
+        """Wait until the store knows of no place any more, and no body goes on."""
+        while self.places and now() < give_up_at and self._death is None:
+            self._left.clear()
+            try:
+                async with asyncio.timeout(give_up_at - now()):
+                    await self._left.wait()
+            except TimeoutError:
+                return
 
     async def stop(self) -> None:
         """Cancel the background and wait for it; a cancellation meanwhile does not leave it behind."""

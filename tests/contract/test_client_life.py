@@ -9,6 +9,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+import anyio
 import pytest
 import redis.asyncio
 
@@ -277,6 +278,60 @@ async def test_leaving_from_inside_a_body_does_not_hang(store: Store) -> None:
             async with client.lock("x"):
                 await client.__aexit__(None, None, None)
     assert lost.value.reason == "closed"
+
+
+async def test_leaving_in_a_task_that_the_body_awaits_releases(
+    store: Store, make_client: MakeClient
+) -> None:
+    other = await make_client()
+    client = Client(store.source)
+    await client.__aenter__()
+    # The loss cancels the body, and through it the task that leaves the client.
+    with pytest.raises(LockLost) as lost:
+        async with client.lock("x", ttl=60):
+            await asyncio.create_task(client.__aexit__(None, None, None))
+    assert lost.value.reason == "closed"
+    await until_free(other, "x")
+
+
+@pytest.mark.parametrize("by", ["asyncio", "anyio"])
+async def test_leaving_that_is_cancelled_lets_bodies_clean_up_and_releases(
+    store: Store, make_client: MakeClient, by: str
+) -> None:
+    other = await make_client()
+    client = Client(store.source)
+    await client.__aenter__()
+    entered, losing, enough = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def body() -> None:
+        async with client.lock("x", ttl=60):
+            entered.set()
+            try:
+                await until_cancelled()
+            finally:
+                losing.set()
+                await enough.wait()
+
+    async def leave() -> None:
+        if by == "asyncio":
+            await client.__aexit__(None, None, None)
+        with anyio.CancelScope() as scope:
+            asyncio.get_running_loop().call_later(0.05, scope.cancel)
+            await client.__aexit__(None, None, None)
+        assert scope.cancelled_caught
+
+    cleaning = asyncio.create_task(body())
+    await entered.wait()
+    leaving = asyncio.create_task(leave())
+    await losing.wait()
+    if by == "asyncio":
+        leaving.cancel()
+    asyncio.get_running_loop().call_later(0.1, enough.set)
+    (ended,) = await asyncio.gather(leaving, return_exceptions=True)
+    assert isinstance(ended, asyncio.CancelledError) == (by == "asyncio")
+    with pytest.raises(LockLost):
+        await cleaning
+    await until_free(other, "x")
 
 
 async def test_exception_of_the_clients_body_comes_out(store: Store) -> None:
