@@ -213,6 +213,24 @@ async def test_plain_url_of_a_node_is_refused_with_what_to_write(cluster: Cluste
             await client.lock(elsewhere).acquire_nowait()
 
 
+async def test_nodes_that_are_named_and_silent_do_not_delay_entering(cluster: Cluster) -> None:
+    async def ignore(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ignored.append(writer)
+
+    ignored: list[asyncio.StreamWriter] = []
+    silent = await asyncio.start_server(ignore, "127.0.0.1", 0)
+    try:
+        gone = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+        url = cluster.url.replace("//", "//" + 8 * f"{gone},", 1)
+        async with aiodlock.Client(url) as client, client.lock("name") as lease:
+            assert lease.held
+        assert len(ignored) == 8
+    finally:
+        silent.close()
+        for writer in ignored:
+            writer.close()
+
+
 async def test_server_that_is_no_cluster_is_refused() -> None:
     with embedded("valkey9", tcp=True) as server:
         client = aiodlock.Client(f"redis+cluster://127.0.0.1:{port(server)}")

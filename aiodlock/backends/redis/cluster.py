@@ -226,17 +226,36 @@ class ClusterBackend:
                 return True
             except (BackendError, ReplyError, TimeoutError) as failed:
                 self._failure = failed
-        for seed in self._seeds:
+        return await self._look_at_seeds()
+
+    async def _look_at_seeds(self) -> bool:
+        """Ask all at once: some may be addresses that nobody answers at any more."""
+        refusals: list[BackendError] = []
+        learned = False
+
+        async def ask(seed: Source) -> None:
+            nonlocal learned
             try:
-                self._learn(await _ask_seed(seed), _host_of(seed))
-                return True
+                slots = await _ask_seed(seed)
+                if not learned:
+                    self._learn(slots, _host_of(seed))
+                    learned = True
+                    tasks.cancel_scope.cancel()
             except (BackendError, ReplyError, RedisError, OSError) as failed:
-                self._failure = failed
-                refuses = isinstance(failed, ReplyError) and not will_pass(failed)
-                # Later on another server may have its address, or the right may be gone for a moment.
-                if refuses and self._entering:
-                    raise BackendError(f"{seed.described} is no cluster: {failed}") from failed
-        return False
+                if not learned:
+                    self._failure = failed
+                # Once entered, another server may have its address, or the right may be gone for a moment.
+                if self._entering and isinstance(failed, ReplyError) and not will_pass(failed):
+                    refusal = BackendError(f"{seed.described} is no cluster: {failed}")
+                    refusal.__cause__ = failed
+                    refusals.append(refusal)
+
+        async with anyio.create_task_group() as tasks:
+            for seed in self._seeds:
+                tasks.start_soon(ask, seed)
+        if refusals and not learned:
+            raise refusals[0]
+        return learned
 
     def _learn(self, slots: Any, asked: str) -> None:
         if not slots:
@@ -489,6 +508,8 @@ async def _ask_seed(seed: Source) -> Any:
                 return await wire.send("CLUSTER", "SLOTS")
             finally:
                 await wire.closed()
+    except TimeoutError as silent:
+        raise BackendUnavailable(f"{seed.described} does not answer") from silent
     finally:
         await connection.disconnect(nowait=True)
 
