@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import codeop
 import importlib.util
 import re
 import shlex
@@ -23,6 +25,8 @@ from .pages import ROOT, commands, included, pages, python, title
 
 WITH_PYTHON = [page for page in pages() if python(page)]
 WITH_COMMANDS = [page for page in pages() if commands(page)]
+#: What a page says whose examples are for the prompt.
+PROMPT = "`python -m asyncio`"
 PAGES_WITH_FILES = [page for page in pages() if included(page)]
 
 
@@ -48,6 +52,25 @@ async def _type_at_the_prompt(typed: str) -> str:
     )
     printed, _ = await asyncio.wait_for(process.communicate(typed.encode()), 120)
     return printed.decode()
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in pages() if PROMPT in page.read_text()], ids=title
+)
+def test_page_for_the_prompt_can_be_typed_there(page: Path) -> None:
+    """The prompt takes a line at a time. A statement with an indented body ends at an empty line."""
+    compiles = codeop.CommandCompiler()
+    compiles.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    for block in python(page):
+        typed: list[str] = []
+        for line in [*block.code.splitlines(), ""]:
+            typed.append(line)
+            try:
+                if compiles("\n".join(typed), title(page)) is not None:
+                    typed = []
+            except SyntaxError as wrong:
+                wrong.add_note(f"in the block at {title(page)}:{block.line}: " + "\n".join(typed))
+                raise
 
 
 async def test_tutorial_can_be_typed_at_the_prompt() -> None:
