@@ -158,7 +158,9 @@ class Blocks(Generic[_L]):
     def take(self, what: object, exc: BaseException | None) -> tuple[_Task, _L] | None:
         """Take out the block that is meant: this task's latest, else the only one, else the only one whose
         task has ended. Else None, and an error: any other may be the body of a task that goes on."""
-        index = block_meant([task for task, _ in self._open])
+        index: int | None = len(self._open) - 1
+        if index == -1 or self._open[-1][0] is not current_task():
+            index = block_meant([task for task, _ in self._open])
         if index is None:
             refuse(exc, not_clear(what, len(self._open)))
             return None

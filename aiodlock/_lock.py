@@ -286,7 +286,7 @@ class Acquirable:
 
     async def _wait_until_woken(self, session: Session, place: Place, answer: Waiting) -> None:
         place.woken = woken = Woken(loop=session.loop)
-        woken.slices = session.slices
+        woken.slices, woken.cancelled_with = session.slices, None
         extender = session.extender
         extender.add(place)
         if answer.look_at is not None:

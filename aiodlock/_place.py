@@ -112,7 +112,7 @@ class Place:
         self.armed: dict[asyncio.Task[Any], BodyScope] | None = None
         self.watchers: list[asyncio.Future[None]] | None = None
         self.handles: list[int] = []
-        self.dropped: list[int] = []
+        self.dropped: tuple[int, ...] = ()
         self.reported: bool = False
         # Watches for the end of the task while there are dropped handles.
         self.on_task_end: Callable[[asyncio.Task[Any]], None] | None = None
@@ -312,7 +312,7 @@ class Place:
         """One acquisition ends; return whether it was the last."""
         self.handles.remove(serial)
         if serial in self.dropped:
-            self.dropped.remove(serial)
+            self.dropped = tuple(dropped for dropped in self.dropped if dropped != serial)
         if self.handles:
             self.wake_watchers()
         return not self.handles

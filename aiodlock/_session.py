@@ -565,7 +565,7 @@ class Session:
         if task is None or task.done() or place.reported:
             self._forget(place, serial)
             return
-        place.dropped.append(serial)
+        place.dropped += (serial,)
         if place.on_task_end is None:
 
             def forget(_: asyncio.Task[Any]) -> None:

@@ -73,34 +73,36 @@ class Slices:
 class Woken(asyncio.Future[None]):
     """What a waiter waits for. Its cancellation may have to wait for a turn with room.
 
-    Without an ``__init__``: one is made for each wait. Who makes it sets ``slices``.
+    One is made for each wait, so it has no ``__init__`` of its own: who makes it sets ``slices``, and
+    ``cancelled_with`` to None. (The message, in a tuple: anyio knows its own cancellation again by it.)
     """
 
+    __slots__ = ("cancelled_with", "slices")
+
     slices: Slices
-    _is_cancelled = False
-    _message: Any | None = None  # anyio knows its own cancellation again by it
+    cancelled_with: tuple[Any] | None
 
     def cancel(self, msg: Any | None = None) -> bool:
         if self.done():
             return False
-        if not self._is_cancelled:
-            self._is_cancelled, self._message = True, msg
+        if self.cancelled_with is None:
+            self.cancelled_with = (msg,)
             self.slices.run(self._cancel)
         return True
 
     def _cancel(self) -> None:
-        if not self.done():
-            super().cancel(self._message)
+        if not self.done() and self.cancelled_with is not None:
+            super().cancel(*self.cancelled_with)
 
     def set_result(self, result: None) -> None:
         # The task was cancelled before: that must not be lost.
-        if self._is_cancelled:
+        if self.cancelled_with is not None:
             self._cancel()
         else:
             super().set_result(result)
 
     def set_exception(self, exception: type[BaseException] | BaseException) -> None:
-        if self._is_cancelled:
+        if self.cancelled_with is not None:
             self._cancel()
         else:
             super().set_exception(exception)
