@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,9 @@ _LONGEST_TIMER = 1.0
 _GRID = 64
 #: So many places are served in one turn of the loop: that takes a few milliseconds.
 _SLICE = 200
+#: So many extensions are on their way to one server at most: what is read at once takes some milliseconds,
+#: and few objects grow so old that Python's collector looks at all there are.
+_WINDOW = 2000
 #: After a reconnection so many holders are asked about per second, and all within ``_LONGEST_SPREAD``.
 _ASKED_PER_SECOND = 1000
 _LONGEST_SPREAD = 1.0
@@ -53,8 +56,9 @@ class Extender:
 
     Mutable state: ``_heap`` of [moment, serial, place or None], ``_dead`` (entries without a place),
     ``_wake_at`` and ``_timer`` (when the task is woken), ``_due`` (set when it is), ``_batch`` (what it
-    extends then), ``_shortest`` (the shortest ttl of a holder since there was none), ``_looks`` (places
-    that are to be looked at, and how), ``_taken`` (answers taken in this turn of the loop).
+    extends then), ``_flying`` (how many extensions are on their way, per server), ``_kept`` (places that
+    wait until there are fewer), ``_shortest`` (the shortest ttl of a holder since there was none),
+    ``_looks`` (places that are to be looked at, and how), ``_taken`` (answers taken in this turn).
     """
 
     def __init__(self, session: Session) -> None:
@@ -67,6 +71,8 @@ class Extender:
         self._timer: asyncio.TimerHandle | None = None
         self._due = asyncio.Event()
         self._batch: list[Place] = []
+        self._flying: dict[object, int] = {}
+        self._kept: dict[object, deque[Place]] = {}
         self._shortest = _NEVER
         self._looks: deque[tuple[deque[Place], Callable[[Place], object]]] = deque()
         self._taken = 0
@@ -136,8 +142,8 @@ class Extender:
             while True:
                 self._collect(now())
                 batch, self._batch = self._batch, []
-                for part in self._apart(batch):
-                    self._session.start_soon(self._extend, part)
+                for server, part in self._apart(batch).items():
+                    self._keep(server, part)
                 if self._looks or len(batch) >= _SLICE:
                     await asyncio.sleep(0)  # everybody else's turn
                     self._look_on()
@@ -160,11 +166,13 @@ class Extender:
             self._dead = 0
 
     def _schedule(self, place: Place) -> None:
-        entry = place.entry
+        entry, when = place.entry, self._next_moment(place)
+        place.due = when
         if entry is not None:
+            if entry[0] <= when:
+                return  # it comes up before, and is put back then: that makes no object
             entry[2] = None
             self._bury()
-        when = self._next_moment(place)
         place.entry = entry = [when, next(self._serials), place]
         heappush(self._heap, entry)
         if when <= 0.0:
@@ -225,31 +233,40 @@ class Extender:
 
     def _collect(self, moment: float) -> None:
         """Mark what has ended as lost, and put a slice of what must be extended now into the batch."""
-        due: list[Place] = []
-        while (
-            self._heap
-            and len(due) < _SLICE
-            and (self._heap[0][2] is None or self._heap[0][0] <= moment)
-        ):
-            place: Place | None = heappop(self._heap)[2]
+        due: list[list[Any]] = []
+        room = _SLICE
+        while self._heap and room and (self._heap[0][2] is None or self._heap[0][0] <= moment):
+            entry = heappop(self._heap)
+            place: Place | None = entry[2]
             if place is None:
                 self._dead -= 1
                 continue
             place.entry = None
             self._session.lose_if_overdue(place)
             if place.state in (State.WAITING, State.HELD):
-                due.append(place)
+                room -= 1
+                if place.due > moment:
+                    self._put_back(place, entry, place.due)
+                    continue
+                due.append(entry)
                 if (
                     place.state is State.WAITING
                     and place.queued_at + _LONG_WAIT * place.ttl < moment
                 ):
                     self._session.waits_long(place)
-        for place in due:
+        for entry in due:
+            place = entry[2]
             place.asked = True
             if place.silent_since is None:
                 place.silent_since = moment
-            self._schedule(place)
-        self._batch += due
+            place.due = self._next_moment(place)
+            # Not behind the beat after this one: the entry need not be made anew when the answer comes.
+            self._put_back(place, entry, min(place.due, self._beat_of(place)))
+            self._batch.append(place)
+
+    def _put_back(self, place: Place, entry: list[Any], when: float) -> None:
+        entry[0], place.entry = when, entry
+        heappush(self._heap, entry)
 
     def _look_on(self) -> None:
         """Look at the next slice of what is to be looked at."""
@@ -262,23 +279,45 @@ class Extender:
             if self._looks:
                 self._due.set()
 
-    def _apart(self, batch: Sequence[Place]) -> Iterable[Sequence[Place]]:
+    def _apart(self, batch: Sequence[Place]) -> dict[object, list[Place]]:
         """Answers are awaited in order: those of a silent server must not keep another's waiting."""
         parts: dict[object, list[Place]] = {}
         for place in batch:
             parts.setdefault(self._session.backend.server_of(place.request), []).append(place)
-        return parts.values()
+        return parts
+
+    def _keep(self, server: object, places: Iterable[Place]) -> None:
+        """Extend these as soon as there are not too many on their way."""
+        self._kept.setdefault(server, deque()).extend(places)
+        self._send_kept(server)
+
+    def _send_kept(self, server: object) -> None:
+        kept = self._kept[server]
+        while kept and self._flying.get(server, 0) < _WINDOW:
+            batch = [kept.popleft() for _ in range(min(_SLICE, len(kept)))]
+            self._flying[server] = self._flying.get(server, 0) + len(batch)
+            self._session.start_soon(self._fly, server, batch)
+        if not kept:
+            del self._kept[server]
+
+    async def _fly(self, server: object, batch: Sequence[Place]) -> None:
+        await self._extend([place for place in batch if place.state in (State.WAITING, State.HELD)])
+        self._flying[server] -= len(batch)
+        if not self._flying[server]:
+            del self._flying[server]
+        if server in self._kept:
+            self._send_kept(server)
 
     # -- extending ---------------------------------------------------------------------------------
 
     async def _extend(self, batch: Sequence[Place]) -> None:
         backend = self._session.backend
-        outcomes: Sequence[Awaitable[Granted | Waiting | Gone]]
-        asked = [(place.request, place.length) for place in batch]
+        requests = [place.request for place in batch]
+        lengths = [place.length for place in batch]
         granted = [place.granted for place in batch]
-        outcomes = backend.extend(asked)
-        for place, (request, length), known, outcome in zip(
-            batch, asked, granted, outcomes, strict=True
+        outcomes = backend.extend(list(zip(requests, lengths, strict=True)))
+        for place, request, length, known, outcome in zip(
+            batch, requests, lengths, granted, outcomes, strict=True
         ):
             try:
                 result = await outcome
@@ -406,16 +445,18 @@ class Extender:
         self._schedule(place)
 
     def _plan_beat(self, place: Place, latest: float = _NEVER) -> None:
+        place.beat = self._beat_of(place, latest)
+
+    def _beat_of(self, place: Place, latest: float = _NEVER) -> float:
         if place.state is State.HELD:
             if not place.options.auto_extend or self._at_maximum(place):
-                place.beat = _NEVER
-                return
+                return _NEVER
             length = max(place.ttl - place.options.margin, place.ttl / 10)
         else:
             length = place.request.waiter_ttl
         step = length / _GRID
         beat = min(now() + length / 3, latest)
-        place.beat = beat - (beat / step - self._phase) % 1.0 * step
+        return beat - (beat / step - self._phase) % 1.0 * step
 
     @staticmethod
     def _at_maximum(place: Place) -> bool:

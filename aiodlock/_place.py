@@ -38,8 +38,8 @@ class Place:
     lost), ``failure`` (what bodies get instead of ``LockLost``), ``armed`` (what cancels the body, per task
     that is in a block), ``handles`` (serials of the leases not released), ``dropped`` (those of them whose
     ``Lease`` nobody references any more), ``reported`` (its task was told of the loss by ``Lock.release``),
-    ``successor``, and the extender's: ``beat``, ``look_at``, ``watching``, ``failures``, ``silent_since``,
-    ``entry``, ``asked``.
+    ``successor``, and the extender's: ``beat``, ``due``, ``look_at``, ``watching``, ``failures``,
+    ``silent_since``, ``entry`` (it comes up when ``due`` is reached, or before), ``asked``.
 
     State        Next
     ASKING       WAITING (``queue``), HELD (``grant``), LEAVING
@@ -57,6 +57,7 @@ class Place:
         "capped",
         "deadline",
         "dropped",
+        "due",
         "entry",
         "failure",
         "failures",
@@ -123,6 +124,7 @@ class Place:
         )
         self.task_id: int = id(task)
         self.beat: float = 0.0
+        self.due: float = 0.0
         self.look_at: float | None = None
         self.watching: bool = False
         self.failures: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -253,5 +254,30 @@ async def test_listing_asks_about_many_names_in_one_script(server: EmbeddedServe
         stats = await ask(server, "INFO", "commandstats")
         assert found == {lease.name for lease in leases}
         assert stats["cmdstat_evalsha"]["calls"] <= 3
+        for lease in leases:
+            await lease.release()
+
+
+async def test_burst_of_extensions_leaves_few_objects_to_the_collector(
+    server: EmbeddedServer,
+) -> None:
+    """What lives until its answer comes grows old, and then the collector looks at all there is."""
+    async with aiodlock.Client(server.url, ttl=60.0) as client:
+        leases = [await client.lock(f"old:{number}").acquire() for number in range(3000)]
+        session: Any = client._session
+        places = list(session.places.values())
+        for place in places:
+            place.beat = 0.0
+            session.extender._schedule(place)
+        deadlines = [place.deadline for place in places]
+        gc.collect()
+        before = gc.get_stats()[0]["collections"]
+
+        def extended() -> bool:
+            return all(place.deadline > old for place, old in zip(places, deadlines, strict=True))
+
+        await until(extended, "an extension of each")
+        assert gc.get_stats()[0]["collections"] - before < len(places) / 200
+        assert len(session.extender._heap) < 1.5 * len(places), "entries are used again"
         for lease in leases:
             await lease.release()

@@ -292,23 +292,11 @@ class RedisBackend:
     def _extend(
         self, wire: Wire | ReplicatedWire, request: Request, length: float
     ) -> Awaitable[Granted | Waiting | Gone]:
-        sent = now()
         base = base_of(self._prefix, request.kind, request.name)
         packed = pack_extend(base, request, _ms(length), self._speaking(base))
-        first = wire.send_packed(packed)
-
-        async def outcome() -> Granted | Waiting | Gone:
-            try:
-                reply = await first
-            except ReplyError as refused:
-                names, arguments = self._extending(request, length)
-                reply = await self._after_refusal(wire, refused, EXTEND, names, arguments)
-            answer = outcome_of(reply, sent)
-            if isinstance(answer, Waiting):
-                self._on_waiting(request)
-            return answer  # type: ignore[return-value]
-
-        return Outcome(outcome)
+        extension = _Extension(self, wire, request, length)
+        wire.carry(packed, extension)
+        return extension
 
     def _extending(self, request: Request, length: float) -> Words:
         keys = self._keys(request)
@@ -655,6 +643,53 @@ class Outcome:
 
     def __await__(self) -> Generator[Any, None, Granted | Waiting | Gone]:
         return self._get().__await__()
+
+
+class _Extension:
+    """One extension on its way. It reads the reply, and is awaited for the outcome.
+
+    Thousands are on their way at once, and Python's collector looks at each object of each: so this is one
+    object instead of a future, a coroutine and a closure. Only the first that is awaited needs a future.
+    """
+
+    __slots__ = ("_backend", "_length", "_reply", "_request", "_sent", "_wire", "_woken")
+
+    def __init__(
+        self, backend: RedisBackend, wire: Wire | ReplicatedWire, request: Request, length: float
+    ) -> None:
+        self._backend = backend
+        self._wire = wire
+        self._request = request
+        self._length = length
+        self._sent = now()
+        self._reply: Any = None
+        self._woken: asyncio.Future[None] | None = None
+
+    def done(self) -> bool:
+        return self._reply is not None
+
+    def set_result(self, reply: Any, /) -> None:
+        self._reply = reply
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+    set_exception = set_result
+
+    def __await__(self) -> Generator[Any, None, Granted | Waiting | Gone]:
+        if self._reply is None:
+            self._woken = asyncio.get_running_loop().create_future()
+            yield from self._woken
+        reply, backend, request = self._reply, self._backend, self._request
+        if isinstance(reply, ReplyError):
+            names, arguments = backend._extending(request, self._length)
+            again = backend._after_refusal(self._wire, reply, EXTEND, names, arguments)
+            reply = yield from again.__await__()
+        elif isinstance(reply, Exception):
+            raise reply
+        answer = outcome_of(reply, self._sent)
+        if isinstance(answer, Waiting):
+            backend._on_waiting(request)
+        return answer  # type: ignore[return-value]
 
 
 def _wire_mode(request: Request) -> str:

@@ -23,7 +23,7 @@ from ..._errors import BackendError, BackendUnavailable
 from ..._model import Capabilities
 from ..base import Unanswered
 from .link import Link
-from .wire import ReplyError, Wire
+from .wire import Reader, ReplyError, Wire, fail
 
 #: For how long a round waits for the replicas, at most, in seconds.
 LONGEST_WAIT = 0.5
@@ -31,8 +31,8 @@ _ASK_AGAIN = 0.05
 #: Answers that promise something. A refusal or a loss may be told at once.
 _PROMISES = (b"granted", b"held", b"waiting")
 
-_Asked = tuple[bytes, "asyncio.Future[Any]"]
-_Answer = tuple["asyncio.Future[Any]", "asyncio.Future[Any]"]
+_Asked = tuple[bytes, Reader]
+_Answer = tuple["asyncio.Future[Any]", Reader]
 
 
 class ReplicatedWire:
@@ -60,11 +60,15 @@ class ReplicatedWire:
         :param within: not used: a round has its own end.
         """
         reply: asyncio.Future[Any] = self._loop.create_future()
-        self._next.append((command, reply))
+        self.carry(command, reply)
+        return reply
+
+    def carry(self, command: bytes, reader: Reader) -> None:
+        """Send one command in RESP; ``reader`` is given its reply when the replicas have confirmed it."""
+        self._next.append((command, reader))
         if not self._busy:
             self._busy = True
             self._loop.call_soon(self._begin_round)
-        return reply
 
     def close(self, reason: Exception | None = None) -> None:
         """Break the connection."""
@@ -92,15 +96,13 @@ class ReplicatedWire:
             if error is None:
                 reply.set_result(answer.result())
             else:
-                reply.set_exception(error)
-                reply.exception()  # whoever was to read it may be gone: that is no news for the log
+                fail(reply, error)
         self._begin_round()
 
     def _on_lost(self, _: asyncio.Future[Exception]) -> None:
         for _command, reply in self._next:
             if not reply.done():
-                reply.set_exception(BackendUnavailable("the connection was lost"))
-                reply.exception()
+                fail(reply, BackendUnavailable("the connection was lost"))
 
 
 class ReplicatedLink:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import hiredis
 from redis.asyncio.connection import AbstractConnection
@@ -93,6 +93,16 @@ class Hearing:
     set_exception = set_result
 
 
+class Reader(Protocol):
+    """What a reply is given to: a future, or what stands for it and makes no future for each command."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, reply: Any, /) -> None: ...
+
+    def set_exception(self, error: Any, /) -> None: ...
+
+
 class Wire:
     """What both kinds of wire share: who waits for which reply, and what happens when it breaks.
 
@@ -107,13 +117,13 @@ class Wire:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._out: list[bytes] = []
-        self._waiting: deque[asyncio.Future[Any] | Hearing] = deque()
+        self._waiting: deque[Reader] = deque()
         self._on_message = on_message
         #: Silence after which it counts as dead (seconds).
         self.reply_timeout: float = reply_timeout
         self._answers = 0
         self._watchdog: asyncio.TimerHandle | None = None
-        self._limited: deque[tuple[float, asyncio.Future[Any] | Hearing]] = deque()
+        self._limited: deque[tuple[float, Reader]] = deque()
         self._limit: asyncio.TimerHandle | None = None
         #: Is given each reply to a release that grants to others of this client, awaited or not.
         self.on_grants: Callable[[list[Any]], None] | None = None
@@ -138,7 +148,7 @@ class Wire:
         """
         reply: asyncio.Future[Any] = self._loop.create_future()
         if self.lost.done():
-            _fail(reply, Unanswered("the connection is closed"))
+            fail(reply, Unanswered("the connection is closed"))
         else:
             self._send(command, reply, later, within)
         return reply
@@ -161,10 +171,17 @@ class Wire:
         else:
             self._send(command, Hearing(self._loop, hear), later, within)
 
+    def carry(self, command: bytes, reader: Reader) -> None:
+        """Send one command in RESP, and give its reply to ``reader``."""
+        if self.lost.done():
+            fail(reader, Unanswered("the connection is closed"))
+        else:
+            self._send(command, reader, False, None)
+
     def _send(
         self,
         command: bytes,
-        reply: asyncio.Future[Any] | Hearing,
+        reply: Reader,
         later: bool,
         within: float | None,
     ) -> None:
@@ -227,7 +244,7 @@ class Wire:
                     # Whoever closes this may be in the middle of something.
                     self._loop.call_soon(reply.set_exception, error)
                 else:
-                    _fail(reply, error)
+                    fail(reply, error)
 
     async def closed(self) -> None:
         """Close, and wait until nothing of it is left."""
@@ -258,7 +275,7 @@ class Wire:
         if waiter.done():
             return
         if isinstance(reply, Exception):
-            _fail(waiter, ReplyError(str(reply)))
+            fail(waiter, ReplyError(str(reply)))
         else:
             waiter.set_result(reply)
 
@@ -267,7 +284,7 @@ class Wire:
         while limited and (limited[0][1].done() or limited[0][0] <= moment):
             _, reply = limited.popleft()
             if not reply.done():
-                _fail(reply, Unanswered("no reply in time"))
+                fail(reply, Unanswered("no reply in time"))
         self._limit = self._loop.call_at(limited[0][0], self._on_limit) if limited else None
 
     def expect_within(self, seconds: float) -> None:
@@ -287,7 +304,7 @@ class Wire:
         self._watchdog = self._loop.call_later(self.reply_timeout, self._watch, self._answers)
 
 
-def _fail(reply: asyncio.Future[Any] | Hearing, error: Exception) -> None:
+def fail(reply: Reader, error: BaseException) -> None:
     reply.set_exception(error)
     if isinstance(reply, asyncio.Future):
         reply.exception()  # whoever was to read it may be gone: that is no news for the log
