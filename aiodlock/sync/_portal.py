@@ -36,6 +36,7 @@ _ADVICE = (
     "aiodlock.sync was called in a thread that runs an event loop, which it would block: use "
     "aiodlock.Client with await there, or call your function by asyncio.to_thread"
 )
+_ENDING = "aiodlock.sync has stopped, because this process is ending"
 
 
 def check_no_loop() -> None:
@@ -186,11 +187,13 @@ class Portal:
 
     def _soon(self, start: Callable[[], None]) -> None:
         try:
+            if (
+                sys.is_finalizing()
+            ):  # the thread runs no more, and whoever waited for it would for ever
+                raise RuntimeError
             self.loop.call_soon_threadsafe(start)
         except RuntimeError:
-            raise RuntimeError(
-                "aiodlock.sync has stopped, because this process is ending"
-            ) from None
+            raise RuntimeError(_ENDING) from None
 
     def start_thread(self, run: Callable[[], object], name: str) -> None:
         """Start a thread that knows nothing of this one: not of the signals that are blocked here."""
@@ -268,6 +271,10 @@ def _make() -> Portal:
     global _portal
     with _making:
         if _portal is None or _portal.pid != os.getpid():
+            if (
+                sys.is_finalizing()
+            ):  # before Python 3.13 a thread that is started now hangs its starter
+                raise RuntimeError(_ENDING)
             _portal = Portal()
             if _portal.pid != _imported_in:
                 atexit.register(_at_exit)  # multiprocessing clears the list in its children

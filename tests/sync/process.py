@@ -371,7 +371,29 @@ def a_waiter_that_is_a_daemon_at_the_end() -> None:
     print("held", flush=True)
 
 
+class UsesALockWhenCollected:
+    def __del__(self) -> None:
+        try:
+            client.lock("x", timeout=1).acquire()
+        except RuntimeError as error:
+            os.write(1, f"refused: {error}\n".encode())
+
+
+@scenario
+def first_used_by_what_the_interpreter_collects_at_its_end() -> None:
+    global collected
+    collected = UsesALockWhenCollected()
+
+
+@scenario
+def used_again_by_what_the_interpreter_collects_at_its_end() -> None:
+    global collected
+    collected = UsesALockWhenCollected()
+    client.lock("x", ttl=60.0).acquire().release()
+
+
 kept: sync.Lease | None = None
+collected: UsesALockWhenCollected | None = None
 
 if __name__ == "__main__":
     SCENARIOS[sys.argv[1]]()

@@ -22,6 +22,8 @@ _AT_THE_END = (
     "threads_at_the_end",
     "a_waiter_that_is_a_daemon_at_the_end",
     "the_parent_ends_and_the_child_goes_on",
+    "first_used_by_what_the_interpreter_collects_at_its_end",
+    "used_again_by_what_the_interpreter_collects_at_its_end",
 )
 
 
@@ -74,6 +76,13 @@ def test_a_daemon_that_waits_does_not_keep_the_process(store: Store) -> None:
     assert time.monotonic() - started < 20
     with sync.Client(store.url) as client:
         client.lock("x").acquire(timeout=1).release()
+
+
+@pytest.mark.parametrize("when", ["first_used", "used_again"])
+def test_what_the_interpreter_collects_at_its_end_is_refused(store: Store, when: str) -> None:
+    # No thread can be started any more, and the one that was runs no more.
+    printed = run(f"{when}_by_what_the_interpreter_collects_at_its_end", store.url)
+    assert "refused: " in printed
 
 
 async def test_a_child_outlives_its_parent(store: Store) -> None:
