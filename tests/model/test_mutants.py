@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 import redis
 from hypothesis import Phase, Verbosity
-from hypothesis.internal.conjecture import providers
-from hypothesis.internal.constants_ast import Constants
 
 from aiodlock.backends.memory.machine import Name
 from aiodlock.backends.redis import scripts
@@ -356,14 +354,6 @@ MACHINE_MUTANTS = [
         "if True:",
     ),
 ]
-
-
-@pytest.fixture
-def _constants_of_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep Hypothesis from trying constants that it finds in the modules of ours which happen to be
-    loaded: other tests of the same process would change the histories."""
-    monkeypatch.setattr(providers, "_get_local_constants", Constants)
-    providers.CONSTANTS_CACHE.cache.clear()
 
 
 @pytest.mark.timeout(600)

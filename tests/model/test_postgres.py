@@ -3,9 +3,17 @@ and messages."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import asyncpg
 import pytest
+from hypothesis import Phase, Verbosity
+
+from aiodlock.backends.postgres.schema import create_statements
 
 from ..postgres import PostgresServer
+from ..servers import Servers, installed
+from .test_mutants import BUDGET
 from .test_scripts import FEWEST, STEPS, USUAL, Locks, Semaphores, take_steps
 from .turns import Database, VirtualTurns
 
@@ -23,3 +31,112 @@ def test_functions_answer_and_tell_as_the_machine(
     finally:
         database.close()
     assert machine.steps > steps // USUAL * FEWEST
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old`, which stands once in ``schema.sql``, becomes `new`."""
+
+    rule: str
+    old: str
+    new: str
+    machine: type[Locks] = Locks
+
+    def statements(self) -> str:
+        found = create_statements("unlogged")
+        assert found.count(self.old) == 1, f"this is not in the functions any more: {self.old}"
+        return found.replace(self.old, self.new)
+
+
+MUTANTS = [
+    Mutant(
+        "nobody gets in past a waiter",
+        "(head.id is null and aiodlock.fits(f[4], holding))",
+        "aiodlock.fits(f[4], holding)",
+    ),
+    Mutant(
+        "no reader beside a writer", "if h.mode = 'x' then\n      return false;", "if false then"
+    ),
+    Mutant(
+        "a semaphore has its limit",
+        "cardinality(holders) >= substr(mode, 2)::bigint",
+        "cardinality(holders) > substr(mode, 2)::bigint",
+        Semaphores,
+    ),
+    Mutant(
+        "a reader does not come to exclude",
+        "found_token := -h.token;",
+        "found_token := h.token;",
+    ),
+    Mutant(
+        "an overdue record gives its owner nothing",
+        "if h.owner = who and now_ms < h.deadline then",
+        "if h.owner = who then",
+    ),
+    Mutant("ghosts are skipped", "if now_ms >= head.deadline then", "if false then"),
+    Mutant(
+        "a lost name stays closed for its lock-delay",
+        "if now_ms < h.deadline + h.delay then\n          kept",
+        "if now_ms < h.deadline then\n          kept",
+    ),
+    Mutant(
+        "an extension never brings the deadline nearer",
+        "mine.deadline := greatest(mine.deadline, now_ms + f[4]::bigint);",
+        "mine.deadline := now_ms + f[4]::bigint;",
+    ),
+    Mutant(
+        "a holder's deadline is clamped when the clock was set back",
+        "if h.deadline > now_ms + h.length then",
+        "if false then",
+    ),
+    Mutant(
+        "so are those of all waiters",
+        "where w.key = k and w.deadline > now_ms + w.length;",
+        "where w.id = head.id;",
+    ),
+    Mutant("a marker refuses a late duplicate", "answer := 'gone gone';", "answer := 'busy';"),
+    Mutant(
+        "a break is told",
+        "perform pg_notify(aiodlock.channel(h.client), message);",
+        "perform pg_notify(aiodlock.channel('three'), message);",
+    ),
+    Mutant(
+        "the head learns the earliest end of its blockers",
+        "earliest := least(earliest, h.deadline + h.delay);",
+        "earliest := greatest(earliest, h.deadline + h.delay);",
+    ),
+    Mutant(
+        "a lease that is lost does not open its name early",
+        "(f[5] <> 'lost' or mine.delay = 0)",
+        "true",
+    ),
+    Mutant(
+        "a head that asks soon enough is told nothing",
+        "if aiodlock.earliest_end(holding) < head.deadline - head.length * 2 / 3 then",
+        "if true then",
+    ),
+]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("_constants_of_no_module")
+@pytest.mark.skipif(not installed("postgres"), reason="postgres is not installed")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.rule)
+def test_model_test_notices_a_rule_taken_out_of_the_functions(
+    servers: Servers, mutant: Mutant
+) -> None:
+    database = Database(servers.postgres("postgres").url, mutant.statements())
+    machine = mutant.machine
+    try:
+        with pytest.raises((AssertionError, asyncpg.PostgresError)):
+            take_steps(
+                lambda: machine(VirtualTurns(database, machine.kind)),
+                BUDGET,
+                derandomize=True,
+                database=None,
+                phases=[Phase.generate],
+                report_multiple_bugs=False,
+                verbosity=Verbosity.quiet,
+            )
+    finally:
+        database.close()

@@ -92,18 +92,18 @@ class VirtualTurns:
 
     async def inspect(self) -> list[Any]:
         rows = self._fetch("select * from aiodlock.inspect($1)", self._key)
-        token, closed = 0, 0
+        token, closed, closed_places = 0, 0, 0
         holding: list[str] = []
         waiting: list[str] = []
         for row in rows:
             if row["what"] == "name":
-                token, closed = row["token"], row["left_ms"]
+                token, closed, closed_places = row["token"], row["left_ms"], row["places"]
             elif row["what"] == "holder":
                 words = (row["owner"], row["mode"], row["token"], row["left_ms"], row["client"])
                 holding += map(str, words)
             else:
                 waiting += [row["owner"], row["mode"], "", row["client"]]
-        return [token, closed, holding, waiting]
+        return [token, closed, holding, waiting, closed_places]
 
     def heard(self) -> list[tuple[str, str, str]]:
         self._database.do(_settle())
