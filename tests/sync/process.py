@@ -17,7 +17,7 @@ import redis
 from aiodlock import sync
 
 SCENARIOS: dict[str, Callable[[], None]] = {}
-URL = sys.argv[2] if len(sys.argv) > 2 else "memory://"
+URL = sys.argv[2] if __name__ == "__main__" else "memory://"
 client = sync.Client(URL)
 
 
