@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -16,7 +18,7 @@ import trustme
 import aiodlock
 from aiodlock._embedded import EmbeddedServer, EmbeddedServerError, _free_port, find_redis_on_path
 
-from ..scenes import takes
+from ..scenes import takes, until
 
 BINARY = find_redis_on_path()
 
@@ -126,3 +128,33 @@ async def test_server_that_does_not_speak_tls_at_all_is_named_with_what_it_did_n
         client = aiodlock.Client(f"rediss://127.0.0.1:{silent.getsockname()[1]}/0")
         with pytest.raises(aiodlock.BackendUnavailable, match=r"no answer within 2 s \("):
             await client.__aenter__()
+
+
+async def test_clients_killed_at_once_come_back_with_one_connection_per_link(
+    secured: Secured,
+) -> None:
+    """A handshake takes the server a millisecond or more: attempts that are thrown away would add up."""
+    async with AsyncExitStack() as stack:
+        admin = await stack.enter_async_context(redis.asyncio.Redis.from_url(secured.url()))
+        clients = [
+            await stack.enter_async_context(aiodlock.Client(secured.url(), ttl=30.0))
+            for _ in range(40)
+        ]
+        leases = [await client.lock(f"tls:{n}").acquire() for n, client in enumerate(clients)]
+        backends: list[Any] = [client._session.backend for client in clients]  # type: ignore[union-attr]
+        links = [link for it in backends for link in (it._commands, it._wakeups.link)]
+        before = [link.wire for link in links]
+        dialled = (await admin.info("stats"))["total_connections_received"]
+        for kind in ("normal", "pubsub"):
+            await admin.client_kill_filter(_type=kind, skipme=True)
+
+        def back() -> bool:
+            pairs = zip(links, before, strict=True)
+            return all(link.wire not in (None, old) for link, old in pairs)
+
+        await until(back, "all connections", within=30.0)
+        dialled = (await admin.info("stats"))["total_connections_received"] - dialled
+        assert dialled < 1.2 * len(links)
+        assert all(lease.held for lease in leases)
+        for lease in leases:
+            await lease.release()
