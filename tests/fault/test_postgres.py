@@ -167,6 +167,34 @@ async def test_crash_that_empties_the_tables_lets_nobody_in_before_the_lease_has
         await second.release()
 
 
+@unlogged
+async def test_crash_that_empties_the_tables_waits_for_a_lease_that_was_extended_further(
+    server: PostgresServer,
+) -> None:
+    async with Client(server.url, ttl=1) as one, Client(server.url, ttl=1) as other:
+        lease = await one.lock(NAME, on_lost="flag", auto_extend=False).acquire()
+        await lease.extend(7)
+        server.crash()
+        await asyncio.to_thread(server.start)
+        second = await asyncio.wait_for(other.lock(NAME, timeout=30).acquire(), 30)
+        assert not lease.held, "two hold"
+        await second.release()
+
+
+@unlogged
+async def test_tables_that_were_emptied_behind_a_connection_are_noticed(
+    server: PostgresServer,
+) -> None:
+    """As behind a pooler, which keeps its clients' connections while the server crashes."""
+    async with Client(server.url, ttl=2) as client:
+        async with client.lock(NAME):
+            pass
+        server.execute("truncate aiodlock.present, aiodlock.name, aiodlock.waiter;")
+        asked = now()
+        async with client.lock(NAME, timeout=20):
+            assert now() - asked > 1.5
+
+
 async def test_holder_knows_of_its_loss_before_the_next_one_gets_in_when_the_server_stood_still(
     server: PostgresServer,
 ) -> None:

@@ -189,6 +189,11 @@ begin
   now_ms := now_us / 1000;
   if @is_unlogged@ then
     select p.opened_at into opened_at from aiodlock.present p;
+    if opened_at is null then
+      -- A pooler may have kept this client's connection, so it did not say hello after the crash.
+      perform aiodlock.hello();
+      select p.opened_at into opened_at from aiodlock.present p;
+    end if;
   end if;
 
   foreach op in array ops loop
@@ -254,6 +259,10 @@ begin
         -- Not shorter than what was promised before: else the clamp would bring the deadline nearer.
         mine.deadline := greatest(mine.deadline, now_ms + f[4]::bigint);
         mine.length := greatest(f[4]::bigint, mine.deadline - now_ms);
+        if @is_unlogged@ then
+          update aiodlock.meta m set longest = mine.length + mine.delay
+            where m.longest < mine.length + mine.delay;
+        end if;
         for number in 1 .. cardinality(holding) loop
           if holding[number].id = rid then
             holding[number] := mine;
