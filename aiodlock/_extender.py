@@ -381,7 +381,9 @@ class Extender:
                 self.look_at(place, result.look_at)
                 return
         elif place.state is State.WAITING:
-            if granted and result.deadline - place.options.margin <= now():
+            if result.token <= place.broken:
+                self.extend_now(place)  # a break has overtaken this answer
+            elif granted and result.deadline - place.options.margin <= now():
                 # The full ttl was asked for, and is over when its answer comes. Asking on keeps the name.
                 self.forget(place)
                 place.unqueue()

@@ -301,6 +301,11 @@ class Acquirable:
     async def _try_once(self, session: Session, place: Place) -> None:
         session.places[place.request.id] = place
         await self._ask(session, place, wait=False)
+        if place.broken:
+            raise AcquireTimeout(
+                f"{self._name!r} was granted, and an operator broke that grant at once: try again",
+                name=self._name,
+            )
         if place.state is not State.HELD or now() >= place.ends_at:
             raise BackendUnavailable(
                 f"{self._name!r} was granted, but the store's answer took longer than the lease lasts",
@@ -333,8 +338,9 @@ class Acquirable:
             raise session.closed_error(self._name)
         match answer:
             case Granted(token, deadline):
-                place.grant(token, deadline)
-                session.extender.add(place)
+                if token > place.broken:
+                    place.grant(token, deadline)
+                    session.extender.add(place)
             case Refused():
                 if place.request.ambiguous:
                     session.leave_soon(place)  # an earlier attempt may still arrive, and be granted

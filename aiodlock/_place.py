@@ -33,7 +33,8 @@ class Place:
 
     ``state``, ``deadline`` (until when the server certainly honours it; 0 before the first reply),
     ``token``, ``granted`` (the server said so; it may be too late for a body), ``noticed`` (a grant
-    was announced before the first reply), ``queued_at``, ``floor`` (no grant since the last answer has a
+    was announced before the first reply), ``broken`` (the token of a grant that an operator broke before
+    it was known here), ``queued_at``, ``floor`` (no grant since the last answer has a
     token that is not larger), ``woken`` (the future of the waiting task), ``reason`` (why the lease was
     lost), ``failure`` (what bodies get instead of ``LockLost``), ``armed`` (what cancels the body, per task
     that is in a block), ``handles`` (serials of the leases not released), ``dropped`` (those of them whose
@@ -54,6 +55,7 @@ class Place:
         "armed",
         "asked",
         "beat",
+        "broken",
         "capped",
         "deadline",
         "dropped",
@@ -105,6 +107,7 @@ class Place:
         # Ends when max_hold does: by drift and round trip its deadline falls short of that moment.
         self.capped: bool = False
         self.noticed: int | None = None
+        self.broken: int = 0
         self.woken: asyncio.Future[None] | None = None
         # Resolved when the store knows nothing of it any more, if somebody waits for that.
         self.left: asyncio.Future[None] | None = None

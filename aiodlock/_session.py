@@ -435,7 +435,10 @@ class Session:
             # A notice starts a body, so it counts only while the last answer's deadline lasts.
             # And only if it is news: an id whose reply was lost for long may have been queued, granted,
             # dropped and queued again, and the notice may be of the first time.
-            if token > place.floor and self.backend.capabilities.notices == "grants":
+            if (
+                token > max(place.floor, place.broken)
+                and self.backend.capabilities.notices == "grants"
+            ):
                 self.extender.granted(place, token, place.deadline)
             else:
                 self.extender.extend_now(place)
@@ -478,8 +481,17 @@ class Session:
 
     def on_broken(self, request_id: str, token: int) -> None:
         place = self.places.get(request_id)
-        if place is not None and place.state is State.HELD:
+        if place is None:
+            return
+        if place.state is State.HELD:
             self.lose(place, "broken")
+        elif self.backend.capabilities.notices == "grants":
+            # The break has overtaken the grant, which must not start a body any more.
+            place.broken = max(place.broken, token)
+            if place.state is State.ASKING:
+                place.noticed = 0
+            else:
+                self.extender.extend_now(place)
 
     async def _leave_unknown(self, request_id: str, where: str) -> None:
         try:

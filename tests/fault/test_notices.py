@@ -21,6 +21,7 @@ from aiodlock.backends.redis.scripts import ACQUIRE, EXTEND, LEAVE
 from ..conftest import MakeClient
 from ..protocol.direct import Direct
 from ..proxy import FaultProxy, containing
+from ..scenes import until_waiting
 from ..servers import Store
 from . import test_lost_replies
 from .scenes import (
@@ -70,6 +71,40 @@ async def test_notice_that_overtakes_the_reply_starts_the_body_at_once(
     (holder,) = (await client.inspect("name")).holders
     assert lease.token == holder.token
     await lease.release()
+
+
+async def test_break_that_overtakes_the_reply_to_the_grant_lets_no_body_begin_with_it(
+    proxy: FaultProxy, unlucky: aiodlock.Client, client: aiodlock.Client
+) -> None:
+    kept = proxy.hold_reply(calling(ACQUIRE))
+    task = asyncio.create_task(unlucky.lock("name").acquire())
+    await kept.happened.wait()
+    (place,) = session_of(unlucky).places.values()
+    assert await client.break_lock("name") == 1
+    other = await client.lock("name").acquire()
+    await until(lambda: place.broken > 0)
+    kept.release()
+    await until_waiting(client, "name", 1)
+    assert not task.done(), "two holders"
+    await other.release()
+    lease = await task
+    assert lease.token > other.token
+    await lease.release()
+
+
+async def test_break_that_overtakes_the_reply_to_a_single_try_refuses_it(
+    proxy: FaultProxy, unlucky: aiodlock.Client, client: aiodlock.Client
+) -> None:
+    kept = proxy.hold_reply(calling(ACQUIRE))
+    task = asyncio.create_task(unlucky.lock("name").acquire_nowait())
+    await kept.happened.wait()
+    (place,) = session_of(unlucky).places.values()
+    assert await client.break_lock("name") == 1
+    await until(lambda: place.broken > 0)
+    kept.release()
+    with pytest.raises(aiodlock.WouldBlock):
+        await task
+    assert not (await client.inspect("name")).holders
 
 
 async def stale_notice_after_the_local_deadline(
