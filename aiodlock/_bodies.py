@@ -130,6 +130,11 @@ class Body:
         self, task: _Task, exc_type: type[BaseException] | None, exc: BaseException | None
     ) -> None:
         """End the block that the task has entered."""
+        if task not in self._tasks:
+            refuse(
+                exc, RuntimeError(f"{self!r}: its block was left before, by a call of __aexit__")
+            )
+            return
         self._tasks.remove(task)
         cancelled_by_loss = self._session.bodies.leave(task, self._held_places(), exc_type)
         # A coroutine that is being closed cannot await.

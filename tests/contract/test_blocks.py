@@ -443,3 +443,12 @@ async def test_cancelled_body_of_a_shared_lock_is_not_hidden_by_a_stack_of_anoth
     await cancelled(task)
     assert isinstance(client, aiodlock.Client)
     await bodies.end()
+
+
+async def test_block_that_was_left_by_a_call_of_aexit_is_refused_with_a_reason(
+    client: Client,
+) -> None:
+    with pytest.raises(RuntimeError, match="left before"):
+        async with client.lock("x") as lease:
+            await lease.__aexit__(None, None, None)
+    await until_free(client, "x")
