@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from urllib.parse import urlsplit
 
 from ..._errors import Unsupported
 from ..._model import Capabilities
@@ -20,7 +19,7 @@ class MemoryOpener:
     def __init__(self, url: str, options: StoreOptions) -> None:
         self.described: str = url
         self._options = options
-        self._name = urlsplit(url).netloc or urlsplit(url).path
+        self._name = _name_in(url)
         self._pid = os.getpid()
 
     def open(self) -> MemoryBackend:
@@ -37,6 +36,15 @@ class MemoryOpener:
             token_retention=options.token_retention,
             unavailable_after=options.unavailable_after,
         )
+
+
+def _name_in(url: str) -> str:
+    _, slashes, name = url.partition("://")
+    if not slashes or any(sign in name for sign in "/?#"):
+        raise ValueError(
+            f"source must be memory:// or memory://NAME, with a NAME without '/', '?' and '#', not {url!r}"
+        )
+    return name
 
 
 def read_source(source: str, options: StoreOptions) -> MemoryOpener:
