@@ -146,7 +146,7 @@ def check_text(what: str, value: object) -> str:
         raise ValueError(
             f"{what} must be 1 to {LONGEST_NAME} bytes of UTF-8, and this one has {length}"
         )
-    return value
+    return str.__str__(value)  # of an enum, too: what is formatted is the text
 
 
 def check_limit(value: object) -> int:
