@@ -171,8 +171,8 @@ async def test_node_that_is_away_is_tried_by_one_connection_of_a_client_alone(
     await until(lambda: len(tries) >= 6)
     running.cancel()
     await asyncio.wait({running})
-    commands, wakeups = max(map(tries.count, tries)), min(map(tries.count, tries))
-    assert (commands, wakeups) == (len(tries) - 2, 2), "once more when the first try has failed"
+    wakeups = min(map(tries.count, tries))
+    assert wakeups <= 2, "after its first try, or one that has begun, it waits for the other link"
 
 
 async def test_turns_leave_nothing_to_the_collector(enter: Enter) -> None:
