@@ -301,7 +301,8 @@ class Acquirable:
     async def _try_once(self, session: Session, place: Place) -> None:
         session.places[place.request.id] = place
         await self._ask(session, place, wait=False)
-        if place.broken:
+        if place.broken and place.state is not State.HELD:
+            session.leave_soon(place)
             raise AcquireTimeout(
                 f"{self._name!r} was granted, and an operator broke that grant at once: try again",
                 name=self._name,
