@@ -105,6 +105,7 @@ async def test_break_that_overtakes_the_reply_to_a_single_try_refuses_it(
     with pytest.raises(aiodlock.WouldBlock):
         await task
     assert not (await client.inspect("name")).holders
+    await until(lambda: not session_of(unlucky).places)
 
 
 async def stale_notice_after_the_local_deadline(
