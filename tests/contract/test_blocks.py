@@ -460,3 +460,22 @@ async def test_block_that_was_left_by_a_call_of_aexit_is_refused_with_a_reason(
         async with client.lock("x") as lease:
             await lease.__aexit__(None, None, None)
     await until_free(client, "x")
+
+
+async def test_lease_is_the_body_of_one_task_at_a_time(client: aiodlock.Client) -> None:
+    lease = await client.lock("name").acquire()
+    entered, enough = asyncio.Event(), asyncio.Event()
+
+    async def first() -> None:
+        async with lease:
+            entered.set()
+            await enough.wait()
+
+    task = asyncio.create_task(first())
+    await entered.wait()
+    with pytest.raises(RuntimeError, match="another task"):
+        await lease.__aenter__()
+    assert lease.held
+    enough.set()
+    await task
+    assert not lease.held

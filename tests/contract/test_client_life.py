@@ -13,6 +13,7 @@ import anyio
 import pytest
 import redis.asyncio
 
+import aiodlock
 from aiodlock import (
     BackendUnavailable,
     Client,
@@ -23,7 +24,7 @@ from aiodlock import (
 )
 
 from ..conftest import MakeClient
-from ..scenes import takes, until, until_cancelled, until_free, until_waiting
+from ..scenes import takes, until, until_cancelled, until_free, until_held, until_waiting
 from ..servers import Store
 
 
@@ -429,3 +430,44 @@ async def test_2000_waiters_use_two_connections_few_commands_and_are_served_in_o
     await asyncio.gather(*tasks)
     assert order == list(range(2000))
     await until(lambda: client._session is not None and not client._session.places)
+
+
+async def test_leaving_the_client_in_a_forked_child_releases_nothing_of_the_parent(
+    client: aiodlock.Client,
+) -> None:
+    lease = await client.lock("x", on_lost="flag").acquire()
+    session = client._session
+    assert session is not None
+    session.pid += 1  # as a child sees it
+    with pytest.raises(RuntimeError, match="fork"):
+        await client.__aexit__(None, None, None)
+    session.pid -= 1
+    client._session = session
+    assert lease.held
+    await lease.release()
+
+
+async def test_leaving_the_client_waits_for_a_body_that_is_only_flagged(
+    store: Store, client: aiodlock.Client
+) -> None:
+    leaving = aiodlock.Client(store.source)
+    await leaving.__aenter__()
+    told, finish = asyncio.Event(), asyncio.Event()
+
+    async def body() -> None:
+        async with leaving.lock("x", on_lost="flag") as lease:
+            await lease.wait_lost()
+            told.set()
+            await finish.wait()
+
+    working = asyncio.create_task(body())
+    await until_held(client, "x")
+    closing = asyncio.create_task(leaving.__aexit__(None, None, None))
+    await told.wait()
+    with pytest.raises(aiodlock.WouldBlock):
+        await client.lock("x").acquire_nowait()
+    finish.set()
+    with pytest.raises(aiodlock.LockLost, match="closed"):
+        await working
+    await closing
+    await (await client.lock("x").acquire_nowait()).release()

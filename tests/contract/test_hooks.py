@@ -15,7 +15,8 @@ import aiodlock
 from aiodlock import testing
 
 from ..conftest import MakeClient
-from ..scenes import BRIEF
+from ..fault.scenes import session_of
+from ..scenes import BRIEF, until
 from ..servers import Store
 
 pytestmark = pytest.mark.stores("memory", "valkey9")
@@ -290,3 +291,24 @@ async def test_log_records_have_a_name_and_the_lock(
     assert record.levelname == "WARNING"
     assert vars(record)["lock"] == "x"
     assert vars(record)["reason"] == "expired"
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+async def test_hook_that_ends_in_a_cancellation_leaves_no_lease_behind(
+    client: aiodlock.Client,
+) -> None:
+    class Cancelling(aiodlock.Hooks):
+        def acquired(self, *_: object) -> None:
+            raise asyncio.CancelledError
+
+    client.add_hooks(Cancelling())
+    acquiring = asyncio.create_task(client.lock("name").acquire())
+    await asyncio.wait({acquiring})
+    assert acquiring.cancelled()
+    del acquiring
+
+    def is_over() -> bool:
+        gc.collect()  # the traceback refers to it
+        return not session_of(client).places
+
+    await until(is_over, "the end of the lease")

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+import aiodlock
 from aiodlock import AcquireTimeout, Client, DeadlockError, LockLost, NotHeld, WouldBlock
 
 from ..conftest import MakeClient
@@ -625,3 +626,44 @@ async def test_free_name_leaves_only_its_token(client: Client, store: Store) -> 
 
     await until(only_the_token)
     assert 3500 < await raw.ttl("aiodlock:1:lock:{x}:token") <= 3601
+
+
+async def test_acquisitions_whose_lease_is_discarded_leave_nothing_at_the_task(
+    client: aiodlock.Client,
+) -> None:
+    lock = client.lock("x")
+
+    async def worker() -> int:
+        for _ in range(20):
+            await lock.acquire()
+            await lock.release()
+        task = asyncio.current_task()
+        callbacks = getattr(task, "_callbacks", None) or []
+        return len(callbacks)
+
+    assert await asyncio.create_task(worker()) <= 2  # who awaits it is one
+
+
+async def test_margin_that_leaves_no_time_to_extend_is_refused(client: aiodlock.Client) -> None:
+    with pytest.raises(ValueError, match="margin"):
+        client.lock("x", ttl=1, margin=0.995)
+
+
+async def test_extending_by_hand_again_and_again_takes_no_memory(client: aiodlock.Client) -> None:
+    async with client.lock("x", ttl=3600) as lease:
+        for _ in range(300):
+            await lease.extend()
+        assert client._session is not None
+        assert len(client._session.extender._heap) < 200
+
+
+async def test_waiting_for_the_loss_of_an_inner_lease_ends_with_its_release(
+    client: aiodlock.Client,
+) -> None:
+    async with client.lock("x"):
+        inner = await client.lock("x").acquire()
+        waiting = asyncio.create_task(inner.wait_lost())
+        await until(lambda: inner._place.watchers)
+        await inner.release()
+        with pytest.raises(aiodlock.NotHeld):
+            await waiting

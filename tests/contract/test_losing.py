@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import time
 import warnings
 from collections.abc import Awaitable, Callable
@@ -14,11 +15,13 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
+import aiodlock
 from aiodlock import BackendError, Client, Lease, LockLost, NotHeld, WouldBlock
 
 from ..conftest import MakeClient
 from ..scenes import (
     LASTING,
+    PATIENCE,
     SOON,
     cancelled,
     held_elsewhere,
@@ -841,3 +844,35 @@ async def test_loss_by_the_margin_says_what_is_left(client: Client) -> None:
     assert "in 4." in str(lost)
     assert "margin 4.5 s" in str(lost)
     assert "ago" not in str(lost)
+
+
+async def test_body_is_cancelled_also_when_a_thread_was_the_first_to_notice(
+    client: aiodlock.Client,
+) -> None:
+    noticed = threading.Event()
+
+    def notice(lease: aiodlock.Lease) -> None:
+        try:
+            while True:
+                lease.ensure_held()
+                time.sleep(0.005)
+        finally:
+            noticed.set()
+
+    with pytest.raises(aiodlock.LockLost):
+        async with client.lock("x", ttl=0.2, auto_extend=False) as lease:
+            noticing = asyncio.get_running_loop().run_in_executor(None, notice, lease)
+            assert noticed.wait(PATIENCE)  # the loop is blocked: only the thread can see it
+            await until_cancelled()
+    with pytest.raises(aiodlock.LockLost):
+        await noticing
+
+
+async def test_looking_at_lost_does_not_keep_the_body_from_being_cancelled(
+    client: aiodlock.Client,
+) -> None:
+    with pytest.raises(aiodlock.LockLost):
+        async with client.lock("x", ttl=0.1, auto_extend=False) as lease:
+            time.sleep(0.2)  # the loop is blocked, and the lease over when it runs again
+            assert lease.lost is not None
+            await until_cancelled()

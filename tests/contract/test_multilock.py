@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -530,3 +531,21 @@ async def test_cancelled_before_the_first_leave_is_sent_still_leaves_all(
     assert leaving.cancelled()
     for name in ("a", "b", "c"):
         await until_free(client, name)
+
+
+async def test_multilock_whose_loss_is_known_by_the_clock_alone_says_so(
+    client: aiodlock.Client,
+) -> None:
+    with pytest.raises(aiodlock.LockLost) as lost:
+        async with client.multilock("a", "b", ttl=0.1, auto_extend=False):
+            time.sleep(0.15)  # a stopped process, or a blocked loop: the extender could not run
+    assert lost.value.reason == "expired"
+
+
+async def test_multilease_that_is_asked_after_its_end_says_so(client: aiodlock.Client) -> None:
+    leases = await client.multilock("a", "b", ttl=0.8, auto_extend=False).acquire()
+    time.sleep(0.85)
+    with pytest.raises(aiodlock.LockLost):
+        leases.ensure_held()
+    with pytest.raises(aiodlock.LockLost):
+        await leases.release()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+import aiodlock
 from aiodlock import Client, Lock
 
 from ..conftest import MakeClient
-from ..scenes import cancelled, held_elsewhere, soon, until, until_waiting
+from ..scenes import cancelled, held_elsewhere, soon, until, until_free, until_waiting
 
 
 async def test_downgrade_lets_readers_in_and_no_writer(client: Client) -> None:
@@ -63,3 +66,35 @@ async def test_abandoned_head_costs_one_waiter_ttl(make_client: MakeClient, clie
 async def _pass(lock: Lock) -> None:
     async with lock:
         pass
+
+
+async def test_exclusive_hold_is_entered_again_also_behind_a_later_shared_one(
+    client: aiodlock.Client,
+) -> None:
+    both = client.rwlock("x")
+    async with both.write as first, both.read, both.write as again:
+        assert again.token == first.token
+    await until_free(client, "x")
+
+
+async def test_lost_shared_hold_of_a_block_is_told_also_to_who_asks_exclusively(
+    client: aiodlock.Client,
+) -> None:
+    both = client.rwlock("name", ttl=0.1, auto_extend=False, on_lost="flag")
+    with pytest.raises(aiodlock.LockLost):  # noqa: PT012
+        async with both.read as lease:
+            await lease.wait_lost()
+            with pytest.raises(aiodlock.LockLost):
+                await both.write.acquire()
+
+
+async def test_lost_shared_hold_without_a_block_is_no_obstacle_to_asking_exclusively(
+    client: aiodlock.Client,
+) -> None:
+    both = client.rwlock("name", ttl=0.1, auto_extend=False)
+    lease = await both.read.acquire()
+    await lease.wait_lost()
+    async with both.write:
+        pass
+    with pytest.raises(aiodlock.LockLost):
+        await lease.release()

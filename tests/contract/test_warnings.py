@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import warnings
 
 import pytest
 
+import aiodlock
 from aiodlock import AcquireTimeout, Client
 
-from ..scenes import until
+from ..scenes import until, until_free
 
 
 def events(caplog: pytest.LogCaptureFixture, event: str) -> list[logging.LogRecord]:
@@ -73,3 +75,37 @@ async def test_long_wait_of_a_task_that_holds_nothing_else_is_not_worth_a_warnin
 
         await asyncio.create_task(wait())
     assert not events(caplog, "waits_inside")
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_holds_whose_task_ended_are_released_also_when_warnings_are_errors(
+    client: aiodlock.Client, times: int
+) -> None:
+    async def forgetful() -> None:
+        for _ in range(times):
+            await client.lock("x").acquire()
+
+    told: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        await asyncio.create_task(forgetful())
+        await until_free(client, "x")
+    assert len(told) == times
+    assert all(isinstance(error, ResourceWarning) for error in told)
+
+
+async def test_forgotten_lease_is_released_also_when_warnings_are_errors(
+    client: aiodlock.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ignored: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", ignored.append)
+    lease: aiodlock.Lease | None = await asyncio.create_task(client.lock("x").acquire())
+    assert lease is not None
+    await asyncio.sleep(0)  # the loop has handed the task on, and forgets it
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        lease = None
+    assert len(ignored) == 1
+    await until_free(client, "x")

@@ -17,8 +17,9 @@ from aiodlock._clock import now
 from aiodlock.backends.redis.scripts import ACQUIRE, EXTEND, LEAVE
 
 from ..conftest import MakeClient
+from ..protocol.direct import Direct
 from ..proxy import FaultProxy
-from ..scenes import BRIEF
+from ..scenes import BRIEF, LASTING, until_free
 from ..servers import Store
 from .scenes import (
     SOON,
@@ -411,3 +412,115 @@ async def test_leave_that_nobody_awaits_is_repeated_when_it_was_lost(
     await lost.happened.wait()
     await free_at_once(store, client)
     await no_places_soon(unlucky)
+
+
+async def test_grant_that_outlived_its_lease_on_the_way_is_not_given_to_the_one_who_tries_once(
+    proxy: FaultProxy, unlucky: aiodlock.Client, client: aiodlock.Client
+) -> None:
+    late = proxy.hold_reply(calling(ACQUIRE))
+    trying = asyncio.create_task(unlucky.lock("name", ttl=0.05).acquire(timeout=0))
+    await late.happened.wait()
+    await until_free(client, "name")  # it is over on the server, and earlier for its holder
+    late.release()
+    with pytest.raises(aiodlock.BackendUnavailable):
+        await trying
+    await no_places_soon(unlucky)
+
+
+async def test_try_whose_lost_grant_is_in_its_lock_delay_does_not_begin_a_body(
+    proxy: FaultProxy, unlucky: aiodlock.Client, client: aiodlock.Client
+) -> None:
+    lost = proxy.hold_reply(calling(ACQUIRE))
+    lock = unlucky.lock("name", ttl=0.2, lock_delay=5, timeout=0)
+    began = False
+
+    async def body() -> None:
+        nonlocal began
+        async with lock:
+            began = True
+
+    trying = asyncio.create_task(body())
+    await lost.happened.wait()
+
+    async def is_overdue() -> bool:
+        return (await client.inspect("name")).closed > 0
+
+    await until(is_overdue, "the end of the grant that nobody heard of")
+    proxy.cut()
+    with pytest.raises(aiodlock.BackendUnavailable):
+        await trying
+    assert not began
+
+
+async def test_late_duplicate_of_a_refused_try_takes_nothing(
+    proxy: FaultProxy, unlucky: aiodlock.Client, client: aiodlock.Client
+) -> None:
+    held = await client.lock("name").acquire()
+    late = proxy.hold_command(calling(ACQUIRE))
+    trying = asyncio.create_task(unlucky.lock("name").acquire_nowait())
+    await late.happened.wait()
+    proxy.cut()
+    with pytest.raises(aiodlock.WouldBlock):
+        await trying  # the repetition is refused
+    await held.release()
+    await no_places_soon(unlucky)
+    late.release()
+    await late.answered.wait()
+    assert (await client.inspect("name")).holders == ()
+    no_places(unlucky)
+
+
+async def test_release_that_is_not_answered_in_time_keeps_the_lock_delay(
+    client: aiodlock.Client, unlucky: aiodlock.Client, proxy: FaultProxy
+) -> None:
+    """The local deadline is earlier than the server's: a leave that arrives between them opens nothing."""
+    lease = await unlucky.lock("name", ttl=0.5, lock_delay=30).acquire()
+    await lease.extend(20.0)
+    lease._place.deadline = now() + 0.2  # as after a slow answer: the server grants much longer
+    await proxy.refuse()
+    proxy.cut()
+    with pytest.raises(aiodlock.LockLost):
+        await lease.release()
+    await proxy.heal()
+    await no_places_soon(unlucky)
+    assert await client.lock("name").locked()
+
+
+async def test_lease_is_extended_in_time_when_its_first_answer_came_late(
+    unlucky: aiodlock.Client, proxy: FaultProxy, real_store: Store
+) -> None:
+    """A repeated acquire is answered with what is left of a ttl that began with the first one."""
+    lost = proxy.hold_reply(calling(ACQUIRE))
+    acquiring = asyncio.create_task(unlucky.lock("name", ttl=30).acquire())
+    await lost.happened.wait()
+    direct = Direct(await real_store.raw())
+    (id,) = await direct.holders()
+    await direct.age(id, by=27_000)  # less is left than the third after which it is extended
+    proxy.cut()
+    lease = await acquiring
+    assert 0 < lease.remaining() < 3
+    await until(lambda: lease.remaining() > 20, "an extension")
+    await lease.release()
+
+
+async def test_repeated_acquire_whose_first_grant_was_overdue_holds_what_it_is_told(
+    proxy: FaultProxy, make_client: MakeClient, client: aiodlock.Client
+) -> None:
+    """The overdue record has the same id: it was swept after the new one had been written over it."""
+    away = await make_client(proxy.url)
+    other = await client.rwlock("name", ttl=30).read.acquire()  # or the key would have expired
+    lost = proxy.drop_reply(calling(ACQUIRE))
+    task = asyncio.create_task(away.rwlock("name", ttl=LASTING).read.acquire())
+    await lost.happened.wait()
+    await proxy.refuse()
+
+    async def is_overdue() -> bool:
+        return len((await client.inspect("name")).holders) == 1  # which sweeps nothing
+
+    await until(is_overdue)
+    await proxy.accept()
+    lease = await task
+    tokens = {holder.token for holder in (await client.inspect("name")).holders}
+    assert tokens == {other.token, lease.token}
+    await lease.release()
+    await other.release()

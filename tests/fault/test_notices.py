@@ -6,12 +6,14 @@ import asyncio
 import dataclasses
 import hashlib
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 import aiodlock
 from aiodlock import _session
 from aiodlock._clock import now
+from aiodlock._model import Request, Waiting
 from aiodlock._place import Place
 from aiodlock.backends.redis import backend as backend_module
 from aiodlock.backends.redis import packing, replies
@@ -387,3 +389,34 @@ async def test_lost_leave_is_repeated(
         pass
     await no_places_soon(unlucky)
     assert (await client.inspect("name")).holders == ()
+
+
+@pytest.mark.parametrize("about", ["one", "all"])
+async def test_hint_that_overtakes_the_answer_to_acquire_is_not_forgotten(
+    make_client: MakeClient, about: str
+) -> None:
+    """The grant's own notice was missed; whoever is still asking must look, too, once it is answered."""
+    first, second = await make_client(), await make_client()
+    held = await first.lock("name").acquire()
+    session = session_of(second)
+    send = session.backend.acquire
+    listener = session
+
+    async def acquire(request: Request, *, wait: bool) -> Any:
+        answer = await send(request, wait=wait)
+        assert isinstance(answer, Waiting)
+        missed = asyncio.Event()
+        noticing = session.on_granted
+        session.on_granted = lambda *_: missed.set()  # type: ignore[method-assign]
+        try:
+            await held.release()
+            await missed.wait()
+        finally:
+            session.on_granted = noticing  # type: ignore[method-assign]
+        listener.on_look(request.id if about == "one" else None)
+        return answer
+
+    session.backend.acquire = acquire  # type: ignore[method-assign]
+    async with takes(at_most=SOON):  # the next extension is due after 3.3 s
+        lease = await second.lock("name").acquire()
+    await lease.release()

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+import redis
 import redis.asyncio
 
 import aiodlock
@@ -25,6 +27,7 @@ from ..servers import NOTIFICATIONS, Store, embedded
 from .scenes import (
     SOON,
     free_at_once,
+    line_up,
     no_places,
     nothing_left,
     queued,
@@ -593,3 +596,95 @@ async def test_connection_that_swallows_everything_is_told_at_the_local_deadline
     async with takes(at_most=2 * SOON):
         async with away.lock("name"):
             assert await client.lock("name").locked()
+
+
+async def _snapshot(store: Store) -> Callable[..., Any]:
+    """Return what brings the store back to where it is now, as a failover to an old replica does."""
+    raw: Any = await store.raw(decode_responses=False)
+    kept = {key: (await raw.dump(key), await raw.pttl(key)) for key in await raw.keys("*")}
+
+    async def restore(*, without: str = "") -> None:
+        # All at once: between two steps somebody would see a store that never was.
+        async with raw.pipeline(transaction=True) as steps:
+            for key in await raw.keys("*"):
+                steps.delete(key)
+            for key, (value, left) in kept.items():
+                steps.restore(key, max(left, 0), value, replace=True)
+                if without and key.endswith(b":state"):
+                    steps.hdel(key, without)
+            await steps.execute()
+
+    return restore
+
+
+async def test_holder_whom_the_store_takes_for_a_waiter_again_is_told(
+    real_store: Store, make_client: MakeClient
+) -> None:
+    """A failover lost the hand-off: the new primary knows the request, in the queue."""
+    first, second = [await make_client(ttl=3.0) for _ in range(2)]
+    held, (waiting,) = await line_up(first, second)
+    restore = await _snapshot(real_store)
+    await held.release()
+    lease = await waiting
+    with pytest.raises(aiodlock.LockLost) as lost:  # noqa: PT012
+        async with lease:
+            await restore()
+            await until_cancelled()
+    assert lost.value.reason == "gone"
+
+
+async def test_holder_whom_the_store_has_granted_anew_is_told(
+    real_store: Store, make_client: MakeClient
+) -> None:
+    """The same, and by the time it asks the ghost before it is over: its token is of another grant."""
+    first, second = [await make_client(ttl=3.0) for _ in range(2)]
+    held, (waiting,) = await line_up(first, second)
+    released = held._place.request.id
+    restore = await _snapshot(real_store)
+    await held.release()
+    lease = await waiting
+    with pytest.raises(aiodlock.LockLost) as lost:  # noqa: PT012
+        async with lease:
+            await restore(without=released)
+            await until_cancelled()
+    assert lost.value.reason == "gone"
+
+
+async def test_scripts_that_the_server_forgot_do_not_slow_down_a_thousand_extensions(
+    unlucky: aiodlock.Client, proxy: FaultProxy, real_store: Store
+) -> None:
+    leases = [await unlucky.lock(f"name {n}", ttl=20).acquire() for n in range(100)]
+    await (await real_store.raw()).script_flush()
+    proxy.forget()
+    session = unlucky._session
+    assert session is not None
+    for lease in leases:
+        session.extender.extend_now(lease._place)
+    await until(lambda: not any(lease._place.asked or not lease._place.beat for lease in leases))
+    assert proxy.commands["EVAL"] == 1
+    for lease in leases:
+        await lease.release()
+
+
+@pytest.mark.usefixtures("brief_entering")
+async def test_client_of_a_replica_is_told_so_on_entering(real_store: Store) -> None:
+    assert real_store.server is not None
+    with embedded(real_store.name, tcp=True) as replica:
+        with redis.Redis.from_url(replica.url) as admin:
+            admin.execute_command("REPLICAOF", "127.0.0.1", "1")
+        client = aiodlock.Client(replica.url)
+        with pytest.raises(aiodlock.BackendUnavailable, match="READONLY"):
+            await client.__aenter__()
+
+
+async def test_demoted_server_is_named_in_the_error_and_not_flooded_with_connections(
+    make_client: MakeClient, real_store: Store
+) -> None:
+    with embedded(real_store.name, tcp=True) as server:
+        client = await make_client(server.url, close_timeout=0.1)
+        with redis.Redis.from_url(server.url) as admin:
+            admin.execute_command("REPLICAOF", "127.0.0.1", "1")
+            before = admin.info("stats")["total_connections_received"]
+            with pytest.raises(aiodlock.BackendUnavailable, match="READONLY"):
+                await client.lock("name").acquire(timeout=1.5)
+            assert admin.info("stats")["total_connections_received"] - before <= 12

@@ -8,7 +8,7 @@ import aiodlock
 
 from ..conftest import MakeClient
 from ..servers import Store
-from .direct import Direct
+from .direct import Direct, Heard
 
 HOSTILE = [
     "two words",
@@ -84,3 +84,16 @@ async def test_name_of_any_text_has_keys_of_its_own(
         assert [holder.token for holder in (await direct.holders()).values()] == [lease.token]
         assert [info.name async for info in client.locks()] == [name]
     assert await direct.all_keys() == {"token"}
+
+
+async def test_new_head_is_told_when_to_look_also_when_its_owner_gets_somebody_else_in(
+    direct: Direct, heard: Heard
+) -> None:
+    await direct.acquire("holder", owner="uone", ttl=10_000)
+    await direct.acquire("dead", waiter_ttl=90_000)
+    await direct.acquire("next", waiter_ttl=90_000, client="stranger")
+    await direct.acquire("again", waiter_ttl=90_000)  # as if its owner had come to hold since
+    await direct.age("dead", by=100_000)
+    await heard.notices()
+    assert (await direct.extend("again", 90_000, owner="uone"))[0] == "held"
+    assert ("stranger", "look", "next") in await heard.notices()

@@ -1,133 +1,26 @@
-"""Interleavings that an attack on the code found, each once broken."""
+"""One node of a cluster is silent, old, loading or away: what it costs the others."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import aiodlock
 from aiodlock._embedded import EmbeddedServer
-from aiodlock._model import Request, Waiting
 from aiodlock.backends.redis import backend as backend_module
 from aiodlock.backends.redis.cluster import ClusterBackend
 from aiodlock.backends.redis.keys import keys_of
 from aiodlock.backends.redis.permissions import check_permissions
 from aiodlock.backends.redis.wire import Wire
 
-from ..conftest import MakeClient
-from ..scenes import PATIENCE, SOON, takes, until, until_cancelled, until_outlived, until_waiting
+from ..scenes import PATIENCE, until, until_outlived, until_waiting
 from ..security.fake_server import FakeServer
-from ..servers import BINARIES, Store
+from ..servers import BINARIES
 from ..topology.cluster import Cluster, port
-from .scenes import line_up, session_of, waiting_for_notice
-
-
-async def _snapshot(store: Store) -> Callable[..., Any]:
-    """Return what brings the store back to where it is now, as a failover to an old replica does."""
-    raw: Any = await store.raw(decode_responses=False)
-    kept = {key: (await raw.dump(key), await raw.pttl(key)) for key in await raw.keys("*")}
-
-    async def restore(*, without: str = "") -> None:
-        # All at once: between two steps somebody would see a store that never was.
-        async with raw.pipeline(transaction=True) as steps:
-            for key in await raw.keys("*"):
-                steps.delete(key)
-            for key, (value, left) in kept.items():
-                steps.restore(key, max(left, 0), value, replace=True)
-                if without and key.endswith(b":state"):
-                    steps.hdel(key, without)
-            await steps.execute()
-
-    return restore
-
-
-async def test_holder_whom_the_store_takes_for_a_waiter_again_is_told(
-    real_store: Store, make_client: MakeClient
-) -> None:
-    """A failover lost the hand-off: the new primary knows the request, in the queue."""
-    first, second = [await make_client(ttl=3.0) for _ in range(2)]
-    held, (waiting,) = await line_up(first, second)
-    restore = await _snapshot(real_store)
-    await held.release()
-    lease = await waiting
-    with pytest.raises(aiodlock.LockLost) as lost:  # noqa: PT012
-        async with lease:
-            await restore()
-            await until_cancelled()
-    assert lost.value.reason == "gone"
-
-
-async def test_holder_whom_the_store_has_granted_anew_is_told(
-    real_store: Store, make_client: MakeClient
-) -> None:
-    """The same, and by the time it asks the ghost before it is over: its token is of another grant."""
-    first, second = [await make_client(ttl=3.0) for _ in range(2)]
-    held, (waiting,) = await line_up(first, second)
-    released = held._place.request.id
-    restore = await _snapshot(real_store)
-    await held.release()
-    lease = await waiting
-    with pytest.raises(aiodlock.LockLost) as lost:  # noqa: PT012
-        async with lease:
-            await restore(without=released)
-            await until_cancelled()
-    assert lost.value.reason == "gone"
-
-
-@pytest.mark.parametrize("about", ["one", "all"])
-async def test_hint_that_overtakes_the_answer_to_acquire_is_not_forgotten(
-    make_client: MakeClient, about: str
-) -> None:
-    """The grant's own notice was missed; whoever is still asking must look, too, once it is answered."""
-    first, second = await make_client(), await make_client()
-    held = await first.lock("name").acquire()
-    session = session_of(second)
-    send = session.backend.acquire
-    listener = session
-
-    async def acquire(request: Request, *, wait: bool) -> Any:
-        answer = await send(request, wait=wait)
-        assert isinstance(answer, Waiting)
-        missed = asyncio.Event()
-        noticing = session.on_granted
-        session.on_granted = lambda *_: missed.set()  # type: ignore[method-assign]
-        try:
-            await held.release()
-            await missed.wait()
-        finally:
-            session.on_granted = noticing  # type: ignore[method-assign]
-        listener.on_look(request.id if about == "one" else None)
-        return answer
-
-    session.backend.acquire = acquire  # type: ignore[method-assign]
-    async with takes(at_most=SOON):  # the next extension is due after 3.3 s
-        lease = await second.lock("name").acquire()
-    await lease.release()
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-async def test_hook_that_ends_in_a_cancellation_leaves_no_lease_behind(
-    client: aiodlock.Client,
-) -> None:
-    class Cancelling(aiodlock.Hooks):
-        def acquired(self, *_: object) -> None:
-            raise asyncio.CancelledError
-
-    client.add_hooks(Cancelling())
-    acquiring = asyncio.create_task(client.lock("name").acquire())
-    await asyncio.wait({acquiring})
-    assert acquiring.cancelled()
-    del acquiring
-
-    def is_over() -> bool:
-        gc.collect()  # the traceback refers to it
-        return not session_of(client).places
-
-    await until(is_over, "the end of the lease")
+from .scenes import session_of, waiting_for_notice
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What seeds have found, each as the shortest course of events that shows it."""
+"""Courses of events on one server, each once found by a seed and cut to the shortest that shows it."""
 
 from __future__ import annotations
 
