@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
@@ -35,6 +36,13 @@ class Bodies:
 
     def enter(self, task: _Task, places: Sequence[Place]) -> None:
         """The task is in one more block on these places: their losses cancel it, together once."""
+        if len(places) == 1 and task not in self._open:  # as nearly always
+            (place,) = places
+            self._open[task] = [place]
+            if place.armed is None:
+                place.armed = {}
+            place.armed[task] = BodyScope(task)
+            return
         blocks = self._open.get(task)
         if blocks is None:
             blocks = self._open[task] = []
@@ -54,9 +62,9 @@ class Bodies:
     ) -> bool:
         """A block is left; return whether what comes out of it is the cancellation by a loss."""
         blocks = self._open[task]
-        if len(blocks) == len(places) == 1:  # as nearly always
+        if len(blocks) == 1:  # as nearly always
             del self._open[task]
-            armed = places[0].armed
+            armed = blocks[0].armed
             return armed.pop(task).leave(exc_type) if armed else False
         disarmed: list[BodyScope] = []
         for place in places:
@@ -80,15 +88,12 @@ class Body:
 
     __slots__ = ("_session", "_tasks")
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._tasks: list[_Task] = []
+    _session: Session
+    _tasks: list[_Task]
+    #: What a body of it relies on.
+    _places: Sequence[Place]
 
     def ensure_held(self) -> None:
-        raise NotImplementedError
-
-    def _held_places(self) -> Sequence[Place]:
-        """Return what a body of it relies on."""
         raise NotImplementedError
 
     async def _leave(self, *, wait: bool) -> LockLost | BackendError | None:
@@ -110,7 +115,7 @@ class Body:
         assert task is not None
         if self._tasks and any(other is not task and not other.done() for other in self._tasks):
             raise RuntimeError(f"{self!r} is the body of another task already: enter it once")
-        self._session.bodies.enter(task, self._held_places())
+        self._session.bodies.enter(task, self._places)
         self._tasks.append(task)
         return task
 
@@ -130,13 +135,13 @@ class Body:
         self, task: _Task, exc_type: type[BaseException] | None, exc: BaseException | None
     ) -> None:
         """End the block that the task has entered."""
-        if task not in self._tasks:
-            refuse(
-                exc, RuntimeError(f"{self!r}: its block was left before, by a call of __aexit__")
-            )
+        try:
+            self._tasks.remove(task)
+        except ValueError:
+            left = RuntimeError(f"{self!r}: its block was left before, by a call of __aexit__")
+            refuse(exc, left)
             return
-        self._tasks.remove(task)
-        cancelled_by_loss = self._session.bodies.leave(task, self._held_places(), exc_type)
+        cancelled_by_loss = self._session.bodies.leave(task, self._places, exc_type)
         # A coroutine that is being closed cannot await.
         loss = await self._leave(wait=exc_type is not GeneratorExit)
         if loss is not None:
@@ -163,9 +168,13 @@ class Blocks(Generic[_L]):
     def take(self, what: object, exc: BaseException | None) -> tuple[_Task, _L] | None:
         """Take out the block that is meant: this task's latest, else the only one, else the only one whose
         task has ended. Else None, and an error: any other may be the body of a task that goes on."""
-        index: int | None = len(self._open) - 1
-        if index == -1 or self._open[-1][0] is not current_task():
-            index = block_meant([task for task, _ in self._open])
+        if (
+            self._open  # as nearly always, what it has entered last: in this loop; but before a fork?
+            and self._open[-1][0] is current_task()
+            and self._open[-1][1]._session.pid == os.getpid()
+        ):
+            return self._open.pop()
+        index = block_meant([task for task, _ in self._open])
         if index is None:
             refuse(exc, not_clear(what, len(self._open)))
             return None

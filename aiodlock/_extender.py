@@ -91,7 +91,7 @@ class Extender:
         length = place.request.ttl if held else place.request.waiter_ttl
         if held and length < self._shortest:
             self._shortest = length
-        self._plan_beat(place, latest=place.deadline - length * 2 / 3)
+        place.beat = self._beat_of(place, latest=place.deadline - length * 2 / 3)
         self._schedule(place)
 
     def look_at(self, place: Place, moment: float) -> None:
@@ -377,7 +377,7 @@ class Extender:
             place.look_at = None
             place.floor = result.floor
             if place.state is State.WAITING and result.look_at is not None:
-                self._plan_beat(place)
+                place.beat = self._beat_of(place)
                 self.look_at(place, result.look_at)
                 return
         elif place.state is State.WAITING:
@@ -395,7 +395,7 @@ class Extender:
             self.extend_now(place)
             return
         place.capped = place.options.max_hold is not None and length < place.ttl
-        self._plan_beat(place)
+        place.beat = self._beat_of(place)
         self._schedule(place)
 
     def granted(self, place: Place, token: int, deadline: float) -> None:
@@ -446,14 +446,12 @@ class Extender:
         place.look_at = None
         self._schedule(place)
 
-    def _plan_beat(self, place: Place, latest: float = _NEVER) -> None:
-        place.beat = self._beat_of(place, latest)
-
     def _beat_of(self, place: Place, latest: float = _NEVER) -> float:
         if place.state is State.HELD:
             if not place.options.auto_extend or self._at_maximum(place):
                 return _NEVER
-            length = max(place.ttl - place.options.margin, place.ttl / 10)
+            margin = place.options.margin
+            length = max(place.ttl - margin, place.ttl / 10) if margin else place.ttl
         else:
             length = place.request.waiter_ttl
         step = length / _GRID

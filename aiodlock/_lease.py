@@ -35,11 +35,13 @@ class Lease(Body):
     ```
     """
 
-    __slots__ = ("__weakref__", "_place", "_serial")
+    __slots__ = ("__weakref__", "_place", "_places", "_serial")
 
     def __init__(self, session: Session, place: Place) -> None:
-        super().__init__(session)
+        self._session = session
+        self._tasks = []
         self._place = place
+        self._places = (place,)
         self._serial = place.new_handle()
 
     def __repr__(self) -> str:
@@ -209,13 +211,10 @@ class Lease(Body):
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _held_places(self) -> tuple[Place]:
-        return (self._place,)
-
     async def _leave(self, *, wait: bool) -> LockLost | BackendError | None:
         place, session = self._place, self._session
         session.lose_if_overdue(place)
-        if self._is_over():  # released inside the body
+        if self._serial not in place.handles:  # released inside the body
             return place.error() if place.reason is not None else None
         last = place.end_handle(self._serial)
         if place.reason is not None:

@@ -337,18 +337,17 @@ class Acquirable:
         place.failures = 0
         if session.closing:
             raise session.closed_error(self._name)
-        match answer:
-            case Granted(token, deadline):
-                if token > place.broken:
-                    place.grant(token, deadline)
-                    session.extender.add(place)
-            case Refused():
-                if place.request.ambiguous:
-                    session.leave_soon(place)  # an earlier attempt may still arrive, and be granted
-                else:
-                    session.places.pop(place.request.id, None)
-                    place.end()
-                raise self._refused(answer)
+        if isinstance(answer, Granted):
+            if answer.token > place.broken:
+                place.grant(answer.token, answer.deadline)
+                session.extender.add(place)
+        elif isinstance(answer, Refused):
+            if place.request.ambiguous:
+                session.leave_soon(place)  # an earlier attempt may still arrive, and be granted
+            else:
+                session.places.pop(place.request.id, None)
+                place.end()
+            raise self._refused(answer)
         return answer
 
     def _begin_again(self, session: Session, place: Place) -> Place:

@@ -201,7 +201,8 @@ class MultiLease(Body, Mapping[str, Lease]):
     __slots__ = ("__weakref__", "_leases", "_over", "_watchers")
 
     def __init__(self, session: Session) -> None:
-        super().__init__(session)
+        self._session = session
+        self._tasks = []
         self._leases: dict[str, Lease] = {}
         self._over = False
         self._watchers: list[asyncio.Future[None]] = []
@@ -316,7 +317,8 @@ class MultiLease(Body, Mapping[str, Lease]):
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _held_places(self) -> list[Place]:
+    @property
+    def _places(self) -> list[Place]:  # type: ignore[override]
         return [lease._place for lease in self._leases.values()]
 
     async def _leave(self, *, wait: bool) -> LockLost | BackendError | None:
@@ -367,7 +369,7 @@ class MultiLease(Body, Mapping[str, Lease]):
         is raised inside a block on it, and else counts no more.)"""
         return all(
             place.options.auto_extend and place.reason != "max_hold"
-            for place in self._held_places()
+            for place in self._places
             if place.reason is not None and not place.handles
         )
 

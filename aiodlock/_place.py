@@ -17,6 +17,7 @@ from ._errors import BackendError, LockLost, LossReason
 from ._model import Request, RequestInfo
 from ._options import LockOptions
 from ._scope import BodyScope
+from ._slices import Woken
 
 
 class State(Enum):
@@ -108,7 +109,7 @@ class Place:
         self.capped: bool = False
         self.noticed: int | None = None
         self.broken: int = 0
-        self.woken: asyncio.Future[None] | None = None
+        self.woken: Woken | None = None
         # Resolved when the store knows nothing of it any more, if somebody waits for that.
         self.left: asyncio.Future[None] | None = None
         self.reason: LossReason | None = None
@@ -168,15 +169,15 @@ class Place:
 
     def grant(self, token: int, deadline: float) -> None:
         """Become a holder."""
-        maximum = self.options.max_hold
-        at_once = self.state is State.ASKING
-        self.capped = at_once and maximum is not None and self.request.ttl >= maximum
+        maximum, at_once = self.options.max_hold, self.state is State.ASKING
+        self.capped = maximum is not None and at_once and self.request.ttl >= maximum
         self.state = State.HELD
         self.granted = True
         self.token = token
         self.deadline = max(self.deadline, deadline)
         self.granted_at = now()
-        self.wake()
+        if self.woken is not None:
+            self.wake()
 
     def queue(self, deadline: float, floor: int) -> None:
         """Become a waiter."""
@@ -201,11 +202,14 @@ class Place:
 
     def wake(self, error: BaseException | None = None) -> None:
         """Let the waiting task go on; it looks at the state, or gets the error."""
-        if self.woken is not None and not self.woken.done():
-            if error is None:
-                self.woken.set_result(None)
+        woken = self.woken
+        if woken is not None and not woken.done():
+            if woken.cancelled_with is not None:
+                woken.cancel_now()  # the task was cancelled before: that must not be lost
+            elif error is None:
+                woken.set_result(None)
             else:
-                self.woken.set_exception(error)
+                woken.set_exception(error)
 
     # -- the end of a lease ----------------------------------------------------------------------
 
@@ -316,11 +320,12 @@ class Place:
     def end_handle(self, serial: int) -> bool:
         """One acquisition ends; return whether it was the last."""
         self.handles.remove(serial)
-        if serial in self.dropped:
+        if self.dropped:
             self.dropped = tuple(dropped for dropped in self.dropped if dropped != serial)
-        if self.handles:
-            self.wake_watchers()
-        return not self.handles
+        if not self.handles:
+            return True
+        self.wake_watchers()
+        return False
 
     @property
     def is_dropped(self) -> bool:

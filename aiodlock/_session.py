@@ -207,7 +207,8 @@ class Session:
 
     def check_usable(self) -> None:
         """Raise unless calls can be made here and now."""
-        self.check_here()
+        if os.getpid() != self.pid or asyncio.get_running_loop() is not self.loop:
+            self.check_here()  # each call of a lock comes by: it raises
         if self._death is not None:
             raise self._death_error()
         if self.closing:
@@ -289,7 +290,8 @@ class Session:
 
         Returns within about a second. Cancelled or unanswered, the client's own task goes on with it.
         """
-        self._check_process()
+        if os.getpid() != self.pid:
+            raise RuntimeError(_OTHER_PROCESS)
         self._end(place)
         give_up_at = now() + _LEAVE_WITHIN
         try:

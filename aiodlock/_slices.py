@@ -14,6 +14,7 @@ from typing import Any
 _SIZE = 100
 #: So many are counted only: a callback in each turn would cost more than it is worth.
 _FREE = 16
+_ROOMY = _SIZE - _FREE
 
 
 class Slices:
@@ -37,10 +38,10 @@ class Slices:
 
     def take(self) -> bool:
         """Take a place in this turn; False when there is none."""
-        if self._later or not self._room:
+        if not self._room:  # else nothing waits
             return False
-        self._room -= 1
-        if self._room < _SIZE - _FREE and not self._planned:
+        self._room = room = self._room - 1
+        if room < _ROOMY and not self._planned:
             self._plan()
         return True
 
@@ -61,7 +62,7 @@ class Slices:
             self._room -= 1
             self._later.popleft()()
         # Even when nothing is left to run: without room, nobody else would plan a turn with room.
-        if self._room < _SIZE - _FREE:
+        if self._room < _ROOMY:
             self._plan()
 
     def _plan(self) -> None:
@@ -75,6 +76,8 @@ class Woken(asyncio.Future[None]):
 
     One is made for each wait, so it has no ``__init__`` of its own: who makes it sets ``slices``, and
     ``cancelled_with`` to None. (The message, in a tuple: anyio knows its own cancellation again by it.)
+    Only ``cancel`` is replaced, which is rare: who resolves it asks for ``cancelled_with`` before, and
+    calls ``cancel_now`` instead.
     """
 
     __slots__ = ("cancelled_with", "slices")
@@ -87,22 +90,10 @@ class Woken(asyncio.Future[None]):
             return False
         if self.cancelled_with is None:
             self.cancelled_with = (msg,)
-            self.slices.run(self._cancel)
+            self.slices.run(self.cancel_now)
         return True
 
-    def _cancel(self) -> None:
+    def cancel_now(self) -> None:
+        """Carry out the cancellation that was asked for."""
         if not self.done() and self.cancelled_with is not None:
             super().cancel(*self.cancelled_with)
-
-    def set_result(self, result: None) -> None:
-        # The task was cancelled before: that must not be lost.
-        if self.cancelled_with is not None:
-            self._cancel()
-        else:
-            super().set_result(result)
-
-    def set_exception(self, exception: type[BaseException] | BaseException) -> None:
-        if self.cancelled_with is not None:
-            self._cancel()
-        else:
-            super().set_exception(exception)

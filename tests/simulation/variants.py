@@ -145,24 +145,22 @@ def _believe_late_notices(simulation: Simulation) -> None:
 
 
 def _rely_on_notices(simulation: Simulation) -> None:
-    right = Extender._plan_beat
+    right = Extender._beat_of
 
-    def plan_beat(self: Extender, place: Place, latest: float = float("inf")) -> None:
-        right(self, place, latest)
-        if place.state is State.WAITING:
-            place.beat = float("inf")
+    def beat_of(self: Extender, place: Place, latest: float = float("inf")) -> float:
+        return float("inf") if place.state is State.WAITING else right(self, place, latest)
 
-    simulation.patch(Extender, "_plan_beat", plan_beat)
+    simulation.patch(Extender, "_beat_of", beat_of)
     simulation.patch(Extender, "look_at", lambda self, place, moment: self._schedule(place))
 
 
 def _look_late(simulation: Simulation) -> None:
-    right = Extender._plan_beat
+    right = Extender._beat_of
 
-    def plan_beat(self: Extender, place: Place, latest: float = float("inf")) -> None:
-        right(self, place, latest)
+    def beat_of(self: Extender, place: Place, latest: float = float("inf")) -> float:
         if place.state is State.WAITING:
-            place.beat = now() + place.request.waiter_ttl * 0.9
+            return now() + place.request.waiter_ttl * 0.9
+        return right(self, place, latest)
 
     # It shows when holders die, and nobody else comes who would look.
     simulation.style = replace(
@@ -174,7 +172,7 @@ def _look_late(simulation: Simulation) -> None:
         ttls=(2.0,),
         waiter_ttl=2.0,
     )
-    simulation.patch(Extender, "_plan_beat", plan_beat)
+    simulation.patch(Extender, "_beat_of", beat_of)
     simulation.patch(Extender, "look_at", lambda self, place, moment: self._schedule(place))
 
 
@@ -274,7 +272,7 @@ def _disarm_with_the_first_block(simulation: Simulation) -> None:
     ends_arming_block = False
 
     def arm(self: Body) -> asyncio.Task[Any]:
-        (place,) = self._held_places()[:1]
+        (place,) = self._places[:1]
         if not place.armed or asyncio.current_task() not in place.armed:
             armed.add(self)
         return right_arm(self)

@@ -15,6 +15,7 @@ from aiodlock._model import Capabilities, Gone, Granted, Request, Waiting
 from aiodlock._options import LockOptions
 from aiodlock._place import Place, State
 from aiodlock._session import Session
+from aiodlock._slices import Slices, Woken
 
 from ..scenes import takes, until
 
@@ -110,7 +111,8 @@ class FakeSession:
     def waiter(self, id: str = "a", **options: Any) -> Place:
         place = self.place(id, **options)
         place.queue(now() + place.request.waiter_ttl, 0)
-        place.woken = self.loop.create_future()
+        place.woken = woken = Woken(loop=self.loop)
+        woken.slices, woken.cancelled_with = Slices(self.loop), None
         self.extender.add(place)
         return place
 

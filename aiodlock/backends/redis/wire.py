@@ -270,11 +270,14 @@ class Wire:
         limited = self._limited
         if limited and limited[0][1] is waiter:
             limited.popleft()
-        if type(reply) is list and len(reply) > 2 and reply[0] == b"released" and self.on_grants:
-            self.on_grants(reply)  # first: who got in is waited for by others
-        if waiter.done():
+        if type(reply) is list:  # as nearly always
+            if len(reply) > 2 and reply[0] == b"released" and self.on_grants:
+                self.on_grants(reply)  # first: who got in is waited for by others
+            if not waiter.done():
+                waiter.set_result(reply)
+        elif waiter.done():
             return
-        if isinstance(reply, Exception):
+        elif isinstance(reply, Exception):
             fail(waiter, ReplyError(str(reply)))
         else:
             waiter.set_result(reply)
