@@ -10,7 +10,7 @@ import pytest
 
 import aiodlock
 from aiodlock._embedded import EmbeddedServer
-from aiodlock.backends.redis import backend as backend_module
+from aiodlock.backends.redis import server as server_module
 from aiodlock.backends.redis.cluster import ClusterBackend
 from aiodlock.backends.redis.keys import keys_of
 from aiodlock.backends.redis.permissions import check_permissions
@@ -72,7 +72,7 @@ async def test_node_is_only_asked_to_speak_as_it_can(
         async with aiodlock.Client(cluster.url, waiter_ttl=60.0, ttl=60.0) as client:
             backend = session_of(client).backend
             assert isinstance(backend, ClusterBackend)
-            monkeypatch.setattr(backend_module, "check_permissions", late)
+            monkeypatch.setattr(server_module, "check_permissions", late)
             address = ("127.0.0.1", port(_node_for(cluster, "name")))
             backend._nodes.pop(address).scope.cancel()
             node = backend._start(address)
@@ -106,7 +106,7 @@ async def test_node_that_goes_while_it_is_prepared_does_not_end_the_client(
         async with aiodlock.Client(cluster.url, configure_notifications=configured) as client:
             backend = session_of(client).backend
             assert isinstance(backend, ClusterBackend)
-            monkeypatch.setattr(backend_module, "check_permissions", unlucky)
+            monkeypatch.setattr(server_module, "check_permissions", unlucky)
             address = ("127.0.0.1", port(gone))
             backend._nodes.pop(address).scope.cancel()
             node = backend._start(address)
@@ -150,7 +150,7 @@ async def test_waiter_that_was_given_up_while_its_node_was_away_is_not_listened_
         waiting = asyncio.create_task(client.lock("name").acquire())
         await waiting_for_notice(client)
         node = _node_for(cluster, "name")
-        wakeups = backend._node_of("name")._wakeups
+        wakeups = backend._node_of("name").server.wakeups
         assert wakeups is not None
         await until(lambda: wakeups._listened, "listening")
         node.stop()

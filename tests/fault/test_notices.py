@@ -15,8 +15,7 @@ from aiodlock import _session
 from aiodlock._clock import now
 from aiodlock._model import Request, Waiting
 from aiodlock._place import Place
-from aiodlock.backends.redis import backend as backend_module
-from aiodlock.backends.redis import packing, replies
+from aiodlock.backends.redis import calls, packing, replies
 from aiodlock.backends.redis.keys import keys_of
 from aiodlock.backends.redis.scripts import ACQUIRE, EXTEND, LEAVE
 
@@ -324,13 +323,13 @@ async def test_reply_counted_from_the_first_sending_is_noticed(
     def from_the_first(sent: float, left: int) -> float:
         return first[0] + left / 1000
 
-    original = backend_module.RedisBackend.acquire
+    original = calls.Calls.acquire
 
-    async def note(self: backend_module.RedisBackend, *args: object, **options: object) -> object:
+    async def note(self: calls.Calls, *args: object, **options: object) -> object:
         first.append(now())
         return await original(self, *args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(backend_module.RedisBackend, "acquire", note)
+    monkeypatch.setattr(calls.Calls, "acquire", note)
     monkeypatch.setattr(replies, "local_deadline", from_the_first)
     name = "test_local_deadline_of_a_repeated_message_counts_from_its_own_sending"
     with pytest.raises(AssertionError):
@@ -358,7 +357,7 @@ async def test_late_duplicate_is_noticed_to_create_a_ghost_without_the_marker(
     assert source != LEAVE.source
     sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
     without = dataclasses.replace(LEAVE, source=source, sha=sha)
-    for module in (backend_module, packing):
+    for module in (calls, packing):
         monkeypatch.setattr(module, "LEAVE", without)
     with pytest.raises(AssertionError):
         await check(proxy, unlucky, store, client)

@@ -12,8 +12,7 @@ import pytest
 import aiodlock
 from aiodlock._clock import now
 from aiodlock._embedded import EmbeddedServer
-from aiodlock.backends.redis import backend as backend_module
-from aiodlock.backends.redis import events
+from aiodlock.backends.redis import RedisBackend, events
 
 from ..conftest import MakeClient
 from ..proxy import FaultProxy
@@ -172,8 +171,8 @@ async def test_connection_lost_right_after_entering_is_survived(
 
 def _hears_events(client: aiodlock.Client) -> bool:
     backend = session_of(client).backend
-    assert isinstance(backend, backend_module.RedisBackend)
-    return backend.notifications is True
+    assert isinstance(backend, RedisBackend)
+    return backend.server.notifications is True
 
 
 @ways

@@ -95,7 +95,9 @@ def _ports(client: aiodlock.Client) -> set[int | None]:
     assert client._session is not None
     backend = client._session.backend
     assert isinstance(backend, RedisBackend)
-    peers = [link.wire.peer if link.wire is not None else None for link in backend._together.links]
+    peers = [
+        link.wire.peer if link.wire is not None else None for link in backend.server.together.links
+    ]
     return {peer[1] if isinstance(peer, tuple) else None for peer in peers}
 
 

@@ -97,8 +97,8 @@ async def probed(client: aiodlock.Client) -> bool:
     assert session is not None
     backend = session.backend
     assert isinstance(backend, RedisBackend)
-    await until(lambda: backend.notifications is not None)
-    return backend.notifications is True
+    await until(lambda: backend.server.notifications is not None)
+    return backend.server.notifications is True
 
 
 # -- frozen -----------------------------------------------------------------------------------------------

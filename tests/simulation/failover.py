@@ -18,6 +18,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from aiodlock._place import Place, State
 from aiodlock.backends.redis import RedisBackend
 from aiodlock.backends.redis.sentinel import Named, PrimaryLookup, _Sentinel
+from aiodlock.backends.redis.settings import Settings
 
 from .checkers import Checkers, read_name
 from .network import Network, SimConnection, SimSource
@@ -220,9 +221,8 @@ class FailoverSimulation(Simulation):
         self.old.read_only = True
 
     def make_backend(self, process: Process, label: str, **options: Any) -> RedisBackend:
-        backend = self.backend_class(FailoverSource(self, process), **options)
-        backend.label = label
-        return backend
+        source = FailoverSource(self, process)
+        return self.backend_class(source, Settings(**options), label=label)
 
     def strike(self, name: str) -> None:
         self.network = self.random.choice(list(self.networks.values()))

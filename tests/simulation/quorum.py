@@ -19,6 +19,7 @@ from typing import Any
 
 from aiodlock._place import State
 from aiodlock.backends.redis.quorum import QuorumBackend
+from aiodlock.backends.redis.settings import Settings
 
 from .checkers import Checkers, base_of
 from .network import Network, SimSource
@@ -431,13 +432,13 @@ class QuorumSimulation(Simulation):
 
     def make_backend(self, process: Process, label: str, **options: Any) -> QuorumBackend:
         sources = [SimSource(network, process) for network in self.networks]
-        backend = QuorumBackend(
-            sources, restart_delay=self.restart_delay, described="simulated quorum", **options
+        return QuorumBackend(
+            sources,
+            Settings(**options),
+            restart_delay=self.restart_delay,
+            described="simulated quorum",
+            label=label,
         )
-        backend.label = label
-        for voter in backend._voters:
-            voter.label = label
-        return backend
 
     def strike(self, name: str) -> None:
         QuorumFaults(self).strike(name)

@@ -24,6 +24,7 @@ from aiodlock._lease import Lease
 from aiodlock._lock import Acquirable
 from aiodlock.backends.redis import RedisBackend
 from aiodlock.backends.redis.quorum import QuorumBackend
+from aiodlock.backends.redis.settings import Settings
 
 from .checkers import Body, Checkers
 from .network import Network, SimSource
@@ -165,9 +166,8 @@ class Simulation:
     def make_backend(
         self, process: Process, label: str, **options: Any
     ) -> RedisBackend | QuorumBackend:
-        backend = self.backend_class(SimSource(self.network, process), **options)
-        backend.label = label
-        return backend
+        source = SimSource(self.network, process)
+        return self.backend_class(source, Settings(**options), label=label)
 
     def patch(self, target: object, name: str, value: object) -> None:
         """Break something of the library, for this run."""

@@ -22,15 +22,15 @@ from aiodlock._scope import BodyScope
 from aiodlock._session import Session
 from aiodlock.backends.memory import store as memory_store
 from aiodlock.backends.redis import RedisBackend, replies
-from aiodlock.backends.redis import backend as redis_backend
+from aiodlock.backends.redis.calls import wire_mode
 from aiodlock.backends.redis.quorum import QuorumBackend
+from aiodlock.backends.redis.refusals import ReplyError
 from aiodlock.backends.redis.scripts import ACQUIRE, ALL, VOTING
 from aiodlock.backends.redis.sentinel import Named, PrimaryLookup
 from aiodlock.backends.redis.together import Together
 from aiodlock.backends.redis.trust import Trust
 from aiodlock.backends.redis.voter import Voter
 from aiodlock.backends.redis.votes import Ballot, Tally
-from aiodlock.backends.redis.wire import ReplyError
 
 from ..model.mutant import mutated
 from .failover import FailoverSimulation
@@ -91,17 +91,26 @@ class _TwoSteps(RedisBackend):
     """Asks whether the name is free, and then takes it, whoever has come meanwhile."""
 
     async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
-        wire = self._link.wire or await self._link.wait_up()
-        keys = self._keys(request)
+        link = self.server.link
+        wire = link.wire or await link.wait_up()
+        keys = self.calls.keys(request)
         names = (keys.state, keys.queue, keys.waiters, keys.token, keys.marker + request.id)
         try:
             if not await wire.send("EXISTS", *names):
                 ttl = (
                     round(s * 1000) for s in (request.ttl, request.waiter_ttl, request.lock_delay)
                 )
-                mode = redis_backend._wire_mode(request)
+                mode = wire_mode(request)
                 who: tuple[str | int, ...]
-                who = (request.id, mode, request.owner, *ttl, self.label, *self._options, "take")
+                who = (
+                    request.id,
+                    mode,
+                    request.owner,
+                    *ttl,
+                    self.label,
+                    *self.server.to_clients,
+                    "take",
+                )
                 sent = now()
                 reply = await wire.send("EVALSHA", ACQUIRE.sha, 5, *names, *who)
                 return replies.outcome_of(reply, sent)

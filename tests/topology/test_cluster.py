@@ -255,7 +255,12 @@ async def test_servers_without_sharded_channels_give_plain_notices(
 
 def _listening(client: aiodlock.Client) -> list[bytes]:
     nodes = _backend(client)._nodes.values()
-    return [channel for node in nodes if node._wakeups for channel in node._wakeups._listened]
+    return [
+        channel
+        for node in nodes
+        if node.server.wakeups
+        for channel in node.server.wakeups._listened
+    ]
 
 
 @pytest.mark.parametrize(

@@ -53,12 +53,12 @@ def _backend(client: aiodlock.Client) -> RedisBackend:
 
 
 def _wires(client: aiodlock.Client) -> dict[str, Wire | None]:
-    backend = _backend(client)
-    assert backend._commands is not None
-    assert backend._wakeups is not None
-    wires = {"commands": backend._commands.wire, "wake-ups": backend._wakeups.link.wire}
-    if backend._replicated is not None:
-        wires["replicated"] = backend._replicated.link.wire
+    server = _backend(client).server
+    assert server.commands is not None
+    assert server.wakeups is not None
+    wires = {"commands": server.commands.wire, "wake-ups": server.wakeups.link.wire}
+    if server.replicated is not None:
+        wires["replicated"] = server.replicated.link.wire
     return wires
 
 
@@ -146,7 +146,7 @@ async def test_connections_of_one_client_are_on_one_server_whichever_comes_up_la
     old, new = await asyncio.to_thread(service.promote_another, old_lives=True)
     await asyncio.to_thread(service.wait_promoted, old)
     await until(lambda: _ports(client) == {new.port}, "a move", within=15.0)
-    lookup = backend._source._kwargs["connection_pool"]
+    lookup = backend.server.source._kwargs["connection_pool"]
     for lost in _wires(client):
         stray = old if _ports(client) == {new.port} else new
         _let_lookup_name(lookup, stray)

@@ -16,6 +16,7 @@ import pytest
 import aiodlock
 from aiodlock.backends.redis import quorum
 from aiodlock.backends.redis.link import Link
+from aiodlock.backends.redis.settings import Settings
 from aiodlock.backends.redis.source import Source
 from aiodlock.backends.redis.voter import Voter
 from aiodlock.backends.redis.wire import Wire
@@ -162,12 +163,11 @@ async def test_node_that_is_away_is_tried_by_one_connection_of_a_client_alone(
     voter = Voter(
         0,
         Source.from_url("redis://nowhere"),
+        Settings("aiodlock", token_retention=60.0, unavailable_after=30.0),
+        "label",
         0.0,
-        prefix="aiodlock",
-        token_retention=60.0,
-        unavailable_after=30.0,
     )
-    running = asyncio.create_task(voter.run(quorum._Ear(None, voter), lambda: None))  # type: ignore[arg-type]
+    running = asyncio.create_task(voter.server.run(quorum._Ear(None, voter), lambda: None))  # type: ignore[arg-type]
     await until(lambda: len(tries) >= 6)
     running.cancel()
     await asyncio.wait({running})

@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 from aiodlock.backends.base import Unanswered
-from aiodlock.backends.redis.wire import ReplyError, Wire
+from aiodlock.backends.redis.refusals import ReplyError
+from aiodlock.backends.redis.wire import Wire
 
 from ..scenes import until
 

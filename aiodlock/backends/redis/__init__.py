@@ -1,8 +1,9 @@
 """Locks on Redis and Valkey: keys, scripts, one multiplexed connection, wake-ups.
 
-Read in this order: ``backend`` (what is asked and answered), ``lua/`` (what is decided), ``wire``
-and ``link`` (how it gets there), ``wakeups`` (how waiters hear of it), ``cluster`` (which node it is);
-``quorum``, ``votes`` and ``trust`` are for several independent servers.
+Read in this order: ``backend`` (a single server), ``calls`` (what is asked and answered), ``lua/`` (what is
+decided), ``server`` (how a client uses one server), ``wire`` and ``link`` (how messages get there),
+``wakeups`` (how waiters hear of their grants), ``cluster`` (which node owns a name). ``quorum``, ``votes``
+and ``trust`` are for several independent servers.
 """
 
 from .backend import RedisBackend

@@ -24,14 +24,19 @@ from redis.exceptions import RedisError
 from ..._errors import BackendError, BackendUnavailable
 from ..._model import Capabilities, Gone, Granted, Left, LockInfo, Refused, Request, Waiting
 from ..._tasks import start_soon
+from .._label import make_label
 from ..base import Listener
-from .backend import Outcome, Redirected, RedisBackend, make_label
-from .keys import name_of
-from .link import refusal_in
+from .calls import Calls, Outcome
+from .inspection import Inspection
+from .keys import base_of, name_of
+from .refusals import Redirected, ReplyError, refusal_in, will_pass
 from .replicas import capabilities
+from .scripts import Words
+from .server import Server
+from .settings import Settings
 from .source import Source
 from .wakeups import Wakeups
-from .wire import ReplyError, Wire, open_wire, will_pass
+from .wire import Wire, open_wire
 
 _logger = logging.getLogger("aiodlock")
 
@@ -48,91 +53,116 @@ _REDIRECTIONS = 4
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
 
-class Node(RedisBackend):
-    """One primary. It hears of grants on one channel per name, while a request of ours waits for it.
+class ChannelPerName:
+    """One channel for each name, which a node has while requests of ours wait for that name.
 
-    The channel has the name's slot, so that the notice stays on this node (sharded pub/sub; on servers
-    before 7.0 a plain one, which the cluster sends to all its nodes). It is subscribed to after the
-    request was queued, and the request is looked at again when that is confirmed. Breaks, which are rare,
-    come on the client's own channel, that all nodes' connections have subscribed to.
+    The channel has the name's slot, so that the notice stays on this node (sharded pub/sub). On servers
+    before 7.0 it is a plain channel, and the cluster sends its messages to all nodes. The client subscribes
+    after the request was queued, and asks about the request again when the subscription is confirmed.
+
+    Breaks are rare. They come on the client's own channel, on the connection to each node.
     """
 
-    def __init__(self, source: Source, address: Address, **options: Any) -> None:
-        super().__init__(source, **options)
-        self.address = address
-        self.up: asyncio.Event = asyncio.Event()
-        self.scope: anyio.CancelScope = anyio.CancelScope()
-        #: Called when a name is found to be another node's by now.
-        self.on_moved: Callable[[], object] = lambda: None
+    def __init__(self, server: Server) -> None:
+        self._server = server
 
-    def _on_channel_moved(self) -> None:
-        self.on_moved()
-
-    def again(self, moved: Callable[[bytes], bool]) -> None:
-        """Listen where that was refused: who owns which slots has changed."""
-        if self._wakeups is not None:
-            self._wakeups.again(moved)
-
-    async def _on_connected(self, wire: Wire) -> None:
-        # Before anybody calls a script: one that says SPUBLISH in vain has half its writes done.
-        try:
-            # Of no channel: only to see whether the server knows the command.
-            await wire.send("PUBSUB", "SHARDNUMSUB")
-            self._publish = "SPUBLISH"
-        except ReplyError as refused:
-            if will_pass(refused):
-                raise BackendUnavailable(f"{self._source.described}: {refused}") from refused
-            self._publish = "PUBLISH"
-        if self._wakeups is not None:
-            self._wakeups.sharded = self._publish == "SPUBLISH"
-        await super()._on_connected(wire)
-
-    async def _prepare_to_listen(self, wakeups: Wakeups, allowed: asyncio.Event) -> None:
-        # A key for the probe would have to be of a slot of this node: events are listened for anyway.
-        self.notifications: bool | None = True
-
-    def _speaking(self, base: str) -> tuple[str | int, ...]:
-        return (self._channel_of(base), self._retention, self._publish)
+    def words(self, base: str) -> Words:
+        server = self._server
+        return (self._channel_of(base), server.settings.retention_ms, server.publish)
 
     def _channel_of(self, base: str) -> str:
-        return f"{self._channels}{base[base.index('{') :]}:"
+        return f"{self._server.settings.channels}{base[base.index('{') :]}:"
 
-    def _on_waiting(self, request: Request) -> None:
-        wakeups = self._wakeups
+    def on_waiting(self, request: Request) -> None:
+        wakeups = self._server.wakeups
         if wakeups is None:
             return
-        self._stop_listening(request, but=wakeups)
+        stop_listening(request, but=wakeups)
         if request.listening is None:
-            channel = self._channel_of(self._keys(request).base) + self.label
+            base = base_of(self._server.settings.prefix, request.kind, request.name)
+            channel = self._channel_of(base) + self._server.label
             wakeups.listen(channel, request.id)
             request.listening = (wakeups, channel)
 
-    def _on_leaving(self, request: Request) -> None:
-        self._stop_listening(request)
+    def on_leaving(self, request: Request) -> None:
+        stop_listening(request)
 
-    @staticmethod
-    def _stop_listening(request: Request, but: Wakeups | None = None) -> None:
-        if request.listening is not None:
-            wakeups, channel = request.listening
-            if wakeups is not but:
-                wakeups.unlisten(channel, request.id)
-                request.listening = None
+
+def stop_listening(request: Request, but: Wakeups | None = None) -> None:
+    """Stop to listen for notices of a request, unless that happens on the connection ``but``."""
+    if request.listening is not None:
+        wakeups, channel = request.listening
+        if wakeups is not but:
+            wakeups.unlisten(channel, request.id)
+            request.listening = None
+
+
+class Node:
+    """One primary.
+
+    Mutable state: ``up`` (set when it can be used), ``scope`` (its cancellation ends the node).
+
+    :param on_moved: called when another node owns a name that is listened for here.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        address: Address,
+        settings: Settings,
+        label: str,
+        on_moved: Callable[[], None],
+    ) -> None:
+        self.address = address
+        self.server: Server = Server(
+            source,
+            settings,
+            label,
+            prepare=self._find_out_how_to_publish,
+            on_channel_moved=on_moved,
+            # A key for the probe would have to be of a slot of this node. Events are listened for anyway.
+            notifications=True,
+        )
+        self.calls: Calls = Calls(self.server, ChannelPerName(self.server))
+        self.inspection: Inspection = Inspection(self.server)
+        self.up: asyncio.Event = asyncio.Event()
+        self.scope: anyio.CancelScope = anyio.CancelScope()
+
+    def again(self, moved: Callable[[bytes], bool]) -> None:
+        """Listen where that was refused: the owners of slots have changed."""
+        if self.server.wakeups is not None:
+            self.server.wakeups.again(moved)
+
+    async def _find_out_how_to_publish(self, wire: Wire) -> None:
+        # Before anybody calls a script: one that says SPUBLISH in vain has half its writes done.
+        server = self.server
+        try:
+            # Of no channel: only to see whether the server knows the command.
+            await wire.send("PUBSUB", "SHARDNUMSUB")
+            server.publish = "SPUBLISH"
+        except ReplyError as refused:
+            if will_pass(refused):
+                raise BackendUnavailable(f"{server.described}: {refused}") from refused
+            server.publish = "PUBLISH"
+        if server.wakeups is not None:
+            server.wakeups.sharded = server.publish == "SPUBLISH"
+        self.calls.forget_packed()
 
     def ask(self, *, granting: bool) -> bool:
-        """Announce that the next command on this node is for a slot which is on its way to it.
+        """Announce that the next command on this node is for a slot that is on its way to it.
 
-        :param granting: whether that command goes where grants do; with ``min_replicas`` that is a
+        :param granting: whether that command goes where grants do. With ``min_replicas`` that is a
             connection of its own, and each has to be told by itself.
         """
-        wire = self._granting.wire if granting else self._link.wire
+        wire = self.server.granting.wire if granting else self.server.wire
         if wire is None:
             return False
         wire.send("ASKING")
         return True
 
     async def slots(self) -> Any:
-        """Return what this node knows of who owns which slots."""
-        wire = await self._link.wait_up()
+        """Return what this node knows of the owners of slots."""
+        wire = await self.server.link.wait_up()
         async with asyncio.timeout(_ASK_WITHIN):
             return await wire.send("CLUSTER", "SLOTS")
 
@@ -145,10 +175,10 @@ class ClusterBackend:
     ``_changed`` (set when somebody noticed that these may be wrong), ``_entering`` (until nodes are up:
     until then a refusal is fatal)."""
 
-    def __init__(self, seeds: Sequence[Source], **options: Any) -> None:
-        self.capabilities: Capabilities = capabilities(options.get("min_replicas", 0))
+    def __init__(self, seeds: Sequence[Source], settings: Settings) -> None:
+        self.capabilities: Capabilities = capabilities(settings.min_replicas)
         self._seeds = list(seeds)
-        self._options = options
+        self._settings = settings
         self.label: str = make_label()
         self._nodes: dict[Address, Node] = {}
         self._owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
@@ -193,7 +223,7 @@ class ClusterBackend:
         with node.scope:
             while True:
                 try:
-                    await node.run(self._listener, node.up.set)
+                    await node.server.run(self._listener, node.up.set)
                 except (BackendError, ExceptionGroup) as failed:
                     refusal = refusal_in(failed)
                     if self._entering:
@@ -208,7 +238,7 @@ class ClusterBackend:
     @property
     def failure(self) -> Exception | None:
         """Why there is no connection to one of the nodes, or to any, if so."""
-        failures = (node.failure for node in self._nodes.values())
+        failures = (node.server.failure for node in self._nodes.values())
         return next((failure for failure in failures if failure), self._failure)
 
     # -- who owns what -----------------------------------------------------------------------------
@@ -219,7 +249,7 @@ class ClusterBackend:
         nodes = list(self._nodes.values())
         random.shuffle(nodes)
         # A node that is alone knows nothing of a failover.
-        nodes.sort(key=lambda node: node.failure is not None)
+        nodes.sort(key=lambda node: node.server.failure is not None)
         for node in nodes:
             try:
                 self._learn(await node.slots(), node.address[0])
@@ -289,8 +319,8 @@ class ClusterBackend:
             self._listener.on_other_server()
 
     def _start(self, address: Address) -> Node:
-        node = Node(_at(self._seeds[0], *address), address, label=self.label, **self._options)
-        node.on_moved = self._changed.set
+        source = _at(self._seeds[0], *address)
+        node = Node(source, address, self._settings, self.label, self._changed.set)
         self._nodes[address] = node
         start_soon(self._tasks, self._run_node(node))
         return node
@@ -342,7 +372,7 @@ class ClusterBackend:
 
     async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
         return await self._at(
-            request.name, lambda node: node.acquire(request, wait=wait), granting=True
+            request.name, lambda node: node.calls.acquire(request, wait=wait), granting=True
         )
 
     def extend(
@@ -358,7 +388,7 @@ class ClusterBackend:
             else:
                 per_node.setdefault(node, []).append(index)
         for node, indices in per_node.items():
-            answers = node.extend([batch[index] for index in indices])
+            answers = node.calls.extend([batch[index] for index in indices])
             for index, answer in zip(indices, answers, strict=True):
                 outcomes[index] = self._outcome(node, *batch[index], answer)
         return outcomes
@@ -380,7 +410,7 @@ class ClusterBackend:
                     return await answer
                 except Redirected as redirected:
                     asked = self._follow(request.name, redirected, asked, granting=True)
-                    (answer,) = asked.extend([(request, length)])
+                    (answer,) = asked.calls.extend([(request, length)])
                 except BackendUnavailable:
                     self._changed.set()
                     raise
@@ -391,9 +421,9 @@ class ClusterBackend:
     async def leave(
         self, request: Request, *, lost: bool = False, within: float | None = None
     ) -> Left:
-        Node._stop_listening(request)  # also when its node is not there to be told
+        stop_listening(request)  # also when its node is not there to be told
         return await self._at(
-            request.name, lambda node: node.leave(request, lost=lost, within=within)
+            request.name, lambda node: node.calls.leave(request, lost=lost, within=within)
         )
 
     def leave_later(
@@ -407,10 +437,10 @@ class ClusterBackend:
                 self._changed.set()
             done(result)
 
-        return node is not None and node.leave_later(request, on_result, lost=lost)
+        return node is not None and node.calls.leave_later(request, on_result, lost=lost)
 
     async def leave_unknown(self, request_id: str, where: str) -> None:
-        await self._at(name_of(where)[1], lambda node: node.leave_unknown(request_id, where))
+        await self._at(name_of(where)[1], lambda node: node.calls.leave_unknown(request_id, where))
 
     async def settle(self) -> None:
         """Every answer is waited for by a call."""
@@ -418,19 +448,19 @@ class ClusterBackend:
     def watch(self, request: Request, watching: bool) -> None:
         for node in self._nodes.values():
             if not watching or node.address == self._owners[_slot_of(request.name)]:
-                node.watch(request, watching)
+                node.calls.watch(request, watching)
 
     def announce(self, kind: str, name: str) -> None:
         with suppress(BackendUnavailable):
-            self._node_of(name).announce(kind, name)
+            self._node_of(name).calls.announce(kind, name)
 
     def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
-        return self._node_of(name).observe(kind, name, changed)
+        return self._node_of(name).calls.observe(kind, name, changed)
 
     # -- for people ------------------------------------------------------------------------------
 
     async def inspect(self, kind: str, name: str) -> LockInfo:
-        return await self._at(name, lambda node: node.inspect(kind, name))
+        return await self._at(name, lambda node: node.inspection.inspect(kind, name))
 
     async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
         return await asyncio.gather(*(self.inspect(kind, name) for name in names))
@@ -438,13 +468,13 @@ class ClusterBackend:
     async def names(self, match: str) -> AsyncIterator[str]:
         seen: set[str] = set()
         for node in list(self._nodes.values()):
-            async for name in node.names(match):
+            async for name in node.inspection.names(match):
                 if name not in seen:  # its slot may have moved meanwhile
                     seen.add(name)
                     yield name
 
     async def break_lock(self, name: str) -> int:
-        return await self._at(name, lambda node: node.break_lock(name))
+        return await self._at(name, lambda node: node.inspection.break_lock(name))
 
 
 def seeds_of(source: str | RedisCluster) -> list[Source]:

@@ -10,8 +10,9 @@ from redis.exceptions import RedisError
 
 from ..._errors import BackendError, BackendUnavailable
 from .link import Link
+from .refusals import ReplyError, will_pass
 from .wakeups import Wakeups
-from .wire import ReplyError, Wire, will_pass
+from .wire import Wire
 
 _logger = logging.getLogger("aiodlock")
 

@@ -9,13 +9,14 @@ from contextlib import suppress
 from typing import Any
 
 import anyio
-from redis.exceptions import AuthenticationError, RedisError
+from redis.exceptions import RedisError
 
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
 from .dialing import Attempts, Turn, turns_of, within
+from .refusals import ReplyError, is_refusal
 from .source import Source
-from .wire import DriverWire, ReplyError, Wire, open_wire
+from .wire import DriverWire, Wire, open_wire
 
 _logger = logging.getLogger("aiodlock")
 
@@ -205,21 +206,3 @@ class Link:
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
-
-
-def is_refusal(reason: Exception | None) -> bool:
-    """Tell whether the server is there, and does not want this user: a retry alone will not help."""
-    kinds = AuthenticationError | BackendError
-    return isinstance(reason, kinds) and not isinstance(reason, BackendUnavailable)
-
-
-def refusal_in(failed: BackendError | ExceptionGroup[Exception]) -> BackendError | None:
-    """Return why a server does not work for us, None if it is merely away; raise what else went wrong."""
-    errors: list[Exception] = [failed]
-    for error in errors:
-        if isinstance(error, ExceptionGroup):
-            errors.extend(error.exceptions)
-        elif not isinstance(error, BackendError):
-            raise failed
-    refusals = [error for error in errors if isinstance(error, BackendError)]
-    return next((one for one in refusals if not isinstance(one, BackendUnavailable)), None)

@@ -7,8 +7,11 @@ another type.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..._errors import BackendError
-from .wire import ReplyError, Wire, will_pass
+from .refusals import ReplyError, will_pass
+from .wire import Wire
 
 #: What the scripts and the client call, with arguments after the key. SUBSCRIBE has shown itself by then.
 #: SCAN is needed by ``Client.locks`` alone.
@@ -27,8 +30,12 @@ CHECKED: dict[str, tuple[str, ...]] = {
     "XDEL": ("0-1",),
     "DEL": (),
 }
-#: And the nodes of a quorum.
-VOTING: dict[str, tuple[str, ...]] = {"ZADD": ("1", "f"), "ZRANGE": ("0", "0"), "ZREM": ("f",)}
+#: What the nodes of a quorum need besides.
+CHECKED_VOTING: dict[str, tuple[str, ...]] = {
+    "ZADD": ("1", "f"),
+    "ZRANGE": ("0", "0"),
+    "ZREM": ("f",),
+}
 
 
 async def check_permissions(
@@ -38,16 +45,15 @@ async def check_permissions(
     channel: str,
     prefix: str,
     publish: str = "PUBLISH",
-    voting: bool = False,
+    checked: Mapping[str, tuple[str, ...]] = CHECKED,
 ) -> None:
     """Raise BackendError that names every command, key or channel the user may not use.
 
     :param publish: the command that the scripts publish with; SPUBLISH on a cluster's node.
-    :param voting: whether this is a node of a quorum.
+    :param checked: the commands, with arguments after the key.
     :raises ReplyError: when the server refuses to write, for now (READONLY, LOADING).
     """
     calls: list[tuple[str, ...]] = [("SET", key, "1", "PX", "1000")]
-    checked = CHECKED | VOTING if voting else CHECKED
     calls += [(command, key, *rest) for command, rest in checked.items()]
     calls += [("TIME",), ("PING",), ("EVAL", "return 1", "0"), ("EVALSHA", "0" * 40, "0")]
     calls += [("PUBLISH", channel, ""), ("UNSUBSCRIBE", channel)]

@@ -25,10 +25,12 @@ from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
 from ..._model import Capabilities, Gone, Granted, Left, LockInfo, Refused, Request, Waiting
 from ..._tasks import start_soon
+from .._label import make_label
 from ..base import Listener, Unanswered
-from .backend import Outcome, make_label
-from .link import refusal_in
+from .calls import Outcome
+from .refusals import refusal_in
 from .seen import merge
+from .settings import Settings
 from .source import Source
 from .trust import Trust
 from .voter import ANSWER_WITHIN, Voter
@@ -78,7 +80,7 @@ class _Ear:
         self.quorum.on_look(self.voter, None)
 
     def on_back(self) -> None:
-        self.quorum.on_look(self.voter, None)
+        pass  # a node that has forgotten something is noticed by its run id
 
     def on_broken(self, request_id: str, token: int) -> None:
         self.quorum.on_broken(self.voter, request_id, token)
@@ -108,19 +110,30 @@ class QuorumBackend:
     """
 
     def __init__(
-        self, sources: Sequence[Source], *, restart_delay: float, described: str, **options: Any
+        self,
+        sources: Sequence[Source],
+        settings: Settings,
+        *,
+        restart_delay: float,
+        described: str,
+        label: str | None = None,
     ) -> None:
         self.capabilities: Capabilities = CAPABILITIES
-        self.label: str = make_label()
+        self.label: str = label or make_label()
         self._described = described
         self._majority = len(sources) // 2 + 1
         self._voters = [
-            Voter(node, source, restart_delay, label=self.label, **options)
+            Voter(
+                node,
+                source,
+                settings,
+                self.label,
+                restart_delay,
+                on_restarted=self._on_restarted,
+                on_met=self._on_met,
+            )
             for node, source in enumerate(sources)
         ]
-        for voter in self._voters:
-            voter.on_restarted, voter.on_met = self._on_restarted, self._on_met
-        self._remember_breaks = max(60.0, float(options.get("unavailable_after", 0.0)))
         self._tallies: dict[str, Tally] = {}
         self._refusals: dict[int, BackendError] = {}
         self._entering = True
@@ -173,7 +186,7 @@ class QuorumBackend:
 
         while True:
             try:
-                await voter.run(_Ear(self, voter), on_up)
+                await voter.server.run(_Ear(self, voter), on_up)
             except (BackendError, ExceptionGroup) as failed:
                 error = refusal_in(failed)
                 if error is not None:
@@ -195,7 +208,7 @@ class QuorumBackend:
 
     async def _judge(self) -> bool:
         """Form an opinion of which nodes may be believed; return whether it is to be formed soon again."""
-        nodes = [(voter.trust, voter.wire) for voter in self._voters]
+        nodes = [(voter.trust, voter.server.wire) for voter in self._voters]
         undecided = await Trust.judge(nodes, self._majority)
         before, self._believed = self._believed, [self._trusted(n) for n in range(len(nodes))]
         if before != self._believed and self._listener is not None:
@@ -205,7 +218,7 @@ class QuorumBackend:
     @property
     def failure(self) -> Exception | None:
         """Why there is no majority of connections, if there is none."""
-        failures = [voter.failure for voter in self._voters]
+        failures = [voter.server.failure for voter in self._voters]
         missing = [failure for failure in failures if failure is not None]
         return missing[0] if len(missing) > len(self._voters) - self._majority else None
 
@@ -217,14 +230,16 @@ class QuorumBackend:
         self._doubles, before = {}, self._doubles
         by_server: dict[bytes, Voter] = {}
         # Of two, the one that is connected counts.
-        for voter in sorted(self._voters, key=lambda one: one.wire is None and one is not met):
+        for voter in sorted(
+            self._voters, key=lambda one: one.server.wire is None and one is not met
+        ):
             if not voter.trust.server:
                 continue
             other = by_server.setdefault(voter.trust.server, voter)
             if other is not voter:
                 self._doubles[voter.node] = (
-                    f"{other.described} and {voter.described} are the same server: a quorum needs "
-                    "different ones, only one of these counts"
+                    f"{other.server.described} and {voter.server.described} are the same server: "
+                    "a quorum needs different ones, only one of these counts"
                 )
         for node in self._doubles.keys() - before.keys():
             _logger.warning("%s", self._doubles[node], extra={"event": "node_twice"})
@@ -351,7 +366,7 @@ class QuorumBackend:
             voter = self._voters[ballot.node]
             hear = partial(self._hear, tally, ballot, round)
             if not voter.vote(tally, ballot, what, length, token, hear):
-                round.take(ballot.node, voter.away())
+                round.take(ballot.node, voter.server.unreachable())
         return round
 
     def _hear(
@@ -461,7 +476,7 @@ class QuorumBackend:
             voter = self._voters[ballot.node]
             hear = partial(self._hear_held, ballot, round)
             if not voter.vote(tally, ballot, "held", length, token, hear):
-                round.take(ballot.node, voter.away())
+                round.take(ballot.node, voter.server.unreachable())
         return round
 
     def _kept_by_enough(self, tally: Tally, round: Round[Answer]) -> bool:
@@ -535,7 +550,7 @@ class QuorumBackend:
             if voter.unvote(tally, ballot, lost, later, hear):
                 self._departing += 1
             else:
-                away.append((ballot, voter.away()))
+                away.append((ballot, voter.server.unreachable()))
         if len(away) < len(asked):
             for ballot, error in away:
                 departure.missed.append(ballot)
@@ -708,7 +723,7 @@ class QuorumBackend:
             yield name
 
     async def break_lock(self, name: str) -> int:
-        broken = await self._all(lambda voter: voter.break_votes(name, self._remember_breaks))
+        broken = await self._all(lambda voter: voter.break_votes(name))
         return len(set().union(*broken))
 
     async def _all(self, call: Callable[[Voter], Coroutine[Any, Any, _T]]) -> list[_T]:
@@ -725,7 +740,7 @@ class QuorumBackend:
             except TimeoutError:
                 failures.append(Unanswered(f"{voter!r} did not answer in time"))
 
-        connected = [voter for voter in self._voters if voter.wire is not None]
+        connected = [voter for voter in self._voters if voter.server.wire is not None]
         async with anyio.create_task_group() as tasks:
             for voter in connected if len(connected) >= self._majority else self._voters:
                 tasks.start_soon(one, voter)

@@ -23,7 +23,8 @@ from ..._errors import BackendError, BackendUnavailable
 from ..._model import Capabilities
 from ..base import Unanswered
 from .link import Link
-from .wire import Reader, ReplyError, Wire, fail
+from .refusals import ReplyError
+from .wire import Reader, Wire, fail
 
 #: For how long a round waits for the replicas, at most, in seconds.
 LONGEST_WAIT = 0.5

@@ -10,6 +10,9 @@ from importlib.resources import files
 _PRELUDE = b"-- (prelude)\n"
 _RECORDS = b"-- (records)\n"
 
+#: The arguments of a script.
+Words = tuple[str | int, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Script:

@@ -36,7 +36,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from ..._errors import BackendUnavailable
-from .wire import ReplyError, Wire, open_wire
+from .refusals import ReplyError
+from .wire import Wire, open_wire
 
 _logger = logging.getLogger("aiodlock")
 

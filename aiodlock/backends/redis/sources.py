@@ -17,6 +17,7 @@ from .backend import RedisBackend
 from .cluster import ClusterBackend, seeds_of
 from .quorum import CAPABILITIES, QuorumBackend
 from .replicas import capabilities
+from .settings import Settings
 from .source import Source
 
 _CLUSTER = ("redis+cluster", "rediss+cluster")
@@ -36,25 +37,25 @@ class RedisOpener:
 
 def read_source(source: Any, options: StoreOptions) -> RedisOpener:
     """Return what opens the servers of a source."""
-    how: dict[str, Any] = {
-        "prefix": options.prefix,
-        "token_retention": options.token_retention,
-        "unavailable_after": options.unavailable_after,
-        "configure_notifications": options.configure_notifications,
-    }
+    settings = Settings(
+        prefix=options.prefix,
+        token_retention=options.token_retention,
+        unavailable_after=options.unavailable_after,
+        configure_notifications=options.configure_notifications,
+        min_replicas=options.min_replicas,
+    )
     if isinstance(source, list | tuple):
-        return _quorum(source, options, how)
+        return _quorum(source, options, settings)
     if options.restart_delay is not None:
         raise ValueError("restart_delay is for a quorum: give a list of sources")
-    how["min_replicas"] = options.min_replicas
     can = capabilities(options.min_replicas)
     found, described = _read(source)
     if isinstance(found, list):
-        return RedisOpener(described, can, lambda: ClusterBackend(found, **how))
-    return RedisOpener(described, can, lambda: RedisBackend(found, **how))
+        return RedisOpener(described, can, lambda: ClusterBackend(found, settings))
+    return RedisOpener(described, can, lambda: RedisBackend(found, settings))
 
 
-def _quorum(sources: Sequence[Any], options: StoreOptions, how: dict[str, Any]) -> RedisOpener:
+def _quorum(sources: Sequence[Any], options: StoreOptions, settings: Settings) -> RedisOpener:
     nodes, described = _read_nodes(sources)
     if options.min_replicas:
         raise Unsupported("min_replicas above 0 has no meaning with a quorum of servers")
@@ -62,7 +63,10 @@ def _quorum(sources: Sequence[Any], options: StoreOptions, how: dict[str, Any]) 
 
     def make() -> QuorumBackend:
         return QuorumBackend(
-            [_source_of(node) for node in nodes], restart_delay=delay, described=described, **how
+            [_source_of(node) for node in nodes],
+            settings,
+            restart_delay=delay,
+            described=described,
         )
 
     return RedisOpener(described, CAPABILITIES, make)

@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from .wire import Wire, code_of, will_pass
+from .refusals import code_of, will_pass
+from .wire import Wire
 
 _logger = logging.getLogger("aiodlock")
 

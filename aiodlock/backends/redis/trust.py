@@ -17,7 +17,8 @@ from typing import Any
 from ..._clock import now
 from ..._errors import BackendError
 from ..base import Unanswered
-from .wire import ReplyError, Wire
+from .refusals import ReplyError
+from .wire import Wire
 
 _logger = logging.getLogger("aiodlock")
 

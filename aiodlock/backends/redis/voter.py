@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
-import hiredis
-
 from ..._clock import now
-from ..._errors import BackendError, BackendUnavailable
+from ..._errors import BackendError
 from ..._model import Request
 from ..base import Unanswered
-from .backend import RedisBackend, load_scripts
+from .inspection import names_of
 from .keys import Keys, keys_of, name_of
-from .link import is_refusal
+from .permissions import CHECKED, CHECKED_VOTING
+from .refusals import is_refusal
 from .replies import left_of, wrong_shape
-from .scripts import BREAK_VOTES, INSPECT_VOTES, UNVOTE, VOTE, VOTING, Script
+from .scripts import BREAK_VOTES, INSPECT_VOTES, UNVOTE, VOTE, VOTING, Script, Words
 from .seen import Seen
+from .sending import Message
+from .server import Server
+from .settings import Settings
 from .source import Source
 from .trust import Trust
-from .votes import Answer, Ballot, Message, Tally, read_answer
-from .wire import ReplyError, Wire
+from .votes import Answer, Ballot, Tally, read_answer
+from .wire import Wire
 
 #: How long a node's answer is waited for; afterwards it counts as one that did not answer.
 ANSWER_WITHIN = 0.5
@@ -30,48 +32,67 @@ ANSWER_WITHIN = 0.5
 _Hear = Callable[[Answer | Exception], None]
 
 
-class Voter(RedisBackend):
-    """One node: sends it what concerns it, and hands its answers on. Tasks of its own are connections."""
+class Voter:
+    """One node: sends it what concerns it, and hands its answers on. Its only tasks are its connections.
 
-    def __init__(self, node: int, source: Source, restart_delay: float, **options: Any) -> None:
-        super().__init__(source, **options)
-        self._voting = True
+    Mutable state: ``up`` (set while it can be used), ``trust``.
+
+    :param on_restarted: called when another server answers than the one that was met before.
+    :param on_met: called when it is known which server answers.
+    """
+
+    def __init__(
+        self,
+        node: int,
+        source: Source,
+        settings: Settings,
+        label: str,
+        restart_delay: float,
+        *,
+        on_restarted: Callable[[Voter], None] = lambda _: None,
+        on_met: Callable[[Voter], None] = lambda _: None,
+    ) -> None:
+        self.server: Server = Server(
+            source,
+            settings,
+            label,
+            prepare=self._on_connected,
+            scripts=VOTING,
+            checked=CHECKED | CHECKED_VOTING,
+        )
         self.node = node
-        #: Called when another server answers than the one that was met before.
-        self.on_restarted: Callable[[Voter], None] = lambda _: None
-        #: Called when it is known which server answers.
-        self.on_met: Callable[[Voter], None] = lambda _: None
+        self._prefix = settings.prefix
+        self._marker_ms = settings.marker_ms
+        self._to_clients = self.server.to_clients
+        self._on_restarted = on_restarted
+        self._on_met = on_met
         self.up: asyncio.Event = asyncio.Event()
-        self.trust: Trust = Trust(_key_of_members(self._prefix), restart_delay, self._retention)
+        self.trust: Trust = Trust(
+            _key_of_members(settings.prefix), restart_delay, settings.retention_ms
+        )
+
+    def __repr__(self) -> str:
+        return f"<Voter {self.server.described}>"
 
     async def _on_connected(self, wire: Wire) -> None:
-        await load_scripts(wire, VOTING)
-        if await self.trust.meet(wire, self._source.described):
+        if await self.trust.meet(wire, self.server.described):
             # Nothing that the old one has said may be taken for the new one's.
-            if self._wakeups is not None and self._wakeups.link.wire is not None:
-                self._wakeups.link.wire.close()
-            self.on_restarted(self)
-        self.on_met(self)
-
-    @property
-    def described(self) -> str:
-        """How the node is called in messages."""
-        return self._source.described
+            wakeups = self.server.wakeups
+            if wakeups is not None and wakeups.link.wire is not None:
+                wakeups.link.wire.close()
+            self._on_restarted(self)
+        self._on_met(self)
 
     @property
     def connecting(self) -> bool:
         """Whether it is not known yet if the node can be reached."""
-        return not self.up.is_set() and self.failure is None
+        return not self.up.is_set() and self.server.failure is None
 
     @property
     def is_away(self) -> bool:
         """Whether the last attempt to reach the node failed, and not by a refusal."""
-        return self.failure is not None and not is_refusal(self.failure)
-
-    @property
-    def wire(self) -> Wire | None:
-        """The connection, if there is one."""
-        return self._commands.wire if self._commands is not None else None
+        failure = self.server.failure
+        return failure is not None and not is_refusal(failure)
 
     def vote(
         self, tally: Tally, ballot: Ballot, what: str, length: float, token: int, hear: _Hear
@@ -80,12 +101,12 @@ class Voter(RedisBackend):
 
         :returns: False when there is no connection: nothing is sent, and nothing will be heard.
         """
-        wire = self.wire
+        wire = self.server.wire
         if wire is None or tally.leaving:
             return False
         about = (what, length, token)
         message = tally.message
-        if message is None or message.about != about:
+        if message is None or tally.message_about != about:
             request = tally.request
             arguments = (
                 request.id,
@@ -93,12 +114,13 @@ class Voter(RedisBackend):
                 request.owner,
                 round(length * 1000),
                 round(request.lock_delay * 1000),
-                self.label,
+                self.server.label,
                 tally.ticket,
                 *(what, token),
-                *self._options,
+                *self._to_clients,
             )
-            message = tally.message = self._message(VOTE, request, arguments, about)
+            message = tally.message = self._message(VOTE, request, arguments)
+            tally.message_about = about
             tally.longest = max(tally.longest, length)
         ballot.asked = True
         if ballot.pending and ballot.sent_on is not wire:
@@ -129,12 +151,12 @@ class Voter(RedisBackend):
 
         ``hear`` is called with the answer, never from within; not when there is no connection.
         """
-        wire = self.wire
+        wire = self.server.wire
         if wire is None:
             return
         ballot.given_back, ballot.yielding = ballot.token, True
         request = tally.request
-        arguments = (request.id, "yield", 0, ballot.token, *self._options)
+        arguments = (request.id, "yield", 0, ballot.token, *self._to_clients)
         message = self._message(UNVOTE, request, arguments)
         self._call(wire, message, partial(self._on_given_back, ballot, now(), hear))
 
@@ -159,7 +181,7 @@ class Voter(RedisBackend):
 
         :returns: False when there is no connection: nothing is sent, and nothing will be heard.
         """
-        wire = self.wire
+        wire = self.server.wire
         if wire is None:
             # What it was sent before may still be carried out.
             ballot.ambiguous = ballot.ambiguous or ballot.pending > 0
@@ -168,11 +190,12 @@ class Voter(RedisBackend):
         late = ballot.ambiguous or (ballot.pending > 0 and ballot.sent_on is not wire)
         about = ("leave", lost, late)
         message = tally.message
-        if message is None or message.about != about:
-            id, marker = tally.request.id, self._marker_ttl if late else 0
+        if message is None or tally.message_about != about:
+            id, marker = tally.request.id, self._marker_ms if late else 0
             why = "lost" if lost else "ended"
-            arguments = (id, why, marker, tally.next_token, *self._options)
-            message = tally.message = self._message(UNVOTE, tally.request, arguments, about)
+            arguments = (id, why, marker, tally.next_token, *self._to_clients)
+            message = tally.message = self._message(UNVOTE, tally.request, arguments)
+            tally.message_about = about
         self._call(wire, message, partial(self._on_left, hear), later=later)
         return True
 
@@ -186,90 +209,80 @@ class Voter(RedisBackend):
         hear(reply)
 
     async def leave_unknown(self, request_id: str, where: str) -> None:
-        kind, name = name_of(where)
-        wire = await self._link.wait_up()
-        names = self._names(keys_of(self._prefix, kind, name), request_id)
-        left_of(await self._run(wire, UNVOTE, names, request_id, "ended", 0, 0, *self._options))
+        """Give back a vote for a request that this client does not have."""
+        keys = keys_of(self._prefix, *name_of(where))
+        arguments = (request_id, "ended", 0, 0, *self._to_clients)
+        left_of(await self.server.eval(UNVOTE, _names(keys, request_id), arguments))
+
+    def watch(self, request: Request, watching: bool) -> None:
+        """Start or stop to listen for the end of what blocks this head."""
+        self.server.watch(self._keys(request).state, request.id, watching)
+
+    def announce(self, kind: str, name: str) -> None:
+        """See ``Backend.announce``."""
+        self.server.announce(keys_of(self._prefix, kind, name).changes)
+
+    def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
+        """See ``Backend.observe``."""
+        return self.server.observe(keys_of(self._prefix, kind, name).changes, changed)
+
+    # -- for people --------------------------------------------------------------------------------
 
     async def seen(self, kind: str, name: str) -> Seen:
         """Return what this node knows of a name."""
         keys = keys_of(self._prefix, kind, name)
-        wire = await self._link.wait_up(hurry=True)
-        reply = await self._run(
-            wire, INSPECT_VOTES, (keys.state, keys.queue, keys.waiters, keys.token)
-        )
-        return Seen.of(reply)
+        names = (keys.state, keys.queue, keys.waiters, keys.token)
+        return Seen.of(await self.server.eval(INSPECT_VOTES, names, hurry=True))
 
-    async def break_votes(self, name: str, remember: float) -> set[str]:
+    def names(self, match: str) -> AsyncIterator[str]:
+        """Iterate over the names that this node knows and that match the glob."""
+        return names_of(self.server, match)
+
+    async def break_votes(self, name: str) -> set[str]:
         """Release the holders at this node; return the ids of those."""
         keys = keys_of(self._prefix, "lock", name)
-        wire = await self._link.wait_up(hurry=True)
         names = (keys.state, keys.queue, keys.waiters, keys.token, keys.broken)
-        reply = await self._run(wire, BREAK_VOTES, names, *self._options, round(remember * 1000))
+        arguments = (*self._to_clients, self._marker_ms)
+        reply = await self.server.eval(BREAK_VOTES, names, arguments, hurry=True)
         try:
             return {id.decode() for id in reply}
         except (TypeError, AttributeError) as wrong:
             raise wrong_shape("break_votes", reply) from wrong
 
-    def away(self) -> BackendUnavailable:
-        """Return what is to be said when there is no connection."""
-        error = BackendUnavailable(f"no connection to {self._source.described}")
-        error.__cause__ = self.failure
-        return error
+    # -- calls -------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _names(keys: Keys, request_id: str) -> tuple[str, ...]:
-        marker = keys.marker + request_id
-        return keys.state, keys.queue, keys.waiters, keys.token, marker, keys.broken
+    def _keys(self, request: Request) -> Keys:
+        return keys_of(self._prefix, request.kind, request.name)
 
-    def _message(
-        self,
-        script: Script,
-        request: Request,
-        arguments: tuple[str | int, ...],
-        about: tuple[object, ...] = (),
-    ) -> Message:
-        names = self._names(self._keys(request), request.id)
-        call = (script.number_of_keys, *names, *arguments)
-        packed = hiredis.pack_command(("EVALSHA", script.sha, *call))  # type: ignore[arg-type]
-        return Message(about, script.source, call, packed)
+    def _message(self, script: Script, request: Request, arguments: Words) -> Message:
+        return Message.of(script, _names(self._keys(request), request.id), arguments)
 
     def _call(
         self,
         wire: Wire,
         message: Message,
-        on_reply: Callable[[Any], None],
+        on_result: Callable[[Any], None],
         *,
         tally: Tally | None = None,
         later: bool = False,
     ) -> None:
-        """Run a script, and give its result or an exception; a forgotten script is sent again.
+        """Run a script, and give its result or an exception.
 
         :param tally: with a vote. It is not asked for again when the request has been left meanwhile.
         """
-        within = None if later else ANSWER_WITHIN
-        heard = partial(self._on_reply, wire, message, on_reply, tally)
-        wire.call(message.packed, heard, within=within, later=later)
+        is_pointless = _never if tally is None else lambda: tally.leaving
+        self.server.call(
+            wire, message, on_result, within=ANSWER_WITHIN, later=later, is_pointless=is_pointless
+        )
 
-    def _on_reply(
-        self,
-        wire: Wire,
-        message: Message | None,
-        on_reply: Callable[[Any], None],
-        tally: Tally | None,
-        reply: Any,
-    ) -> None:
-        if isinstance(reply, ReplyError):
-            left = tally is not None and tally.leaving
-            if reply.code == "NOSCRIPT" and message is not None and not left:
-                again = hiredis.pack_command(("EVAL", message.source, *message.call))  # type: ignore[arg-type]
-                heard = partial(self._on_reply, wire, None, on_reply, tally)
-                wire.call(again, heard, within=ANSWER_WITHIN)
-                return
-            reply = self._translate(wire, reply)
-        elif not isinstance(reply, Exception):
-            self._refusal = None
-        on_reply(reply)
+
+def _never() -> bool:
+    return False
+
+
+def _names(keys: Keys, request_id: str) -> tuple[str, ...]:
+    marker = keys.marker + request_id
+    return keys.state, keys.queue, keys.waiters, keys.token, marker, keys.broken
 
 
 def _key_of_members(prefix: str) -> str:

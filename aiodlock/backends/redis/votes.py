@@ -16,6 +16,7 @@ from typing import Any, Generic, Literal, TypeVar
 from ..._clock import now
 from ..._model import Gone, Left, Request
 from .replies import local_deadline, wrong_shape
+from .sending import Message
 
 #: ``v``: given, and may be asked back. ``c``: confirmed. ``a``: its owner holds at this node already.
 Stage = Literal["v", "c", "a"]
@@ -200,22 +201,13 @@ class Ballot:
             self.stage, self.token, self.noticed = "v", token, True
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A call of a script, packed once for all nodes. ``about`` tells it from others of the same request."""
-
-    about: tuple[object, ...]
-    source: bytes
-    call: tuple[bytes | str | int, ...]
-    packed: bytes
-
-
 class Tally:
     """One request, over all nodes.
 
     Mutable state: ``token`` (the one it holds with; 0 before), ``fencing`` (the round that writes the
     token, while it is on its way), ``waiting`` (its client was told that it is queued), ``leaving``,
-    ``longest`` (the longest lease that any node was asked for), ``message`` (what was sent last).
+    ``longest`` (the longest lease that any node was asked for), ``message`` (what was sent last) and
+    ``message_about`` (which tells it from other messages of the request).
     """
 
     def __init__(self, request: Request, ticket: int, nodes: int) -> None:
@@ -229,6 +221,7 @@ class Tally:
         self.leaving: bool = False
         self.longest: float = 0.0
         self.message: Message | None = None
+        self.message_about: tuple[object, ...] = ()
 
     def votes(self, trusted: Callable[[int], bool]) -> list[Ballot]:
         """Return the votes that count, of trusted nodes."""

@@ -15,9 +15,10 @@ from typing import Any
 from ..._errors import BackendError, BackendUnavailable
 from ..base import Listener
 from .link import Link
+from .refusals import will_pass
 from .source import Source
 from .subscriptions import Subscriptions
-from .wire import Wire, will_pass
+from .wire import Wire
 
 _logger = logging.getLogger("aiodlock")
 

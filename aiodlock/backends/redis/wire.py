@@ -21,49 +21,11 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from ..base import Unanswered
+from .refusals import ReplyError
 
 #: So many commands are written without waiting for the end of the turn: the server begins with them.
 _WRITE_AT = 16
 _NOTHING: Final = object()
-
-#: Refusals of a server that will pass: nothing was carried out.
-_PASSING = frozenset(
-    (
-        "LOADING",
-        "BUSY",
-        "READONLY",
-        "MASTERDOWN",
-        "CLUSTERDOWN",
-        "TRYAGAIN",
-        "MISCONF",
-        "NOREPLICAS",
-    )
-)
-
-
-def will_pass(refusal: Exception) -> bool:
-    """Tell whether the same command may be accepted later, from the first word of an error reply."""
-    return code_of(refusal) in _PASSING
-
-
-def code_of(refusal: Exception) -> str:
-    """Return the code of an error reply, its first word."""
-    text = str(refusal)
-    if text.startswith("ERR Error running script"):
-        # Redis before 7 wraps what a command in a script was refused with.
-        text = text.rpartition(": -")[2]
-    return text.partition(" ")[0]
-
-
-class ReplyError(ResponseError):
-    """An error reply of the server; the first word is its code."""
-
-    def __repr__(self) -> str:  # the driver's does not tell the text
-        return f"ReplyError({str(self)!r})"
-
-    @property
-    def code(self) -> str:
-        return code_of(self)
 
 
 class Hearing:

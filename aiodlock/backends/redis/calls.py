@@ -1,0 +1,316 @@
+"""The scripts that acquire, extend and leave, called on one server, and what their results mean."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from typing import Any, Protocol
+
+from ..._clock import now
+from ..._errors import BackendError
+from ..._model import Gone, Granted, Left, Refused, Request, Waiting
+from ..base import Unanswered
+from .keys import Keys, base_of, keys_of, name_of
+from .packing import Packing, pack_extend
+from .packing import Words as KeysAndArguments
+from .refusals import ReplyError
+from .replicas import ReplicatedWire
+from .replies import left_of, outcome_of
+from .scripts import ACQUIRE, EXTEND, LEAVE, Words
+from .server import Server
+from .wire import Wire
+
+
+class Channels(Protocol):
+    """The channels that waiters are notified on."""
+
+    def words(self, base: str) -> Words:
+        """Return what scripts need to notify waiters of a name: channel, token retention, command."""
+
+    def on_waiting(self, request: Request) -> None:
+        """The request is queued: be sure that its notice is heard."""
+
+    def on_leaving(self, request: Request) -> None:
+        """The request does not wait any more."""
+
+
+class ClientChannel:
+    """The client's own channel, which it has subscribed to before its first request."""
+
+    def __init__(self, words: Words) -> None:
+        self._words = words
+
+    def words(self, base: str) -> Words:
+        return self._words
+
+    def on_waiting(self, request: Request) -> None:
+        pass
+
+    def on_leaving(self, request: Request) -> None:
+        pass
+
+
+class Calls:
+    """Acquire, extend and leave on one server; each as ``Backend`` says."""
+
+    def __init__(self, server: Server, channels: Channels) -> None:
+        self._server = server
+        self._channels = channels
+        self._prefix = server.settings.prefix
+        self._marker_ms = server.settings.marker_ms
+        self._packing = Packing()
+
+    def forget_packed(self) -> None:
+        """Pack all messages anew: what scripts need to notify waiters may have changed."""
+        self._packing.forget()
+
+    # -- acquire -----------------------------------------------------------------------------------
+
+    async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+        server = self._server
+        link = server.granting
+        wire = link.wire or await link.wait_up(hurry=not wait)
+        request.sent_on = wire
+        sent = now()
+        extension = None
+        try:
+            first = wire.send_packed(self._packing.acquire(request, wait, self._acquiring))
+            if request.ambiguous and server.replicated is not None:
+                # A repeated acquire may write nothing, and then WAIT would look at nothing.
+                extension = self._extend(wire, request, request.waiter_ttl)
+            try:
+                reply = await first
+            except ReplyError as refused:
+                keys, arguments = self._acquiring(request, wait)
+                reply = await server.after_refusal(wire, refused, ACQUIRE, keys, arguments)
+            finally:
+                del first  # as in `Server.result`
+        except Unanswered:
+            # It may be carried out at any time from now on; leaving will have to refuse that.
+            request.ambiguous = True
+            raise
+        request.sent_on = server.refusal = None
+        answer = outcome_of(reply, sent)
+        if isinstance(answer, Waiting):
+            self._channels.on_waiting(request)
+        if extension is not None and isinstance(answer, Granted | Waiting):
+            answer = await extension
+            if isinstance(answer, Granted):  # perhaps a while ago
+                return await self._extend(wire, request, request.ttl)
+        return answer
+
+    def _acquiring(self, request: Request, wait: bool) -> KeysAndArguments:
+        keys = self.keys(request)
+        names = (keys.state, keys.queue, keys.waiters, keys.token, keys.marker + request.id)
+        arguments = (
+            request.id,
+            wire_mode(request),
+            request.owner,
+            _ms(request.ttl),
+            _ms(request.waiter_ttl),
+            _ms(request.lock_delay),
+            self._server.label,
+            *self._channels.words(keys.base),
+            "wait" if wait else "nowait",
+        )
+        return names, arguments
+
+    # -- extend ------------------------------------------------------------------------------------
+
+    def extend(
+        self, batch: Sequence[tuple[Request, float]]
+    ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
+        wire = self._server.granting.wire
+        if wire is None:
+            return [Outcome(self._unreachable)] * len(batch)
+        return [self._extend(wire, request, length) for request, length in batch]
+
+    def _extend(
+        self, wire: Wire | ReplicatedWire, request: Request, length: float
+    ) -> Awaitable[Granted | Waiting | Gone]:
+        base = base_of(self._prefix, request.kind, request.name)
+        packed = pack_extend(base, request, _ms(length), self._channels.words(base))
+        extension = _Extension(self, wire, request, length)
+        wire.carry(packed, extension)
+        return extension
+
+    async def _unreachable(self) -> Granted | Waiting | Gone:
+        raise self._server.unreachable()
+
+    async def extend_again(
+        self, wire: Wire | ReplicatedWire, refused: ReplyError, request: Request, length: float
+    ) -> Any:
+        """Repeat an extension that was refused because the server has forgotten the script."""
+        keys, arguments = self._extending(request, length)
+        return await self._server.after_refusal(wire, refused, EXTEND, keys, arguments)
+
+    def _extending(self, request: Request, length: float) -> KeysAndArguments:
+        keys = self.keys(request)
+        names = (keys.state, keys.queue, keys.waiters, keys.token, keys.broken)
+        return names, (
+            request.id,
+            _ms(length),
+            request.owner,
+            *self._channels.words(keys.base),
+        )
+
+    def on_extended(self, request: Request, answer: object) -> None:
+        if isinstance(answer, Waiting):
+            self._channels.on_waiting(request)
+
+    # -- leave -------------------------------------------------------------------------------------
+
+    async def leave(
+        self, request: Request, *, lost: bool = False, within: float | None = None
+    ) -> Left:
+        link = self._server.link
+        wire = link.wire
+        if wire is None:
+            started = now()
+            wire = await link.wait_up()
+            if within is not None:
+                within = max(0.001, within - (now() - started))
+        late = self._late(request, wire)
+        sent = now()
+        try:
+            reply = await wire.send_packed(self._packed_leave(request, late, lost), within=within)
+        except ReplyError as refused:
+            if within is not None:
+                within = max(0.001, within - (now() - sent))
+            keys, arguments = self._leaving(request, late, lost)
+            reply = await self._server.after_refusal(wire, refused, LEAVE, keys, arguments, within)
+        return left_of(reply)
+
+    def leave_later(
+        self, request: Request, done: Callable[[Left | BackendError], object], *, lost: bool = False
+    ) -> bool:
+        wire = self._server.wire
+        if wire is None:
+            return False
+
+        def on_reply(reply: asyncio.Future[Any]) -> None:
+            try:
+                result: Left | BackendError = left_of(reply.result())
+            except ReplyError as refused:  # NOSCRIPT too: a repetition loads the script
+                result = self._server.translated(wire, refused)
+            except BackendError as error:
+                result = error
+            done(result)
+
+        packed = self._packed_leave(request, self._late(request, wire), lost)
+        wire.send_packed(packed, later=True).add_done_callback(on_reply)
+        return True
+
+    @staticmethod
+    def _late(request: Request, wire: Wire) -> bool:
+        """Whether an acquire may still arrive after this leave."""
+        # What is in flight on this very wire is carried out before this leave.
+        return request.ambiguous or (request.sent_on is not None and request.sent_on is not wire)
+
+    def _packed_leave(self, request: Request, late: bool, lost: bool) -> bytes:
+        self._channels.on_leaving(request)
+        return self._packing.leave(request, late, lost, self._leaving)
+
+    async def leave_unknown(self, request_id: str, where: str) -> None:
+        # Its own leave has written a marker where one was needed.
+        keys = keys_of(self._prefix, *name_of(where))
+        arguments = (request_id, *self._channels.words(keys.base), 0, "ended")
+        left_of(await self._server.eval(LEAVE, _leave_keys(keys, request_id), arguments))
+
+    def _leaving(self, request: Request, late: bool, lost: bool) -> KeysAndArguments:
+        keys = self.keys(request)
+        arguments = (
+            request.id,
+            *self._channels.words(keys.base),
+            self._marker_ms if late else 0,
+            "lost" if lost else "ended",
+        )
+        return _leave_keys(keys, request.id), arguments
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def watch(self, request: Request, watching: bool) -> None:
+        self._server.watch(self.keys(request).state, request.id, watching)
+
+    def announce(self, kind: str, name: str) -> None:
+        self._server.announce(keys_of(self._prefix, kind, name).changes)
+
+    def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
+        return self._server.observe(keys_of(self._prefix, kind, name).changes, changed)
+
+    def keys(self, request: Request) -> Keys:
+        """Return the keys of the request's name."""
+        return keys_of(self._prefix, request.kind, request.name)
+
+
+class Outcome:
+    """An awaitable that, unlike a coroutine, may be dropped."""
+
+    __slots__ = ("_get",)
+
+    def __init__(self, get: Callable[[], Coroutine[Any, Any, Granted | Waiting | Gone]]) -> None:
+        self._get = get
+
+    def __await__(self) -> Generator[Any, None, Granted | Waiting | Gone]:
+        return self._get().__await__()
+
+
+class _Extension:
+    """One extension on its way. It reads the reply, and is awaited for the outcome.
+
+    Thousands are on their way at once, and Python's collector looks at each object of each: so this is one
+    object instead of a future, a coroutine and a closure. Only the first that is awaited needs a future.
+    """
+
+    __slots__ = ("_calls", "_length", "_reply", "_request", "_sent", "_wire", "_woken")
+
+    def __init__(
+        self, calls: Calls, wire: Wire | ReplicatedWire, request: Request, length: float
+    ) -> None:
+        self._calls = calls
+        self._wire = wire
+        self._request = request
+        self._length = length
+        self._sent = now()
+        self._reply: Any = None
+        self._woken: asyncio.Future[None] | None = None
+
+    def done(self) -> bool:
+        return self._reply is not None
+
+    def set_result(self, reply: Any, /) -> None:
+        self._reply = reply
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+    set_exception = set_result
+
+    def __await__(self) -> Generator[Any, None, Granted | Waiting | Gone]:
+        if self._reply is None:
+            self._woken = asyncio.get_running_loop().create_future()
+            yield from self._woken
+        reply, calls, request = self._reply, self._calls, self._request
+        if isinstance(reply, ReplyError):
+            again = calls.extend_again(self._wire, reply, request, self._length)
+            reply = yield from again.__await__()
+        elif isinstance(reply, Exception):
+            raise reply
+        answer = outcome_of(reply, self._sent)
+        calls.on_extended(request, answer)
+        return answer  # type: ignore[return-value]
+
+
+def wire_mode(request: Request) -> str:
+    """Return the mode as scripts read it: ``x`` exclusive, ``s`` shared, ``s5`` a semaphore for five."""
+    if request.limit:
+        return f"s{request.limit}"
+    return "x" if request.mode == "exclusive" else "s"
+
+
+def _leave_keys(keys: Keys, request_id: str) -> tuple[str, ...]:
+    marker = keys.marker + request_id
+    return keys.state, keys.queue, keys.waiters, keys.token, marker, keys.broken
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

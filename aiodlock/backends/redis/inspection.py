@@ -1,0 +1,112 @@
+"""What operators ask one server: who holds and waits, which names there are; and break a lock by force."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from ..._model import LockInfo
+from .keys import base_of, keys_of, name_of, parts_of, state_pattern
+from .replies import holders_of, waiters_of, wrong_shape
+from .scripts import BREAK, INSPECT
+from .server import Server
+
+#: A server looks at so many keys for one SCAN: some 0.3 ms.
+_SCANNED_AT_ONCE = 2000
+#: One call of the script inspects so many names: some 0.5 ms.
+_INSPECTED_AT_ONCE = 50
+_INSPECTED_KEYS = ("state", "queue", "waiters", "token")
+#: For so long a break is remembered (ms).
+_BREAK_REMEMBERED = 60_000
+
+
+class Inspection:
+    """The calls of ``Backend`` that are for people, on one server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._prefix = server.settings.prefix
+
+    async def inspect(self, kind: str, name: str) -> LockInfo:
+        (info,) = await self.inspect_all(kind, [name])
+        return info
+
+    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
+        link = self._server.link
+        wire = link.wire or await link.wait_up(hurry=True)
+        parts = [
+            names[at : at + _INSPECTED_AT_ONCE] for at in range(0, len(names), _INSPECTED_AT_ONCE)
+        ]
+        calls = [self._inspected_keys(kind, part) for part in parts]
+        replies = [wire.send("EVALSHA", INSPECT.sha, len(keys), *keys) for keys in calls]
+        infos: list[LockInfo] = []
+        for part, keys, reply in zip(parts, calls, replies, strict=True):
+            infos += _infos_of(part, await self._server.result(wire, reply, INSPECT, keys, ()))
+        return infos
+
+    def _inspected_keys(self, kind: str, names: Sequence[str]) -> tuple[str, ...]:
+        bases = (base_of(self._prefix, kind, name) for name in names)
+        return tuple(f"{base}:{key}" for base in bases for key in _INSPECTED_KEYS)
+
+    async def names(self, match: str) -> AsyncIterator[str]:
+        async for name in names_of(self._server, match):
+            yield name
+
+    async def break_lock(self, name: str) -> int:
+        keys = keys_of(self._prefix, "lock", name)
+        reply = await self._server.eval(
+            BREAK,
+            (keys.state, keys.queue, keys.waiters, keys.token, keys.broken),
+            (*self._server.to_clients, _BREAK_REMEMBERED),
+            hurry=True,
+        )
+        if not isinstance(reply, int):
+            raise wrong_shape("break", reply)
+        return reply
+
+
+async def names_of(server: Server, match: str) -> AsyncIterator[str]:
+    """Iterate over every name at the server that is held or waited for and that matches the glob."""
+    parts = parts_of(match)
+    if None not in parts:
+        yield "".join(part for part in parts if part)  # one name: no need to look for it
+        return
+    wire = await server.link.wait_up(hurry=True)
+    seen: set[str] = set()
+    pattern = state_pattern(server.settings.prefix, "lock", match)
+    cursor = b"0"
+    while True:
+        reply = await server.answer(
+            wire.send("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED_AT_ONCE)
+        )
+        try:
+            cursor, keys = reply
+            found = [name_of(key.decode())[1] for key in keys]
+        except (ValueError, TypeError, AttributeError) as wrong:
+            raise wrong_shape("SCAN", reply) from wrong
+        for name in found:
+            if name not in seen and fnmatch.fnmatchcase(name, match):
+                seen.add(name)
+                yield name
+        if cursor == b"0":
+            break
+
+
+def _infos_of(names: Sequence[str], reply: Any) -> list[LockInfo]:
+    try:
+        return [
+            LockInfo(
+                name,
+                holders_of(holding),
+                waiters_of(waiting),
+                int(token),
+                int(closed_ms) / 1000,
+                int(closed_places),
+            )
+            for name, (token, closed_ms, holding, waiting, closed_places) in zip(
+                names, reply, strict=True
+            )
+        ]
+    except (ValueError, TypeError, AttributeError, OverflowError) as wrong:
+        raise wrong_shape("inspect", reply) from wrong

@@ -1,0 +1,387 @@
+"""One server as a client uses it: its connections, running scripts on it, and what its errors mean.
+
+A single server's backend, a node of a cluster and a node of a quorum each have one ``Server``. It knows
+nothing of requests, locks or votes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import anyio
+import hiredis
+
+from ..._errors import BackendError, BackendUnavailable
+from ..base import Listener
+from . import events, permissions
+from .keys import probe_key
+from .link import Link
+from .permissions import check_permissions
+from .refusals import Redirected, ReplyError, will_pass
+from .replicas import ReplicatedLink, ReplicatedWire
+from .replies import grants_of, wrong_shape
+from .scripts import ALL, Script, Words
+from .sending import Message, load_scripts
+from .settings import Settings
+from .source import Source
+from .together import Together
+from .wakeups import Wakeups
+from .wire import Wire
+
+_CHECK_AGAIN = 0.5
+
+
+class Server:
+    """One server and the connections of this client to it.
+
+    Commands of all tasks share one connection; messages of the server arrive on another. With
+    ``min_replicas`` a third one carries what grants and extends; see ``replicas``.
+
+    Mutable state: ``commands``, ``wakeups`` and ``replicated`` (the three connections, while it runs),
+    ``together`` (compares them), ``publish``, ``notifications``, ``refusal``.
+
+    :param prepare: called with each new connection for commands, before anybody may use it.
+    :param on_channel_moved: called when another node of a cluster owns one of the channels.
+    :param notifications: whether keyspace events arrive; None: the server is probed for them.
+    :param scripts: the scripts that this server runs.
+    :param checked: commands that the user of the connection must be allowed; see ``permissions``.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        settings: Settings,
+        label: str,
+        *,
+        prepare: Callable[[Wire], Awaitable[None]] | None = None,
+        on_channel_moved: Callable[[], None] = lambda: None,
+        notifications: bool | None = None,
+        scripts: Sequence[Script] = ALL,
+        checked: Mapping[str, tuple[str, ...]] = permissions.CHECKED,
+    ) -> None:
+        self.source = source
+        self.settings = settings
+        #: What this client is called by ``inspect``.
+        self.label = label
+        self._prepare = prepare
+        self._on_channel_moved = on_channel_moved
+        self._probes = notifications is None
+        self._scripts = scripts
+        self._checked = checked
+        #: The command that scripts notify clients with.
+        self.publish = "PUBLISH"
+        #: What scripts need to notify clients on their own channels, and to keep a token.
+        self.to_clients: Words = (settings.channels, settings.retention_ms, self.publish)
+        self.commands: Link | None = None
+        self.wakeups: Wakeups | None = None
+        self.replicated: ReplicatedLink | None = None
+        self.together: Together = self._make_together()
+        #: Why the server, though it answers, did not do the last call; None since it did one.
+        self.refusal: BackendUnavailable | None = None
+        #: Whether keyspace events arrive; None until that is known.
+        self.notifications: bool | None = notifications
+
+    def __repr__(self) -> str:
+        return f"<Server {self.described}>"
+
+    @property
+    def described(self) -> str:
+        """What the server is called in messages; without secrets."""
+        return self.source.described
+
+    # -- connections -------------------------------------------------------------------------------
+
+    async def run(self, listener: Listener, ready: Callable[[], None]) -> None:
+        """Keep the connections up until cancelled; see ``Backend.run``."""
+        together = self.together = self._make_together()
+        commands = self.commands = Link(
+            self.source,
+            prepare=self._on_connected,
+            on_up=self._tell_of_connections(listener, together),
+            longest_silence=self.settings.longest_silence,
+        )
+        wakeups = self.wakeups = together.wakeups = Wakeups(
+            self.source,
+            self.settings.channels + self.label,
+            on_up=together.on_up,
+            on_moved=self._on_channel_moved,
+        )
+        wakeups.link.lead = commands
+        together.commands.append(commands)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(together.watch)
+                tasks.start_soon(commands.run)
+                tasks.start_soon(wakeups.run, listener)
+                if self.settings.min_replicas:
+                    await self._find_replicas(tasks)
+                await commands.first_up()
+                await wakeups.link.first_up()
+                allowed = asyncio.Event()
+                async with anyio.create_task_group() as asking:
+                    asking.start_soon(self._check_permissions, allowed)
+                    if self.settings.configure_notifications:
+                        await events.turn_on(commands, self.translated)
+                    if self._probes:
+                        # Before anybody can list the store, and would find the probe's key.
+                        key = probe_key(self.settings.prefix, self.label)
+                        self.notifications = await events.arrive(commands, wakeups, key, allowed)
+                together.entered()
+                ready()
+                await together.keep_alive()
+        finally:
+            self.commands = self.wakeups = self.replicated = None
+
+    def _make_together(self) -> Together:
+        return Together(self.source, self.settings.channels + self.label)
+
+    @staticmethod
+    def _tell_of_connections(listener: Listener, together: Together) -> Callable[[Wire], None]:
+        peer: object = None
+
+        def on_grants(reply: list[Any]) -> None:
+            for request_id, token, state_key in grants_of(reply):
+                listener.on_granted(request_id, token, state_key)
+
+        def on_up(wire: Wire) -> None:
+            nonlocal peer
+            if peer not in (None, wire.peer):
+                listener.on_other_server()
+            else:
+                # The answer to a release may have been lost, and the grants with it. Or the server was
+                # restarted, and has lost everything.
+                listener.on_back()
+            wire.on_grants = on_grants
+            peer = wire.peer
+            together.on_up(wire)
+
+        return on_up
+
+    async def _find_replicas(self, tasks: anyio.abc.TaskGroup) -> None:
+        link = Link(
+            self.source,
+            prepare=partial(load_scripts, scripts=self._scripts),
+            on_up=self.together.on_up,
+            longest_silence=self.settings.longest_silence,
+        )
+        link.lead = self.commands
+        replicated = self.replicated = ReplicatedLink(
+            link,
+            self.settings.min_replicas,
+            self.described,
+            self.settings.longest_silence,
+            suspect=self.source.suspect,
+        )
+        self.together.commands.append(link)
+        tasks.start_soon(link.run)
+        await replicated.enough()
+
+    async def _on_connected(self, wire: Wire) -> None:
+        await load_scripts(wire, self._scripts)
+        if self._prepare is not None:
+            await self._prepare(wire)
+
+    async def _check_permissions(self, allowed: asyncio.Event) -> None:
+        settings = self.settings
+        while True:
+            try:
+                wire = await self.link.wait_up()
+                await check_permissions(
+                    wire,
+                    key=probe_key(settings.prefix, self.label),
+                    channel=f"{settings.channels}{self.label}:probe",
+                    prefix=settings.prefix,
+                    publish=self.publish,
+                    checked=self._checked,
+                )
+                allowed.set()
+                return
+            except ReplyError as refused:  # a replica takes no writes, until it is the primary
+                self.translated(wire, refused)
+            except BackendUnavailable:
+                pass  # the connection was lost meanwhile
+            await asyncio.sleep(_CHECK_AGAIN)
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why there is no connection, if there is none."""
+        links = (self.commands, self.wakeups.link if self.wakeups else None, self.replicated)
+        failures = (link.failure for link in links if link is not None and link.failure)
+        return next(failures, self.refusal)
+
+    @property
+    def wire(self) -> Wire | None:
+        """The connection for commands, if it is up."""
+        return self.commands.wire if self.commands is not None else None
+
+    @property
+    def link(self) -> Link:
+        """The connection for commands, up or not; raise BackendUnavailable when it is not kept up."""
+        if self.commands is None:
+            raise BackendUnavailable(f"{self.described}: the client is not running")
+        return self.commands
+
+    @property
+    def granting(self) -> Link | ReplicatedLink:
+        """The connection that what grants and extends is sent on."""
+        return self.replicated or self.link
+
+    def unreachable(self) -> BackendUnavailable:
+        """Return the error that says why nothing can be sent."""
+        error = BackendUnavailable(f"no connection to {self.described}")
+        error.__cause__ = self.failure
+        return error
+
+    # -- scripts -----------------------------------------------------------------------------------
+
+    async def eval(
+        self, script: Script, keys: tuple[str, ...], arguments: Words = (), *, hurry: bool = False
+    ) -> Any:
+        """Run a script and return its result.
+
+        :param hurry: the caller does not come back, so a lost connection is dialled again at once.
+        """
+        link = self.link
+        wire = link.wire or await link.wait_up(hurry=hurry)
+        sent = wire.send("EVALSHA", script.sha, len(keys), *keys, *arguments)
+        return await self.result(wire, sent, script, keys, arguments)
+
+    async def result(
+        self,
+        wire: Wire | ReplicatedWire,
+        sent: asyncio.Future[Any],
+        script: Script,
+        keys: tuple[str, ...],
+        arguments: Words,
+    ) -> Any:
+        """Return the result of a script that was sent."""
+        try:
+            return await sent
+        except ReplyError as refused:
+            return await self.after_refusal(wire, refused, script, keys, arguments)
+        finally:
+            # Its exception knows this frame and so, from Python 3.12 on, all that called it: a lease
+            # that a caller has dropped must not have to wait for the collector.
+            del sent
+
+    async def after_refusal(
+        self,
+        wire: Wire | ReplicatedWire,
+        refused: ReplyError,
+        script: Script,
+        keys: tuple[str, ...],
+        arguments: Words,
+        within: float | None = None,
+    ) -> Any:
+        """Run a script that the server has forgotten; raise for any other refusal."""
+        call = (len(keys), *keys, *arguments)
+        if refused.code == "NOSCRIPT" and script.name in wire.reloaded:
+            # Of a batch that was refused only the first has to carry the source.
+            try:
+                return await wire.send("EVALSHA", script.sha, *call, within=within)
+            except ReplyError as again:
+                if again.code != "NOSCRIPT":
+                    raise self.translated(wire, again) from again
+        elif refused.code != "NOSCRIPT":
+            raise self.translated(wire, refused) from refused
+        reply = await self.answer(wire.send("EVAL", script.source, *call, within=within), wire)
+        wire.reloaded.add(script.name)
+        return reply
+
+    async def answer(
+        self, sent: asyncio.Future[Any], wire: Wire | ReplicatedWire | None = None
+    ) -> Any:
+        """Return the answer to a command that was sent; raise BackendError for a refusal."""
+        try:
+            return await sent
+        except ReplyError as refused:
+            raise self.translated(wire, refused) from refused
+        finally:
+            del sent  # as in `result`
+
+    def call(
+        self,
+        wire: Wire,
+        message: Message,
+        on_result: Callable[[Any], None],
+        *,
+        within: float,
+        later: bool = False,
+        is_pointless: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Run a script; call ``on_result`` with its result or an exception, never from within this call.
+
+        :param within: after so many seconds it counts as unanswered.
+        :param later: nobody waits for it. It is written with what this turn still brings, and has no limit.
+        :param is_pointless: tells whether a script that the server has forgotten need not be sent again.
+        """
+
+        on_reply = partial(self._on_reply, wire, message, on_result, within, is_pointless)
+        wire.call(message.packed, on_reply, within=None if later else within, later=later)
+
+    def _on_reply(
+        self,
+        wire: Wire,
+        message: Message | None,
+        on_result: Callable[[Any], None],
+        within: float,
+        is_pointless: Callable[[], bool],
+        reply: Any,
+    ) -> None:
+        if isinstance(reply, ReplyError):
+            if reply.code == "NOSCRIPT" and message is not None and not is_pointless():
+                again = hiredis.pack_command(("EVAL", message.source, *message.call))  # type: ignore[arg-type]
+                heard = partial(self._on_reply, wire, None, on_result, within, is_pointless)
+                wire.call(again, heard, within=within)
+                return
+            reply = self.translated(wire, reply)
+        elif not isinstance(reply, Exception):
+            self.refusal = None
+        on_result(reply)
+
+    def translated(self, wire: Wire | ReplicatedWire | None, refused: ReplyError) -> BackendError:
+        """Return the error that a refusal means, and look for the primary if this server is not it."""
+        if refused.code in ("MOVED", "ASK"):
+            try:
+                return Redirected(self.described, str(refused))
+            except ValueError:
+                return wrong_shape("a script", refused)
+        if will_pass(refused):
+            if refused.code in ("READONLY", "NOREPLICAS"):
+                self.source.suspect()
+            if refused.code == "READONLY" and wire is not None:
+                wire.close(refused)  # this server was demoted
+            self.refusal = BackendUnavailable(f"{self.described} is not ready: {refused}")
+            return self.refusal
+        if refused.code == "NOPERM":
+            return BackendError(
+                f"{self.described}: the server's ACL does not allow what aiodlock needs: {refused}"
+            )
+        return BackendError(f"{self.described} refused: {refused}")
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def watch(self, state_key: str, request_id: str, watching: bool) -> None:
+        """Start or stop to listen for the end of a name's holders, for the waiter at the head."""
+        if self.wakeups is None or self.notifications is False:
+            return
+        change = self.wakeups.watch if watching else self.wakeups.unwatch
+        change(state_key, request_id)
+
+    def announce(self, channel: str) -> None:
+        """Send a message that says nothing but that something has changed. It may be lost."""
+        if self.wire is not None:
+            self.wire.send("PUBLISH", channel, "", later=True).add_done_callback(_ignore)
+
+    def observe(self, channel: str, changed: Callable[[], object]) -> Callable[[], object]:
+        """Have ``changed`` called when messages arrive, or may have been missed; return what ends that."""
+        if self.wakeups is None:
+            return changed
+        return self.wakeups.observe(channel, changed)
+
+
+def _ignore(reply: asyncio.Future[Any]) -> None:
+    reply.exception()

@@ -1,0 +1,42 @@
+"""The options of a client that each of its servers needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .keys import channel_prefix
+
+#: A marker refuses late duplicates for at least so long (seconds).
+_SHORTEST_MARKER = 60.0
+#: A busy server may need so long for an answer (seconds).
+_SHORTEST_SILENCE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options of ``Client`` that every server of it needs; the docstring there says what each means."""
+
+    prefix: str
+    token_retention: float
+    unavailable_after: float
+    configure_notifications: bool = False
+    min_replicas: int = 0
+
+    @property
+    def channels(self) -> str:
+        """What the channel of each client begins with."""
+        return channel_prefix(self.prefix)
+
+    @property
+    def retention_ms(self) -> int:
+        return round(self.token_retention * 1000)
+
+    @property
+    def marker_ms(self) -> int:
+        """For how long late duplicates of a request are refused, and a break is remembered."""
+        return round(max(self.unavailable_after, _SHORTEST_MARKER) * 1000)
+
+    @property
+    def longest_silence(self) -> float:
+        """How long a connection may be silent (seconds), so that waiters hear of an outage in time."""
+        return max(_SHORTEST_SILENCE, self.unavailable_after / 4)
