@@ -71,7 +71,7 @@ async def one_connection_at_a_time(server: EmbeddedServer) -> AsyncIterator[tupl
 
 def links_of(client: aiodlock.Client) -> list[Any]:
     backend: Any = client._session.backend  # type: ignore[union-attr]
-    return [backend._commands, backend._wakeups.link]
+    return [backend.server.commands, backend.server.wakeups.link]
 
 
 async def ask(server: EmbeddedServer, *command: str) -> Any:

@@ -82,7 +82,7 @@ class FailoverCheckers(Checkers):
                     self._check_together(process, place)
 
     def _check_one_server(self, process: Process, session: Any) -> None:
-        wires = session.backend._together.wires()
+        wires = session.backend.server.together.wires()
         if len({wire.peer for wire in wires}) < 2:
             self._apart_since.pop(id(session), None)
             return

@@ -102,7 +102,7 @@ def test_reply_that_nobody_waits_for_any_more_is_no_news_for_the_log() -> None:
     async def main(client: SimClient) -> None:
         session = client._session
         assert session is not None
-        link = session.backend._link  # type: ignore[attr-defined]
+        link = session.backend.server.link  # type: ignore[attr-defined]
         wire = link.wire
         wire.send("PING", within=0.05)
         link._source._network.connections[0].mute = True
