@@ -270,7 +270,8 @@ class MachineNetwork(Network):
 class MachineBackend:
     """A store's client across the simulated network.
 
-    Mutable state: ``_line`` (of calls), ``_asked`` (futures of what is in flight on it, in order), ``_up``.
+    Mutable state: ``_line`` (of calls), ``_asked`` (what is in flight on it, in order: a future, and since
+    when), ``_up``.
     """
 
     def __init__(self, network: Network, process: Process, label: str, **options: Any) -> None:
@@ -282,7 +283,7 @@ class MachineBackend:
         self._retention = round(options["token_retention"] * 1000)
         self._listener: Listener | None = None
         self._line: Line | None = None
-        self._asked: deque[asyncio.Future[Any]] = deque()
+        self._asked: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._up = asyncio.Event()
 
     # -- life --------------------------------------------------------------------------------------
@@ -307,23 +308,23 @@ class MachineBackend:
             if self._listener is not None:
                 self._listener.on_look(None)
             try:
-                await self._until_silent(line, ended)
+                await self._until_silent(ended)
             finally:
                 line.abandon()
                 self._line = None
                 self._up.clear()
                 self.failure = BackendUnavailable("simulated: the connection is lost")
                 asked, self._asked = self._asked, deque()
-                for reply in asked:
+                for reply, _ in asked:
                     if not reply.done():
                         reply.set_exception(Unanswered("simulated: the connection was lost"))
                         reply.exception()
 
-    async def _until_silent(self, line: Line, ended: asyncio.Event) -> None:
+    async def _until_silent(self, ended: asyncio.Event) -> None:
         """Return when the connection is over, or has not answered for long."""
         while not ended.is_set():
-            waits_since = line.in_flight[0][1] if line.in_flight else None
-            if waits_since is not None and now() - waits_since > _SILENCE:
+            # By what the client has sent. What a dead connection swallows, the network knows nothing of.
+            if self._asked and now() - self._asked[0][1] > _SILENCE:
                 return
             with anyio.move_on_after(0.2):
                 await ended.wait()
@@ -397,12 +398,12 @@ class MachineBackend:
             reply.set_exception(BackendUnavailable("simulated: no connection"))
             reply.exception()
             return reply
-        self._asked.append(reply)
+        self._asked.append((reply, now()))
         line.send(call)
         return reply
 
     def _on_reply(self, data: Any) -> None:
-        reply = self._asked.popleft()
+        reply, _ = self._asked.popleft()
         if reply.done():
             return
         if isinstance(data[1], Exception):

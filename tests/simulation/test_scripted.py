@@ -10,6 +10,7 @@ import pytest
 from aiodlock import AcquireTimeout, BackendUnavailable, LockLost
 
 from .checkers import Checkers, Name, Record
+from .memory import MachineSimulation
 from .scenario import SimClient, Simulation
 from .server import Command, SimServer
 from .world import Process, World
@@ -175,6 +176,28 @@ def test_call_that_does_not_wait_says_about_which_name_nothing_answered() -> Non
         simulation.server.refuses = None
 
     simulation = Scripted(main, until=10.0)
+    simulation.run()
+    assert simulation.ended == [None]
+
+
+class OnMachine(Scripted, MachineSimulation):
+    """The same with the machine of ``memory://`` as the server."""
+
+
+def test_connection_that_swallows_all_that_is_sent_is_given_up_by_the_machine_s_client_too() -> (
+    None
+):
+    async def main(client: SimClient) -> None:
+        await asyncio.sleep(2.0)
+        async with client.lock("name"):
+            pass
+
+    def swallow() -> None:
+        for conn in simulation.network.connections:
+            conn.mute = conn.stuck = True
+
+    simulation = OnMachine(main, until=20.0)
+    simulation.at(1.5, swallow)
     simulation.run()
     assert simulation.ended == [None]
 
