@@ -8,8 +8,8 @@ STAMP := $(VENV)/.installed
 # The tests start some hundred Pythons. Without byte code on disk, each compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup check format test test-suite test-topologies test-recipes soak simulate model test-oldest docs dist demo bench \
-	clean
+.PHONY: setup check format test test-suite test-scripts test-servers test-topologies test-recipes soak simulate model \
+	test-oldest test-environments docs dist demo bench clean
 
 setup: $(STAMP)
 
@@ -32,10 +32,22 @@ format: setup
 # servers of its own; who has nothing left takes tests from another. With options, the suite alone:
 # make test ARGS="-x -k fairness --store memory"
 test: test-suite
-	$(if $(ARGS),,$(MAKE) test-topologies test-recipes)
+	$(if $(ARGS),,$(MAKE) test-scripts test-topologies test-recipes)
 
+# On the memory store and on one server: what a change needs in the first place.
 test-suite: setup
-	$(BIN)/python -m pytest --numprocesses 8 --dist worksteal --ignore=tests/topology --ignore=tests/recipes $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 8 --dist worksteal --ignore=tests/topology --ignore=tests/recipes \
+		--store memory,valkey9 $(ARGS)
+
+# The scripts and the heart of the contract on the other servers, which differ in little but their Lua.
+test-scripts: setup
+	$(BIN)/python -m pytest --numprocesses 8 --dist worksteal --store fakeredis,redis62,redis70 tests/protocol \
+		tests/contract/test_locking.py tests/contract/test_lock_delay.py tests/fault/test_lost_replies.py $(ARGS)
+
+# The whole suite on the other servers, before a release: twice as long as the suite.
+test-servers: setup
+	$(BIN)/python -m pytest --numprocesses 8 --dist worksteal --ignore=tests/topology --ignore=tests/recipes \
+		--store fakeredis,redis62,redis70 -k "fakeredis or redis62 or redis70" $(ARGS)
 
 # What only several servers together can go through, and the contract on them. Failovers take their time.
 test-topologies: setup
