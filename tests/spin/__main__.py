@@ -1,4 +1,4 @@
-"""Check the quorum's protocol with Spin: ``python -m tests.spin``, or with ``--small`` what CI runs."""
+"""Explore the models with Spin: ``python -m tests.spin``, or with ``--small`` what CI runs."""
 
 from __future__ import annotations
 

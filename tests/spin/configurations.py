@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .run import Configuration
 
-CONFIGURATIONS = (
+QUORUM = (
     Configuration("two requests, nothing fails", ("FAULTS=0",), small=True),
     Configuration("two requests, one fault", ("FAULTS=1",)),
     Configuration("two requests, two faults, a dead node", ("FAULTS=2", "DEAD=2")),
@@ -59,3 +59,85 @@ CONFIGURATIONS = (
         small=True,
     ),
 )
+
+_ETCD = "etcd"
+
+ETCD = (
+    Configuration("etcd: two requests, three faults", ("FAULTS=3",), small=True, model=_ETCD),
+    Configuration(
+        "etcd: two requests that stay, three faults",
+        ("FAULTS=3", "STAYS=3"),
+        small=True,
+        model=_ETCD,
+    ),
+    Configuration(
+        "etcd: a reader and a writer, three faults",
+        ("FAULTS=3", "SHARED=1"),
+        small=True,
+        model=_ETCD,
+    ),
+    Configuration(
+        "etcd: two requests of one owner, three faults",
+        ("FAULTS=3", "OWNED=3"),
+        small=True,
+        model=_ETCD,
+    ),
+    Configuration("etcd: three requests, two faults", ("FAULTS=2", "R=3"), model=_ETCD),
+    Configuration(
+        "etcd: two readers and a writer, two faults", ("FAULTS=2", "R=3", "SHARED=3"), model=_ETCD
+    ),
+    Configuration(
+        "etcd: three requests, two of one owner, two faults",
+        ("FAULTS=2", "R=3", "OWNED=5"),
+        model=_ETCD,
+    ),
+    Configuration(
+        "etcd: two readers of one owner and a writer, one fault",
+        ("FAULTS=1", "R=3", "OWNED=3", "SHARED=3"),
+        small=True,
+        model=_ETCD,
+    ),
+    Configuration(
+        "etcd: a waiter behind one that holds for ever, two faults",
+        ("FAULTS=2", "STAYS=3", "FOREVER=1"),
+        small=True,
+        model=_ETCD,
+    ),
+    Configuration(
+        "etcd's Mutex (#19597): a waiter whose key is gone sleeps on behind its predecessor",
+        ("FAULTS=1", "STAYS=3", "FOREVER=1", "OLD_SLEEP"),
+        caught=True,
+        small=True,
+        model=_ETCD,
+    ),
+    Configuration(
+        "etcd's RWMutex (#16221): a waiter whose key is gone gets in",
+        ("FAULTS=1", "OLD_OWN_KEY"),
+        caught=True,
+        small=True,
+        model=_ETCD,
+    ),
+    Configuration(
+        "etcd: a writer waits for the nearest reader alone",
+        ("FAULTS=0", "R=3", "SHARED=3", "OLD_RW"),
+        caught=True,
+        small=True,
+        model=_ETCD,
+    ),
+    Configuration(
+        "etcd: a request leaves no marker against its late duplicate",
+        ("FAULTS=1", "NO_MARKER"),
+        caught=True,
+        small=True,
+        model=_ETCD,
+    ),
+    Configuration(
+        "etcd: a request joins one of its owner that may be gone",
+        ("FAULTS=1", "R=3", "OWNED=5", "OLD_JOIN"),
+        caught=True,
+        small=True,
+        model=_ETCD,
+    ),
+)
+
+CONFIGURATIONS = (*QUORUM, *ETCD)

@@ -1,4 +1,4 @@
-"""Build and run the model with Spin: one configuration, what it must show, and what was explored."""
+"""Build and run a model with Spin: one configuration, what it must show, and what was explored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-MODEL = Path(__file__).with_name("quorum.pml")
 _SAFETY = ("-DSAFETY", "-DNOREDUCE")
 _LIVENESS = ("-DNOREDUCE", "-DNFAIR=6")
 _OUTCOMES = (
@@ -29,6 +28,7 @@ class Configuration:
 
     ``switches`` are those of the model. With LIVENESS, every course of events in which each process goes on
     has to serve everybody. ``caught``: an old rule is switched on, and Spin must find a counterexample.
+    ``model``: the name of its file.
     ``bits``: not exhaustive but supertrace (bitstate hashing), with a table of 2**bits bits, and for a
     bounded time: it may show a violation, and proves nothing.
     """
@@ -38,6 +38,7 @@ class Configuration:
     caught: bool = False
     small: bool = False
     bits: int = 0
+    model: str = "quorum"
 
     @property
     def liveness(self) -> bool:
@@ -72,7 +73,8 @@ def missing() -> str | None:
 def check(configuration: Configuration, directory: Path, megabytes: int, within: float) -> Result:
     """Run one configuration in a directory of its own, with bounded memory and time."""
     switches = [f"-D{switch}" for switch in configuration.switches]
-    _call(["spin", *switches, "-a", str(MODEL)], directory, 60.0)
+    model = str(Path(__file__).with_name(f"{configuration.model}.pml"))
+    _call(["spin", *switches, "-a", model], directory, 60.0)
     store = ["-DBITSTATE"] if configuration.bits else ["-DCOLLAPSE"]
     kind = _LIVENESS if configuration.liveness else _SAFETY
     # Spin's output has functions of 10,000 lines: more optimization takes longer than it saves.
@@ -87,8 +89,9 @@ def check(configuration: Configuration, directory: Path, megabytes: int, within:
     report, ended = _run(["./pan", *options], directory, within)
     seconds = perf_counter() - began
     counterexample = ""
-    if (directory / "quorum.pml.trail").exists():
-        replay = ["spin", *switches, "-k", "quorum.pml.trail", "-t", str(MODEL)]
+    trail = f"{configuration.model}.pml.trail"
+    if (directory / trail).exists():
+        replay = ["spin", *switches, "-k", trail, "-t", model]
         counterexample = _only_events(_call(replay, directory, 60.0))
     return Result(
         configuration,
@@ -142,6 +145,6 @@ def _only_events(replay: str) -> str:
             events[-1] += f", {event}"
             if len(events) > 1 and events[-1] == events[-2]:
                 events.pop()
-        elif event.startswith(("request", "node", "the client")):
+        elif event.startswith(("request", "node", "the client", "the lease")):
             events.append(event)
     return "\n".join(f"    {event}" for event in events)

@@ -1,4 +1,4 @@
-"""The model's small configurations: the protocol keeps its promises, and its old rules are refuted."""
+"""The small configurations of the models: the protocols keep their promises, and old rules are refuted."""
 
 from __future__ import annotations
 
