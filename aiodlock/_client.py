@@ -499,10 +499,22 @@ class Client:
         """Return what is held or waited for of these."""
         if not names:
             return []
-        backend = self._use().backend
-        found = await self._answer_soon(lambda: backend.inspect_all("lock", names), names[0])
+        found = await self._inspect_many(names)
         seen.update(names)
         return [info for info in found if info.holders or info.waiters]
+
+    async def _held_names(self) -> list[str]:
+        """Return every name that is held or waited for."""
+        try:
+            return [name async for name in self._use().backend.names("*")]
+        except BackendUnavailable:
+            # The connection may just have been lost: reconnect once.
+            return [name async for name in self._use().backend.names("*")]
+
+    async def _inspect_many(self, names: Sequence[str]) -> list[LockInfo]:
+        """Return what is known of at least one name, asked together."""
+        backend = self._use().backend
+        return await self._answer_soon(lambda: backend.inspect_all("lock", names), names[0])
 
     async def _inspect(self, kind: Kind, name: str) -> LockInfo:
         session = self._use(name)

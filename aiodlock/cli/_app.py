@@ -299,6 +299,28 @@ def top(
     _do(top(Top(url, prefix, match, interval, count, as_json, header)))
 
 
+@app.command()
+def web(
+    port: Annotated[
+        int,
+        typer.Option(help="The port. 0: one that is free.", metavar="N", min=0, max=65535),
+    ] = 8470,
+    allow_break: Annotated[
+        bool,
+        typer.Option("--allow-break", help="Let the page break locks, after a confirmation."),
+    ] = False,
+    url: Url = _URL,
+    prefix: Prefix = _PREFIX,
+) -> None:
+    """Show locks on a web page, live. Needs `aiodlock[web]`.
+
+    The page is on 127.0.0.1: everybody on this machine can open it, and nobody else. It prints its address.
+    """
+    from ._web import serve
+
+    _do(serve(url, prefix, port, read_only=not allow_break))
+
+
 _LEVELS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 
 

@@ -14,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import HolderInfo, LockInfo, WaiterInfo
+from .._text import plural as plural
+from .._text import printable as printable
 
 #: The columns of ``ls`` and ``top`` in a pipe, in order, and what they mean.
 COLUMNS = {
@@ -54,16 +56,6 @@ def print_line(*cells: object) -> None:
 
 def as_dict(info: LockInfo) -> dict[str, Any]:
     return dataclasses.asdict(info)
-
-
-def printable(text: str) -> str:
-    """Escape what would break a line or a terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def plural(count: int, word: str) -> str:
-    """Return ``1 time``, ``2 times``."""
-    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 # -- one line for each lock ------------------------------------------------------------------------

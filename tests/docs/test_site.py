@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from ..browser import Browser, open_browser
 from .pages import ROOT
 
 pytestmark = pytest.mark.timeout(400)
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-QUIET = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    # Nothing but the disk can be reached.
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-    "--window-size=1400,1000",
-)
 #: What newcomers search for, and the page that has to be among the results.
 SEARCHED = {
     "heartbeat": "help/glossary.html",
@@ -75,75 +56,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-class Browser:
-    """A page of a real browser, driven by WebDriver over loopback."""
-
-    def __init__(self, port: int, binary: str, profile: Path) -> None:
-        self._base = f"http://127.0.0.1:{port}/session"
-        arguments = [*QUIET, f"--user-data-dir={profile}"]
-        options = {"args": arguments, "binary": binary}
-        wanted = {"alwaysMatch": {"goog:chromeOptions": options}}
-        self._id: str = self._call("POST", "", {"capabilities": wanted})["sessionId"]
-
-    def open(self, page: Path) -> None:
-        self._call("POST", f"/{self._id}/url", {"url": page.as_uri()})
-
-    def run(self, script: str, *arguments: str) -> Any:
-        return self._call(
-            "POST", f"/{self._id}/execute/sync", {"script": script, "args": list(arguments)}
-        )
-
-    def until(self, script: str, *arguments: str, within: float = 30.0) -> Any:
-        """Run the script again and again until what it returns is true."""
-        deadline = time.monotonic() + within
-        while not (found := self.run(script, *arguments)):
-            assert time.monotonic() < deadline, f"{script} {arguments} stayed {found!r}"
-            time.sleep(0.05)
-        return found
-
-    def log(self) -> list[dict[str, Any]]:
-        """Return what the pages have complained of since the last call."""
-        entries: list[dict[str, Any]] = self._call(
-            "POST", f"/{self._id}/se/log", {"type": "browser"}
-        )
-        return entries
-
-    def close(self) -> None:
-        self._call("DELETE", f"/{self._id}", None)
-
-    def _call(self, method: str, path: str, body: object) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._base + path, data, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=120) as answer:
-                return json.load(answer)["value"]
-        except urllib.error.HTTPError as refused:
-            refused.add_note(refused.read().decode())
-            raise
-
-
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    binary = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    driver = shutil.which("chromedriver")
-    if binary is None or driver is None:
-        pytest.skip("this machine has no chromium with chromedriver")
-    # Port 0: the driver chooses one, and says which.
-    with subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            said = ""
-            while not (found := re.search(r"successfully on port (\d+)", said)):
-                said = process.stdout.readline()
-                assert said, "chromedriver did not start"
-            profile = tmp_path_factory.mktemp("profile")
-            browser = Browser(int(found[1]), binary, profile)
-            try:
-                yield browser
-            finally:
-                browser.close()
-        finally:
-            process.terminate()
+    with open_browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
 
 
 _SEARCH = """
@@ -165,7 +81,7 @@ return shown.length && /found|document/.test(text) ? shown : null;
 
 @pytest.mark.parametrize("word", SEARCHED)
 def test_search_finds_from_the_disk(site: Path, browser: Browser, word: str) -> None:
-    browser.open(site / "index.html")
+    browser.open((site / "index.html").as_uri())
     found = browser.until(_SEARCH, word)
     pages = [link.removeprefix(site.as_uri() + "/").partition("#")[0] for link in found]
     wanted = SEARCHED[word]
@@ -173,7 +89,7 @@ def test_search_finds_from_the_disk(site: Path, browser: Browser, word: str) -> 
 
 
 def test_diagrams_are_drawn_without_a_network(site: Path, browser: Browser) -> None:
-    browser.open(site / "concepts" / "leases.html")
+    browser.open((site / "concepts" / "leases.html").as_uri())
     # The theme puts each drawing into a closed shadow; an element of its own remains, with a size.
     browser.until(
         "const found = [...document.querySelectorAll('div.mermaid')];"
@@ -195,9 +111,9 @@ def test_every_page_opens_from_the_disk(site: Path) -> None:
 
 def test_pages_ask_no_other_host(site: Path, browser: Browser) -> None:
     for page in ("index.html", "concepts/leases.html", "reference/locks.html"):
-        browser.open(site / page)
+        browser.open((site / page).as_uri())
         browser.until("return document.readyState === 'complete' && window.__index")
-    browser.open(site / "index.html")
+    browser.open((site / "index.html").as_uri())
     # No name can be resolved: a request to anybody is an error in the browser's log.
     failed = [entry["message"] for entry in browser.log() if "net::ERR" in entry["message"]]
     assert not failed

@@ -11,13 +11,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import httpx
 import pytest
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
-Serve = Callable[[FastAPI], AbstractAsyncContextManager[httpx.AsyncClient]]
+Serve = Callable[[ASGIApp], AbstractAsyncContextManager[httpx.AsyncClient]]
 
 
 @asynccontextmanager
-async def serve_app(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+async def serve_app(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
     config = uvicorn.Config(
         app, log_level="warning", timeout_graceful_shutdown=1, ws="none", lifespan="on"
     )

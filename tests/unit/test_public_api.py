@@ -20,7 +20,7 @@ NOT_MADE_BY_USERS = (
 )
 MODULES = (
     *("aiodlock", "aiodlock.fastapi", "aiodlock.fencing", "aiodlock.otel", "aiodlock.sync"),
-    "aiodlock.testing",
+    *("aiodlock.testing", "aiodlock.web"),
 )
 
 

@@ -1,0 +1,196 @@
+"""Whom the page refuses: other hosts, other sites, forged and stale forms; and what it tells browsers."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+
+import httpx
+import pytest
+
+import aiodlock
+import aiodlock.web
+from aiodlock.web import _guard
+
+from .conftest import HERE, Visit
+
+pytestmark = pytest.mark.stores("memory")
+
+
+async def form_of(http: httpx.AsyncClient, name: str = "x") -> dict[str, str]:
+    """Open the confirmation, and return what its form would send."""
+    page = (await http.get("/break", params={"n": name})).text
+    fields = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page)
+    return {field: unescape(value) for field, value in fields}
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "127.0.0.1:8470",
+        "localhost:1",
+        "LOCALHOST",
+        "a.localhost",
+        "[::1]:80",
+        "10.0.0.9",
+    ],
+)
+async def test_addresses_and_this_machine_are_expected(
+    client: aiodlock.Client, visit: Visit, host: str
+) -> None:
+    async with visit(aiodlock.web.app(client)) as http:
+        assert (await http.get("/", headers={"host": host})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("evil.example", "evil.example:8470", "localhost.evil.example", "127.0.0.1.evil.example"),
+        *("", "127.0.0.1@evil.example", "evil.example#localhost", "localhost, evil.example"),
+    ],
+)
+@pytest.mark.parametrize(
+    "path", ["/", "/name?n=x", "/events", "/page.js", "/break?n=x", "/nothing"]
+)
+async def test_other_hosts_are_refused_everywhere(
+    client: aiodlock.Client, visit: Visit, host: str, path: str
+) -> None:
+    async with client.lock("secret"), visit(aiodlock.web.app(client, read_only=False)) as http:
+        answer = await http.get(path, headers={"host": host})
+        assert answer.status_code == 400
+        assert "secret" not in answer.text
+
+
+async def test_hosts_that_were_given_are_expected(client: aiodlock.Client, visit: Visit) -> None:
+    mine = {"host": "Locks.Example.com:8443"}
+    async with visit(aiodlock.web.app(client, hosts=["locks.example.com"])) as http:
+        assert (await http.get("/", headers=mine)).status_code == 200
+        assert (await http.get("/", headers={"host": "other.example.com"})).status_code == 400
+    async with visit(aiodlock.web.app(client, hosts=["*"])) as http:
+        assert (await http.get("/", headers=mine)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/name?n=x", "/page.css", "/page.js", "/nothing", "/name"])
+async def test_every_answer_forbids_what_the_page_does_not_need(
+    client: aiodlock.Client, visit: Visit, path: str
+) -> None:
+    async with visit(aiodlock.web.app(client)) as http:
+        for method in ("GET", "OPTIONS", "POST"):
+            headers = (await http.request(method, path, headers={"origin": HERE})).headers
+            policy = headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert "frame-ancestors 'none'" in policy
+            assert headers["x-content-type-options"] == "nosniff"
+            assert headers["cache-control"] == "no-store"
+            assert not [name for name in headers if name.startswith("access-control")]
+
+
+async def test_other_sites_may_link_here_and_nothing_else(
+    client: aiodlock.Client, visit: Visit
+) -> None:
+    elsewhere = {"sec-fetch-site": "cross-site"}
+    async with visit(aiodlock.web.app(client)) as http:
+        assert (await http.get("/events", headers=elsewhere)).status_code == 403
+        assert (await http.get("/page.js", headers=elsewhere)).status_code == 403
+        link = {**elsewhere, "sec-fetch-mode": "navigate"}
+        assert (await http.get("/", headers=link)).status_code == 200
+
+
+async def test_read_only_page_breaks_nothing(client: aiodlock.Client, visit: Visit) -> None:
+    async with client.lock("x") as lease, visit(aiodlock.web.app(client)) as http:
+        assert "reak" not in (await http.get("/name?n=x")).text
+        assert (await http.get("/break?n=x")).status_code == 404
+        assert (await http.post("/break?n=x", data={"held": "1"})).status_code == 404
+        assert not http.cookies
+        assert lease.held
+
+
+async def test_confirmed_break_ends_the_hold_and_says_so(
+    client: aiodlock.Client, visit: Visit, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = "x\r\ny <b>"
+    lease = await client.lock(name).acquire()
+    async with visit(aiodlock.web.app(client, read_only=False)) as http:
+        opened = await http.get("/break", params={"n": name})
+        cookie = opened.headers["set-cookie"]
+        for flag in ("HttpOnly", "SameSite=Strict", "Path=/"):
+            assert flag in cookie
+        answer = await http.post(
+            "/break",
+            params={"n": name},
+            data=await form_of(http, name),
+            headers={"origin": HERE, "sec-fetch-site": "same-origin"},
+        )
+        assert answer.status_code == 303
+        assert (await lease.wait_lost()).reason == "broken"
+        told = await http.get(answer.headers["location"])
+        assert "1 holder lost it" in told.text
+    assert "broken_by_hand" in [getattr(record, "event", "") for record in caplog.records]
+
+
+async def test_forged_forms_break_nothing(client: aiodlock.Client, visit: Visit) -> None:
+    app = aiodlock.web.app(client, read_only=False)
+    lease = await client.lock("x").acquire()
+    async with client.lock("y"), visit(app) as http:
+        form = await form_of(http)
+
+        async def post(data: dict[str, str], **more: str) -> int:
+            headers = {"origin": HERE, **{key.replace("_", "-"): v for key, v in more.items()}}
+            return (await http.post("/break?n=x", data=data, headers=headers)).status_code
+
+        assert await post({}) == 403
+        assert await post({**form, "code": ""}) == 403
+        assert await post({**form, "code": form["code"][:-1] + "é"}) == 403
+        assert await post({**form, "code": (await form_of(http, "y"))["code"]}) == 403
+        assert await post({**form, "held": "1"}) == 403
+        assert await post(form, origin="http://evil.example") == 403
+        assert await post(form, origin="null") == 403
+        assert await post(form, sec_fetch_site="cross-site") == 403
+        assert await post(form, sec_fetch_site="same-site") == 403
+        assert await post(form, content_type="text/plain") == 403
+        assert await post({**form, "more": "x" * 100_000}) == 403
+        async with visit(app) as another_browser:
+            answer = await another_browser.post("/break?n=x", data=form)
+            assert answer.status_code == 403
+            answer = await another_browser.post(
+                "/break?n=x", data=form, headers={"cookie": "aiodlock_web="}
+            )
+            assert answer.status_code == 403
+        assert (await http.get("/break?n=x&" + "&".join(f"{k}={v}" for k, v in form.items()))).text
+        assert lease.held
+        assert await post(form) == 303
+        assert (await lease.wait_lost()).reason == "broken"
+        with pytest.raises(aiodlock.LockLost):
+            await lease.release()
+
+
+async def test_holders_who_came_after_the_confirmation_are_spared(
+    client: aiodlock.Client, visit: Visit
+) -> None:
+    async with visit(aiodlock.web.app(client, read_only=False)) as http:
+        async with client.lock("x"):
+            form = await form_of(http)
+        async with client.lock("x") as later:
+            answer = await http.post("/break?n=x", data=form, headers={"origin": HERE})
+            assert answer.status_code == 409
+            assert later.held
+
+
+async def test_cookie_stays_under_the_path_of_the_page(
+    client: aiodlock.Client, visit: Visit
+) -> None:
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    app = Starlette(routes=[Mount("/locks", aiodlock.web.app(client, read_only=False))])
+    async with client.lock("x"), visit(app, "https://127.0.0.1") as http:
+        cookie = (await http.get("/locks/break?n=x")).headers["set-cookie"]
+        assert "Path=/locks/" in cookie
+        assert "Secure" in cookie
+
+
+def test_codes_of_different_things_differ() -> None:
+    assert _guard.code_for("s", "a", "bc") != _guard.code_for("s", "ab", "c")
+    assert not _guard.is_code_for("", None, "a")
