@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from ._errors import BackendError, LockLost
-from ._place import Place
+from ._request import Request
 from ._scope import BodyScope
 
 if TYPE_CHECKING:
@@ -23,42 +23,42 @@ class Bodies:
 
     A body stays armed until its task has left its last block on that lease, in whatever order.
 
-    Mutable state: ``_open`` (the place of each open block, per task, in the order of entering), and
-    ``Place.armed``.
+    Mutable state: ``_open`` (the request of each open block, per task, in the order of entering), and
+    ``Request.armed``.
     """
 
     def __init__(self) -> None:
-        self._open: dict[_Task, list[Place]] = {}
+        self._open: dict[_Task, list[Request]] = {}
 
-    def of(self, task: _Task | None) -> Sequence[Place]:
-        """Return the place of each block that the task is in; one is there twice when entered twice."""
+    def of(self, task: _Task | None) -> Sequence[Request]:
+        """Return the request of each block that the task is in; one is there twice when entered twice."""
         return self._open.get(task, ()) if task is not None else ()
 
-    def enter(self, task: _Task, places: Sequence[Place]) -> None:
-        """The task is in one more block on these places: their losses cancel it, together once."""
-        if len(places) == 1 and task not in self._open:  # as nearly always
-            (place,) = places
-            self._open[task] = [place]
-            if place.armed is None:
-                place.armed = {}
-            place.armed[task] = BodyScope(task)
+    def enter(self, task: _Task, requests: Sequence[Request]) -> None:
+        """The task is in one more block on these requests: their losses cancel it, together once."""
+        if len(requests) == 1 and task not in self._open:  # as nearly always
+            (request,) = requests
+            self._open[task] = [request]
+            if request.armed is None:
+                request.armed = {}
+            request.armed[task] = BodyScope(task)
             return
         blocks = self._open.get(task)
         if blocks is None:
             blocks = self._open[task] = []
         scope: BodyScope | None = None
-        for place in places:
-            blocks.append(place)
-            armed = place.armed
+        for request in requests:
+            blocks.append(request)
+            armed = request.armed
             if armed is None:
-                armed = place.armed = {}
+                armed = request.armed = {}
             if task not in armed:  # else an outer body of this task is cancelled, with ours in it
                 if scope is None:
                     scope = BodyScope(task)
                 armed[task] = scope
 
     def leave(
-        self, task: _Task, places: Sequence[Place], exc_type: type[BaseException] | None
+        self, task: _Task, requests: Sequence[Request], exc_type: type[BaseException] | None
     ) -> bool:
         """A block is left; return whether what comes out of it is the cancellation by a loss."""
         blocks = self._open[task]
@@ -67,15 +67,15 @@ class Bodies:
             armed = blocks[0].armed
             return armed.pop(task).leave(exc_type) if armed else False
         disarmed: list[BodyScope] = []
-        for place in places:
-            blocks.remove(place)
-            if place not in blocks and place.armed:
-                scope = place.armed.pop(task)
+        for request in requests:
+            blocks.remove(request)
+            if request not in blocks and request.armed:
+                scope = request.armed.pop(task)
                 if scope not in disarmed:
                     disarmed.append(scope)
         if not blocks:
             del self._open[task]
-        in_use = [place.armed[task] for place in blocks if place.armed]
+        in_use = [request.armed[task] for request in blocks if request.armed]
         ended = [scope.leave(exc_type) for scope in disarmed if scope not in in_use]
         return any(ended)
 
@@ -91,7 +91,7 @@ class Body:
     _session: Session
     _tasks: list[_Task]
     #: What a body of it relies on.
-    _places: Sequence[Place]
+    _requests: Sequence[Request]
 
     def ensure_held(self) -> None:
         raise NotImplementedError
@@ -115,7 +115,7 @@ class Body:
         assert task is not None
         if self._tasks and any(other is not task and not other.done() for other in self._tasks):
             raise RuntimeError(f"{self!r} is the body of another task already: enter it once")
-        self._session.bodies.enter(task, self._places)
+        self._session.bodies.enter(task, self._requests)
         self._tasks.append(task)
         return task
 
@@ -141,7 +141,7 @@ class Body:
             left = RuntimeError(f"{self!r}: its block was left before, by a call of __aexit__")
             refuse(exc, left)
             return
-        cancelled_by_loss = self._session.bodies.leave(task, self._places, exc_type)
+        cancelled_by_loss = self._session.bodies.leave(task, self._requests, exc_type)
         # A coroutine that is being closed cannot await.
         loss = await self._leave(wait=exc_type is not GeneratorExit)
         if loss is not None:

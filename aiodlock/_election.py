@@ -18,7 +18,7 @@ from ._bodies import Blocks
 from ._clock import now
 from ._errors import BackendUnavailable
 from ._lease import Lease
-from ._lock import OwnPlaces
+from ._lock import OwnRequests
 from ._options import check_seconds
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Candidacy:
         self._entered.enter(lease._arm(), lease)
         return lease
 
-    async def _elect(self, own: OwnPlaces | None = None) -> Lease:
+    async def _elect(self, own: OwnRequests | None = None) -> Lease:
         election = self._election
         # A fresh owner each time: equal owners would lead together.
         owner = f"{_MARK}{secrets.token_hex(8)}:{self._value}"

@@ -6,17 +6,16 @@ import asyncio
 from typing import TYPE_CHECKING, Never
 from urllib.parse import quote
 
+from ._backoff import pause_after
 from ._bodies import Body
 from ._clock import now
 from ._errors import BackendError, LockLost, NotHeld
 from ._model import Mode
 from ._options import LARGEST_MARGIN, SHORTEST_TTL, check_seconds, refuse_keywords
-from ._place import Place, State
+from ._request import Request, State
 
 if TYPE_CHECKING:
     from ._session import Session
-
-_EXTEND_RETRY = 0.05
 
 
 class Lease(Body):
@@ -35,21 +34,21 @@ class Lease(Body):
     ```
     """
 
-    __slots__ = ("__weakref__", "_place", "_places", "_serial")
+    __slots__ = ("__weakref__", "_request", "_requests", "_serial")
 
-    def __init__(self, session: Session, place: Place) -> None:
+    def __init__(self, session: Session, request: Request) -> None:
         self._session = session
         self._tasks = []
-        self._place = place
-        self._places = (place,)
-        self._serial = place.new_handle()
+        self._request = request
+        self._requests = (request,)
+        self._serial = request.new_handle()
 
     def __repr__(self) -> str:
-        place = self._place
+        request = self._request
         if self.held:
             state = f"held, {self.remaining():.1f} s left"
-        elif place.reason is not None:
-            state = f"lost: {place.reason}"
+        elif request.reason is not None:
+            state = f"lost: {request.reason}"
         else:
             state = "released"
         return f"<Lease {self.name!r} {self.mode} token={self.token} {state}>"
@@ -59,49 +58,53 @@ class Lease(Body):
     @property
     def name(self) -> str:
         """The lock's name."""
-        return self._place.request.name
+        return self._request.name
 
     @property
     def mode(self) -> Mode:
         """``"exclusive"`` or ``"shared"``."""
-        return self._place.request.mode
+        return self._request.terms.mode
 
     @property
     def token(self) -> int:
         """The fencing token: larger than that of every grant of this name before. Below 2**53."""
-        return self._place.token
+        return self._request.token
 
     @property
     def owner(self) -> str:
         """Who reentrancy is judged by: the ``owner`` option, or a string made for this task."""
-        return self._place.options.owner or self._place.request.owner[1:]
+        return self._request.options.owner or self._request.owner[1:]
 
     @property
     def ttl(self) -> float:
         """How long the lease lives without being extended, in seconds."""
-        return self._place.ttl
+        return self._request.ttl
 
     @property
     def sequencer(self) -> str:
         """Name, mode and token in one printable string, for ``Client.check_sequencer`` elsewhere."""
-        request = self._place.request
-        kind = "semaphore" if request.kind == "semaphore" else request.mode
-        return f"{quote(request.name, safe='')}:{kind}:{self.token}"
+        terms = self._request.terms
+        kind = "semaphore" if terms.kind == "semaphore" else terms.mode
+        return f"{quote(terms.name, safe='')}:{kind}:{self.token}"
 
     @property
     def held(self) -> bool:
         """True only while the server certainly honours the lease (less ``margin``)."""
-        place = self._place
-        return place.state is State.HELD and self._serial in place.handles and now() < place.ends_at
+        request = self._request
+        return (
+            request.state is State.HELD
+            and self._serial in request.handles
+            and now() < request.ends_at
+        )
 
     @property
     def lost(self) -> LockLost | None:
         """Why the lease was lost; None while it is held and after a release."""
-        place = self._place
-        if place.state is State.HELD and now() >= place.ends_at:
+        request = self._request
+        if request.state is State.HELD and now() >= request.ends_at:
             # Only told: it is the extender that marks the loss and cancels the bodies.
-            return place.overdue_error()
-        return place.lost
+            return request.overdue_error()
+        return request.lost
 
     def remaining(self) -> float:
         """Return the seconds until the lease counts as lost if it is not extended; 0.0 once over.
@@ -111,7 +114,7 @@ class Lease(Body):
             print(lease.remaining(), "s, unless it is extended")
         ```
         """
-        return max(0.0, self._place.ends_at - now()) if self.held else 0.0
+        return max(0.0, self._request.ends_at - now()) if self.held else 0.0
 
     def ensure_held(self) -> None:
         """Return if the lease is held, else raise LockLost (or NotHeld after a release).
@@ -135,15 +138,14 @@ class Lease(Body):
             print("lost:", lost.reason)
         ```
         """
-        place, session = self._place, self._session
+        request, session = self._request, self._session
         session.check_loop()
-        session.lose_if_overdue(place)
-        while (lost := place.lost) is None:
-            if place.state is not State.HELD or self._serial not in place.handles:
+        session.lose_if_overdue(request)
+        while (lost := request.lost) is None:
+            if request.state is not State.HELD or self._serial not in request.handles:
                 raise self._not_held()
             watcher: asyncio.Future[None] = session.loop.create_future()
-            place.watchers = [w for w in place.watchers or () if not w.done()]
-            place.watchers.append(watcher)
+            request.add_watcher(watcher)
             await watcher
         return lost
 
@@ -164,30 +166,30 @@ class Lease(Body):
         """
         if wrong:
             refuse_keywords("extend()", wrong, ["ttl"])
-        place, session = self._place, self._session
+        request, session = self._request, self._session
         if ttl is not None:
             ttl = check_seconds("ttl", ttl, least=SHORTEST_TTL)
-            if place.options.margin > ttl * LARGEST_MARGIN:
+            if request.terms.margin > ttl * LARGEST_MARGIN:
                 raise ValueError(
-                    f"margin ({place.options.margin} s) must be at most {LARGEST_MARGIN:.0%} of ttl"
+                    f"margin ({request.terms.margin} s) must be at most {LARGEST_MARGIN:.0%} of ttl"
                 )
         session.check_here()
         self.ensure_held()
         session.check_usable()
         if ttl is not None:
-            place.ttl = ttl
+            request.ttl = ttl
+        failures = 0
         while True:
             try:
-                async with asyncio.timeout(max(0.001, place.ends_at - now())):
-                    length = place.length
-                    (answer,) = session.backend.extend([(place.request, length)])
-                    session.extender.on_answer(place, await answer, length, granted=True)
+                async with asyncio.timeout(max(0.001, request.ends_at - now())):
+                    await request.place.extend(ttl)
                 self.ensure_held()
                 return
             except (TimeoutError, BackendError) as error:
-                session.telling.extension_failed(place, error)
+                failures += 1
+                session.telling.extension_failed(request, error)
                 self.ensure_held()
-            await asyncio.sleep(min(_EXTEND_RETRY, self.remaining()))
+            await asyncio.sleep(min(pause_after(failures), self.remaining()))
             self.ensure_held()
 
     async def release(self) -> None:
@@ -207,44 +209,44 @@ class Lease(Body):
         self._session.check_here()
         if self._is_over():
             raise self._not_held()
-        await release_handle(self._session, self._place, self._serial)
+        await release_handle(self._session, self._request, self._serial)
 
     # -- inside ------------------------------------------------------------------------------------
 
     async def _leave(self, *, wait: bool) -> LockLost | BackendError | None:
-        place, session = self._place, self._session
-        session.lose_if_overdue(place)
-        if self._serial not in place.handles:  # released inside the body
-            return place.error() if place.reason is not None else None
-        last = place.end_handle(self._serial)
-        if place.reason is not None:
+        request, session = self._request, self._session
+        session.lose_if_overdue(request)
+        if self._serial not in request.handles:  # released inside the body
+            return request.error() if request.reason is not None else None
+        last = request.end_handle(self._serial)
+        if request.reason is not None:
             if last:
-                session.leave_soon(place)
-            return place.error()
+                session.departure.in_background(request)
+            return request.error()
         if not last:
             return None
-        if not place.options.confirm_release or not wait:
-            session.leave_soon(place)
-            session.telling.released(place, place.granted_at)
+        if not request.options.confirm_release or not wait:
+            session.departure.in_background(request)
+            session.telling.released(request, request.granted_at)
             return None
-        left = await session.leave(place)
+        left = await session.departure.awaited(request)
         if left is not None and left.what == "gone":
-            return session.lost_on_leaving(place, left.reason)
-        session.telling.released(place, place.granted_at)
+            return session.lost_on_leaving(request, left.reason)
+        session.telling.released(request, request.granted_at)
         return None
 
     def _is_over(self) -> bool:
-        return self._serial not in self._place.handles
+        return self._serial not in self._request.handles
 
     def _why_not_held(self) -> LockLost | NotHeld | BackendError:
         if asyncio._get_running_loop() is not self._session.loop:
             # In a thread of the body's: what belongs to the loop is not touched.
-            if self._place.state is State.HELD and not self._is_over():
-                return self._place.overdue_error()
+            if self._request.state is State.HELD and not self._is_over():
+                return self._request.overdue_error()
         else:
-            self._session.lose_if_overdue(self._place)
-        if self._place.reason is not None:
-            return self._place.error()
+            self._session.lose_if_overdue(self._request)
+        if self._request.reason is not None:
+            return self._request.error()
         return self._not_held()
 
     def _not_held(self) -> NotHeld:
@@ -252,22 +254,22 @@ class Lease(Body):
 
     def __del__(self) -> None:
         # On any thread, in the middle of anything.
-        if self._serial in self._place.handles:
-            self._session.dropped(self._place, self._serial)
+        if self._serial in self._request.handles:
+            self._session.dropped(self._request, self._serial)
 
 
-async def release_handle(session: Session, place: Place, serial: int) -> None:
+async def release_handle(session: Session, request: Request, serial: int) -> None:
     """End one acquisition, in the caller's task; see ``Lease.release``."""
-    session.lose_if_overdue(place)
-    last = place.end_handle(serial)
-    if place.reason is not None:
+    session.lose_if_overdue(request)
+    last = request.end_handle(serial)
+    if request.reason is not None:
         if last:
-            session.leave_soon(place)
-        raise place.error()
+            session.departure.in_background(request)
+        raise request.error()
     if not last:
         return
-    held_at = place.granted_at
-    left = await session.release(place)
+    held_at = request.granted_at
+    left = await session.departure.until_deadline(request)
     if left.what == "gone":
-        raise session.lost_on_leaving(place, left.reason)
-    session.telling.released(place, held_at)
+        raise session.lost_on_leaving(request, left.reason)
+    session.telling.released(request, held_at)

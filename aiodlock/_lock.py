@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, NoReturn, TypeAlias
 from urllib.parse import quote
 
+from ._backoff import LONGEST, pause_after
 from ._bodies import Blocks
 from ._clock import now
 from ._errors import (
@@ -22,9 +22,9 @@ from ._errors import (
     concerning,
 )
 from ._lease import Lease, release_handle
-from ._model import Gone, Granted, Kind, Mode, Refused, Request, Waiting
+from ._model import Gone, Granted, Kind, Mode, Refused, Terms, Waiting
 from ._options import LockOptions, check_timeout, refuse_attribute, refuse_keywords
-from ._place import Place, State
+from ._request import Request, State
 from ._slices import Woken
 
 if TYPE_CHECKING:
@@ -35,14 +35,14 @@ _logger = logging.getLogger("aiodlock")
 
 #: What does not wait (``acquire_nowait``, ``timeout=0``) answers or raises within 2 s.
 ANSWER_WITHIN = 1.8
-_FIRST_PAUSE = 0.02
-_LONGEST_PAUSE = 1.0
+#: The first pause after a grant that came too late.
+_FIRST_PAUSE = 0.04
 #: A first answer that takes longer than this at a time-out means that the store is away.
 _SLOW_ANSWER = 0.1
 _UNSET: Any = object()
 
 #: What the caller holds in open blocks, by name, where a task does not stand for the caller: aiodlock.sync.
-OwnPlaces: TypeAlias = Mapping[str, Sequence[Place]]
+OwnRequests: TypeAlias = Mapping[str, Sequence[Request]]
 
 
 class Acquirable:
@@ -63,7 +63,18 @@ class Acquirable:
         self._limit = limit
         longest = options.ttl if options.max_hold is None else options.max_hold
         self._ttl = min(options.ttl, longest)
-        self._waiter_ttl = min(client._waiter_ttl, options.ttl)
+        self._terms = Terms(
+            kind=self._kind,
+            name=name,
+            mode=mode,
+            limit=limit,
+            ttl=self._ttl,
+            waiter_ttl=min(client._waiter_ttl, options.ttl),
+            lock_delay=options.lock_delay,
+            margin=options.margin,
+            max_hold=options.max_hold,
+            auto_extend=options.auto_extend,
+        )
         self._entered: Blocks[Lease] = Blocks()
 
     @property
@@ -137,15 +148,15 @@ class Acquirable:
             until the lease's deadline.
         """
         session = self._client._use(self._name)
-        lost: list[Place] = []
-        for place in reversed(session.holds(self._kind, self._name, asyncio.current_task())):
-            mine = place.request.mode == self._mode and place.options.owner == self._options.owner
-            if mine and place.handles:
-                if session.is_live(place):
-                    await release_handle(session, place, place.handles[-1])
+        lost: list[Request] = []
+        for request in reversed(session.holds(self._kind, self._name, asyncio.current_task())):
+            mine = request.terms.mode == self._mode and request.options.owner == self._options.owner
+            if mine and request.handles:
+                if session.is_live(request):
+                    await release_handle(session, request, request.handles[-1])
                     return
-                if not place.reported:
-                    lost.append(place)
+                if not request.reported:
+                    lost.append(request)
         if lost:
             error = lost[0].error()
             session.report(lost)
@@ -186,7 +197,7 @@ class Acquirable:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    async def _acquire(self, timeout: float | None, own: OwnPlaces | None = None) -> Lease:
+    async def _acquire(self, timeout: float | None, own: OwnRequests | None = None) -> Lease:
         """Wait for the turn. With ``own`` the hold belongs to its ``Lease``, not to the current task."""
         session = self._client._use(self._name)
         task = asyncio.current_task() if own is None else None
@@ -204,125 +215,128 @@ class Acquirable:
             else:
                 mine = [held for held in reversed(bodies) if held.options.owner is None]
             for held in mine:  # an exclusive hold counts also behind a later shared one
-                if held.request.mode == self._mode:
+                if held.terms.mode == self._mode:
                     return Lease(session, held)
             if mine:
-                owner = mine[0].request.owner
+                owner = mine[0].owner
                 if self._mode == "exclusive":
                     raise self._deadlock()
         if not session.slices.take():
             await session.slices.turn()
             session.check_usable()
-        place = self._new_place(session, request_id, owner, task)
+        request = Request(session, self._terms, self._options, request_id, owner, task)
         started = now()
-        about = session.telling.acquiring(place)
+        about = session.telling.acquiring(request)
         try:
-            place = await self._get(session, place, timeout, started)
+            request = await self._get(session, request, timeout, started)
         except BaseException as error:
             session.telling.not_acquired(about, started, error)
             raise
-        session.add_hold(place)
+        session.add_hold(request)
         # Before hooks run: whatever comes out of them, it is collected.
-        lease = Lease(session, place)
-        session.telling.acquired(place, about, started)
+        lease = Lease(session, request)
+        session.telling.acquired(request, about, started)
         return lease
 
     async def _get(
-        self, session: Session, place: Place, timeout: float | None, started: float
-    ) -> Place:
-        """Return the place that holds; whatever comes out instead, nothing is left at the server."""
+        self, session: Session, request: Request, timeout: float | None, started: float
+    ) -> Request:
+        """Return the request that holds; whatever comes out instead, nothing is left at the server."""
         try:
             if timeout is None:
-                place = await self._wait_for_turn(session, place)
+                request = await self._wait_for_turn(session, request)
             elif timeout == 0:
                 async with asyncio.timeout(ANSWER_WITHIN):
-                    await self._try_once(session, place)
+                    await self._try_once(session, request)
             else:
                 async with asyncio.timeout(timeout):
-                    place = await self._wait_for_turn(session, place)
+                    request = await self._wait_for_turn(session, request)
         except TimeoutError as elapsed:
             if isinstance(elapsed, AcquireTimeout):
                 raise
-            place = self._current(session, place)
-            away = self._is_away(session, place, started)
+            request = self._current(session, request)
+            away = self._is_away(session, request, started)
             if away:
-                session.leave_soon(place)
+                session.departure.in_background(request)
             else:
-                await session.withdraw(place)
+                await session.departure.withdraw(request)
             raise self._timed_out(session, timeout, away) from (
                 session.backend.failure if away else None
             )
         except BackendUnavailable:
-            session.leave_soon(self._current(session, place))  # no answer is to be waited for
+            session.departure.in_background(
+                self._current(session, request)
+            )  # no answer is to be waited for
             raise
         except GeneratorExit:
-            session.leave_soon(self._current(session, place))  # what is being closed cannot await
+            session.departure.in_background(
+                self._current(session, request)
+            )  # what is being closed cannot await
             raise
         except BaseException:
-            await session.withdraw(self._current(session, place))
+            await session.departure.withdraw(self._current(session, request))
             raise
-        return place
+        return request
 
-    async def _wait_for_turn(self, session: Session, place: Place) -> Place:
+    async def _wait_for_turn(self, session: Session, request: Request) -> Request:
         """Ask, wait until woken, and ask anew when the place in the queue was lost."""
         late: LateGrants | None = None
         while True:
-            session.places[place.request.id] = place
-            answer = await self._ask(session, place, wait=True)
+            session.requests[request.id] = request
+            answer = await self._ask(session, request, wait=True)
             if isinstance(answer, Waiting):
-                place.queue(answer.deadline, answer.floor)
-                await self._wait_until_woken(session, place, answer)
-            if place.state is State.HELD and now() < place.ends_at:
-                return place
+                request.queue()
+                await self._wait_until_woken(session, request)
+            if request.state is State.HELD and now() < request.ends_at:
+                return request
             # No time left, or the server has forgotten the request: begin again at the end.
             session.check_usable()
-            too_late = place.granted
-            place = self._begin_again(session, place)
+            too_late = request.place.token != 0
+            request = self._begin_again(session, request)
             if too_late:
-                place.failures += 1  # at a timeout it is the store that is to blame
+                request.failures += 1  # at a timeout it is the store that is to blame
                 if late is None:
                     late = LateGrants()
                 await late.pause(self._name, self._ttl, session.unavailable_after)
 
-    async def _wait_until_woken(self, session: Session, place: Place, answer: Waiting) -> None:
-        place.woken = woken = Woken(loop=session.loop)
+    @staticmethod
+    async def _wait_until_woken(session: Session, request: Request) -> None:
+        request.woken = woken = Woken(loop=session.loop)
         woken.slices, woken.cancelled_with = session.slices, None
-        extender = session.extender
-        extender.add(place)
-        if answer.look_at is not None:
-            extender.look_at(place, answer.look_at)
-        if place.noticed is not None:
-            session.on_granted(place.request.id, place.noticed, "")
+        if request.task is not None and session.bodies.of(request.task()):
+            session.deadlines.add(request)  # it may wait for what its own task holds
         try:
             await woken
         finally:
-            place.woken = None
+            request.woken = None
 
-    async def _try_once(self, session: Session, place: Place) -> None:
-        session.places[place.request.id] = place
-        await self._ask(session, place, wait=False)
-        if place.broken and place.state is not State.HELD:
-            session.leave_soon(place)
+    async def _try_once(self, session: Session, request: Request) -> None:
+        session.requests[request.id] = request
+        answer = await self._ask(session, request, wait=False)
+        if answer == Gone("broken"):
+            session.departure.in_background(request)
             raise AcquireTimeout(
                 f"{self._name!r} was granted, and an operator broke that grant at once: try again",
                 name=self._name,
             )
-        if place.state is not State.HELD or now() >= place.ends_at:
+        if request.state is not State.HELD or now() >= request.ends_at:
             raise BackendUnavailable(
                 f"{self._name!r} was granted, but the store's answer took longer than the lease lasts",
                 name=self._name,
             )
 
-    async def _ask(self, session: Session, place: Place, *, wait: bool) -> Granted | Waiting | Gone:
+    async def _ask(
+        self, session: Session, request: Request, *, wait: bool
+    ) -> Granted | Waiting | Gone:
         """Send the request until it is answered. The same id makes a repetition harmless."""
-        started, pause = now(), _FIRST_PAUSE
+        place, started = request.place, now()
         while True:
             try:
-                answer = await session.backend.acquire(place.request, wait=wait)
+                answer = await place.acquire(wait=wait)
                 break
             except BackendUnavailable as error:
                 session.check_usable()
-                place.failures += 1
+                request.failures += 1
                 silent = now() - started
                 if silent >= session.unavailable_after:
                     raise BackendUnavailable(
@@ -331,41 +345,37 @@ class Acquirable:
                     ) from (error.__cause__ or session.backend.failure or error)
             except BackendError as error:
                 raise concerning(error, self._name) from error.__cause__
-            pause = min(pause, session.unavailable_after - silent)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, _LONGEST_PAUSE)
-        place.failures = 0
+            pause = pause_after(request.failures)
+            await asyncio.sleep(min(pause, session.unavailable_after - silent))
+        request.failures = 0
         if session.closing:
             raise session.closed_error(self._name)
         if isinstance(answer, Granted):
-            if answer.token > place.broken:
-                place.grant(answer.token, answer.deadline)
-                session.extender.add(place)
+            request.hold()
         elif isinstance(answer, Refused):
-            if place.request.ambiguous:
-                session.leave_soon(place)  # an earlier attempt may still arrive, and be granted
+            if answer.unsure:
+                session.departure.in_background(request)
             else:
-                session.places.pop(place.request.id, None)
-                place.end()
+                session.remove(request)
             raise self._refused(answer)
         return answer
 
-    def _begin_again(self, session: Session, place: Place) -> Place:
-        task = place.task() if place.task is not None else None
-        session.leave_soon(place)
+    def _begin_again(self, session: Session, request: Request) -> Request:
+        task = request.task() if request.task is not None else None
+        session.departure.in_background(request)
         request_id = session.new_id()
-        owner = place.request.owner
-        if owner == self._owner(place.request.id):
+        owner = request.owner
+        if owner == self._owner(request.id):
             owner = self._owner(request_id)
-        fresh = self._new_place(session, request_id, owner, task)
-        place.successor = fresh
+        fresh = Request(session, self._terms, self._options, request_id, owner, task)
+        request.successor = fresh
         return fresh
 
     @staticmethod
-    def _current(session: Session, place: Place) -> Place:
-        while place.successor is not None:
-            place = place.successor
-        return place
+    def _current(session: Session, request: Request) -> Request:
+        while request.successor is not None:
+            request = request.successor
+        return request
 
     # -- reentrancy --------------------------------------------------------------------------------
 
@@ -374,20 +384,19 @@ class Acquirable:
         # The first letter keeps a task's id from ever being equal to a user's string.
         return f"t{request_id}" if named is None else f"u{quote(named, safe='')}"
 
-    def _check_bodies(self, session: Session, bodies: Sequence[Place]) -> None:
+    def _check_bodies(self, session: Session, bodies: Sequence[Request]) -> None:
         """Inside a block whose lease is lost, the name is not to be had again: raise its loss."""
-        for place in bodies:
-            request = place.request
-            if request.name == self._name and request.kind == self._kind:
-                session.lose_if_overdue(place)
-                if place.reason is not None:
-                    raise place.error()
+        for request in bodies:
+            if request.name == self._name and request.terms.kind == self._kind:
+                session.lose_if_overdue(request)
+                if request.reason is not None:
+                    raise request.error()
 
     @staticmethod
-    def _live(session: Session, holds: Sequence[Place]) -> list[Place]:
+    def _live(session: Session, holds: Sequence[Request]) -> list[Request]:
         """Return what the task itself holds of the name, the latest first; not what it has lost."""
-        mine: list[Place] = []
-        lost: list[Place] = []
+        mine: list[Request] = []
+        lost: list[Request] = []
         for held in reversed(holds):
             if held.options.owner is None:
                 (mine if session.is_live(held) else lost).append(held)
@@ -397,28 +406,12 @@ class Acquirable:
 
     # -- parts -------------------------------------------------------------------------------------
 
-    def _new_place(
-        self, session: Session, request_id: str, owner: str, task: asyncio.Task[Any] | None
-    ) -> Place:
-        request = Request(
-            request_id,
-            self._kind,
-            self._name,
-            self._mode,
-            self._limit,
-            owner,
-            self._ttl,
-            self._waiter_ttl,
-            self._options.lock_delay,
-        )
-        return Place(request, self._options, task)
-
     @staticmethod
-    def _is_away(session: Session, place: Place, started: float) -> bool:
-        if place.failures:
+    def _is_away(session: Session, request: Request, started: float) -> bool:
+        if request.failures or request.place.silent:
             return True
         slow = now() - started > _SLOW_ANSWER or session.backend.failure is not None
-        return place.state is State.ASKING and slow
+        return request.state is State.ASKING and slow
 
     def _timed_out(
         self, session: Session, timeout: float | None, away: bool
@@ -483,9 +476,7 @@ class LateGrants:
             _logger.warning("%s", text, extra={"event": "late_grant", "lock": name})
         elif self._times > 2 and now() - self._first_at >= unavailable_after:
             raise BackendUnavailable(text, name=name)
-        await asyncio.sleep(
-            min(_FIRST_PAUSE * 2**self._times, 2 * _LONGEST_PAUSE) * random.uniform(0.5, 1.0)
-        )
+        await asyncio.sleep(pause_after(self._times, first=_FIRST_PAUSE, longest=2 * LONGEST))
 
 
 class Lock(Acquirable):

@@ -11,11 +11,33 @@ Mode = Literal["exclusive", "shared"]
 Kind = Literal["lock", "semaphore"]
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a lock asks for: the same for all requests of one ``Lock`` object."""
+
+    kind: Kind
+    name: str
+    mode: Mode
+    #: With ``kind == "semaphore"``: how many may hold. 0 for locks.
+    limit: int
+    #: Length of a holder's lease: min(ttl, max_hold).
+    ttl: float
+    #: Length of the lease while waiting: min(client's waiter_ttl, ttl).
+    waiter_ttl: float
+    lock_delay: float
+    #: The lease counts as lost so long before its deadline.
+    margin: float
+    #: Seconds after its grant past which a lease is never extended.
+    max_hold: float | None
+    #: Whether a holder's lease is extended. A waiter's always is, and it is brought to the full ttl once.
+    auto_extend: bool
+
+
 @dataclass(slots=True, eq=False)
 class Request:
-    """What one attempt to get a lock tells the backend; the same from its first message to its last.
+    """What a store with a lease per request is told of one; the same from its first message to its last.
 
-    Nothing in it changes but the last four, which are the backend's own notes.
+    Nothing in it changes but the last four, which are the store's own notes.
     """
 
     id: str
@@ -75,6 +97,22 @@ class Refused:
 
     why: Literal["busy", "deadlock", "limit"]
     used: int = 0
+    #: A part of it, or an earlier attempt, may still be carried out: it has to be left.
+    unsure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a request ends."""
+
+    #: The lease ran out for its holder, whose deadline is earlier than the store's: this leave must not
+    #: open a lock-delay.
+    lost: bool = False
+
+
+#: Its body has ended, or nobody wants it any more.
+ENDED = End()
+LOST = End(lost=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +125,24 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can do, for code and tests to ask instead of its type."""
+    """What a store can do, for code and tests to ask instead of its type."""
 
     #: "exact": in order of arrival at the store.
     fair: Literal["exact", "by ticket"] = "exact"
     shared: bool = True
     semaphores: bool = True
     lock_delay: bool = True
+    break_lock: bool = True
+    #: The shortest ttl that the store takes, and what lengths are rounded up to, in seconds.
+    shortest_ttl: float = 0.05
+    granularity: float = 0.001
+    #: Whether it is known how long others' leases have left, and how long waiters have waited.
+    remaining_known: bool = True
+    waiting_known: bool = True
     #: Whether the notice of a grant is a grant, or only a reason to ask.
     notices: Literal["grants", "hints"] = "grants"
     #: Seconds for which a granted waiter's extension to the full ttl may wait: it may have left by then.
     extend_after: float = 0.005
-    #: Whether the store's clock can be read and keys looked at from outside, as Redis allows.
-    break_lock: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from ._bodies import Blocks, Body
 from ._clock import now
 from ._errors import AcquireTimeout, BackendError, LockLost, NotHeld
 from ._lease import Lease
-from ._lock import _UNSET, Lock, OwnPlaces
+from ._lock import _UNSET, Lock, OwnRequests
 from ._options import check_timeout, refuse_keywords
-from ._place import Place
+from ._request import Request
 from ._session import Session
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class MultiLock:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    async def _acquire(self, timeout: float | None, own: OwnPlaces | None = None) -> MultiLease:
+    async def _acquire(self, timeout: float | None, own: OwnRequests | None = None) -> MultiLease:
         session = self._client._use()
         started = now()
 
@@ -139,7 +139,7 @@ class MultiLock:
         self,
         leases: MultiLease,
         time_left: Callable[[], float | None],
-        own: OwnPlaces | None,
+        own: OwnRequests | None,
     ) -> None:
         """Acquire in order; return early when a lease is lost that was taken already."""
         scope = asyncio.timeout(None)
@@ -318,8 +318,8 @@ class MultiLease(Body, Mapping[str, Lease]):
     # -- inside ------------------------------------------------------------------------------------
 
     @property
-    def _places(self) -> list[Place]:  # type: ignore[override]
-        return [lease._place for lease in self._leases.values()]
+    def _requests(self) -> list[Request]:  # type: ignore[override]
+        return [lease._request for lease in self._leases.values()]
 
     async def _leave(self, *, wait: bool) -> LockLost | BackendError | None:
         """Leave in reverse; return the loss, if any. What fails or is cancelled ends only the waiting."""
@@ -354,9 +354,7 @@ class MultiLease(Body, Mapping[str, Lease]):
 
     @staticmethod
     def _watch(lease: Lease, watcher: asyncio.Future[None]) -> None:
-        place = lease._place
-        place.watchers = [known for known in place.watchers or () if not known.done()]
-        place.watchers.append(watcher)
+        lease._request.add_watcher(watcher)
 
     def _error(self) -> LockLost | BackendError:
         # The clock may have told a loss that is not marked yet.
@@ -368,9 +366,9 @@ class MultiLease(Body, Mapping[str, Lease]):
         """Whether what was lost need not be lost again. (A hold from before is not taken anew: its loss
         is raised inside a block on it, and else counts no more.)"""
         return all(
-            place.options.auto_extend and place.reason != "max_hold"
-            for place in self._places
-            if place.reason is not None and not place.handles
+            request.terms.auto_extend and request.reason != "max_hold"
+            for request in self._requests
+            if request.reason is not None and not request.handles
         )
 
     def _not_held(self) -> NotHeld:

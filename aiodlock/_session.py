@@ -1,4 +1,4 @@
-"""One entering of a client: the backend, the extender, every place, and the only task group.
+"""One entering of a client: the backend, the deadlines, every request, and the only task group.
 
 What must still be said to the server when its caller is gone is handed over to here (``leave_soon``).
 """
@@ -18,11 +18,12 @@ import anyio
 
 from ._bodies import Bodies
 from ._clock import now
+from ._deadlines import Deadlines
+from ._departure import Departure
 from ._errors import BackendError, BackendUnavailable, ClientClosed, LockLost, LossReason
-from ._extender import Extender
 from ._hooks import Hooks
-from ._model import Kind, Left
-from ._place import Place, State
+from ._model import Kind
+from ._request import Request, State
 from ._slices import Slices
 from ._tasks import start_soon
 from ._telling import Telling
@@ -34,10 +35,8 @@ _OTHER_LOOP = "this Client belongs to another event loop: make one per loop"
 _OTHER_PROCESS = "this Client was entered before a fork: make a new one in the child"
 
 CONNECT_WITHIN = 4.8
-#: Leaving a body returns within a second, answered or not.
-_LEAVE_WITHIN = 0.95
-_FIRST_RETRY = 0.02
-_LONGEST_RETRY = 1.0
+#: How long bodies are given to end when closing was cancelled (seconds).
+_A_MOMENT = 0.95
 
 
 class Session:
@@ -54,13 +53,14 @@ class Session:
         self.telling: Telling = Telling(hooks)
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.pid: int = os.getpid()
-        self.places: dict[str, Place] = {}
+        self.requests: dict[str, Request] = {}
         self.bodies: Bodies = Bodies()
         self.slices: Slices = Slices(self.loop)
         self.closing: bool = False
-        self.extender: Extender = Extender(self)
+        self.deadlines: Deadlines = Deadlines(self)
+        self.departure: Departure = Departure(self)
         self._numbers = count(1)
-        self._holds: dict[tuple[Kind, str, int], list[Place]] = {}
+        self._holds: dict[tuple[Kind, str, int], list[Request]] = {}
         self._ready: asyncio.Future[None] = self.loop.create_future()
         self._left = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
@@ -91,7 +91,6 @@ class Session:
         # task group may not.
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                self._tasks.create_task(self.extender.run())
                 self._tasks.create_task(self._serve_backend())
         except Exception as error:
             self._die(error)
@@ -106,7 +105,7 @@ class Session:
                 self._ready.exception()
 
     async def _serve_backend(self) -> None:
-        await self.backend.run(self, self._on_ready)
+        await self.backend.run(self._on_ready)
         await asyncio.Event().wait()
 
     def _on_ready(self) -> None:
@@ -117,10 +116,10 @@ class Session:
         """A background task died: nothing is extended any more, so nobody may go on believing."""
         self._death = cause = _root_cause(error)
         _logger.error("a background task died", exc_info=cause, extra={"event": "client_died"})
-        for place in list(self.places.values()):
-            place.wake(self._death_error())
-            if place.state is State.HELD:
-                self.lose(place, "closed", failure=self._death_error())
+        for request in list(self.requests.values()):
+            request.wake(self._death_error())
+            if request.state is State.HELD:
+                self.lose(request, "closed", failure=self._death_error())
 
     def _death_error(self) -> BackendError:
         assert self._death is not None
@@ -137,16 +136,16 @@ class Session:
         self.closing = True
         give_up_at = now() + within
         current = asyncio.current_task()  # perhaps in a body itself
-        for place in list(self.places.values()):
-            if place.state is State.HELD:
-                self.lose_if_overdue(place, spare=current)
-                self.lose(place, "closed", spare=current)
-            elif place.state in (State.ASKING, State.WAITING):
-                place.wake(self.closed_error(place.request.name))
-        for place in list(self.places.values()):
+        for request in list(self.requests.values()):
+            if request.state is State.HELD:
+                self.lose_if_overdue(request, spare=current)
+                self.lose(request, "closed", spare=current)
+            elif request.state in (State.ASKING, State.WAITING):
+                request.wake(self.closed_error(request.name))
+        for request in list(self.requests.values()):
             # A bare lease has no body to wait for; our own does not end before we do.
-            if place.state is State.LOST and not set(place.armed or ()) - {current}:
-                self.leave_soon(place)
+            if request.state is State.LOST and not set(request.armed or ()) - {current}:
+                self.departure.in_background(request)
         cancelled: asyncio.CancelledError | None = None
         try:
             try:
@@ -156,18 +155,18 @@ class Session:
                 # moment to end, so that their locks are released; another cancellation ends the wait.
                 cancelled = outer
                 with anyio.CancelScope(shield=True):
-                    await self._until_all_left(min(give_up_at, now() + _LEAVE_WITHIN))
-            overdue = [place for place in self.places.values() if place.state is State.LOST]
-            for place in overdue:
+                    await self._until_all_left(min(give_up_at, now() + _A_MOMENT))
+            overdue = [request for request in self.requests.values() if request.state is State.LOST]
+            for request in overdue:
                 _logger.warning(
                     "%r: its body goes on after close_timeout",
-                    place,
-                    extra={"event": "body_goes_on", "lock": place.request.name},
+                    request,
+                    extra={"event": "body_goes_on", "lock": request.name},
                 )
-                self.leave_soon(place)
+                self.departure.in_background(request)
             if overdue and self._death is None:
                 with anyio.move_on_after(1.0):
-                    while any(place.state is State.LEAVING for place in overdue):
+                    while any(request.state is State.LEAVING for request in overdue):
                         self._left.clear()
                         await self._left.wait()
             if self._death is None:
@@ -178,8 +177,8 @@ class Session:
             raise cancelled
 
     async def _until_all_left(self, give_up_at: float) -> None:
-        """Wait until the store knows of no place any more, and no body goes on."""
-        while self.places and now() < give_up_at and self._death is None:
+        """Wait until the store knows of no request any more, and no body goes on."""
+        while self.requests and now() < give_up_at and self._death is None:
             self._left.clear()
             try:
                 async with asyncio.timeout(give_up_at - now()):
@@ -190,6 +189,7 @@ class Session:
     async def stop(self) -> None:
         """Cancel the background and wait for it; a cancellation meanwhile does not leave it behind."""
         self.closing = True
+        self.deadlines.stop()
         main = self._main
         if main is None:
             return
@@ -200,8 +200,8 @@ class Session:
                 await asyncio.wait({main})
             except asyncio.CancelledError as outer:
                 cancelled = outer
-        for place in self.places.values():
-            self.telling.released(place, place.granted_at)  # as far as this side will ever know
+        for request in self.requests.values():
+            self.telling.released(request, request.granted_at)  # as far as this side will ever know
         if cancelled is not None:
             raise cancelled
 
@@ -216,7 +216,7 @@ class Session:
 
     def check_here(self) -> None:
         """Raise in another loop or process than the client was entered in."""
-        self._check_process()
+        self.check_process()
         self.check_loop()
 
     def check_loop(self) -> None:
@@ -231,7 +231,8 @@ class Session:
         running = asyncio._get_running_loop()
         return RuntimeError(_OTHER_LOOP) if running not in (None, self.loop) else None
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
+        """Raise in another process than the client was entered in."""
         if os.getpid() != self.pid:
             raise RuntimeError(_OTHER_PROCESS)
 
@@ -242,6 +243,11 @@ class Session:
         return ClientClosed(message, name=name)
 
     @property
+    def is_dead(self) -> bool:
+        """Whether one of its tasks has died."""
+        return self._death is not None
+
+    @property
     def is_running(self) -> bool:
         """Whether its tasks have not ended yet."""
         return self._main is not None and not self._main.done()
@@ -250,381 +256,157 @@ class Session:
         """Run something in the client's task group; False when that is over. From any callback, too."""
         return start_soon(self._tasks, call(*args))
 
-    # -- places ----------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def new_id(self) -> str:
         """Return a request id that is unique in time and space."""
         return f"{self.backend.label}-{next(self._numbers)}"
 
-    def holds(self, kind: Kind, name: str, task: asyncio.Task[Any] | None) -> list[Place]:
+    def holds(self, kind: Kind, name: str, task: asyncio.Task[Any] | None) -> list[Request]:
         """Return what a task holds of a name, in order of acquisition."""
         found = self._holds.get((kind, name, id(task)))
         if not found:
             return []
         # A task of the same id that is gone is somebody else.
-        return [place for place in found if place.task is not None and place.task() is task]
+        return [request for request in found if request.task is not None and request.task() is task]
 
-    def add_hold(self, place: Place) -> None:
-        request = place.request
-        self._holds.setdefault((request.kind, request.name, place.task_id), []).append(place)
+    def add_hold(self, request: Request) -> None:
+        """A task has got what it asked for."""
+        terms = request.terms
+        self._holds.setdefault((terms.kind, terms.name, request.task_id), []).append(request)
 
-    def _drop_hold(self, place: Place) -> None:
-        key = (place.request.kind, place.request.name, place.task_id)
+    def _drop_hold(self, request: Request) -> None:
+        key = (request.terms.kind, request.terms.name, request.task_id)
         found = self._holds.get(key)
-        if found is not None and place in found:
-            found.remove(place)
+        if found is not None and request in found:
+            found.remove(request)
             if not found:
                 del self._holds[key]
 
-    def _remove(self, place: Place) -> None:
-        place.end()
-        if place.left is not None:
-            _resolve(place.left)
-        self.places.pop(place.request.id, None)
+    def begin_leaving(self, request: Request) -> None:
+        """The request neither waits nor holds any more; its leave is about to be sent."""
+        self.deadlines.remove(request)
+        self._drop_hold(request)
+        if request.on_task_end is not None:
+            request.forget_task_end()
+        request.leave()
+
+    def remove(self, request: Request) -> None:
+        """The store knows nothing of it any more, or nobody asks."""
+        request.end()
+        self.requests.pop(request.id, None)
         self._left.set()
 
-    # -- leaving ---------------------------------------------------------------------------------
+    def remove_unawaited(self, request: Request) -> None:
+        """The same, after a leave that no caller waits for."""
+        self.remove(request)
+        self.telling.released(request, request.granted_at)
 
-    async def leave(self, place: Place) -> Left | None:
-        """Tell the server, in the caller's task; None if that stays to be done.
-
-        Returns within about a second. Cancelled or unanswered, the client's own task goes on with it.
-        """
-        if os.getpid() != self.pid:
-            raise RuntimeError(_OTHER_PROCESS)
-        self._end(place)
-        give_up_at = now() + _LEAVE_WITHIN
-        try:
-            try:
-                left = await self.backend.leave(place.request, within=_LEAVE_WITHIN)
-            except BackendUnavailable:
-                # Its connection was cut: once more, in the time that is left.
-                async with asyncio.timeout(give_up_at - now()):
-                    left = await self.backend.leave(place.request)
-                left = _of_the_first(left)
-        except asyncio.CancelledError:
-            await self._leave_and_wait(place)
-            raise
-        except (TimeoutError, BackendError) as error:
-            _logger.info(
-                "leaving %r goes on in the background: %r",
-                place.request.name,
-                error,
-                extra={"event": "leave_delayed", "lock": place.request.name},
-            )
-            self.start_soon(self._leave_until_done, place)
-            return None
-        except BaseException:
-            self.start_soon(self._leave_until_done, place)
-            raise
-        self._remove(place)
-        return left
-
-    def leave_soon(self, place: Place) -> None:
-        """Leave in the background; without a task, unless it has to be repeated."""
-        if place.state in (State.LEAVING, State.OVER):
-            return
-        if place.serial:
-            self.lose_if_overdue(place)  # only the clock may know, and a lock-delay is kept
-        self._end(place)
-        lost = place.ran_out
-
-        def done(result: Left | BackendError) -> None:
-            if isinstance(result, Left):
-                self._remove_unawaited(place)
-            else:
-                self.start_soon(self._leave_until_done, place, lost)
-
-        if not self.backend.leave_later(place.request, done, lost=lost):
-            self.start_soon(self._leave_until_done, place, lost)
-
-    async def withdraw(self, place: Place) -> None:
-        """Leave in the background and wait for it, a second at most. A cancellation ends the wait."""
-        if place.state in (State.LEAVING, State.OVER):
-            return
-        self.leave_soon(place)
-        await self._until_left(place)
-
-    async def _leave_and_wait(self, place: Place) -> None:
-        self.start_soon(self._leave_until_done, place)
-        await self._until_left(place)
-
-    async def _until_left(self, place: Place) -> None:
-        if place.state is State.OVER or self._main is None or self._main.done():
-            return
-        place.left = left = self.loop.create_future()
-        timer = self.loop.call_later(1.0, _resolve, left)
-        try:
-            # The shield keeps anyio's scopes from ending the wait at once; asyncio's cancel() does.
-            with anyio.CancelScope(shield=True):
-                await left
-        finally:
-            timer.cancel()
-
-    async def _leave_until_done(self, place: Place, lost: bool = False) -> None:
-        """Repeat the leave until it is answered, or until the server has surely dropped the request."""
-        request = place.request
-        longest = max(request.waiter_ttl, request.ttl, place.ttl)
-        give_up_at = max(place.deadline, now() + longest)
-        pause = _FIRST_RETRY
-        while True:
-            try:
-                await self.backend.leave(request, lost=lost)
-                break
-            except BackendError as error:
-                if now() >= give_up_at or self._death is not None:
-                    self.telling.release_failed(place, error)
-                    break
-            await asyncio.sleep(min(pause, max(0.0, give_up_at - now())))
-            pause = min(2 * pause, _LONGEST_RETRY)
-        self._remove_unawaited(place)
-
-    def _remove_unawaited(self, place: Place) -> None:
-        self._remove(place)
-        self.telling.released(place, place.granted_at)
-
-    async def release(self, place: Place) -> Left:
-        """Repeat the leave in the caller's task until the local deadline; then raise LockLost."""
-        self._end(place)
-        request, pause, repeated = place.request, _FIRST_RETRY, False
-        try:
-            while True:
-                try:
-                    async with asyncio.timeout(max(0.001, place.deadline - now())):
-                        left = await self.backend.leave(request)
-                    break
-                except (TimeoutError, BackendError) as error:
-                    repeated = True
-                    if now() >= place.deadline:
-                        self.start_soon(self._leave_until_done, place, True)
-                        place.lose_on_leaving("expired")
-                        raise LockLost(
-                            f"releasing {request.name!r} had no answer until its lease ended "
-                            f"(token {place.token}): {error!r}",
-                            name=request.name,
-                            reason="expired",
-                        ) from error
-                await asyncio.sleep(min(pause, max(0.0, place.deadline - now())))
-                pause = min(2 * pause, _LONGEST_RETRY)
-        except LockLost as lost:
-            self.telling.ended(place, lost.reason)
-            raise
-        except asyncio.CancelledError:
-            await self._leave_and_wait(place)
-            raise
-        self._remove(place)
-        return _of_the_first(left) if repeated else left
-
-    def _end(self, place: Place) -> None:
-        self.extender.forget(place)
-        self._drop_hold(place)
-        if place.on_task_end is not None and place.task is not None:
-            task = place.task()
-            if task is not None:
-                task.remove_done_callback(place.on_task_end)
-            place.on_task_end = None
-        place.leave()
-
-    # -- what the backend hears --------------------------------------------------------------------
-
-    def on_granted(self, request_id: str, token: int, where: str) -> None:
-        place = self.places.get(request_id)
-        if place is None:
-            self.start_soon(self._leave_unknown, request_id, where)
-        elif place.state is State.ASKING:
-            place.noticed = token
-        elif place.state is State.WAITING:
-            # A notice starts a body, so it counts only while the last answer's deadline lasts.
-            # And only if it is news: an id whose reply was lost for long may have been queued, granted,
-            # dropped and queued again, and the notice may be of the first time.
-            if (
-                token > max(place.floor, place.broken)
-                and self.backend.capabilities.notices == "grants"
-            ):
-                self.extender.granted(place, token, place.deadline)
-            else:
-                self.extender.extend_now(place)
-
-    def on_held(self, request_id: str, token: int, deadline: float) -> None:
-        place = self.places.get(request_id)
-        if place is not None and place.state is State.WAITING:
-            place.deadline = deadline
-            self.extender.granted(place, token, deadline)
-
-    def on_look(self, request_id: str | None) -> None:
-        if request_id is not None:
-            place = self.places.get(request_id)
-            if place is not None:
-                self._look(place)
-            return
-        self.extender.look_through(self._look)
-
-    def on_other_server(self) -> None:
-        self._ask_about_all(0.0)
-
-    def on_back(self) -> None:
-        self._ask_about_all(self.extender.spread_of(len(self.places)))
-
-    def _ask_about_all(self, spread: float) -> None:
-        def look(place: Place) -> None:
-            if place.state is State.HELD and not place.failures:
-                self.extender.ask_about_held(place, spread)
-            else:
-                self._look(place)
-
-        self.extender.look_through(look)
-
-    def _look(self, place: Place) -> None:
-        if place.state is State.ASKING and place.noticed is None:
-            # No grant, but the answer on its way may be older than what there is to see.
-            place.noticed = 0
-        elif place.state is State.WAITING or place.failures:
-            self.extender.extend_now(place)
-
-    def on_broken(self, request_id: str, token: int) -> None:
-        place = self.places.get(request_id)
-        if place is None:
-            return
-        if place.state is State.HELD:
-            self.lose(place, "broken")
-        elif self.backend.capabilities.notices == "grants":
-            # The break has overtaken the grant, which must not start a body any more.
-            place.broken = max(place.broken, token)
-            if place.state is State.ASKING:
-                place.noticed = 0
-            else:
-                self.extender.extend_now(place)
-
-    async def _leave_unknown(self, request_id: str, where: str) -> None:
-        try:
-            await self.backend.leave_unknown(request_id, where)
-        except BackendError as error:
-            _logger.warning(
-                "giving back an unknown grant failed, it ends by itself: %r",
-                error,
-                extra={"event": "unknown_grant"},
-            )
-
-    def waits_long(self, place: Place) -> None:
-        """Warn, once, when the task of a long wait is in other blocks: they may wait for each other."""
-        place.queued_at = float("inf")
-        task = place.task() if place.task is not None else None
-        mine = (other.request for other in self.bodies.of(task) if other.state is State.HELD)
-        names = sorted({request.name for request in mine} - {place.request.name})
+    def waits_long(self, request: Request) -> None:
+        """Warn that the task of a long wait is in other blocks: they may wait for each other."""
+        task = request.task() if request.task is not None else None
+        mine = (other for other in self.bodies.of(task) if other.state is State.HELD)
+        names = sorted({other.name for other in mine} - {request.name})
         if names:
-            self.telling.waits_inside(place, names)
+            self.telling.waits_inside(request, names)
 
     # -- losses, and leases that nobody has left ---------------------------------------------------
 
     def lose(
         self,
-        place: Place,
+        request: Request,
         reason: LossReason,
         *,
         failure: BackendError | None = None,
         spare: asyncio.Task[Any] | None = None,
     ) -> None:
         """A lease is lost: cancel its bodies, stop extending, tell."""
-        if place.state is State.HELD:
-            place.lose(reason, failure, spare=spare)
-            self._on_lost(place)
+        if request.state is State.HELD:
+            request.lose(reason, failure, spare=spare)
+            self.deadlines.remove(request)
+            request.place.run_out()
+            self.telling.lost(request)
 
-    def lose_if_overdue(self, place: Place, *, spare: asyncio.Task[Any] | None = None) -> None:
+    def lose_if_overdue(self, request: Request, *, spare: asyncio.Task[Any] | None = None) -> None:
         """The clock decides when no message came."""
-        if place.state is State.HELD and now() >= place.ends_at:
-            place.lose_if_overdue(spare=spare)
-            self._on_lost(place)
+        if request.state is State.HELD:
+            moment = now()
+            if moment >= request.ends_at:
+                self.lose(request, request.overdue_reason(moment), spare=spare)
 
-    def is_live(self, place: Place) -> bool:
-        """Whether the place holds at this moment. What is overdue is marked as lost."""
-        self.lose_if_overdue(place)
-        return place.state is State.HELD
+    def is_live(self, request: Request) -> bool:
+        """Whether the request holds at this moment. What is overdue is marked as lost."""
+        self.lose_if_overdue(request)
+        return request.state is State.HELD
 
-    def _on_lost(self, place: Place) -> None:
-        self.extender.forget(place)
-        self.telling.lost(place)
-
-    def lost_on_leaving(self, place: Place, reason: LossReason) -> LockLost:
+    def lost_on_leaving(self, request: Request, reason: LossReason) -> LockLost:
         """The store's answer to a leave was that the lease had ended."""
-        place.lose_on_leaving(reason)
-        self.telling.lost(place)
-        lost = place.lost
+        request.lose_on_leaving(reason)
+        self.telling.lost(request)
+        lost = request.lost
         assert lost is not None
         return lost
 
-    def report(self, lost: list[Place]) -> None:
+    def report(self, lost: list[Request]) -> None:
         """A task is told that it has lost these, and releases them thereby."""
-        for place in lost:
-            place.reported = True
-            for serial in {*place.dropped, *place.handles[-1:]}:
-                place.end_handle(serial)
-            if not place.handles:
-                self.leave_soon(place)
+        for request in lost:
+            request.reported = True
+            for serial in {*request.dropped, *request.handles[-1:]}:
+                request.end_handle(serial)
+            if not request.handles:
+                self.departure.in_background(request)
 
-    def dropped(self, place: Place, serial: int) -> None:
+    def dropped(self, request: Request, serial: int) -> None:
         """Nobody references a lease any more that was not left. Called by the collector, on any thread."""
         if os.getpid() != self.pid or self.loop.is_closed():
             return  # after a fork the lease is the parent's
-        if place.task is None or asyncio._get_running_loop() is self.loop:
-            self._on_dropped(place, serial)
+        if request.task is None or asyncio._get_running_loop() is self.loop:
+            self._on_dropped(request, serial)
         else:
             with suppress(RuntimeError):  # the loop was closed meanwhile
-                self.loop.call_soon_threadsafe(self._on_dropped, place, serial)
+                self.loop.call_soon_threadsafe(self._on_dropped, request, serial)
 
-    def _on_dropped(self, place: Place, serial: int) -> None:
+    def _on_dropped(self, request: Request, serial: int) -> None:
         """The hold lives on as long as its task, which can still release it."""
-        if serial not in place.handles:
+        if serial not in request.handles:
             return
-        task = place.task() if place.task is not None else None
-        if task is None or task.done() or place.reported:
-            self._forget(place, serial)
+        task = request.task() if request.task is not None else None
+        if task is None or task.done() or request.reported:
+            self._forget(request, serial)
             return
-        place.dropped += (serial,)
-        if place.on_task_end is None:
+        request.dropped += (serial,)
+        if request.on_task_end is None:
 
             def forget(_: asyncio.Task[Any]) -> None:
                 # Each by itself: where warnings are errors, one raises.
-                for left in place.dropped:
-                    self.loop.call_soon(self._forget, place, left)
+                for left in request.dropped:
+                    self.loop.call_soon(self._forget, request, left)
 
-            place.on_task_end = forget
+            request.on_task_end = forget
             task.add_done_callback(forget)
 
-    def _forget(self, place: Place, serial: int) -> None:
+    def _forget(self, request: Request, serial: int) -> None:
         """The task of a hold has ended, and nobody can release it any more. Called on any thread."""
-        held = place.state is State.HELD and serial in place.handles
+        held = request.state is State.HELD and serial in request.handles
         # Later: this may be in the middle of anything. The warning may be turned into an error.
-        self.loop.call_soon_threadsafe(self._leave_forgotten, place, serial, held)
+        self.loop.call_soon_threadsafe(self._leave_forgotten, request, serial, held)
         if held:  # else there is nothing that the holder should have released
-            warnings.warn(_forgotten(place), ResourceWarning, stacklevel=2)
+            warnings.warn(_forgotten(request), ResourceWarning, stacklevel=2)
 
-    def _leave_forgotten(self, place: Place, serial: int, held: bool) -> None:
+    def _leave_forgotten(self, request: Request, serial: int, held: bool) -> None:
         if held:
-            about = {"event": "forgotten", "lock": place.request.name}
-            _logger.warning("%s", _forgotten(place), extra=about)
-        if serial in place.handles and place.end_handle(serial):
-            self.leave_soon(place)
+            about = {"event": "forgotten", "lock": request.name}
+            _logger.warning("%s", _forgotten(request), extra=about)
+        if serial in request.handles and request.end_handle(serial):
+            self.departure.in_background(request)
 
 
-def _forgotten(place: Place) -> str:
-    block = "an async with" if place.task is not None else "a with block"
+def _forgotten(request: Request) -> str:
+    block = "an async with" if request.task is not None else "a with block"
     return (
-        f"lease on {place.request.name!r} (token {place.token}) was forgotten while held, and nobody "
+        f"lease on {request.name!r} (token {request.token}) was forgotten while held, and nobody "
         f"references it any more: release it, or use it in {block}"
     )
-
-
-def _resolve(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)
-
-
-def _of_the_first(left: Left) -> Left:
-    """What the answer to a repeated leave says of the first, whose answer was lost.
-
-    The store keeps the record of an expired lease for its lock-delay, and says so: nothing was released.
-    """
-    return Left("released") if left == Left("gone", "gone") else left
 
 
 def _root_cause(error: BaseException) -> BaseException:

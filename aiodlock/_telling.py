@@ -10,7 +10,7 @@ from ._clock import now
 from ._errors import LossReason
 from ._hooks import Hooks
 from ._model import RequestInfo
-from ._place import Place
+from ._request import Request
 
 _logger = logging.getLogger("aiodlock")
 
@@ -18,7 +18,7 @@ _logger = logging.getLogger("aiodlock")
 class Telling:
     """The hooks of one client, and the words for the log.
 
-    What hooks were told of a lease stands in ``Place.told`` until they are told its end, once.
+    What hooks were told of a lease stands in ``Request.told`` until they are told its end, once.
     """
 
     __slots__ = ("_hooks",)
@@ -28,11 +28,11 @@ class Telling:
 
     # -- the life of a request ---------------------------------------------------------------------
 
-    def acquiring(self, place: Place) -> RequestInfo | None:
+    def acquiring(self, request: Request) -> RequestInfo | None:
         """A request begins; return what hooks are told of it, None when there are none."""
         if not self._hooks:
             return None
-        about = _about(place)
+        about = _about(request)
         self._tell("acquiring", about)
         return about
 
@@ -41,31 +41,31 @@ class Telling:
         if about is not None:
             self._tell("not_acquired", about, now() - started, error)
 
-    def acquired(self, place: Place, about: RequestInfo | None, started: float) -> None:
+    def acquired(self, request: Request, about: RequestInfo | None, started: float) -> None:
         """A request was granted."""
         if about is not None:
-            place.told = replace(about, token=place.token)
-            self._tell("acquired", place.told, now() - started)
+            request.told = replace(about, token=request.token)
+            self._tell("acquired", request.told, now() - started)
 
-    def released(self, place: Place, granted_at: float) -> None:
+    def released(self, request: Request, granted_at: float) -> None:
         """A lease was released."""
-        if place.told is not None:
-            told, place.told = place.told, None
+        if request.told is not None:
+            told, request.told = request.told, None
             self._tell("released", told, now() - granted_at)
 
-    def lost(self, place: Place) -> None:
+    def lost(self, request: Request) -> None:
         """A lease was marked as lost."""
-        lost = place.lost
+        lost = request.lost
         assert lost is not None
-        name = place.request.name
+        name = request.name
         _logger.warning("%s", lost, extra={"event": "lost", "lock": name, "reason": lost.reason})
-        self.ended(place, lost.reason)
+        self.ended(request, lost.reason)
 
-    def ended(self, place: Place, reason: LossReason) -> None:
+    def ended(self, request: Request, reason: LossReason) -> None:
         """A lease ended while it was being released: its holder gets the error, hooks the event."""
-        if place.told is not None:
-            told, place.told = place.told, None
-            self._tell("lost", told, now() - place.granted_at, reason)
+        if request.told is not None:
+            told, request.told = request.told, None
+            self._tell("lost", told, now() - request.granted_at, reason)
 
     @staticmethod
     def blocked(late: float, ttl: float) -> None:
@@ -79,23 +79,23 @@ class Telling:
         )
 
     @staticmethod
-    def waits_inside(place: Place, names: Sequence[str]) -> None:
+    def waits_inside(request: Request, names: Sequence[str]) -> None:
         """A request has waited for long while its task holds other names."""
-        name = place.request.name
+        name = request.name
         _logger.warning(
             "%r has been waited for longer than %.1f s by a task that holds %s meanwhile: if others take "
             "them in another order, all wait for ever; take them in one order, use multilock, or a timeout",
             name,
-            3 * place.ttl,
+            3 * request.ttl,
             ", ".join(map(repr, names)),
             extra={"event": "waits_inside", "lock": name, "held": list(names)},
         )
 
     # -- what failed -------------------------------------------------------------------------------
 
-    def extension_failed(self, place: Place, error: Exception) -> None:
+    def extension_failed(self, request: Request, error: Exception) -> None:
         """An extension had no answer, or was refused."""
-        name = place.request.name
+        name = request.name
         _logger.debug(
             "extending %r failed: %r",
             name,
@@ -103,18 +103,18 @@ class Telling:
             extra={"event": "extension_failed", "lock": name},
         )
         if self._hooks:
-            self._tell("extension_failed", _about(place), error)
+            self._tell("extension_failed", _about(request), error)
 
-    def release_failed(self, place: Place, error: Exception) -> None:
+    def release_failed(self, request: Request, error: Exception) -> None:
         """A leave that nobody awaits was given up."""
         _logger.warning(
             "%r could not be left; the server frees it when its lease ends: %r",
-            place.request.name,
+            request.name,
             error,
-            extra={"event": "release_failed", "lock": place.request.name},
+            extra={"event": "release_failed", "lock": request.name},
         )
         if self._hooks:
-            self._tell("release_failed", _about(place), error)
+            self._tell("release_failed", _about(request), error)
 
     def _tell(self, event: str, *about: object) -> None:
         for hook in self._hooks:
@@ -124,13 +124,13 @@ class Telling:
                 _logger.exception("a hook raised", extra={"event": "hook_failed"})
 
 
-def _about(place: Place) -> RequestInfo:
-    request = place.request
-    return place.told or RequestInfo(
+def _about(request: Request) -> RequestInfo:
+    terms = request.terms
+    return request.told or RequestInfo(
         id=request.id,
-        kind=request.kind,
-        name=request.name,
-        mode=request.mode,
-        owner=place.options.owner or request.owner[1:],
-        token=place.token,
+        kind=terms.kind,
+        name=terms.name,
+        mode=terms.mode,
+        owner=request.options.owner or request.owner[1:],
+        token=request.token,
     )

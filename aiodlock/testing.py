@@ -22,10 +22,11 @@ from types import TracebackType
 from typing import Any, get_args
 
 from ._client import Client
-from ._errors import BackendError, BackendUnavailable, LossReason
+from ._errors import BackendError, BackendUnavailable, LossReason, Unsupported
 from ._lease import Lease
 from ._lock import Acquirable
-from ._session import Session
+from ._model import ENDED
+from .backends.kept_backend import KeptBackend
 
 __all__ = [
     "drop_next_notice",
@@ -102,13 +103,13 @@ def lose(lease: Lease, reason: LossReason) -> asyncio.Future[None]:
         raise ValueError(f"reason must be one of {get_args(LossReason)}, not {reason!r}")
     if not lease.held:
         raise ValueError(f"{lease!r} is not held: there is nothing to lose")
-    place, session = lease._place, lease._session
-    session.lose(place, reason)
+    request, session = lease._request, lease._session
+    session.lose(request, reason)
     gone: asyncio.Future[None] = session.loop.create_future()
 
     async def leave() -> None:
         try:
-            await session.backend.leave(place.request)
+            await request.place.leave(ENDED)
         except BackendError:
             pass  # the store frees it when the lease ends
         finally:
@@ -139,18 +140,18 @@ class _Injection(AbstractContextManager["_Injection"]):
     Mutable state: ``happened``.
     """
 
-    def __init__(self, session: Session, method: str) -> None:
-        self._session = session
+    def __init__(self, where: object, method: str) -> None:
+        self._where = where
         self._method = method
         self.happened = False
 
     def replace(self, stand_in: Any) -> None:
         # On the object, in front of the class's own method.
-        self._session.__dict__[self._method] = stand_in
+        self._where.__dict__[self._method] = stand_in
 
     def take_back(self) -> None:
         """Let it not happen any more."""
-        self._session.__dict__.pop(self._method, None)
+        self._where.__dict__.pop(self._method, None)
 
     def __exit__(
         self,
@@ -173,9 +174,13 @@ def drop_next_notice(client: Client) -> _Injection:
         ...  # let the code wait for a lock
     print(notice.happened)
     ```
+
+    :raises Unsupported: for stores where a grant is not told by a message of its own.
     """
-    session = client._use()
-    injection = _Injection(session, "on_granted")
+    backend = client._use().backend
+    if not isinstance(backend, KeptBackend):
+        raise Unsupported(f"{backend!r} has no notices of grants that could be lost")
+    injection = _Injection(backend.keeper, "on_granted")
 
     def drop(request_id: str, token: int, where: str) -> None:
         injection.take_back()

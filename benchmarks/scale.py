@@ -30,7 +30,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 import aiodlock
 from aiodlock._embedded import EmbeddedServer, find_valkey9
-from aiodlock._place import State
+from aiodlock._request import State
 from aiodlock.backends.redis.wire import TransportWire
 from tests.topology.cluster import Cluster, port
 
@@ -485,7 +485,7 @@ async def _queue(
     tasks = [asyncio.create_task(client.lock(f"waited{n % names}").acquire()) for n in range(count)]
     session = client._session
     assert session is not None
-    while sum(place.state is State.WAITING for place in session.places.values()) < count:
+    while sum(place.state is State.WAITING for place in session.requests.values()) < count:
         await asyncio.sleep(0.05)
     await asyncio.sleep(0.5)  # until all have subscribed and looked
     if not stay:

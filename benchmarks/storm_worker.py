@@ -20,8 +20,8 @@ _AT_ONCE = 16
 
 def links_of(client: aiodlock.Client) -> list[Any]:
     """Return the links of a client of one server."""
-    backend: Any = client._session.backend  # type: ignore[union-attr]
-    return [backend._commands, backend._wakeups.link]
+    backend: Any = client._session.backend.store  # type: ignore[union-attr]
+    return [backend.server.commands, backend.server.wakeups.link]
 
 
 async def main(url: str, number: int, clients: int, extra: int) -> None:

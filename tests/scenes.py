@@ -9,9 +9,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiodlock
+from aiodlock.backends.keeper import Keeper
+from aiodlock.backends.kept_backend import KeptBackend
 
 #: For a state that has to come: far more than any machine needs.
 PATIENCE = 10.0
@@ -76,6 +78,19 @@ async def is_free(client: aiodlock.Client, *names: str) -> bool:
     """Tell whether nobody holds one of the names or waits for it."""
     infos = [await client.inspect(name) for name in names]
     return not any(info.holders or info.waiters for info in infos)
+
+
+def keeper_of(client: aiodlock.Client) -> Keeper:
+    """Return what extends the leases of an entered client, on a store with a lease per request."""
+    assert client._session is not None
+    backend = client._session.backend
+    assert isinstance(backend, KeptBackend)
+    return backend.keeper
+
+
+def store_of(client: aiodlock.Client) -> Any:
+    """Return what an entered client sends its requests through: a RedisBackend, or its like."""
+    return keeper_of(client).store
 
 
 async def until_cancelled() -> None:

@@ -1,17 +1,24 @@
-"""What a backend is: ordered places in a queue, leases, and a way to watch. Nothing more.
+"""What a store is to the core: a queue with ordered places, leases in it, and some questions. The seam.
 
-The waiting loop, the leases and the extender know only this. A backend translates the driver's
-errors: what may or may not have happened is ``Unanswered``, what certainly did not happen is
-``BackendUnavailable``, what the store refused is ``BackendError``.
+The core makes one ``Place`` per request and asks it. It pulls the deadline from the place, cancels bodies,
+and repeats what had no answer. It looks at nothing of a place but what stands here.
+
+The store keeps what was queued and granted alive by itself, from then on until ``leave``: with a ``Keeper``
+where each request has a lease of its own (``keeper``, ``kept``), else with its session or shared lease. The
+store alone knows of notices that overtake replies, notices for unknown requests, hints, stale notices, and
+of what has to be asked again after a reconnection.
+
+A store translates its driver's errors: what may or may not have happened is ``Unanswered``, what certainly
+did not happen is ``BackendUnavailable``, what the store refuses for good is ``BackendError``.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
-from .._errors import BackendError, BackendUnavailable
-from .._model import Capabilities, Gone, Granted, Left, LockInfo, Refused, Request, Waiting
+from .._errors import BackendError, BackendUnavailable, LossReason
+from .._model import Capabilities, End, Gone, Granted, Left, LockInfo, Refused, Terms, Waiting
 
 
 class Unanswered(BackendUnavailable):
@@ -19,26 +26,93 @@ class Unanswered(BackendUnavailable):
 
 
 class Listener(Protocol):
-    """Whom a backend tells what it hears. Called in the event loop, returns at once, never raises."""
+    """The core's side of one request. Called in the event loop; returns at once; never raises.
 
-    def on_granted(self, request_id: str, token: int, where: str) -> None:
-        """A notice: the waiter became the holder. ``where`` is for ``Backend.leave_unknown``."""
+    The store calls nothing here before ``acquire`` has returned ``Waiting`` or ``Granted``: what it hears
+    earlier goes into what ``acquire`` returns. It calls nothing after ``leave`` was called.
+    """
 
-    def on_held(self, request_id: str, token: int, deadline: float) -> None:
-        """The waiter became the holder, with what was left of its lease as a waiter."""
+    def granted(self) -> None:
+        """The waiter became the holder; the place has its ``token`` and ``deadline``.
 
-    def on_look(self, request_id: str | None) -> None:
-        """A hint: ask about this waiter; with None, about all (notices may have been missed)."""
+        More than the margin is left. If nothing is left when the store hears of its grant, it extends
+        first, and calls this when that is answered; if that is too late again, it calls
+        ``gone("expired")``.
+        """
 
-    def on_other_server(self) -> None:
-        """Another server answers from now on, which may know less: ask about all, holders too."""
+    def gone(self, reason: LossReason) -> None:
+        """The store knows the request no more. A waiter begins again with a new place; a holder is lost."""
 
-    def on_back(self) -> None:
-        """The connection is back, perhaps to a store that was restarted empty: as with another server, but
-        there is a little time to ask about holders."""
+    def extension_failed(self, error: Exception) -> None:
+        """Keeping the request alive had no answer, or was refused; the store tries again."""
 
-    def on_broken(self, request_id: str, token: int) -> None:
-        """An operator broke the lease that has this token."""
+    def unavailable(self, error: BackendUnavailable) -> None:
+        """Nothing has answered about a waiter for the client's ``unavailable_after``: it gives up."""
+
+
+class Place(Protocol):
+    """One request's place: in the store's queue, then among the holders. Its insides are the store's."""
+
+    @property
+    def deadline(self) -> float:
+        """Until when the store certainly honours the request, on our clock; 0.0 before the first answer.
+
+        It never comes nearer.
+        """
+
+    @property
+    def token(self) -> int:
+        """The fencing token; 0 until the store has granted the request."""
+
+    @property
+    def capped(self) -> bool:
+        """Whether the deadline is that near because of ``max_hold``.
+
+        False where deadlines do not depend on it: the core knows ``max_hold`` too.
+        """
+
+    @property
+    def silent(self) -> bool:
+        """Whether the last message about the request had no answer: a timeout is the store's fault then."""
+
+    @property
+    def ends_by(self) -> float:
+        """Return the moment from which on the store has ended the request, though no leave was answered.
+
+        ``math.inf``: never by itself; leaving is repeated then until it is answered.
+        """
+
+    async def acquire(self, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+        """Grant, queue or (``wait=False``) refuse the request. Repeating it is harmless.
+
+        ``Gone``: what an earlier message did is over already. The core leaves, and begins again.
+        """
+
+    async def extend(self, ttl: float | None) -> None:
+        """Extend the lease now; with ``ttl``, by that, and from now on. One attempt: the core repeats it.
+
+        A lease that is gone is told to the listener.
+        """
+
+    async def leave(self, end: End, *, within: float | None = None) -> Left:
+        """Release or withdraw, and hand off. Final: a late duplicate of an acquire is refused from then on.
+
+        Unanswered after ``within`` seconds. A repeated leave answers "released" if the first may have done
+        it.
+        """
+
+    def leave_soon(self, end: End, done: Callable[[Left | BackendError], object]) -> bool:
+        """Send a leave that nobody waits for, at the latest at the end of this turn of the loop.
+
+        False: nothing can be sent now, and ``done`` is not called. Else ``done`` hears how it went,
+        later, and never from within this call.
+        """
+
+    def run_out(self) -> None:
+        """The lease counts as lost here: extend it no more. It is left when its body has ended."""
+
+    def abandon(self) -> None:
+        """Forget what is kept of the request on this side: nobody will ask again."""
 
 
 class Backend(Protocol):
@@ -49,58 +123,24 @@ class Backend(Protocol):
 
     @property
     def label(self) -> str:
-        """What this client is called in ``inspect``."""
+        """What this client is called in ``inspect``, unlike any other's. Request ids begin with it."""
 
     @property
     def failure(self) -> Exception | None:
         """Why there is no connection, if there is none."""
 
-    async def run(self, listener: Listener, ready: Callable[[], None]) -> None:
-        """Keep the connections up until cancelled; call ``ready`` when the first calls can be made
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Keep connections and leases up until cancelled; call ``ready`` when the first calls can be made
         and notices arrive."""
 
-    async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
-        """Grant, queue or (``wait=False``) refuse the request. Repeating it is harmless."""
+    def place(self, terms: Terms, request_id: str, owner: str, listener: Listener) -> Place:
+        """Make the place of a request that is about to be asked. No I/O.
 
-    def extend(
-        self, batch: Sequence[tuple[Request, float]]
-    ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
-        """Push the deadline of each request to at least now + the length beside it; never nearer.
-
-        All are sent before this returns; each awaitable gives one outcome or raises. For the head of
-        a queue this is also the look: whoever can be granted is granted.
+        :param owner: identity for reentrancy, unambiguous: ``t…`` for a task's, ``u…`` for a user's.
         """
-
-    def server_of(self, request: Request) -> object:
-        """Return something equal for requests whose messages go to the same server for now."""
-
-    async def leave(
-        self, request: Request, *, lost: bool = False, within: float | None = None
-    ) -> Left:
-        """Release or withdraw, and hand off. When an acquire of this request went unanswered, a late
-        duplicate of it is refused from then on. Unanswered after ``within`` seconds.
-
-        ``lost``: the lease ran out for its holder (whose local deadline is earlier than the store's),
-        so a lock-delay is not opened by this.
-        """
-
-    def leave_later(
-        self, request: Request, done: Callable[[Left | BackendError], object], *, lost: bool = False
-    ) -> bool:
-        """Send a leave that nobody waits for, at the latest at the end of this turn of the loop.
-
-        False: nothing can be sent now, and ``done`` is not called. Else ``done`` hears how it went,
-        later, and never from within this call.
-        """
-
-    async def leave_unknown(self, request_id: str, where: str) -> None:
-        """Give back a grant that was announced for a request this client does not have."""
 
     async def settle(self) -> None:
         """Before the end: wait a moment, a second at most, for answers that no call waits for."""
-
-    def watch(self, request: Request, watching: bool) -> None:
-        """Start or stop to listen for the end of what blocks this head, where the store can tell."""
 
     def announce(self, kind: str, name: str) -> None:
         """Tell whoever observes the name that its holder has changed. May be lost: a hint, no more."""

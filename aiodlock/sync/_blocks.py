@@ -7,7 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from .._place import Place
+    from .._request import Request
     from ._client import Running
     from ._lease import Lease
 
@@ -54,30 +54,29 @@ class Here:
             lease = ref()
             if lease is None or lease._running is not running or lease._is_over():
                 continue
-            place = lease._core._place
-            request = place.request
-            if (request.kind, request.name, request.mode) != (kind, name, mode):
+            request = lease._core._request
+            terms = request.terms
+            if (terms.kind, terms.name, terms.mode) != (kind, name, mode):
                 continue
-            if place.options.owner != owner:
+            if request.options.owner != owner:
                 continue
             if lease.held:
                 return lease
             lost = lost or lease
         return lost
 
-    def own(self, running: Running, *names: str) -> dict[str, list[Place]]:
+    def own(self, running: Running, *names: str) -> dict[str, list[Request]]:
         """Return what the open blocks of this thread hold of each name."""
-        found: dict[str, list[Place]] = {}
+        found: dict[str, list[Request]] = {}
         for lease in tuple(self.blocks):  # others may leave a block of this thread meanwhile
-            place = lease._core._place
-            request = place.request
+            request = lease._core._request
             if (
                 request.name in names
-                and request.kind == "lock"
+                and request.terms.kind == "lock"
                 and lease._running is running
                 and not lease._is_over()
             ):
-                found.setdefault(request.name, []).append(place)
+                found.setdefault(request.name, []).append(request)
         return found
 
 

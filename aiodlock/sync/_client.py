@@ -21,7 +21,7 @@ from .._lock import ANSWER_WITHIN
 from .._locked import CallTemplate, check_function
 from .._model import LockInfo
 from .._options import check_timeout
-from .._place import State
+from .._request import State
 from ._blocks import here
 from ._election import Election
 from ._iterate import iterate
@@ -138,8 +138,8 @@ class Running:
             self._opening.cancel()
             await asyncio.wait({self._opening})
         for lease in bodies:
-            if lease._core._place.armed:
-                lease._core._place.armed.pop(lease._body, None)  # type: ignore[call-overload]
+            if lease._core._request.armed:
+                lease._core._request.armed.pop(lease._body, None)  # type: ignore[call-overload]
         self.is_open = False
         await self.inner.__aexit__(None, None, None)
 
@@ -147,9 +147,9 @@ class Running:
         self.inner._close_timeout = _CLOSE_AT_EXIT
         session = self.inner._session
         if session is not None:
-            for place in list(session.places.values()):
-                if place.state is State.HELD and not place.armed:
-                    session.leave_soon(place)  # released, not lost
+            for request in list(session.requests.values()):
+                if request.state is State.HELD and not request.armed:
+                    session.departure.in_background(request)  # released, not lost
         await self.close([])
 
 

@@ -15,7 +15,7 @@ from .._bodies import raise_loss
 from .._errors import BackendError, LockLost, NotHeld
 from .._model import Mode
 from .._options import refuse_keywords
-from .._place import State
+from .._request import State
 from .._scope import BodyScope
 from ._blocks import Entered, Here, here
 
@@ -260,16 +260,16 @@ def enter(lease: Lease, entered: Entered[Lease]) -> None:
 
 async def arm(lease: core.Lease, body: Body) -> None:
     """Let leaving the client wait for the body. In the loop's thread."""
-    place = lease._place
-    if place.armed is None:
-        place.armed = {}
-    place.armed[body] = body  # type: ignore[index]
+    request = lease._request
+    if request.armed is None:
+        request.armed = {}
+    request.armed[body] = body  # type: ignore[index]
 
 
 async def leave(lease: core.Lease, body: Body) -> LockLost | BackendError | None:
     """End a block; return the loss. In the loop's thread."""
-    if lease._place.armed:
-        lease._place.armed.pop(body, None)  # type: ignore[call-overload]
+    if lease._request.armed:
+        lease._request.armed.pop(body, None)  # type: ignore[call-overload]
     return await lease._leave(wait=True)
 
 
@@ -289,16 +289,16 @@ def call_when_lost(
     portal: Portal, lease: core.Lease, function: Callable[[LockLost], object]
 ) -> None:
     """Call the function in a thread of its own once the lease is lost. In the loop's thread."""
-    place, loop = lease._place, lease._session.loop
+    request, loop = lease._request, lease._session.loop
 
     def look(_: asyncio.Future[None] | None = None) -> None:
-        lost = place.lost
+        lost = request.lost
         if lost is not None:
             start_thread(portal, function, lost.copy())
-        elif place.state is State.HELD and place.handles:
+        elif request.state is State.HELD and request.handles:
             watcher: asyncio.Future[None] = loop.create_future()
-            place.watchers = [known for known in place.watchers or () if not known.done()]
-            place.watchers.append(watcher)
+            request.watchers = [known for known in request.watchers or () if not known.done()]
+            request.watchers.append(watcher)
             watcher.add_done_callback(look)
 
     look()

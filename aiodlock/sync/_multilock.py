@@ -266,7 +266,7 @@ class MultiLease(Mapping[str, Lease]):
 
     async def _leave(self) -> Any:
         for lease in self._leases.values():
-            armed = lease._core._place.armed
+            armed = lease._core._request.armed
             if armed:
                 armed.pop(lease._body, None)  # type: ignore[call-overload]
         return await self._core._leave(wait=True)

@@ -354,7 +354,7 @@ async def test_hold_that_is_referenced_outlives_its_task_and_ends_with_the_refer
 
     with pytest.warns(ResourceWarning, match="'x'"):
         await asyncio.create_task(body())
-        await until(lambda: len(leases[0]._place.handles) == 1)
+        await until(lambda: len(leases[0]._request.handles) == 1)
     assert is_held(leases[0])
     with pytest.raises(WouldBlock):
         await client.lock("x").acquire_nowait()
@@ -415,12 +415,12 @@ async def test_task_that_loses_again_and_again_keeps_no_memory_of_it(client: Cli
         del lease
     session = client._session
     assert session is not None
-    await until(lambda: len(session.places) <= 2)
+    await until(lambda: len(session.requests) <= 2)
     with pytest.raises(LockLost):
         await lock.release()
     with pytest.raises(NotHeld):
         await lock.release()
-    await until(lambda: not session.places)
+    await until(lambda: not session.requests)
 
 
 async def test_waiter_behind_its_own_lost_lease_waits_for_a_turn_of_its_own(

@@ -429,7 +429,7 @@ async def test_2000_waiters_use_two_connections_few_commands_and_are_served_in_o
     await first.release()
     await asyncio.gather(*tasks)
     assert order == list(range(2000))
-    await until(lambda: client._session is not None and not client._session.places)
+    await until(lambda: client._session is not None and not client._session.requests)
 
 
 async def test_leaving_the_client_in_a_forked_child_releases_nothing_of_the_parent(

@@ -309,6 +309,6 @@ async def test_hook_that_ends_in_a_cancellation_leaves_no_lease_behind(
 
     def is_over() -> bool:
         gc.collect()  # the traceback refers to it
-        return not session_of(client).places
+        return not session_of(client).requests
 
     await until(is_over, "the end of the lease")

@@ -15,7 +15,7 @@ from aiodlock.backends.base import Unanswered
 
 from ..conftest import MakeClient
 from ..protocol.direct import Direct
-from ..scenes import BRIEF, PATIENCE, granted_at, stalls, until, until_cancelled
+from ..scenes import BRIEF, PATIENCE, granted_at, stalls, store_of, until, until_cancelled
 from ..servers import SERVED, Store
 
 
@@ -156,17 +156,16 @@ async def test_lost_reply_to_a_leave_does_not_hide_that_the_lease_had_expired(
     client: Client,
 ) -> None:
     """The record is kept for its lock-delay, so the leave that was lost has released nothing."""
-    session = client._session
-    assert session is not None
+    store = store_of(client)
     lock = client.lock("a", ttl=0.4, auto_extend=False, lock_delay=30)
-    right = session.backend.leave
+    right = store.leave
 
     async def lost_on_its_way(*args: Any, **options: Any) -> Any:
-        session.backend.leave = right  # type: ignore[method-assign]
+        store.leave = right
         await until(lambda: _closed(client), "the end of the lease")
         raise Unanswered("the connection was lost")
 
     with pytest.raises(LockLost) as lost:
         async with lock:
-            session.backend.leave = lost_on_its_way  # type: ignore[method-assign]
+            store.leave = lost_on_its_way
     assert lost.value.reason == "expired"

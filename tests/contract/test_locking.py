@@ -18,6 +18,7 @@ from ..scenes import (
     cancelled,
     held_elsewhere,
     is_held,
+    keeper_of,
     takes,
     until,
     until_free,
@@ -654,7 +655,8 @@ async def test_extending_by_hand_again_and_again_takes_no_memory(client: aiodloc
         for _ in range(300):
             await lease.extend()
         assert client._session is not None
-        assert len(client._session.extender._heap) < 200
+        assert len(client._session.deadlines._heap) < 200
+        assert len(keeper_of(client)._heap) < 200
 
 
 async def test_waiting_for_the_loss_of_an_inner_lease_ends_with_its_release(
@@ -663,7 +665,7 @@ async def test_waiting_for_the_loss_of_an_inner_lease_ends_with_its_release(
     async with client.lock("x"):
         inner = await client.lock("x").acquire()
         waiting = asyncio.create_task(inner.wait_lost())
-        await until(lambda: inner._place.watchers)
+        await until(lambda: inner._request.watchers)
         await inner.release()
         with pytest.raises(aiodlock.NotHeld):
             await waiting

@@ -18,7 +18,7 @@ from aiodlock import Client, LockLost
 from aiodlock.backends.memory import store as memory
 from aiodlock.backends.redis import RedisBackend
 
-from ..scenes import PATIENCE, until, until_held, until_waiting
+from ..scenes import PATIENCE, store_of, until, until_held, until_waiting
 from ..servers import FAKEREDIS, Store
 
 _T = TypeVar("_T")
@@ -194,7 +194,7 @@ def test_unused_stores_are_dropped_when_there_are_many(monkeypatch: pytest.Monke
 async def test_ready_fakeredis_runs_the_scripts(store: Store) -> None:
     async with Client(store.source) as client, client.lock("x"):
         assert client._session is not None
-        assert isinstance(client._session.backend, RedisBackend)
+        assert isinstance(store_of(client), RedisBackend)
         raw = await store.raw()
         assert await raw.exists("aiodlock:1:lock:{x}:state")
 

@@ -10,7 +10,7 @@ import aiodlock
 from aiodlock import Client, Lock
 
 from ..conftest import MakeClient
-from ..scenes import cancelled, held_elsewhere, soon, until, until_free, until_waiting
+from ..scenes import cancelled, held_elsewhere, keeper_of, soon, until, until_free, until_waiting
 
 
 async def test_downgrade_lets_readers_in_and_no_writer(client: Client) -> None:
@@ -47,11 +47,11 @@ async def test_abandoned_head_costs_one_waiter_ttl(make_client: MakeClient, clie
             tasks.append(asyncio.create_task(_pass(ghost.lock("a"))))
             await until_waiting(client, "a", number + 1)
         for ghost in ghosts:
-            assert ghost._session is not None
+            keeper = keeper_of(ghost)
             # Also when an extension is under way: its answer would plan the next one.
-            ghost._session.extender._schedule = lambda place: None  # type: ignore[method-assign]
-            for place in ghost._session.places.values():
-                ghost._session.extender.forget(place)
+            setattr(keeper, "_schedule", lambda place: None)  # noqa: B010
+            for place in keeper.places.values():
+                keeper.forget(place)
         mine = asyncio.create_task(_pass(client.lock("a")))
 
         async def alone() -> bool:

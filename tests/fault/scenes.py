@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import aiodlock
-from aiodlock._place import State
+from aiodlock._request import State
 from aiodlock._session import Session
 from aiodlock.backends.redis.scripts import ALL, Script
 
 from ..proxy import Command, FaultProxy, Predicate, ProxyConnection
-from ..scenes import SOON, stalls, takes, until, until_waiting
+from ..scenes import SOON, keeper_of, stalls, store_of, takes, until, until_waiting
 from ..servers import Store
 
 #: What has to come at once, also on a busy machine, and yet without a lease of 10 s or more ending.
@@ -21,6 +21,7 @@ __all__ = [
     "calling",
     "connections",
     "free_at_once",
+    "keeper_of",
     "line_up",
     "load_scripts",
     "met_silence",
@@ -30,6 +31,7 @@ __all__ = [
     "queued",
     "session_of",
     "stalls",
+    "store_of",
     "takes",
     "until",
     "waiting_for_notice",
@@ -66,14 +68,15 @@ async def waiting_for_notice(client: aiodlock.Client, number: int = 1) -> None:
 
 
 def _waiting(client: aiodlock.Client) -> int:
-    return sum(place.state is State.WAITING for place in session_of(client).places.values())
+    return sum(request.state is State.WAITING for request in session_of(client).requests.values())
 
 
 async def met_silence(client: aiodlock.Client, proxy: FaultProxy) -> None:
     """Wait until the client has sent something in vain, or has noticed that its connection is gone."""
     session, sent = session_of(client), proxy.command_count
-    for place in session.places.values():
-        session.extender.extend_now(place)
+    keeper = keeper_of(client)
+    for place in keeper.places.values():
+        keeper.extend_now(place)
     await until(lambda: session.backend.failure is not None or proxy.command_count > sent)
 
 
@@ -139,11 +142,12 @@ async def free_at_once(store: Store, client: aiodlock.Client, name: str = "name"
 def no_places(*clients: aiodlock.Client) -> None:
     """Assert that the clients have forgotten every request."""
     for client in clients:
-        assert session_of(client).places == {}
-        assert len(session_of(client).extender) == 0
+        session, keeper = session_of(client), keeper_of(client)
+        assert (session.requests, len(session.deadlines)) == ({}, 0)
+        assert (keeper.places, len(keeper)) == ({}, 0)
 
 
 async def no_places_soon(client: aiodlock.Client) -> None:
     """Wait until the client has forgotten every request."""
-    await until(lambda: not session_of(client).places, "the last leave")
+    await until(lambda: not session_of(client).requests, "the last leave")
     no_places(client)

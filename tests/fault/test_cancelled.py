@@ -313,7 +313,7 @@ async def test_reader_cancelled_at_every_await_leaves_the_others_alone(
 
 
 def waiting_places(client: aiodlock.Client) -> list[object]:
-    return [place for place in session_of(client).places.values() if place.woken is not None]
+    return [place for place in session_of(client).requests.values() if place.woken is not None]
 
 
 async def no_traces(store: Store, client: aiodlock.Client) -> None:
@@ -440,7 +440,7 @@ async def test_failing_task_group_around_a_holder_and_its_waiters(
     with pytest.raises(ExceptionGroup):  # noqa: PT012
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(hold_and_fail())
-            await until(lambda: session_of(mine).places)
+            await until(lambda: session_of(mine).requests)
             for _ in range(50):
                 tasks.create_task(_body(mine))
     await free_at_once(store, client)
@@ -489,8 +489,8 @@ async def test_acquire_that_forgets_to_withdraw_is_noticed(
     with pytest.raises(aiodlock.WouldBlock):
         await cancel_everywhere(run, check, at_least=2)
     session = session_of(mine)
-    for place in session.places.values():
-        session.leave_soon(place)
+    for request in session.requests.values():
+        session.departure.in_background(request)
 
 
 @pytest.mark.stores("valkey9")

@@ -16,7 +16,7 @@ from aiodlock.backends.redis.keys import keys_of
 from aiodlock.backends.redis.permissions import check_permissions
 from aiodlock.backends.redis.wire import Wire
 
-from ..scenes import PATIENCE, until, until_outlived, until_waiting
+from ..scenes import PATIENCE, keeper_of, store_of, until, until_outlived, until_waiting
 from ..security.fake_server import FakeServer
 from ..servers import BINARIES
 from ..topology.cluster import Cluster, port
@@ -37,9 +37,9 @@ async def test_silent_node_of_a_cluster_costs_no_lease_on_another(cluster: Clust
         leases = [await client.lock(f"name {n}").acquire() for n in range(20)]
         nodes = [cluster.primary_of(f"aiodlock:1:lock:{{name%20{n}}}:state") for n in range(20)]
         stopped = nodes[0]
-        session = session_of(client)
-        for place in session.places.values():
-            session.extender.extend_now(place)
+        keeper = keeper_of(client)
+        for place in keeper.places.values():
+            keeper.extend_now(place)
         stopped.pause()
         try:
             # A silent connection is given up after a second.
@@ -70,7 +70,7 @@ async def test_node_is_only_asked_to_speak_as_it_can(
 
     with Cluster(BINARIES[binary](), replicas=0) as cluster:
         async with aiodlock.Client(cluster.url, waiter_ttl=60.0, ttl=60.0) as client:
-            backend = session_of(client).backend
+            backend = store_of(client)
             assert isinstance(backend, ClusterBackend)
             monkeypatch.setattr(server_module, "check_permissions", late)
             address = ("127.0.0.1", port(_node_for(cluster, "name")))
@@ -104,7 +104,7 @@ async def test_node_that_goes_while_it_is_prepared_does_not_end_the_client(
 
     try:
         async with aiodlock.Client(cluster.url, configure_notifications=configured) as client:
-            backend = session_of(client).backend
+            backend = store_of(client)
             assert isinstance(backend, ClusterBackend)
             monkeypatch.setattr(server_module, "check_permissions", unlucky)
             address = ("127.0.0.1", port(gone))
@@ -145,7 +145,7 @@ async def test_waiter_that_was_given_up_while_its_node_was_away_is_not_listened_
     cluster.configure("cluster-require-full-coverage", "no")
     async with aiodlock.Client(cluster.url, ttl=2.0) as client:
         held = await client.lock("name", ttl=3.0).acquire()
-        backend = session_of(client).backend
+        backend = store_of(client)
         assert isinstance(backend, ClusterBackend)
         waiting = asyncio.create_task(client.lock("name").acquire())
         await waiting_for_notice(client)
@@ -157,6 +157,6 @@ async def test_waiter_that_was_given_up_while_its_node_was_away_is_not_listened_
         await until(lambda: backend.failure is not None, "its connection's end")
         waiting.cancel()
         await asyncio.wait({waiting})
-        await until(lambda: len(session_of(client).places) == 1, "the end of the waiter")
+        await until(lambda: len(session_of(client).requests) == 1, "the end of the waiter")
         assert not wakeups._listened
         await held.wait_lost()

@@ -19,7 +19,7 @@ from aiodlock.backends.redis.scripts import ACQUIRE, EXTEND, LEAVE
 from ..conftest import MakeClient
 from ..protocol.direct import Direct
 from ..proxy import FaultProxy
-from ..scenes import BRIEF, LASTING, until_free
+from ..scenes import BRIEF, LASTING, keeper_of, until_free
 from ..servers import Store
 from .scenes import (
     SOON,
@@ -212,10 +212,10 @@ async def test_lost_replies_to_extensions_of_a_holder(
     unlucky = await make_unlucky(ttl=3.0)
     async with unlucky.lock("name") as lease:
         lost = proxy.drop_reply(calling(EXTEND))
-        before = lease._place.deadline
+        before = lease._request.place.deadline
         await lost.happened.wait()
-        assert lease._place.deadline == before
-        await until(lambda: lease._place.deadline > before, "the repeated extension")
+        assert lease._request.place.deadline == before
+        await until(lambda: lease._request.place.deadline > before, "the repeated extension")
         assert lease.held
     no_places(unlucky)
 
@@ -225,12 +225,12 @@ async def test_lost_replies_to_extensions_of_a_waiter_cost_no_place(
 ) -> None:
     unlucky = await make_unlucky(waiter_ttl=3.0)
     held, (first, second) = await line_up(client, unlucky, client)
-    (place,) = session_of(unlucky).places.values()
+    (place,) = session_of(unlucky).requests.values()
     lost = proxy.drop_reply(calling(EXTEND))
-    before = place.deadline
+    before = place.place.deadline
     await lost.happened.wait()
-    await until(lambda: place.deadline > before, "the repeated extension")
-    assert list(session_of(unlucky).places) == [place.request.id]
+    await until(lambda: place.place.deadline > before, "the repeated extension")
+    assert list(session_of(unlucky).requests) == [place.id]
     await held.release()
     await (await first).release()
     await (await second).release()
@@ -355,10 +355,10 @@ async def test_local_deadline_of_a_repeated_message_counts_from_its_own_sending(
     late.release()
     lease = await task
     earliest, latest = await server_ends_at(client)
-    assert lease._place.deadline <= latest, "the lease would be believed in for too long"
+    assert lease._request.place.deadline <= latest, "the lease would be believed in for too long"
     # Not from the first sending either: that would throw away what has passed in between.
     drift = 0.06
-    assert lease._place.deadline >= earliest - drift - (answered_before - asked_again_after)
+    assert lease._request.place.deadline >= earliest - drift - (answered_before - asked_again_after)
     await lease.release()
 
 
@@ -367,9 +367,9 @@ async def test_slow_reply_does_not_lengthen_a_lease(
 ) -> None:
     proxy.delay(0.2)
     lease = await unlucky.lock("name", ttl=5.0, auto_extend=False).acquire()
-    assert lease._place.deadline <= (await server_ends_at(client))[1]
+    assert lease._request.place.deadline <= (await server_ends_at(client))[1]
     await lease.extend()
-    assert lease._place.deadline <= (await server_ends_at(client))[1]
+    assert lease._request.place.deadline <= (await server_ends_at(client))[1]
     await lease.release()
 
 
@@ -476,7 +476,9 @@ async def test_release_that_is_not_answered_in_time_keeps_the_lock_delay(
     """The local deadline is earlier than the server's: a leave that arrives between them opens nothing."""
     lease = await unlucky.lock("name", ttl=0.5, lock_delay=30).acquire()
     await lease.extend(20.0)
-    lease._place.deadline = now() + 0.2  # as after a slow answer: the server grants much longer
+    # As after a slow answer: the server grants much longer.
+    (place,) = keeper_of(unlucky).places.values()
+    place.deadline = now() + 0.2
     await proxy.refuse()
     proxy.cut()
     with pytest.raises(aiodlock.LockLost):

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 import aiodlock
-from aiodlock import _session
+from aiodlock import _request as core
 from aiodlock._clock import now
-from aiodlock._model import Request, Waiting
-from aiodlock._place import Place
+from aiodlock._departure import Departure
+from aiodlock._model import End, Request, Waiting
+from aiodlock.backends.keeper import Keeper
+from aiodlock.backends.kept import Stage
 from aiodlock.backends.redis import calls, packing, replies
 from aiodlock.backends.redis.keys import keys_of
 from aiodlock.backends.redis.scripts import ACQUIRE, EXTEND, LEAVE
@@ -22,7 +24,7 @@ from aiodlock.backends.redis.scripts import ACQUIRE, EXTEND, LEAVE
 from ..conftest import MakeClient
 from ..protocol.direct import Direct
 from ..proxy import FaultProxy, containing
-from ..scenes import until_waiting
+from ..scenes import keeper_of, until_waiting
 from ..servers import Store
 from . import test_lost_replies
 from .scenes import (
@@ -62,7 +64,7 @@ async def test_notice_that_overtakes_the_reply_starts_the_body_at_once(
     kept = proxy.hold_reply(calling(ACQUIRE))
     task = asyncio.create_task(unlucky.lock("name").acquire())
     await kept.happened.wait()
-    (place,) = session_of(unlucky).places.values()
+    (place,) = keeper_of(unlucky).places.values()
     await held.release()
     await until(lambda: place.noticed is not None)
     assert not task.done(), "before the reply there is no deadline to believe in"
@@ -80,7 +82,7 @@ async def test_break_that_overtakes_the_reply_to_the_grant_lets_no_body_begin_wi
     kept = proxy.hold_reply(calling(ACQUIRE))
     task = asyncio.create_task(unlucky.lock("name").acquire())
     await kept.happened.wait()
-    (place,) = session_of(unlucky).places.values()
+    (place,) = keeper_of(unlucky).places.values()
     assert await client.break_lock("name") == 1
     other = await client.lock("name").acquire()
     await until(lambda: place.broken > 0)
@@ -99,14 +101,14 @@ async def test_break_that_overtakes_the_reply_to_a_single_try_refuses_it(
     kept = proxy.hold_reply(calling(ACQUIRE))
     task = asyncio.create_task(unlucky.lock("name").acquire_nowait())
     await kept.happened.wait()
-    (place,) = session_of(unlucky).places.values()
+    (place,) = keeper_of(unlucky).places.values()
     assert await client.break_lock("name") == 1
     await until(lambda: place.broken > 0)
     kept.release()
     with pytest.raises(aiodlock.WouldBlock):
         await task
     assert not (await client.inspect("name")).holders
-    await until(lambda: not session_of(unlucky).places)
+    await until(lambda: not session_of(unlucky).requests)
 
 
 async def stale_notice_after_the_local_deadline(
@@ -115,7 +117,7 @@ async def stale_notice_after_the_local_deadline(
     """A grant is announced, and arrives when the server has dropped it and let another in."""
     late = await make_unlucky(waiter_ttl=1.5, ttl=1.5)
     held, (task,) = await line_up(client, late)
-    (place,) = session_of(late).places.values()
+    (place,) = keeper_of(late).places.values()
     proxy.stall()
     await held.release()
     next_one = await client.lock("name").acquire()  # when the grant that is under way has ended
@@ -142,9 +144,9 @@ async def test_stale_notice_after_the_local_deadline_starts_no_body(
 async def stale_notice_of_an_earlier_grant(client: aiodlock.Client) -> None:
     """An id whose reply was lost for long was granted, dropped, and queued again: old news."""
     held, (task,) = await line_up(client, client)
-    session = session_of(client)
-    (place,) = [place for place in session.places.values() if place.woken is not None]
-    session.on_granted(place.request.id, held.token, keys_of("aiodlock", "lock", "name").state)
+    keeper = keeper_of(client)
+    (place,) = [place for place in keeper.places.values() if place.stage is Stage.WAITING]
+    keeper.on_granted(place.id, held.token, keys_of("aiodlock", "lock", "name").state)
     before = place.deadline
     await until(lambda: place.deadline > before)  # it asks instead of believing
     try:
@@ -163,13 +165,13 @@ async def test_stale_notice_of_an_earlier_grant_starts_no_body(client: aiodlock.
 async def test_stale_notice_of_an_earlier_grant_is_noticed_without_the_guard(
     client: aiodlock.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = _session.Session.on_granted
+    original = Keeper.on_granted
 
-    def believe(self: _session.Session, request_id: str, token: int, where: str) -> None:
+    def believe(self: Keeper, request_id: str, token: int, where: str) -> None:
         self.places[request_id].floor = 0
         original(self, request_id, token, where)
 
-    monkeypatch.setattr(_session.Session, "on_granted", believe)
+    monkeypatch.setattr(Keeper, "on_granted", believe)
     with pytest.raises((AssertionError, aiodlock.LockLost)):
         await stale_notice_of_an_earlier_grant(client)
 
@@ -179,7 +181,7 @@ async def test_notice_never_moves_the_local_deadline(
 ) -> None:
     waiting = await make_unlucky(waiter_ttl=5.0)
     held, (task,) = await line_up(client, waiting)
-    (place,) = session_of(waiting).places.values()
+    (place,) = keeper_of(waiting).places.values()
     acknowledged = place.deadline
     extension = proxy.hold_command(calling(EXTEND))
     await held.release()
@@ -286,12 +288,12 @@ async def test_stale_notice_is_noticed_to_start_a_body_without_the_guard(
     client: aiodlock.Client,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def believe(self: _session.Session, request_id: str, token: int, where: str) -> None:
+    def believe(self: Keeper, request_id: str, token: int, where: str) -> None:
         place = self.places[request_id]
-        place.grant(token, now() + place.request.ttl)
-        self.extender.extend_now(place)
+        place.hold(token, now() + place.ttl)
+        self.extend_now(place)
 
-    monkeypatch.setattr(_session.Session, "on_granted", believe)
+    monkeypatch.setattr(Keeper, "on_granted", believe)
     with pytest.raises(AssertionError, match="two holders"):
         await stale_notice_after_the_local_deadline(proxy, make_unlucky, store, client)
 
@@ -371,10 +373,10 @@ async def test_lost_leave_is_noticed_when_it_is_not_repeated(
     client: aiodlock.Client,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def forget(self: _session.Session, place: Place) -> None:
-        self._remove(place)
+    async def forget(self: Departure, request: core.Request, end: End) -> None:
+        self._session.remove(request)
 
-    monkeypatch.setattr(_session.Session, "_leave_until_done", forget)
+    monkeypatch.setattr(Departure, "_go_on", forget)
     with pytest.raises(AssertionError):
         await test_lost_leave_is_repeated(proxy, unlucky, client)
 
@@ -397,25 +399,25 @@ async def test_hint_that_overtakes_the_answer_to_acquire_is_not_forgotten(
     """The grant's own notice was missed; whoever is still asking must look, too, once it is answered."""
     first, second = await make_client(), await make_client()
     held = await first.lock("name").acquire()
-    session = session_of(second)
-    send = session.backend.acquire
-    listener = session
+    keeper: Any = keeper_of(second)
+    store: Any = keeper.store
+    send = store.acquire
 
     async def acquire(request: Request, *, wait: bool) -> Any:
         answer = await send(request, wait=wait)
         assert isinstance(answer, Waiting)
         missed = asyncio.Event()
-        noticing = session.on_granted
-        session.on_granted = lambda *_: missed.set()  # type: ignore[method-assign]
+        noticing = keeper.on_granted
+        keeper.on_granted = lambda *_: missed.set()
         try:
             await held.release()
             await missed.wait()
         finally:
-            session.on_granted = noticing  # type: ignore[method-assign]
-        listener.on_look(request.id if about == "one" else None)
+            keeper.on_granted = noticing
+        keeper.on_look(request.id if about == "one" else None)
         return answer
 
-    session.backend.acquire = acquire  # type: ignore[method-assign]
+    store.acquire = acquire
     async with takes(at_most=SOON):  # the next extension is due after 3.3 s
         lease = await second.lock("name").acquire()
     await lease.release()

@@ -16,7 +16,7 @@ from aiodlock.backends.redis import RedisBackend, events
 
 from ..conftest import MakeClient
 from ..proxy import FaultProxy
-from ..scenes import until_cancelled, until_free
+from ..scenes import store_of, until_cancelled, until_free
 from ..servers import Store, embedded
 from .scenes import (
     free_at_once,
@@ -105,13 +105,13 @@ async def test_holder_is_told_in_time_when_the_server_is_killed(server: Embedded
         async with stalls() as stalled:
             with pytest.raises(aiodlock.LockLost) as lost:  # noqa: PT012
                 async with client.lock("name", ttl=0.6) as lease:
-                    deadline = lease._place.deadline
+                    deadline = lease._request.place.deadline
                     server.kill()
                     await until_cancelled()
             assert lost.value.reason == "expired"
             # An extension may have been answered before the kill.
-            assert now() <= lease._place.deadline + TOLD_WITHIN + stalled()
-        assert lease._place.deadline <= deadline + 0.6
+            assert now() <= lease._request.place.deadline + TOLD_WITHIN + stalled()
+        assert lease._request.place.deadline <= deadline + 0.6
         assert not lease.held
         server.start()  # so that the client can be left at once
 
@@ -170,7 +170,7 @@ async def test_connection_lost_right_after_entering_is_survived(
 
 
 def _hears_events(client: aiodlock.Client) -> bool:
-    backend = session_of(client).backend
+    backend = store_of(client)
     assert isinstance(backend, RedisBackend)
     return backend.server.notifications is True
 
@@ -184,7 +184,7 @@ async def test_holder_is_told_at_its_local_deadline(
             async with unlucky.lock("name", ttl=0.6) as lease:
                 await go_away(proxy)
                 await until_cancelled()
-        deadline = lease._place.deadline
+        deadline = lease._request.place.deadline
         assert deadline <= now() <= deadline + TOLD_WITHIN + stalled()
     await proxy.heal()
 
@@ -214,12 +214,12 @@ async def test_holder_that_reaches_the_server_again_in_time_keeps_its_lease(
     client = await make_unlucky(ttl=10.0)
     async with client.lock("name") as lease:
         await go_away(proxy)
-        deadline = lease._place.deadline
+        deadline = lease._request.place.deadline
         await met_silence(client, proxy)
-        assert lease._place.deadline == deadline
+        assert lease._request.place.deadline == deadline
         await proxy.heal()
         await lease.extend()
-        assert lease._place.deadline > deadline
+        assert lease._request.place.deadline > deadline
 
 
 @ways
@@ -345,7 +345,7 @@ async def test_release_by_hand_raises_at_the_local_deadline(
 ) -> None:
     lease = await unlucky.lock("name", ttl=0.8).acquire()
     await go_away(proxy)
-    deadline = lease._place.deadline
+    deadline = lease._request.place.deadline
     async with stalls() as stalled:
         with pytest.raises(aiodlock.LockLost, match="name"):
             await lease.release()

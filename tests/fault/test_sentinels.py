@@ -17,7 +17,7 @@ import aiodlock
 from aiodlock._embedded import EmbeddedServer
 from aiodlock.backends.redis import RedisBackend, Source
 
-from ..scenes import is_held, until
+from ..scenes import is_held, store_of, until
 from ..security.fake_server import FakeServer
 from ..servers import embedded
 
@@ -92,8 +92,7 @@ def _client(sentinels: list[LyingSentinel], **options: float) -> aiodlock.Client
 
 
 def _ports(client: aiodlock.Client) -> set[int | None]:
-    assert client._session is not None
-    backend = client._session.backend
+    backend = store_of(client)
     assert isinstance(backend, RedisBackend)
     peers = [
         link.wire.peer if link.wire is not None else None for link in backend.server.together.links

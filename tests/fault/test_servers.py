@@ -22,7 +22,7 @@ from aiodlock.backends.redis import RedisBackend
 
 from ..conftest import MakeClient
 from ..proxy import FaultProxy
-from ..scenes import LASTING, PATIENCE, until_cancelled, until_outlived
+from ..scenes import LASTING, PATIENCE, keeper_of, store_of, until_cancelled, until_outlived
 from ..servers import NOTIFICATIONS, Store, embedded
 from .scenes import (
     SOON,
@@ -93,9 +93,7 @@ async def lost_to_another(lease: aiodlock.Lease) -> None:
 
 async def probed(client: aiodlock.Client) -> bool:
     """Return whether the client has found that keyspace events arrive."""
-    session = client._session
-    assert session is not None
-    backend = session.backend
+    backend = store_of(client)
     assert isinstance(backend, RedisBackend)
     await until(lambda: backend.server.notifications is not None)
     return backend.server.notifications is True
@@ -131,11 +129,13 @@ async def test_holder_is_told_at_its_local_deadline_while_the_server_is_frozen(
             with pytest.raises(aiodlock.LockLost) as lost:  # noqa: PT012
                 async with client.lock("name", ttl=0.6) as lease:
                     server.pause()
-                    deadline = lease._place.deadline
+                    deadline = lease._request.place.deadline
                     await until_cancelled()
             assert lost.value.reason == "expired"
             assert deadline - 0.01 <= now()
-            assert now() <= lease._place.deadline + 1.0 + LATE + stalled()  # and it has left
+            assert (
+                now() <= lease._request.place.deadline + 1.0 + LATE + stalled()
+            )  # and it has left
         server.resume()
         async with client.lock("name", timeout=PATIENCE) as again:
             assert again.token > lease.token
@@ -359,7 +359,7 @@ async def test_client_pause_longer_than_the_lease_is_told_at_its_local_deadline(
                 finally:
                     told = now()
         assert lost.value.reason == "expired"
-        deadline = lease._place.deadline
+        deadline = lease._request.place.deadline
         assert deadline - 0.01 <= told <= deadline + LATE + stalled()
     async with client.lock("name", timeout=PATIENCE) as again:
         assert again.token > lease.token
@@ -488,8 +488,8 @@ async def test_full_server_refuses_new_locks_and_keeps_those_that_are_held_or_wa
     task = asyncio.create_task(client.lock("name").acquire())
     await waiting_for_notice(client)
     await fill(raw)
-    (place,) = [place for place in session_of(client).places.values() if place.woken is not None]
-    waits_until = place.deadline
+    (place,) = [place for place in session_of(client).requests.values() if place.woken is not None]
+    waits_until = place.place.deadline
     async with takes(at_most=SOON):
         for name in ("other", "name"):  # free, and held: it would have to queue
             with pytest.raises(aiodlock.BackendError, match="OOM"):
@@ -497,7 +497,9 @@ async def test_full_server_refuses_new_locks_and_keeps_those_that_are_held_or_wa
         with pytest.raises(aiodlock.BackendError, match="OOM"):
             await client.lock("other").acquire_nowait()
     await until_outlived(held)
-    await until(lambda: place.deadline > waits_until + LASTING / 2, "an extension of the waiter")
+    await until(
+        lambda: place.place.deadline > waits_until + LASTING / 2, "an extension of the waiter"
+    )
     assert held.held
     assert not task.done()
     async with takes(at_most=LATE):
@@ -545,7 +547,7 @@ async def test_holder_is_told_at_its_local_deadline_while_its_server_is_a_replic
                     finally:
                         told = now()
             assert lost.value.reason == "expired"
-            deadline = lease._place.deadline
+            deadline = lease._request.place.deadline
             assert deadline - 0.01 <= told <= deadline + LATE + stalled()
         await raw.replicaof("NO", "ONE")
 
@@ -592,7 +594,9 @@ async def test_connection_that_swallows_everything_is_told_at_the_local_deadline
                     told, allowed = now(), LATE + stalled()
                     await proxy.heal()
         assert lost.value.reason == "expired"
-        assert lease._place.deadline - 0.01 <= told <= lease._place.deadline + allowed
+        assert (
+            lease._request.place.deadline - 0.01 <= told <= lease._request.place.deadline + allowed
+        )
     async with takes(at_most=2 * SOON):
         async with away.lock("name"):
             assert await client.lock("name").locked()
@@ -639,7 +643,7 @@ async def test_holder_whom_the_store_has_granted_anew_is_told(
     """The same, and by the time it asks the ghost before it is over: its token is of another grant."""
     first, second = [await make_client(ttl=3.0) for _ in range(2)]
     held, (waiting,) = await line_up(first, second)
-    released = held._place.request.id
+    released = held._request.id
     restore = await _snapshot(real_store)
     await held.release()
     lease = await waiting
@@ -656,11 +660,11 @@ async def test_scripts_that_the_server_forgot_do_not_slow_down_a_thousand_extens
     leases = [await unlucky.lock(f"name {n}", ttl=20).acquire() for n in range(100)]
     await (await real_store.raw()).script_flush()
     proxy.forget()
-    session = unlucky._session
-    assert session is not None
-    for lease in leases:
-        session.extender.extend_now(lease._place)
-    await until(lambda: not any(lease._place.asked or not lease._place.beat for lease in leases))
+    keeper = keeper_of(unlucky)
+    places = list(keeper.places.values())
+    for place in places:
+        keeper.extend_now(place)
+    await until(lambda: not any(place.asked or not place.beat for place in places))
     assert proxy.commands["EVAL"] == 1
     for lease in leases:
         await lease.release()

@@ -15,7 +15,7 @@ import aiodlock
 from aiodlock._embedded import EmbeddedServer
 
 from ..proxy import FaultProxy
-from ..scenes import until
+from ..scenes import keeper_of, store_of, until
 from ..servers import Store, embedded
 
 #: So long a server works on one new connection, and on no other meanwhile: a TLS handshake, say.
@@ -70,7 +70,7 @@ async def one_connection_at_a_time(server: EmbeddedServer) -> AsyncIterator[tupl
 
 
 def links_of(client: aiodlock.Client) -> list[Any]:
-    backend: Any = client._session.backend  # type: ignore[union-attr]
+    backend = store_of(client)
     return [backend.server.commands, backend.server.wakeups.link]
 
 
@@ -176,8 +176,8 @@ async def test_burst_of_extensions_is_sent_in_slices(
 
     async with aiodlock.Client(real_store.url, ttl=60.0) as client:
         leases = [await client.lock(f"burst:{number}").acquire() for number in range(1500)]
-        session: Any = client._session
-        extend, on_answer = session.backend.extend, session.extender.on_answer
+        keeper: Any = keeper_of(client)
+        extend, on_answer = keeper.store.extend, keeper.on_answer
 
         def counting_extend(batch: Any) -> Any:
             sent[turns] = sent.get(turns, 0) + len(batch)
@@ -187,12 +187,12 @@ async def test_burst_of_extensions_is_sent_in_slices(
             taken[turns] = taken.get(turns, 0) + 1
             on_answer(*arguments)
 
-        monkeypatch.setattr(session.backend, "extend", counting_extend)
-        monkeypatch.setattr(session.extender, "on_answer", counting_answer)
+        monkeypatch.setattr(keeper.store, "extend", counting_extend)
+        monkeypatch.setattr(keeper, "on_answer", counting_answer)
         turn()
-        for place in session.places.values():
+        for place in keeper.places.values():
             place.beat = 0.0
-            session.extender._schedule(place)
+            keeper._schedule(place)
         await until(lambda: sum(taken.values()) >= len(leases), "all answers")
         counting = False
         assert sum(sent.values()) == len(leases)
@@ -264,11 +264,11 @@ async def test_burst_of_extensions_leaves_few_objects_to_the_collector(
     """What lives until its answer comes grows old, and then the collector looks at all there is."""
     async with aiodlock.Client(server.url, ttl=60.0) as client:
         leases = [await client.lock(f"old:{number}").acquire() for number in range(3000)]
-        session: Any = client._session
-        places = list(session.places.values())
+        keeper: Any = keeper_of(client)
+        places = list(keeper.places.values())
         for place in places:
             place.beat = 0.0
-            session.extender._schedule(place)
+            keeper._schedule(place)
         deadlines = [place.deadline for place in places]
         gc.collect()
         before = gc.get_stats()[0]["collections"]
@@ -278,6 +278,6 @@ async def test_burst_of_extensions_leaves_few_objects_to_the_collector(
 
         await until(extended, "an extension of each")
         assert gc.get_stats()[0]["collections"] - before < len(places) / 200
-        assert len(session.extender._heap) < 1.5 * len(places), "entries are used again"
+        assert len(keeper._heap) < 1.5 * len(places), "entries are used again"
         for lease in leases:
             await lease.release()

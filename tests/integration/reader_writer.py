@@ -56,9 +56,9 @@ class Worker:
             session = client._session
             assert session is not None
             async with asyncio.timeout(30):
-                while session.places:
+                while session.requests:
                     await asyncio.sleep(0.01)
-            left = {"places": len(session.places), "beats": len(session.extender)}
+            left = {"places": len(session.requests), "beats": len(session.deadlines)}
         print(json.dumps({**left, "lost": self.lost}), flush=True)
 
     async def _watch(self) -> None:

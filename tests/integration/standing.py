@@ -10,7 +10,7 @@ import asyncio
 import sys
 
 import aiodlock
-from aiodlock._place import State
+from aiodlock._request import State
 
 
 async def main(url: str, name: str, ttl: float, waiter_ttl: float, modes: list[str]) -> None:
@@ -22,7 +22,7 @@ async def main(url: str, name: str, ttl: float, waiter_ttl: float, modes: list[s
             lock = pair.read if mode == "shared" else pair.write
             tasks.append(asyncio.create_task(lock.acquire()))
             settled = (State.WAITING, State.HELD)
-            while sum(place.state in settled for place in session.places.values()) < number:
+            while sum(place.state in settled for place in session.requests.values()) < number:
                 await asyncio.sleep(0.002)
         print("standing", flush=True)
         await asyncio.gather(asyncio.sleep(60), *tasks)

@@ -108,9 +108,9 @@ async def main(url: str, database: str, seed: int, tasks: int, turns: int, reade
         session = client._session
         assert session is not None
         async with asyncio.timeout(30):
-            while session.places:
+            while session.requests:
                 await asyncio.sleep(0.01)
-        left = {"places": len(session.places), "beats": len(session.extender)}
+        left = {"places": len(session.requests), "beats": len(session.deadlines)}
     left["tasks"] = len(asyncio.all_tasks()) - 1
     print(json.dumps(left), flush=True)
 

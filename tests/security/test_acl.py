@@ -14,7 +14,7 @@ import redis.asyncio
 import aiodlock
 from aiodlock.backends.redis.permissions import CHECKED, CHECKED_VOTING
 
-from ..scenes import soon, until
+from ..scenes import soon, store_of, until
 from ..servers import Store, embedded
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +82,7 @@ async def test_everything_works_with_what_the_page_lists(
     url = await set_user(documented())
     async with aiodlock.Client(url) as client:
         await use_everything(client, await real_store.raw())
-        backend = client._session.backend  # type: ignore[union-attr]
+        backend = store_of(client)
         assert getattr(backend, "notifications") is notifications  # noqa: B009
 
 

@@ -18,7 +18,7 @@ import trustme
 import aiodlock
 from aiodlock._embedded import EmbeddedServer, EmbeddedServerError, _free_port, find_redis_on_path
 
-from ..scenes import takes, until
+from ..scenes import store_of, takes, until
 
 BINARY = find_redis_on_path()
 
@@ -141,7 +141,7 @@ async def test_clients_killed_at_once_come_back_with_one_connection_per_link(
             for _ in range(40)
         ]
         leases = [await client.lock(f"tls:{n}").acquire() for n, client in enumerate(clients)]
-        backends: list[Any] = [client._session.backend for client in clients]  # type: ignore[union-attr]
+        backends: list[Any] = [store_of(client) for client in clients]
         links = [link for it in backends for link in (it._commands, it._wakeups.link)]
         before = [link.wire for link in links]
         dialled = (await admin.info("stats"))["total_connections_received"]

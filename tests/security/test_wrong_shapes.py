@@ -10,7 +10,7 @@ import pytest
 import aiodlock
 from aiodlock.backends.redis.scripts import ACQUIRE, BREAK, EXTEND, INSPECT, LEAVE, Script
 
-from ..scenes import SOON, side_by_side, takes, until, until_cancelled
+from ..scenes import SOON, side_by_side, store_of, takes, until, until_cancelled
 from .fake_server import FakeServer
 
 #: Long enough for a connection to be made anew, also when the machine stalls.
@@ -258,7 +258,7 @@ async def test_wrong_messages_to_the_second_connection_do_no_harm(
 
 async def test_wrong_notices_do_no_harm(fake: FakeServer, client: aiodlock.Client) -> None:
     answering(fake)
-    channel = client._session.backend._wakeups._channel  # type: ignore[union-attr]
+    channel = store_of(client).server.wakeups._channel
     async with client.lock("name") as lease:
         for payload in (
             b"",

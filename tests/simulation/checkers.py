@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from aiodlock._lease import Lease
-from aiodlock._place import Place, State
+from aiodlock._request import Request, State
 
 from .server import Command, SimServer
 from .world import Process, World, Wrong
@@ -191,7 +191,7 @@ class Checkers:
 
     def _lost_data(self) -> None:
         for session in self._all_sessions():
-            self.excused.update(session.places)
+            self.excused.update(session.requests)
         self.excused |= self.left  # their markers may be lost too
         for base, ledger in self.ledgers.items():
             ledger.known = read_name(self.server, base)
@@ -392,16 +392,15 @@ class Checkers:
             if process.dead:
                 continue
             for session in sessions:
-                for place in session.places.values():
-                    if place.state is State.HELD and base_of(place) == base:
-                        self._check_place(process, place, ledger.known)
+                for request in session.requests.values():
+                    if request.state is State.HELD and base_of(request) == base:
+                        self._check_place(process, request, ledger.known)
 
-    def _check_place(self, process: Process, place: Place, known: Name) -> None:
+    def _check_place(self, process: Process, request: Request, known: Name) -> None:
         """Held here until its local deadline: then there until at least the same true time."""
-        request = place.request
-        if request.id in self.excused or process.boot() >= place.ends_at:
+        if request.id in self.excused or process.boot() >= request.ends_at:
             return
-        ends = process.true_time_of(place.ends_at)
+        ends = process.true_time_of(request.ends_at)
         record = known.holders.get(request.id)
         if record is None:
             self.wrong(
@@ -415,21 +414,21 @@ class Checkers:
         if process.failures:
             self.wrong("failure", f"{process}: {process.failures[0]}")
         for session in self.sessions.get(process, ()):
-            for place in session.places.values():
-                if place.state is State.HELD or place.state is State.WAITING:
-                    self._check_deadline(process, place)
+            for request in session.requests.values():
+                if request.state is State.HELD or request.state is State.WAITING:
+                    self._check_deadline(process, request)
         for body in self.bodies:
             if body.process is process:
                 self._check_told(body)
 
-    def _check_deadline(self, process: Process, place: Place) -> None:
-        id, deadline = place.request.id, place.deadline
-        if place.state is State.HELD and self._seen.get(id) != deadline:
+    def _check_deadline(self, process: Process, request: Request) -> None:
+        id, deadline = request.id, request.place.deadline
+        if request.state is State.HELD and self._seen.get(id) != deadline:
             self._seen[id] = deadline
             if not self.forgetful:
-                base = base_of(place)
-                self._check_place(process, place, read_name(self.server, base))
-                self._check_together(process, place)
+                base = base_of(request)
+                self._check_place(process, request, read_name(self.server, base))
+                self._check_together(process, request)
         most, (known_at, least) = self.at_most.get(id), self.at_least.get(id, (0.0, 0.0))
         if most is None:
             self.wrong("deadline", f"{process}: {id} has a deadline before any answer")
@@ -443,26 +442,24 @@ class Checkers:
         ):
             self.wrong("deadline", f"{process}: {id} counts {least - deadline:.6f} s short")
 
-    def _check_together(self, process: Process, place: Place) -> None:
-        mine = place.request
-        if process.boot() >= place.ends_at:
+    def _check_together(self, process: Process, request: Request) -> None:
+        if process.boot() >= request.ends_at:
             return
         for other_process, sessions in self.sessions.items():
             if other_process.dead:
                 continue
             for session in sessions:
-                for other in session.places.values():
-                    theirs = other.request
-                    if other is place or base_of(other) != base_of(place):
+                for other in session.requests.values():
+                    if other is request or base_of(other) != base_of(request):
                         continue
                     if other.state is not State.HELD or other_process.boot() >= other.ends_at:
                         continue
-                    both_shared = mine.mode == theirs.mode == "shared"
-                    if both_shared or mine.owner == theirs.owner:
+                    both_shared = request.terms.mode == other.terms.mode == "shared"
+                    if both_shared or request.owner == other.owner:
                         continue
-                    if not {mine.id, theirs.id} & self.excused:
+                    if not {request.id, other.id} & self.excused:
                         self.wrong(
-                            "exclusion", f"{mine.id} and {theirs.id} are held at the same time"
+                            "exclusion", f"{request.id} and {other.id} are held at the same time"
                         )
 
     # -- replies -------------------------------------------------------------------------------------
@@ -489,43 +486,45 @@ class Checkers:
     # -- bodies --------------------------------------------------------------------------------------
 
     def _check_told(self, body: Body) -> None:
-        process, place = body.process, body.lease._place
+        process, request = body.process, body.lease._request
         if body.told or not body.cancels or body.task.done():
             return
         now = self.world.time
-        if place.reason is not None:
+        if request.reason is not None:
             if body.lost_at is None:
                 body.lost_at = now
             if body.task.cancelling():
                 body.told = True
             elif now - max(body.lost_at, process.resumed_at) > _PROMPT:
-                self.wrong("told", f"{process}: {place.request.id} was lost, its body goes on")
-        elif place.state is State.HELD:
-            overdue = now - process.true_time_of(place.ends_at)
+                self.wrong("told", f"{process}: {request.id} was lost, its body goes on")
+        elif request.state is State.HELD:
+            overdue = now - process.true_time_of(request.ends_at)
             since_woken = now - process.resumed_at
             if process.slept(now - _AFTER_SLEEP):
                 return  # its timers stood still meanwhile, also one that a lease begun since relies on
             if overdue > _PROMPT and since_woken > _PROMPT:
                 self.wrong(
-                    "told", f"{process}: the body of {place.request.id} is {overdue:.6f} s overdue"
+                    "told", f"{process}: the body of {request.id} is {overdue:.6f} s overdue"
                 )
 
     async def step(self, lease: Lease) -> None:
         """A body has taken a step: when its lease has ended, there is no second one."""
         task = asyncio.current_task()
-        place = lease._place
-        mine = [b for b in self.bodies if b.task is task and b.lease._place is place and b.cancels]
+        request = lease._request
+        mine = [
+            b for b in self.bodies if b.task is task and b.lease._request is request and b.cancels
+        ]
         if not mine or lease.held or task is None or task.cancelling():
             return
         process = mine[0].process
         if process.slept(self.world.time - _AFTER_SLEEP):
             return  # its timers stood still meanwhile
         await asyncio.sleep(0)
-        self.wrong("told", f"{process}: the body of {place.request.id} goes on after its lease")
+        self.wrong("told", f"{process}: the body of {request.id} goes on after its lease")
 
     def write(self, base: str, lease: Lease, accepted: bool) -> None:
         """A store that keeps the largest token has taken or refused a write of an exclusive holder."""
-        number = self.ledger(base).grants.get(lease._place.request.id, 0)
+        number = self.ledger(base).grants.get(lease._request.id, 0)
         if accepted:
             last, token = self._writes.get(base, (0, 0))
             if number < last:
@@ -556,19 +555,20 @@ class Checkers:
     def _process_of(self, id: str) -> Process | None:
         """Return whose request that is, if its client is still there."""
         for process, sessions in self.sessions.items():
-            if any(id in session.places for session in sessions):
+            if any(id in session.requests for session in sessions):
                 return process
         return None
 
     def check_nothing_left(self, process: Process, session: Session) -> None:
         """All that its tasks began is over: the client has no request and no beat any more."""
-        wakeups = getattr(session.backend, "_wakeups", None)
-        left = [list(session.places), session._holds, len(session.extender)]
-        left.append(wakeups._watched if wakeups is not None else [])
+        keeper: Any = session.backend.keeper  # type: ignore[attr-defined]
+        server = getattr(keeper.store, "server", None)
+        left = [list(session.requests), session._holds, len(session.deadlines)]
+        left += [list(keeper.places), len(keeper)]
+        left.append(server.wakeups._watched if server is not None and server.wakeups else [])
         if any(left):
-            self.wrong("leak", f"{process} still has places, holds, beats, watches: {left}")
+            self.wrong("leak", f"{process} still has requests, holds, beats, watches: {left}")
 
 
-def base_of(place: Place) -> str:
-    request = place.request
-    return f"aiodlock:1:{request.kind}:{{{request.name}}}"
+def base_of(request: Request) -> str:
+    return f"aiodlock:1:{request.terms.kind}:{{{request.name}}}"

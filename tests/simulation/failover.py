@@ -15,7 +15,7 @@ from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from aiodlock._place import Place, State
+from aiodlock._request import Request, State
 from aiodlock.backends.redis import RedisBackend
 from aiodlock.backends.redis.sentinel import Named, PrimaryLookup, _Sentinel
 from aiodlock.backends.redis.settings import Settings
@@ -64,10 +64,10 @@ class FailoverCheckers(Checkers):
     def write(self, base: str, lease: Any, accepted: bool) -> None:
         """The order of writes is not promised: one of two holders has the smaller token, either of them."""
 
-    def _check_deadline(self, process: Process, place: Place) -> None:
-        super()._check_deadline(process, place)
-        if place.state is State.HELD and self._seen.get(f"granted {place.request.id}") is None:
-            self._seen[f"granted {place.request.id}"] = self.world.time
+    def _check_deadline(self, process: Process, request: Request) -> None:
+        super()._check_deadline(process, request)
+        if request.state is State.HELD and self._seen.get(f"granted {request.id}") is None:
+            self._seen[f"granted {request.id}"] = self.world.time
             self.grants += 1
 
     def _after_turn(self, process: Process) -> None:
@@ -76,13 +76,13 @@ class FailoverCheckers(Checkers):
             self._check_one_server(process, session)
             if self.world.time < self.settled_at:
                 continue
-            for place in session.places.values():
+            for request in session.requests.values():
                 # One that is not to be extended ends by itself, and is not asked about.
-                if place.state is State.HELD and place.options.auto_extend:
-                    self._check_together(process, place)
+                if request.state is State.HELD and request.options.auto_extend:
+                    self._check_together(process, request)
 
     def _check_one_server(self, process: Process, session: Any) -> None:
-        wires = session.backend.server.together.wires()
+        wires = session.backend.store.server.together.wires()
         if len({wire.peer for wire in wires}) < 2:
             self._apart_since.pop(id(session), None)
             return
@@ -220,7 +220,7 @@ class FailoverSimulation(Simulation):
         self.world.log("fault: the old primary is told, and takes no writes any more")
         self.old.read_only = True
 
-    def make_backend(self, process: Process, label: str, **options: Any) -> RedisBackend:
+    def make_store(self, process: Process, label: str, **options: Any) -> RedisBackend:
         source = FailoverSource(self, process)
         return self.backend_class(source, Settings(**options), label=label)
 

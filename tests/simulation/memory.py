@@ -19,7 +19,8 @@ import anyio
 from aiodlock._clock import now
 from aiodlock._errors import BackendError, BackendUnavailable
 from aiodlock._model import Capabilities, Gone, Granted, Left, LockInfo, Refused, Request, Waiting
-from aiodlock.backends.base import Listener, Unanswered
+from aiodlock.backends.base import Unanswered
+from aiodlock.backends.kept import Notices
 from aiodlock.backends.memory import backend as memory_backend
 from aiodlock.backends.memory.machine import Asked, Entry, Message
 from aiodlock.backends.memory.store import Key, Names
@@ -281,14 +282,14 @@ class MachineBackend:
         self._network = network
         self._process = process
         self._retention = round(options["token_retention"] * 1000)
-        self._listener: Listener | None = None
+        self._listener: Notices | None = None
         self._line: Line | None = None
         self._asked: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._up = asyncio.Event()
 
     # -- life --------------------------------------------------------------------------------------
 
-    async def run(self, listener: Listener, ready: Callable[[], None]) -> None:
+    async def run(self, listener: Notices, ready: Callable[[], None]) -> None:
         self._listener = listener
         listening = asyncio.Event()
         async with anyio.create_task_group() as tasks:
@@ -578,7 +579,7 @@ class MachineSimulation(Simulation):
             self.world, server, forgetful=self.style.forgetful
         )
 
-    def make_backend(self, process: Process, label: str, **options: Any) -> Any:
+    def make_store(self, process: Process, label: str, **options: Any) -> Any:
         return MachineBackend(self.network, process, label, **options)
 
     def names_left(self) -> list[str]:

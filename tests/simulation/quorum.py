@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from aiodlock._place import State
+from aiodlock._request import State
 from aiodlock.backends.redis.quorum import QuorumBackend
 from aiodlock.backends.redis.settings import Settings
 
@@ -96,10 +96,8 @@ class QuorumCheckers(Checkers):
         # Whoever hears of a break while it waits knows that this vote is no more.
         broken = {id.decode() for id in _BROKEN.findall(data)}
         if broken:
-            places = [one for s in self._all_sessions() for one in s.places.values()]
-            waiting = {
-                one.request.id for one in places if one.state in (State.ASKING, State.WAITING)
-            }
+            requests = [one for s in self._all_sessions() for one in s.requests.values()]
+            waiting = {one.id for one in requests if one.state in (State.ASKING, State.WAITING)}
             self.excused -= broken & waiting
 
     def hears(self, node: int) -> Callable[[Process, Command, float, Any], None]:
@@ -108,7 +106,7 @@ class QuorumCheckers(Checkers):
         def on_reply(process: Process, command: Command, sent: float, reply: Any) -> None:
             if command.script not in ("vote", "unvote") or not isinstance(reply, list):
                 return
-            # A vote, and the place before it, are one record, whose deadline never comes nearer.
+            # A vote, and the request before it, are one record, whose deadline never comes nearer.
             if reply[0] not in (b"vote", b"waiting"):
                 return
             left = int(reply[2] if reply[0] == b"vote" else reply[1]) / 1000
@@ -122,39 +120,39 @@ class QuorumCheckers(Checkers):
 
         return on_reply
 
-    def _check_deadline(self, process: Process, place: Any) -> None:
-        if not place.granted or process.boot() >= place.ends_at:
+    def _check_deadline(self, process: Process, request: Any) -> None:
+        if not request.place.token or process.boot() >= request.ends_at:
             return
-        id = place.request.id
-        if self._seen.get(id) == place.deadline:
+        id = request.id
+        if self._seen.get(id) == request.place.deadline:
             return
         first = id not in self._seen
-        self._seen[id] = place.deadline
+        self._seen[id] = request.place.deadline
         confirmed = set(self.confirmed.get(id, ()))
         noticed = self.noticed.get(id, {})
-        confirmed.update(node for node, token in noticed.items() if token == place.token)
+        confirmed.update(node for node, token in noticed.items() if token == request.place.token)
         answers = self.answers.get(id, {})
         known = sorted((answers.get(node, 0.0) for node in confirmed), reverse=True)
         most = known[self.majority - 1] if len(known) >= self.majority else 0.0
-        if place.deadline > most + 1e-6:
+        if request.place.deadline > most + 1e-6:
             self.wrong(
                 "deadline",
-                f"{process}: {id} is believed for {place.deadline - most:.6f} s too long",
+                f"{process}: {id} is believed for {request.place.deadline - most:.6f} s too long",
             )
         if first:
-            self._check_token(place)
-            self._check_passing(place)
-        self._check_together(process, place)
+            self._check_token(request)
+            self._check_passing(request)
+        self._check_together(process, request)
 
-    def _check_token(self, place: Any) -> None:
+    def _check_token(self, request: Any) -> None:
         """Who comes to hold has a larger token than all before that it excludes; its owner's are not.
 
         (A second hold of an owner whose first one no majority told of has a larger token, and its client
         may hear of it earlier.)
         """
-        request, base = place.request, base_of(place)
+        base = base_of(request)
         ledger = self.ledger(base)
-        mine = (request.id, request.mode, request.owner, place.token)
+        mine = (request.id, request.terms.mode, request.owner, request.place.token)
         same = [g for g in self._granted.get(base, ()) if g[2:] == mine[2:]]
         self.grants += 1
         if same:
@@ -163,7 +161,7 @@ class QuorumCheckers(Checkers):
             ledger.number += 1
             ledger.grants[request.id] = ledger.number
             for other in self._granted.get(base, ()) if not self.forget_tokens else ():
-                if "exclusive" not in (request.mode, other[1]) or other[3] < place.token:
+                if "exclusive" not in (mine[1], other[1]) or other[3] < mine[3]:
                     continue
                 if request.owner == other[2]:
                     ledger.grants[request.id] = ledger.grants[other[0]]
@@ -172,23 +170,22 @@ class QuorumCheckers(Checkers):
         self._granted.setdefault(base, []).append(mine)
 
     def _check_passing(self, new: Any) -> None:
-        mine, base = new.request, base_of(new)
-        asked = self._asked.get(mine.id, 0.0)
-        places = [place for s in self._all_sessions() for place in s.places.values()]
-        here = [place for place in places if base_of(place) == base]
-        if any(one is not new and one.granted and one.request.owner == mine.owner for one in here):
+        base = base_of(new)
+        asked = self._asked.get(new.id, 0.0)
+        requests = [request for s in self._all_sessions() for request in s.requests.values()]
+        here = [request for request in requests if base_of(request) == base]
+        if any(one is not new and one.place.token and one.owner == new.owner for one in here):
             return  # an owner that holds gets in again
-        for place in here:
-            other = place.request
-            if place.state is not State.WAITING or not self._is_queued(base, other.id):
+        for other in here:
+            if other.state is not State.WAITING or not self._is_queued(base, other.id):
                 self._queued.pop(other.id, None)
                 continue
             since = self._queued.setdefault(other.id, self.world.time)
-            if mine.mode == other.mode == "shared" or asked < since + _LATER:
+            if new.terms.mode == other.terms.mode == "shared" or asked < since + _LATER:
                 continue
             passed = self._passed[other.id] = self._passed.get(other.id, 0) + 1
             if passed > _PASSES:
-                self.wrong("passed", f"{other.id} waits since {since:.3f}, and {mine.id} gets in")
+                self.wrong("passed", f"{other.id} waits since {since:.3f}, and {new.id} gets in")
 
     def _is_queued(self, base: str, id: str) -> bool:
         """Whether a majority of the nodes knows of a request now."""
@@ -202,7 +199,7 @@ class QuorumCheckers(Checkers):
 
     def write(self, base: str, lease: Any, accepted: bool) -> None:
         """Of what was broken at one node only, while the name changed hands, the order is not told."""
-        if not self.forget_tokens and not self._excuses(lease._place.request.id):
+        if not self.forget_tokens and not self._excuses(lease._request.id):
             super().write(base, lease, accepted)
 
     def _excuses(self, *ids: str) -> bool:
@@ -215,16 +212,16 @@ class QuorumCheckers(Checkers):
 
     def _after_turn(self, process: Process) -> None:
         for session in self.sessions.get(process, ()):
-            for request_id in session.places:
+            for request_id in session.requests:
                 self._asked.setdefault(request_id, self.world.time)
             if id(session) in self.unaware:
-                self.excused.update(session.places)
+                self.excused.update(session.requests)
         super()._after_turn(process)
 
     def check_nothing_left(self, process: Process, session: Any) -> None:
         super().check_nothing_left(process, session)
-        if session.backend._tallies:
-            self.wrong("leak", f"{process} still has tallies: {list(session.backend._tallies)}")
+        if tallies := session.backend.store._tallies:
+            self.wrong("leak", f"{process} still has tallies: {list(tallies)}")
 
 
 class QuorumFaults(Faults):
@@ -430,7 +427,7 @@ class QuorumSimulation(Simulation):
         self.faulty_until[node] = float("inf")
         self.networks[node].stop_server()
 
-    def make_backend(self, process: Process, label: str, **options: Any) -> QuorumBackend:
+    def make_store(self, process: Process, label: str, **options: Any) -> QuorumBackend:
         sources = [SimSource(network, process) for network in self.networks]
         return QuorumBackend(
             sources,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from aiodlock._place import Place, State
+from aiodlock._request import Request, State
 
 from .checkers import base_of
 from .quorum import QuorumSimulation
@@ -104,37 +104,39 @@ class Rush(QuorumSimulation):
 
     def _look(self) -> None:
         """A name that is free is not waited for for long, and nobody goes before who came well before."""
-        places: dict[str, list[Place]] = {}
+        requests: dict[str, list[Request]] = {}
         for session in self.checkers._all_sessions():
-            for place in session.places.values():
-                places.setdefault(base_of(place), []).append(place)
-        for base, here in places.items():
-            waiting = [place for place in here if place.state in _WAITS]
-            for place in waiting:
-                self._waits_since.setdefault(place.request.id, self.world.time)
-            for place in here:
-                if place.state is State.HELD and place.request.id not in self._held:
-                    self._held.add(place.request.id)
-                    self._check_order(place, waiting)
+            for request in session.requests.values():
+                requests.setdefault(base_of(request), []).append(request)
+        for base, here in requests.items():
+            waiting = [request for request in here if request.state in _WAITS]
+            for request in waiting:
+                self._waits_since.setdefault(request.id, self.world.time)
+            for request in here:
+                if request.state is State.HELD and request.id not in self._held:
+                    self._held.add(request.id)
+                    self._check_order(request, waiting)
             self._check_split(base, waiting, busy=len(waiting) < len(here))
 
-    def _check_split(self, base: str, waiting: list[Place], *, busy: bool) -> None:
+    def _check_split(self, base: str, waiting: list[Request], *, busy: bool) -> None:
         if busy or not waiting:
             self._free_since.pop(base, None)
             return
         free = self._free_since.setdefault(base, self.world.time)
-        since = max(free, min(self._waits_since[place.request.id] for place in waiting))
+        since = max(free, min(self._waits_since[request.id] for request in waiting))
         if self.world.time - since > _SORTED_OUT_WITHIN:
-            ids = [place.request.id for place in waiting]
+            ids = [request.id for request in waiting]
             self.checkers.wrong("split", f"{ids} wait for each other since {since:.3f}")
 
-    def _check_order(self, new: Place, waiting: list[Place]) -> None:
-        for place in waiting:
-            if new.request.mode == place.request.mode == "shared" or place.request.tally is None:
+    def _check_order(self, new: Request, waiting: list[Request]) -> None:
+        mine = getattr(new.place, "tally")  # noqa: B009
+        for request in waiting:
+            theirs = getattr(request.place, "tally")  # noqa: B009
+            if new.terms.mode == request.terms.mode == "shared" or theirs is None:
                 continue
-            ahead = (new.request.tally.ticket - place.request.tally.ticket) / 1e6
+            ahead = (mine.ticket - theirs.ticket) / 1e6
             if ahead > _ROUND_TRIP:
                 self.checkers.wrong(
                     "fairness",
-                    f"{new.request.id} holds while {place.request.id} waits, {ahead:.3f} s older",
+                    f"{new.id} holds while {request.id} waits, {ahead:.3f} s older",
                 )

@@ -22,6 +22,7 @@ import aiodlock._clock
 from aiodlock import AcquireTimeout, BackendError, ClientClosed, DeadlockError, LockLost, WouldBlock
 from aiodlock._lease import Lease
 from aiodlock._lock import Acquirable
+from aiodlock.backends.kept_backend import KeptBackend
 from aiodlock.backends.redis import RedisBackend
 from aiodlock.backends.redis.quorum import QuorumBackend
 from aiodlock.backends.redis.settings import Settings
@@ -115,16 +116,17 @@ class SimClient(aiodlock.Client):
         self._simulation = simulation
         self._process = process
 
-    def _make_backend(self) -> RedisBackend | QuorumBackend:
+    def _make_backend(self) -> KeptBackend:
         simulation = self._simulation
         simulation.clients += 1
-        return simulation.make_backend(
+        store = simulation.make_store(
             self._process,
             f"{self._process}.{simulation.clients}",
             prefix=self._prefix,
             token_retention=self._token_retention,
             unavailable_after=self._unavailable_after,
         )
+        return KeptBackend(store, unavailable_after=self._unavailable_after)
 
 
 class Simulation:
@@ -163,7 +165,7 @@ class Simulation:
         self.network = Network(self.world, self.server)
         self.checkers = Checkers(self.world, self.server, forgetful=self.style.forgetful)
 
-    def make_backend(
+    def make_store(
         self, process: Process, label: str, **options: Any
     ) -> RedisBackend | QuorumBackend:
         source = SimSource(self.network, process)
@@ -344,7 +346,7 @@ class Simulation:
     async def _until_nothing_is_left(self, session: Any) -> None:
         """Leaves go on in the background; they have as long as a lease would have lasted."""
         give_up = self.world.time + max(self.style.ttls) + self.style.waiter_ttl + 25.0
-        while session.places and self.world.time < give_up:
+        while session.requests and self.world.time < give_up:
             await asyncio.sleep(0.05)
 
     def _going_on(self) -> bool:
@@ -532,7 +534,7 @@ class Simulation:
     async def _body(self, process: Process, lease: Lease) -> AsyncIterator[None]:
         task = asyncio.current_task()
         assert task is not None
-        body = Body(process, task, lease, cancels=lease._place.options.on_lost == "cancel")
+        body = Body(process, task, lease, cancels=lease._request.options.on_lost == "cancel")
         self.checkers.bodies.append(body)
         try:
             yield

@@ -9,6 +9,7 @@ import pytest
 
 from aiodlock import AcquireTimeout, BackendUnavailable, LockLost
 
+from ..scenes import store_of
 from .checkers import Checkers, Name, Record
 from .memory import MachineSimulation
 from .scenario import SimClient, Simulation
@@ -103,7 +104,7 @@ def test_reply_that_nobody_waits_for_any_more_is_no_news_for_the_log() -> None:
     async def main(client: SimClient) -> None:
         session = client._session
         assert session is not None
-        link = session.backend.server.link  # type: ignore[attr-defined]
+        link = store_of(client).server.link
         wire = link.wire
         wire.send("PING", within=0.05)
         link._source._network.connections[0].mute = True

@@ -12,14 +12,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aiodlock import _bodies
+from aiodlock import _request as core
 from aiodlock._bodies import Bodies, Body
 from aiodlock._clock import now
-from aiodlock._extender import Extender
+from aiodlock._deadlines import Deadlines
 from aiodlock._lease import Lease
 from aiodlock._model import Gone, Granted, Refused, Request, Waiting
-from aiodlock._place import Place, State
 from aiodlock._scope import BodyScope
 from aiodlock._session import Session
+from aiodlock.backends.keeper import Keeper
+from aiodlock.backends.kept import KeptPlace, Stage
 from aiodlock.backends.memory import store as memory_store
 from aiodlock.backends.redis import RedisBackend, replies
 from aiodlock.backends.redis.calls import wire_mode
@@ -143,32 +145,32 @@ def _from_the_reply(simulation: Simulation) -> None:
 
 
 def _believe_late_notices(simulation: Simulation) -> None:
-    right = Extender.granted
+    right = Keeper.granted
 
-    def granted(self: Extender, place: Place, token: int, deadline: float) -> None:
+    def granted(self: Keeper, place: KeptPlace, token: int, deadline: float) -> None:
         if now() >= deadline:
-            place.grant(token, now() + place.request.waiter_ttl)
+            place.hold(token, now() + place.waiter_ttl)
         right(self, place, token, deadline)
 
-    simulation.patch(Extender, "granted", granted)
+    simulation.patch(Keeper, "granted", granted)
 
 
 def _rely_on_notices(simulation: Simulation) -> None:
-    right = Extender._beat_of
+    right = Keeper._beat_of
 
-    def beat_of(self: Extender, place: Place, latest: float = float("inf")) -> float:
-        return float("inf") if place.state is State.WAITING else right(self, place, latest)
+    def beat_of(self: Keeper, place: KeptPlace, latest: float = float("inf")) -> float:
+        return float("inf") if place.stage is Stage.WAITING else right(self, place, latest)
 
-    simulation.patch(Extender, "_beat_of", beat_of)
-    simulation.patch(Extender, "look_at", lambda self, place, moment: self._schedule(place))
+    simulation.patch(Keeper, "_beat_of", beat_of)
+    simulation.patch(Keeper, "look_at", lambda self, place, moment: self._schedule(place))
 
 
 def _look_late(simulation: Simulation) -> None:
-    right = Extender._beat_of
+    right = Keeper._beat_of
 
-    def beat_of(self: Extender, place: Place, latest: float = float("inf")) -> float:
-        if place.state is State.WAITING:
-            return now() + place.request.waiter_ttl * 0.9
+    def beat_of(self: Keeper, place: KeptPlace, latest: float = float("inf")) -> float:
+        if place.stage is Stage.WAITING:
+            return now() + place.waiter_ttl * 0.9
         return right(self, place, latest)
 
     # It shows when holders die, and nobody else comes who would look.
@@ -181,28 +183,28 @@ def _look_late(simulation: Simulation) -> None:
         ttls=(2.0,),
         waiter_ttl=2.0,
     )
-    simulation.patch(Extender, "_beat_of", beat_of)
-    simulation.patch(Extender, "look_at", lambda self, place, moment: self._schedule(place))
+    simulation.patch(Keeper, "_beat_of", beat_of)
+    simulation.patch(Keeper, "look_at", lambda self, place, moment: self._schedule(place))
 
 
 def _tell_nobody(simulation: Simulation) -> None:
-    right = Place.lose
+    right = core.Request.lose
 
-    def lose(self: Place, *args: Any, **options: Any) -> None:
+    def lose(self: core.Request, *args: Any, **options: Any) -> None:
         armed, self.armed = self.armed, None
         right(self, *args, **options)
         self.armed = armed
 
-    simulation.patch(Place, "lose", lose)
+    simulation.patch(core.Request, "lose", lose)
 
 
 def _spare_who_notices(simulation: Simulation) -> None:
-    right = Place.lose
+    right = core.Request.lose
 
-    def lose(self: Place, *args: Any, **options: Any) -> None:
+    def lose(self: core.Request, *args: Any, **options: Any) -> None:
         right(self, *args, **{**options, "spare": asyncio.current_task()})
 
-    simulation.patch(Place, "lose", lose)
+    simulation.patch(core.Request, "lose", lose)
     # It shows when a body extends its lease itself, and the server has forgotten it.
     simulation.style = replace(
         simulation.style,
@@ -237,16 +239,20 @@ def _extend_too_late(simulation: Simulation) -> None:
 
 
 def _mark_in_a_task(simulation: Simulation) -> None:
-    def on_timer(self: Extender) -> None:
-        self._timer = None
-        self._wake_at = float("inf")
-        self._due.set()
+    on_timer = Deadlines._on_timer
+
+    def in_a_task(self: Deadlines) -> None:
+        async def collect() -> None:
+            on_timer(self)
+
+        if self._timer is not None:
+            self._session.start_soon(collect)
 
     def cancel(self: BodyScope) -> None:
         if self._handle is None:
             self._handle = self._task.get_loop().call_soon(self._cancel)
 
-    simulation.patch(Extender, "_on_timer", on_timer)
+    simulation.patch(Deadlines, "_on_timer", in_a_task)
     simulation.patch(BodyScope, "cancel", cancel)
     # It shows when a process was stopped for longer than its leases last.
     simulation.style = replace(
@@ -281,8 +287,8 @@ def _disarm_with_the_first_block(simulation: Simulation) -> None:
     ends_arming_block = False
 
     def arm(self: Body) -> asyncio.Task[Any]:
-        (place,) = self._places[:1]
-        if not place.armed or asyncio.current_task() not in place.armed:
+        (request,) = self._requests[:1]
+        if not request.armed or asyncio.current_task() not in request.armed:
             armed.add(self)
         return right_arm(self)
 
@@ -292,12 +298,14 @@ def _disarm_with_the_first_block(simulation: Simulation) -> None:
         armed.discard(self)
         await right_end(self, *args)
 
-    def leave(self: Bodies, task: asyncio.Task[Any], places: list[Place], exc_type: Any) -> bool:
+    def leave(
+        self: Bodies, task: asyncio.Task[Any], requests: list[core.Request], exc_type: Any
+    ) -> bool:
         blocks, ended = self._open[task], []
-        for place in places:
-            blocks.remove(place)
-            if ends_arming_block and place.armed and task in place.armed:
-                ended.append(place.armed.pop(task).leave(exc_type))
+        for request in requests:
+            blocks.remove(request)
+            if ends_arming_block and request.armed and task in request.armed:
+                ended.append(request.armed.pop(task).leave(exc_type))
         if not blocks:
             del self._open[task]
         return any(ended)
@@ -317,12 +325,12 @@ def _arm_only_who_acquired(simulation: Simulation) -> None:
     """Cancel a body only if it runs in the task that acquired the lease."""
     right = Bodies.enter
 
-    def enter(self: Bodies, task: asyncio.Task[Any], places: list[Place]) -> None:
-        right(self, task, places)
-        for place in places:
-            acquired_by = place.task() if place.task is not None else None
-            if acquired_by is not task and place.armed:
-                place.armed[task] = _NeverCancels(task)
+    def enter(self: Bodies, task: asyncio.Task[Any], requests: list[core.Request]) -> None:
+        right(self, task, requests)
+        for request in requests:
+            acquired_by = request.task() if request.task is not None else None
+            if acquired_by is not task and request.armed:
+                request.armed[task] = _NeverCancels(task)
 
     simulation.patch(Bodies, "enter", enter)
     _mostly_odd(simulation)
@@ -344,8 +352,8 @@ def _mostly_odd(simulation: Simulation) -> None:
     simulation.checkers.forgetful = False
 
 
-def _keep_places(simulation: Simulation) -> None:
-    simulation.patch(Session, "_remove", lambda self, place, spread=0.0: None)
+def _keep_requests(simulation: Simulation) -> None:
+    simulation.patch(Session, "remove", lambda self, request: None)
 
 
 def _compare_nothing(simulation: Simulation) -> None:
@@ -563,7 +571,7 @@ def _keep_apart(simulation: Simulation) -> None:
 
 
 def _believe_in_holds_elsewhere(simulation: Simulation) -> None:
-    simulation.patch(Extender, "ask_about_held", lambda self, place, spread=0.0: None)
+    simulation.patch(Keeper, "_ask_about_held", lambda self, place, spread=0.0: None)
 
 
 VARIANTS = {
@@ -672,7 +680,7 @@ VARIANTS = {
     ),
     "only the task that acquired is cancelled": Variant(_arm_only_who_acquired, ("told",), seed=6),
     "a store that compares nothing": Variant(_compare_nothing, ("store",)),
-    "places are kept": Variant(_keep_places, ("leak",)),
+    "requests are kept": Variant(_keep_requests, ("leak",)),
     "quorum: token not written back": Variant(
         _both(
             _nodes_lua(("      remember(fence)\n", ""), ("    remember(fence)\n", "")),

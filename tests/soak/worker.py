@@ -187,9 +187,9 @@ async def main(url: str, journal: str, seed: str, tasks: str) -> None:
         session = client._session
         assert session is not None
         give_up_at = now() + 10 * TTL
-        while session.places and now() < give_up_at:
+        while session.requests and now() < give_up_at:
             await asyncio.sleep(0.05)
-        left = {"places": len(session.places), "beats": len(session.extender)}
+        left = {"places": len(session.requests), "beats": len(session.deadlines)}
     left["tasks"] = len(asyncio.all_tasks()) - 1
     print(json.dumps(left), flush=True)
 

@@ -12,11 +12,11 @@ from redis.asyncio import RedisCluster
 from redis.crc import key_slot
 
 import aiodlock
-from aiodlock._place import Place
+from aiodlock._request import Request
 from aiodlock.backends.redis.cluster import ClusterBackend, _slot_of
 from aiodlock.backends.redis.keys import keys_of
 
-from ..scenes import SOON, STARTING, takes, until, until_waiting
+from ..scenes import SOON, STARTING, store_of, takes, until, until_waiting
 from ..servers import BINARIES, embedded
 from .cluster import Cluster, port
 
@@ -35,8 +35,7 @@ async def client(cluster: Cluster) -> AsyncIterator[aiodlock.Client]:
 
 
 def _backend(client: aiodlock.Client) -> ClusterBackend:
-    assert client._session is not None
-    backend = client._session.backend
+    backend = store_of(client)
     assert isinstance(backend, ClusterBackend)
     return backend
 
@@ -142,9 +141,9 @@ async def test_new_requests_for_a_slot_on_its_way_are_served_when_it_has_arrived
         await task.result().release()
 
 
-def _places(client: aiodlock.Client) -> list[Place]:
+def _places(client: aiodlock.Client) -> list[Request]:
     assert client._session is not None
-    return list(client._session.places.values())
+    return list(client._session.requests.values())
 
 
 async def test_replica_takes_over_and_waiters_come_back(

@@ -16,7 +16,7 @@ from aiodlock.backends.redis.keys import keys_of
 from aiodlock.backends.redis.wire import Wire
 
 from ..conftest import MakeClient
-from ..scenes import cancelled, is_held, takes, until
+from ..scenes import cancelled, is_held, store_of, takes, until
 from .servers import Node, SentinelService
 
 pytestmark = pytest.mark.timeout(400)
@@ -46,8 +46,7 @@ async def make_client(service: SentinelService) -> AsyncIterator[MakeClient]:
 
 
 def _backend(client: aiodlock.Client) -> RedisBackend:
-    assert client._session is not None
-    backend = client._session.backend
+    backend = store_of(client)
     assert isinstance(backend, RedisBackend)
     return backend
 

@@ -21,7 +21,7 @@ from ..conftest import MakeClient
 from ..fault.scenes import calling
 from ..fault.test_cancelled import Steps, When, cancel_everywhere, drive
 from ..proxy import FaultProxy
-from ..scenes import is_held, until
+from ..scenes import is_held, store_of, until
 from .load import turns_so_far, until_turns
 from .quorum_load import Faults, contending
 from .witness import judge
@@ -545,9 +545,7 @@ async def test_address_that_leads_to_another_node_later_on_counts_for_nothing(
     async with FaultProxy(nodes[2].url) as proxy:
         urls = [nodes[0].url, nodes[1].url, proxy.url]
         client = await make_client(urls, ttl=1.0, restart_delay=0.0, unavailable_after=1.0)
-        session = client._session
-        assert session is not None
-        backend = session.backend
+        backend = store_of(client)
         assert isinstance(backend, QuorumBackend)
         proxy.lead_to(nodes[1].url)
         proxy.cut()

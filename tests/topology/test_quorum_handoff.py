@@ -21,7 +21,7 @@ from aiodlock.backends.redis.source import Source
 from aiodlock.backends.redis.voter import Voter
 from aiodlock.backends.redis.wire import Wire
 
-from ..scenes import is_held, until, until_waiting
+from ..scenes import is_held, store_of, until, until_waiting
 
 #: Leases last longer than these tests, and so do bodies without an extension.
 _LONG = 300.0
@@ -47,8 +47,7 @@ async def enter(no_stray_tasks: None, monkeypatch: pytest.MonkeyPatch) -> AsyncI
 def said(client: aiodlock.Client) -> list[str]:
     """Collect what the client says to nodes by the script ``vote``, once for each node."""
     words: list[str] = []
-    session: Any = client._session
-    for voter in session.backend._voters:
+    for voter in store_of(client)._voters:
 
         def vote(*arguments: Any, _vote: Any = voter.vote) -> Any:
             words.append(arguments[2])
@@ -134,7 +133,7 @@ async def test_holder_that_confirmed_nothing_yet_gets_more_while_others_wait(ent
 async def test_client_that_is_left_leaves_no_vote_at_the_slowest_node(enter: Enter) -> None:
     other = await enter()
     client = await enter()
-    backends: list[Any] = [each._session.backend for each in (client, other)]  # type: ignore[union-attr]
+    backends: list[Any] = [store_of(each) for each in (client, other)]
     slowest = backends[0]._voters[4]
 
     def later(*arguments: Any, _call: Any = slowest._call, **options: Any) -> None:

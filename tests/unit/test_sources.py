@@ -11,6 +11,7 @@ from redis.asyncio.connection import SSLConnection
 from redis.asyncio.sentinel import Sentinel
 
 from aiodlock import Client, Unsupported
+from aiodlock.backends.kept_backend import KeptBackend
 from aiodlock.backends.redis import QuorumBackend, Source
 
 from ..servers import Store
@@ -222,8 +223,10 @@ def test_restart_delay_is_a_number_of_seconds(wrong: float) -> None:
 
 def restart_delay_of(client: Client) -> float:
     backend = client._make_backend()
-    assert isinstance(backend, QuorumBackend)
-    return backend._voters[0].trust._delay
+    assert isinstance(backend, KeptBackend)
+    store = backend.store
+    assert isinstance(store, QuorumBackend)
+    return store._voters[0].trust._delay
 
 
 def test_restart_delay_may_be_zero() -> None:

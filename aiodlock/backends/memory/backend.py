@@ -28,7 +28,7 @@ from ..._model import (
     Waiting,
 )
 from .._label import make_label
-from ..base import Listener
+from ..kept import Notices as Listener
 from . import machine
 from .machine import Asked, Message, Name
 from .store import Client, Key, Store

@@ -6,6 +6,7 @@ import os
 
 from ..._errors import Unsupported
 from ..._model import Capabilities
+from ..kept_backend import KeptBackend
 from ..sources import StoreOptions
 from .backend import MemoryBackend
 from .store import Store, check_process, shared_store
@@ -22,20 +23,21 @@ class MemoryOpener:
         self._name = _name_in(url)
         self._pid = os.getpid()
 
-    def open(self) -> MemoryBackend:
+    def open(self) -> KeptBackend:
         """Make a backend; a private store is a new one each time."""
         options = self._options
         store = Store()
         if self._name:
             check_process(self._pid, self.described)
             store = shared_store(self._name, self)
-        return MemoryBackend(
+        backend = MemoryBackend(
             store,
             self.described,
             prefix=options.prefix,
             token_retention=options.token_retention,
             unavailable_after=options.unavailable_after,
         )
+        return KeptBackend(backend, unavailable_after=options.unavailable_after)
 
 
 def _name_in(url: str) -> str:

@@ -6,6 +6,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from ..._errors import Unsupported
 from ..._model import Capabilities
+from ..kept_backend import KeptBackend
 from ..sources import StoreOptions
 
 try:
@@ -30,10 +31,10 @@ class PostgresOpener:
         if options.listen_source is not None:
             check_url("listen_source", options.listen_source)
 
-    def open(self) -> PostgresBackend:
+    def open(self) -> KeptBackend:
         """Make a backend."""
         options = self._options
-        return PostgresBackend(
+        store = PostgresBackend(
             self._url,
             self.described,
             listen_source=options.listen_source,
@@ -42,6 +43,7 @@ class PostgresOpener:
             token_retention=options.token_retention,
             unavailable_after=options.unavailable_after,
         )
+        return KeptBackend(store, unavailable_after=options.unavailable_after)
 
 
 def read_source(source: str, options: StoreOptions) -> PostgresOpener:

@@ -33,7 +33,8 @@ from ..._model import (
     Waiting,
 )
 from .._label import make_label
-from ..base import Listener, Unanswered
+from ..base import Unanswered
+from ..kept import Notices as Listener
 from .connection import Connection, Link, Listening, Messages, ask
 from .schema import VERSION, install, missing, wrong_version
 

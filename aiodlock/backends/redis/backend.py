@@ -8,7 +8,7 @@ from typing import Any
 from ..._errors import BackendError
 from ..._model import Capabilities, Gone, Granted, Left, LockInfo, Refused, Request, Waiting
 from .._label import make_label
-from ..base import Listener
+from ..kept import Notices as Listener
 from .calls import Calls, ClientChannel
 from .inspection import Inspection
 from .replicas import capabilities

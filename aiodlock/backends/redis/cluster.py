@@ -25,7 +25,7 @@ from ..._errors import BackendError, BackendUnavailable
 from ..._model import Capabilities, Gone, Granted, Left, LockInfo, Refused, Request, Waiting
 from ..._tasks import start_soon
 from .._label import make_label
-from ..base import Listener
+from ..kept import Notices as Listener
 from .calls import Calls, Outcome
 from .inspection import Inspection
 from .keys import base_of, name_of

@@ -26,7 +26,8 @@ from ..._errors import BackendError, BackendUnavailable
 from ..._model import Capabilities, Gone, Granted, Left, LockInfo, Refused, Request, Waiting
 from ..._tasks import start_soon
 from .._label import make_label
-from ..base import Listener, Unanswered
+from ..base import Unanswered
+from ..kept import Notices as Listener
 from .calls import Outcome
 from .refusals import refusal_in
 from .seen import merge

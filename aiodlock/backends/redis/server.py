@@ -15,7 +15,7 @@ import anyio
 import hiredis
 
 from ..._errors import BackendError, BackendUnavailable
-from ..base import Listener
+from ..kept import Notices as Listener
 from . import events, permissions
 from .keys import probe_key
 from .link import Link

@@ -11,7 +11,8 @@ from redis.asyncio import Redis, RedisCluster
 
 from ..._errors import Unsupported
 from ..._model import Capabilities
-from ..base import Backend
+from ..kept import KeptStore
+from ..kept_backend import KeptBackend
 from ..sources import StoreOptions, check_scheme, not_a_source
 from .backend import RedisBackend
 from .cluster import ClusterBackend, seeds_of
@@ -28,11 +29,20 @@ class RedisOpener:
     """A server, a Sentinel service, a cluster or a quorum, as the function given makes it."""
 
     def __init__(
-        self, described: str, capabilities: Capabilities, make: Callable[[], Backend]
+        self,
+        described: str,
+        capabilities: Capabilities,
+        make: Callable[[], KeptStore],
+        unavailable_after: float,
     ) -> None:
         self.described: str = described
         self.capabilities: Capabilities = capabilities
-        self.open: Callable[[], Backend] = make
+        self._make = make
+        self._unavailable_after = unavailable_after
+
+    def open(self) -> KeptBackend:
+        """Make a backend."""
+        return KeptBackend(self._make(), unavailable_after=self._unavailable_after)
 
 
 def read_source(source: Any, options: StoreOptions) -> RedisOpener:
@@ -48,11 +58,11 @@ def read_source(source: Any, options: StoreOptions) -> RedisOpener:
         return _quorum(source, options, settings)
     if options.restart_delay is not None:
         raise ValueError("restart_delay is for a quorum: give a list of sources")
-    can = capabilities(options.min_replicas)
+    can, patience = capabilities(options.min_replicas), options.unavailable_after
     found, described = _read(source)
     if isinstance(found, list):
-        return RedisOpener(described, can, lambda: ClusterBackend(found, settings))
-    return RedisOpener(described, can, lambda: RedisBackend(found, settings))
+        return RedisOpener(described, can, lambda: ClusterBackend(found, settings), patience)
+    return RedisOpener(described, can, lambda: RedisBackend(found, settings), patience)
 
 
 def _quorum(sources: Sequence[Any], options: StoreOptions, settings: Settings) -> RedisOpener:
@@ -69,7 +79,7 @@ def _quorum(sources: Sequence[Any], options: StoreOptions, settings: Settings) -
             described=described,
         )
 
-    return RedisOpener(described, CAPABILITIES, make)
+    return RedisOpener(described, CAPABILITIES, make, options.unavailable_after)
 
 
 def _read(source: Any) -> tuple[Source | list[Source], str]:

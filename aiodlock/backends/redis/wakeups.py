@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..._errors import BackendError, BackendUnavailable
-from ..base import Listener
+from ..kept import Notices as Listener
 from .link import Link
 from .refusals import will_pass
 from .source import Source

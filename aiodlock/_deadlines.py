@@ -1,0 +1,156 @@
+"""When something is due about a request on this side: the end of a lease, or a wait that takes long.
+
+The store is not asked here. A lease is lost in the timer's callback, at no hop's distance: a body must not
+take another step after its lease has ended. A place's deadline is looked at only when it was the last time
+to come up, and the request is put back if the lease has been extended meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from ._clock import now
+from ._request import Request, State
+
+if TYPE_CHECKING:
+    from ._session import Session
+
+_NEVER = float("inf")
+#: The loop's clock stands still while the machine sleeps, leases end: how late a body may hear of it.
+_LONGEST_TIMER = 1.0
+#: While somebody holds, the timer comes at least so often in the shortest ttl. A loop that was blocked for
+#: that part of it is worth a warning: a little longer, and leases are lost.
+_TICKS, _BLOCKED = 8, 0.5
+#: A request that waits for so many ttls while its task is in other blocks is worth a warning.
+_LONG_WAIT = 3
+
+
+class Deadlines:
+    """What is due, and the timer of the earliest.
+
+    Most leases are released before the timer comes next: those stand in a dict alone, and the others are
+    moved to the heap then.
+
+    Mutable state: ``_fresh`` (added since the timer came last), ``_heap`` of [moment, serial, request or
+    None] (the entry is the request's ``alarm``), ``_dead`` (entries without a request), ``_wake_at`` and
+    ``_timer``, ``_shortest`` (the shortest ttl of a holder since there was none).
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._loop = session.loop
+        self._fresh: dict[Request, None] = {}
+        self._heap: list[list[Any]] = []
+        self._serials = count()
+        self._dead = 0
+        self._wake_at = _NEVER
+        self._timer: asyncio.TimerHandle | None = None
+        self._shortest = _NEVER
+
+    def __len__(self) -> int:
+        return len(self._fresh) + len(self._heap) - self._dead
+
+    def add(self, request: Request) -> None:
+        """Look after a holder until it is removed, and after a waiter until it has waited for long."""
+        if request.alarm is not None:
+            self._bury(request.alarm)
+            request.alarm = None
+        self._fresh[request] = None
+        if request.state is State.HELD:
+            moment = request.ends_at
+            if request.ttl < self._shortest:
+                self._shortest = request.ttl
+        else:
+            moment = _due(request)
+        if moment < self._wake_at:
+            self._set_timer(moment)
+        elif self._wake_at <= request.granted_at:
+            self._set_timer(self._wake_at)  # the machine has slept, and the timer is late
+
+    def remove(self, request: Request) -> None:
+        """Care no longer."""
+        if request.alarm is not None:
+            self._bury(request.alarm)
+            request.alarm = None
+        else:
+            self._fresh.pop(request, None)
+
+    def stop(self) -> None:
+        """The session is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _bury(self, entry: list[Any]) -> None:
+        entry[2] = None
+        self._dead += 1
+        if self._dead > 64 and self._dead * 2 > len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[2] is not None]
+            heapify(self._heap)
+            self._dead = 0
+
+    def _set_timer(self, moment: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._wake_at = moment
+        # It comes often enough to tell for how long the loop was blocked.
+        longest = min(_LONGEST_TIMER, self._shortest / _TICKS)
+        pause = min(max(0.0, moment - now()), longest)
+        self._timer = self._loop.call_later(pause, self._on_timer)
+
+    def _on_timer(self) -> None:
+        assert self._timer is not None
+        late = self._loop.time() - self._timer.when()
+        self._timer, self._wake_at = None, _NEVER
+        if late > self._shortest * (_BLOCKED - 1 / _TICKS):
+            self._warn_of_block(late)
+        self._collect(now())
+        while self._heap and self._heap[0][2] is None:
+            heappop(self._heap)
+            self._dead -= 1
+        if self._heap and self._heap[0][0] < self._wake_at:
+            self._set_timer(self._heap[0][0])
+        elif not self._heap and not self._fresh:
+            self._shortest = _NEVER
+
+    def _collect(self, moment: float) -> None:
+        """Mark what has ended as lost, and tell of long waits."""
+        fresh, self._fresh = self._fresh, {}
+        for request in fresh:
+            self._push(request, _due(request))
+        while self._heap and self._heap[0][0] <= moment:
+            found: Request | None = heappop(self._heap)[2]
+            if found is None:
+                self._dead -= 1
+                continue
+            found.alarm = None
+            due = _due(found)
+            if due > moment:
+                self._push(found, due)
+            elif found.state is State.HELD:
+                self._session.lose_if_overdue(found)
+            elif found.state is State.WAITING:
+                self._session.waits_long(found)
+
+    def _push(self, request: Request, when: float) -> None:
+        if when < _NEVER:
+            request.alarm = entry = [when, next(self._serials), request]
+            heappush(self._heap, entry)
+
+    def _warn_of_block(self, late: float) -> None:
+        requests = [*self._fresh, *(entry[2] for entry in self._heap if entry[2] is not None)]
+        held = (request.ttl for request in requests if request.state is State.HELD)
+        self._shortest = min(held, default=_NEVER)
+        if late > self._shortest * (_BLOCKED - 1 / _TICKS):
+            self._session.telling.blocked(late, self._shortest)
+
+
+def _due(request: Request) -> float:
+    if request.state is State.HELD:
+        return request.ends_at
+    if request.state is State.WAITING:
+        return request.queued_at + _LONG_WAIT * request.ttl
+    return _NEVER

@@ -1,0 +1,88 @@
+"""What tasks have of a granted request: leases that are not released, and bodies that rely on them."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from ._scope import BodyScope
+
+
+class Hold:
+    """The part of a request that leases need.
+
+    Mutable state: ``handles`` (serials of the leases not released; ``serial`` is the last), ``dropped``
+    (those of them whose ``Lease`` nobody references any more), ``reported`` (its task was told of the loss
+    by ``Lock.release``), ``armed`` (what cancels the body, per task that is in a block), ``watchers``
+    (futures of those who wait for the loss), ``on_task_end`` (watches for the end of the task while there
+    are dropped handles). ``task`` and ``task_id`` tell whose it is.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "armed",
+        "dropped",
+        "handles",
+        "on_task_end",
+        "reported",
+        "serial",
+        "task",
+        "task_id",
+        "watchers",
+    )
+
+    def __init__(self, task: asyncio.Task[Any] | None) -> None:
+        self.armed: dict[asyncio.Task[Any], BodyScope] | None = None
+        self.watchers: list[asyncio.Future[None]] | None = None
+        self.handles: list[int] = []
+        self.dropped: tuple[int, ...] = ()
+        self.reported: bool = False
+        self.on_task_end: Callable[[asyncio.Task[Any]], None] | None = None
+        self.serial: int = 0
+        # id(task) is reused after a task is gone: the reference tells.
+        self.task: weakref.ref[asyncio.Task[Any]] | None = (
+            weakref.ref(task) if task is not None else None
+        )
+        self.task_id: int = id(task)
+
+    def new_handle(self) -> int:
+        """Count one more acquisition; return its serial."""
+        self.serial += 1
+        self.handles.append(self.serial)
+        return self.serial
+
+    def end_handle(self, serial: int) -> bool:
+        """One acquisition ends; return whether it was the last."""
+        self.handles.remove(serial)
+        if self.dropped:
+            self.dropped = tuple(dropped for dropped in self.dropped if dropped != serial)
+        if not self.handles:
+            return True
+        self.wake_watchers()
+        return False
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether nobody references any of its leases."""
+        return len(self.dropped) == len(self.handles)
+
+    def add_watcher(self, watcher: asyncio.Future[None]) -> None:
+        """Have the future resolved when there is something to see."""
+        self.watchers = [known for known in self.watchers or () if not known.done()]
+        self.watchers.append(watcher)
+
+    def wake_watchers(self) -> None:
+        """Let those who wait for the loss look again."""
+        for watcher in self.watchers or ():
+            if not watcher.done():
+                watcher.set_result(None)
+
+    def forget_task_end(self) -> None:
+        """Watch no longer for the end of the task."""
+        if self.on_task_end is not None and self.task is not None:
+            task = self.task()
+            if task is not None:
+                task.remove_done_callback(self.on_task_end)
+            self.on_task_end = None

@@ -1,0 +1,316 @@
+"""One attempt to get a lock, as the core sees it: its state, and what follows from what the store tells.
+
+Decide first, do the I/O after: everything here is synchronous. Nobody else assigns ``state``.
+
+What holds at every moment (``check`` asserts it):
+
+- A request is granted once at most: ``token`` and ``granted_at`` are set when it becomes HELD, and stay.
+- A request that was lost has a ``reason``; one that asks, waits or holds has none.
+- Only what has been granted has handles, and armed bodies.
+- Only a request that waits has a task to wake.
+- A request that holds or waits is on its session's list, and so is one that was lost and is not left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from ._clock import now
+from ._errors import BackendError, BackendUnavailable, LockLost, LossReason
+from ._hold import Hold
+from ._model import RequestInfo, Terms
+from ._options import LockOptions
+from ._slices import Woken
+
+if TYPE_CHECKING:
+    from ._session import Session
+    from .backends.base import Place
+
+
+class State(Enum):
+    ASKING = "asking"  # not acknowledged yet
+    WAITING = "waiting"
+    HELD = "held"
+    LOST = "lost"  # the body may not have ended yet
+    LEAVING = "leaving"
+    OVER = "over"
+
+
+class Request(Hold):
+    """Mutable state of one request on this side. It listens to its place; the session owns it.
+
+    ``state``, ``token``, ``granted_at``, ``queued_at``, ``ttl`` (of its extensions), ``failures`` (attempts
+    to ask without an answer), ``woken`` (the future of the waiting task), ``left`` (resolved when the store
+    knows nothing of it any more, if somebody waits for that), ``reason`` (why the lease was lost),
+    ``failure`` (what bodies get instead of ``LockLost``), ``told`` (what hooks were told of the lease,
+    until they are told its end), ``alarm`` (its entry among the deadlines), ``successor`` (the request of
+    the same acquire after this one was lost), and what a ``Hold`` has.
+
+    State        Next
+    ASKING       WAITING (``queue``), HELD (``hold``), LEAVING
+    WAITING      HELD, ASKING (``unqueue``: begin again), LEAVING
+    HELD         LOST (``lose``), LEAVING
+    LOST         LEAVING
+    LEAVING      OVER (``end``)
+    ASKING       OVER (refused: there is nothing to leave)
+    """
+
+    __slots__ = (
+        "alarm",
+        "failure",
+        "failures",
+        "granted_at",
+        "id",
+        "left",
+        "options",
+        "owner",
+        "place",
+        "queued_at",
+        "reason",
+        "session",
+        "state",
+        "successor",
+        "terms",
+        "token",
+        "told",
+        "ttl",
+        "woken",
+    )
+
+    alarm: list[Any] | None
+    failure: BackendError | None
+    failures: int
+    granted_at: float
+    id: str
+    left: asyncio.Future[None] | None
+    options: LockOptions
+    owner: str
+    place: Place
+    queued_at: float
+    reason: LossReason | None
+    session: Session
+    state: State
+    successor: Request | None
+    terms: Terms
+    token: int
+    told: RequestInfo | None
+    ttl: float
+    woken: Woken | None
+
+    def __init__(
+        self,
+        session: Session,
+        terms: Terms,
+        options: LockOptions,
+        request_id: str,
+        owner: str,
+        task: asyncio.Task[Any] | None,
+    ) -> None:
+        super().__init__(task)
+        self.session = session
+        self.terms = terms
+        self.options = options
+        self.id = request_id
+        self.owner = owner
+        self.ttl = terms.ttl
+        self.state = State.ASKING
+        self.token = self.failures = 0
+        self.granted_at = self.queued_at = 0.0
+        self.woken = self.left = self.reason = self.failure = None
+        self.told = self.alarm = self.successor = None
+        self.place = session.backend.place(terms, request_id, owner, self)
+
+    def __repr__(self) -> str:
+        terms = self.terms
+        return f"<Request {terms.name!r} {terms.mode} {self.state.value} id={self.id}>"
+
+    @property
+    def name(self) -> str:
+        """The lock's name."""
+        return self.terms.name
+
+    @property
+    def ends_at(self) -> float:
+        """When the lease counts as lost unless it is extended."""
+        terms = self.terms
+        end = self.place.deadline - terms.margin
+        if terms.max_hold is not None:
+            end = min(end, self.granted_at + terms.max_hold)
+        return end
+
+    # -- transitions -----------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """The store has granted it: ASKING or WAITING → HELD. The place has the token."""
+        assert self.state is State.ASKING or self.state is State.WAITING, self
+        self.state = State.HELD
+        self.token = self.place.token
+        self.granted_at = now()
+        self.session.deadlines.add(self)
+
+    def queue(self) -> None:
+        """The store has queued it: ASKING → WAITING."""
+        assert self.state is State.ASKING, self
+        self.state = State.WAITING
+        self.queued_at = now()
+
+    def unqueue(self) -> None:
+        """The store has forgotten it, or granted it too late: WAITING → ASKING. Its task begins again."""
+        assert self.state is State.WAITING, self
+        self.state = State.ASKING
+        self.wake()
+
+    def lose(
+        self,
+        reason: LossReason,
+        failure: BackendError | None = None,
+        *,
+        spare: asyncio.Task[Any] | None = None,
+    ) -> None:
+        """Tell everybody who believes in this lease that it is over: HELD → LOST.
+
+        ``spare`` is the task that closes the client, perhaps from inside a body: it is not cancelled.
+        """
+        assert self.state is State.HELD, self
+        self.state = State.LOST
+        self.reason, self.failure = reason, failure
+        self.wake_watchers()
+        self._cancel_bodies(spare)
+
+    def lose_on_leaving(self, reason: LossReason) -> None:
+        """The leave found that the lease had ended before; perhaps the leave was long on its way."""
+        assert self.state is State.LEAVING or self.state is State.OVER, self
+        moment = now()
+        self.reason = self.overdue_reason(moment) if moment >= self.ends_at else reason
+        self._cancel_bodies()  # it may have been left in a body, that goes on
+
+    def leave(self) -> None:
+        """Neither wait nor hold any more, whatever the store knows of it yet: any but OVER → LEAVING."""
+        assert self.state is not State.OVER, self
+        self.state = State.LEAVING
+        if self.watchers:
+            self.wake_watchers()
+
+    def end(self) -> None:
+        """The store knows nothing of it any more, or nobody asks: LEAVING (or refused: ASKING) → OVER."""
+        assert self.state is State.LEAVING or self.state is State.ASKING, self
+        self.state = State.OVER
+        if self.left is not None and not self.left.done():
+            self.left.set_result(None)
+
+    def wake(self, error: BaseException | None = None) -> None:
+        """Let the waiting task go on; it looks at the state, or gets the error."""
+        woken = self.woken
+        if woken is not None and not woken.done():
+            if woken.cancelled_with is not None:
+                woken.cancel_now()  # the task was cancelled before: that must not be lost
+            elif error is None:
+                woken.set_result(None)
+            else:
+                woken.set_exception(error)
+
+    # -- what the place tells ----------------------------------------------------------------------
+
+    def granted(self) -> None:
+        """The waiter became the holder."""
+        if self.state is State.WAITING:
+            self.hold()
+            self.wake()
+
+    def gone(self, reason: LossReason) -> None:
+        """The store knows it no more."""
+        if self.state is State.WAITING:
+            self.unqueue()
+        else:
+            self.session.lose_if_overdue(self)
+            self.session.lose(self, reason)
+
+    def extension_failed(self, error: Exception) -> None:
+        """Keeping it alive had no answer."""
+        self.session.telling.extension_failed(self, error)
+
+    def unavailable(self, error: BackendUnavailable) -> None:
+        """Nothing has answered about this waiter for too long."""
+        self.wake(error)
+
+    # -- losses ------------------------------------------------------------------------------------
+
+    def _cancel_bodies(self, spare: asyncio.Task[Any] | None = None) -> None:
+        if self.options.on_lost == "cancel" and self.armed:
+            for task, scope in self.armed.items():
+                if task is not spare:
+                    scope.cancel()
+
+    @property
+    def lost(self) -> LockLost | None:
+        """The loss in an exception of its own, whose text is of this moment."""
+        return None if self.reason is None else self._loss(self.reason)
+
+    def overdue_error(self) -> LockLost:
+        """Say what losing by time would, and change nothing: this may be called on any thread."""
+        return self._loss(self.overdue_reason(now()))
+
+    def overdue_reason(self, moment: float) -> LossReason:
+        """Return why a lease that is over at this moment is over."""
+        maximum = self.terms.max_hold
+        over = maximum is not None and (self.place.capped or moment >= self.granted_at + maximum)
+        return "max_hold" if over else "expired"
+
+    def _loss(self, reason: LossReason) -> LockLost:
+        text = f"lease on {self.name!r} {self._what_happened(reason)} (token {self.token}): stop writing"
+        return LockLost(text, name=self.name, reason=reason)
+
+    def _what_happened(self, reason: LossReason) -> str:
+        match reason:
+            case "expired":
+                left = self.place.deadline - now()
+                if left <= 0.0:
+                    return f"expired {-left:.1f} s ago"
+                margin = f" (margin {self.terms.margin:g} s)" if self.terms.margin else ""
+                return f"is over, and another may hold it in {left:.1f} s{margin}"
+            case "broken":
+                return "was broken by an operator"
+            case "taken_over":
+                return "was taken over by another holder"
+            case "gone":
+                return "is unknown to the server (flushed, evicted, or lost in a failover)"
+            case "max_hold":
+                limit = self.terms.max_hold  # None in tests that simulate this loss
+                return "reached max_hold" + ("" if limit is None else f" ({limit:g} s)")
+            case "closed":
+                return "ended because its client was closed"
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the lease was lost to time, which is what a lock-delay is for."""
+        return self.reason == "expired" or self.reason == "max_hold"
+
+    def error(self) -> LockLost | BackendError:
+        """Return a fresh exception for whoever must hear of the loss."""
+        if self.failure is not None:
+            error = type(self.failure)(str(self.failure), name=self.name)
+            error.__cause__ = self.failure.__cause__
+            return error
+        assert self.reason is not None
+        return self._loss(self.reason)
+
+
+def check(request: Request) -> None:
+    """Assert what this module promises at its top; for tests."""
+    state, held_once = request.state, request.granted_at > 0.0
+    assert (request.token > 0) == held_once, request
+    if state in (State.ASKING, State.WAITING, State.HELD):
+        assert request.reason is None, request
+    if state is State.LOST:
+        assert request.reason is not None, request
+    if state in (State.HELD, State.LOST):
+        assert held_once, request
+    if not held_once:
+        assert not request.handles, request
+        assert not request.armed, request
+    if request.woken is not None and not request.woken.done():
+        assert state in (State.WAITING, State.LEAVING, State.OVER), request
+    if state in (State.WAITING, State.HELD, State.LOST):
+        assert request.session.requests.get(request.id) is request, request

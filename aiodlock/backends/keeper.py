@@ -1,0 +1,532 @@
+"""One task that extends every lease and every waiter of a client, in batches.
+
+For stores with a lease per request. Each place stands in one heap, at the moment when something is due: the
+next extension (a third of the length, or a little earlier, so that what began at about the same time is
+extended together), or the look of a head at its blocker's end. An extension has three outcomes: done, gone,
+unknown. Unknown is tried again; when the local deadline passes meanwhile, the core marks the loss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Any
+
+from .._backoff import pause_after
+from .._clock import now
+from .._errors import BackendError, BackendUnavailable, LossReason
+from .._model import Gone, Granted, Waiting
+from .._tasks import start_soon
+from .kept import KeptPlace, KeptStore, Stage
+
+_logger = logging.getLogger("aiodlock")
+
+_FIRST_RETRY = 0.05
+_LONGEST_RETRY = 1.0
+#: Time for the server's clock to pass the blocker's end for certain (its milliseconds are floored).
+_LOOK_SLACK = 0.003
+#: The loop's clock stands still while the machine sleeps: how late what is due may come up.
+_LONGEST_TIMER = 1.0
+#: Extensions are due at moments that so many parts of their length lie apart.
+_GRID = 64
+#: So many places are served in one turn of the loop: that takes a few milliseconds.
+_SLICE = 200
+#: So many extensions are on their way to one server at most: what is read at once takes some milliseconds,
+#: and few objects grow so old that Python's collector looks at all there are.
+_WINDOW = 2000
+#: After a reconnection so many holders are asked about per second, and all within ``_LONGEST_SPREAD``.
+_ASKED_PER_SECOND = 1000
+_LONGEST_SPREAD = 1.0
+_NEVER = float("inf")
+
+
+class Keeper:
+    """The heap of what is due, the timer of the earliest, and what the store says by itself.
+
+    Mutable state: ``places`` (by request id, from before the first message until the leave is answered),
+    ``_heap`` of [moment, serial, place or None], ``_dead`` (entries without a place), ``_wake_at`` and
+    ``_timer`` (when the task is woken), ``_due`` (set when it is), ``_batch`` (what it extends then),
+    ``_flying`` (how many extensions are on their way, per server), ``_kept`` (places that wait until there
+    are fewer), ``_looks`` (places that are to be looked at, and how), ``_taken`` (answers taken in this
+    turn), ``_tasks`` (while it runs).
+    """
+
+    def __init__(self, store: KeptStore, unavailable_after: float) -> None:
+        self.store: KeptStore = store
+        self.places: dict[str, KeptPlace] = {}
+        self._unavailable_after = unavailable_after
+        self._heap: list[list[Any]] = []
+        self._serials = count()
+        self._dead = 0
+        self._wake_at = _NEVER
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = asyncio.Event()
+        self._batch: list[KeptPlace] = []
+        self._flying: dict[object, int] = {}
+        self._kept: dict[object, deque[KeptPlace]] = {}
+        self._looks: deque[tuple[deque[KeptPlace], Callable[[KeptPlace], object]]] = deque()
+        self._taken = 0
+        self._loop: asyncio.AbstractEventLoop
+        self._tasks: asyncio.TaskGroup | None = None
+        # Each client has its own, so that a host's processes do not ask in step.
+        self._phase = random.random()
+
+    def __len__(self) -> int:
+        return len(self._heap) - self._dead
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Run the store, and keep what is in it, until cancelled."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                self._tasks.create_task(self._serve())
+                await self.store.run(self, ready)
+        finally:
+            self._tasks = None
+            if self._timer is not None:
+                self._timer.cancel()
+
+    # -- what places call --------------------------------------------------------------------------
+
+    def add(self, place: KeptPlace) -> None:
+        """Take care of a place that was acknowledged just now."""
+        # The answer to a repetition tells what is left of a lease that began with the first message.
+        length = place.ttl if place.stage is Stage.HELD else place.waiter_ttl
+        place.beat = self._beat_of(place, latest=place.deadline - length * 2 / 3)
+        self._schedule(place)
+
+    def look_at(self, place: KeptPlace, moment: float) -> None:
+        """The place is the head of its queue, and what blocks it may end at ``moment``."""
+        place.look_at = moment + _LOOK_SLACK
+        self._watch(place, True)
+        self._schedule(place)
+
+    def extend_now(self, place: KeptPlace) -> None:
+        """Extend at the next turn of the loop."""
+        if place.stage is Stage.WAITING or place.stage is Stage.HELD:
+            place.beat = 0.0
+            place.asked = False
+            self._schedule(place)
+
+    def forget(self, place: KeptPlace) -> None:
+        """Stop caring."""
+        entry = place.entry
+        if entry is not None:
+            entry[2] = place.entry = None
+            self._bury()
+        if place.watching:
+            self._watch(place, False)
+
+    # -- what the store says by itself ---------------------------------------------------------------
+
+    def on_granted(self, request_id: str, token: int, where: str) -> None:
+        """A notice: the waiter became the holder. ``where`` is for ``KeptStore.leave_unknown``."""
+        place = self.places.get(request_id)
+        if place is None:
+            start_soon(self._tasks, self._leave_unknown(request_id, where))
+        elif place.stage is Stage.ASKING:
+            place.noticed = token
+        elif place.stage is Stage.WAITING:
+            # A notice starts a body, so it counts only while the last answer's deadline lasts.
+            # And only if it is news: an id whose reply was lost for long may have been queued, granted,
+            # dropped and queued again, and the notice may be of the first time.
+            if (
+                token > max(place.floor, place.broken)
+                and self.store.capabilities.notices == "grants"
+            ):
+                self.granted(place, token, place.deadline)
+            else:
+                self.extend_now(place)
+
+    def on_held(self, request_id: str, token: int, deadline: float) -> None:
+        """The waiter became the holder, with what was left of its lease as a waiter."""
+        place = self.places.get(request_id)
+        if place is not None and place.stage is Stage.WAITING:
+            place.deadline = deadline
+            self.granted(place, token, deadline)
+
+    def on_look(self, request_id: str | None) -> None:
+        """A hint: ask about this waiter; with None, about all (notices may have been missed)."""
+        if request_id is None:
+            self._look_through(self._look)
+            return
+        place = self.places.get(request_id)
+        if place is not None:
+            self._look(place)
+
+    def on_other_server(self) -> None:
+        """Another server answers from now on, which may know less: ask about all, holders too."""
+        self._ask_about_all(0.0)
+
+    def on_back(self) -> None:
+        """The connection is back, perhaps to a store that was restarted empty: as with another server, but
+        there is a little time to ask about holders."""
+        self._ask_about_all(self.spread_of(len(self.places)))
+
+    def on_broken(self, request_id: str, token: int) -> None:
+        """An operator broke the lease that has this token."""
+        place = self.places.get(request_id)
+        if place is None:
+            return
+        if place.stage is Stage.HELD:
+            self._gone(place, "broken")
+        elif self.store.capabilities.notices == "grants":
+            # The break has overtaken the grant, which must not start a body any more.
+            place.broken = max(place.broken, token)
+            if place.stage is Stage.ASKING:
+                place.noticed = 0
+            else:
+                self.extend_now(place)
+
+    def _ask_about_all(self, spread: float) -> None:
+        def look(place: KeptPlace) -> None:
+            if place.stage is Stage.HELD and not place.failures:
+                self._ask_about_held(place, spread)
+            else:
+                self._look(place)
+
+        self._look_through(look)
+
+    def _ask_about_held(self, place: KeptPlace, spread: float) -> None:
+        """See within ``spread`` whether the store knows of the hold, unless it must not be extended."""
+        if not place.terms.auto_extend or self._at_maximum(place):
+            return
+        if not spread:
+            self.extend_now(place)
+        elif not place.asked:
+            place.beat = min(place.beat, now() + random.uniform(0.0, spread))
+            self._schedule(place)
+
+    def _look(self, place: KeptPlace) -> None:
+        if place.stage is Stage.ASKING and place.noticed is None:
+            # No grant, but the answer on its way may be older than what there is to see.
+            place.noticed = 0
+        elif place.stage is Stage.WAITING or place.failures:
+            self.extend_now(place)
+
+    def _look_through(self, look: Callable[[KeptPlace], object]) -> None:
+        """Call ``look`` for each place there is now, a slice in each turn of the loop."""
+        self._looks.append((deque(self.places.values()), look))
+        self._look_on()
+
+    @staticmethod
+    def spread_of(number: int) -> float:
+        """Return the seconds over which so many holders are asked about after a reconnection."""
+        return min(number / _ASKED_PER_SECOND, _LONGEST_SPREAD)
+
+    async def _leave_unknown(self, request_id: str, where: str) -> None:
+        try:
+            await self.store.leave_unknown(request_id, where)
+        except BackendError as error:
+            _logger.warning(
+                "giving back an unknown grant failed, it ends by itself: %r",
+                error,
+                extra={"event": "unknown_grant"},
+            )
+
+    # -- what is due -------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        while True:
+            self._collect(now())
+            batch, self._batch = self._batch, []
+            for server, part in self._apart(batch).items():
+                self._keep(server, part)
+            if self._looks or len(batch) >= _SLICE:
+                await asyncio.sleep(0)  # everybody else's turn
+                self._look_on()
+                continue
+            self._set_timer()
+            await self._due.wait()
+            self._due.clear()
+
+    def _bury(self) -> None:
+        """Count one more dead entry; when most are, keep the others."""
+        self._dead += 1
+        if self._dead > 64 and self._dead * 2 > len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[2] is not None]
+            heapify(self._heap)
+            self._dead = 0
+
+    def _schedule(self, place: KeptPlace) -> None:
+        entry, when = place.entry, self._next_moment(place)
+        place.due = when
+        if entry is not None:
+            if entry[0] <= when:
+                return  # it comes up before, and is put back then: that makes no object
+            entry[2] = None
+            self._bury()
+        place.entry = entry = [when, next(self._serials), place]
+        heappush(self._heap, entry)
+        if when <= 0.0:
+            self._due.set()  # asked for now: no timer
+        elif when < self._wake_at:
+            self._set_timer()
+        elif self._wake_at <= now():
+            self._due.set()  # the machine has slept, and the timer is late
+
+    @staticmethod
+    def _next_moment(place: KeptPlace) -> float:
+        if place.stage is Stage.HELD:
+            # While an extension is on its way nothing is due: the core knows when the lease ends.
+            return _NEVER if place.asked else place.beat
+        if place.asked:
+            # A reply may never come: a waiter asks again when its lease is over.
+            return max(place.deadline, now() + _LONGEST_RETRY)
+        return place.beat if place.look_at is None else min(place.beat, place.look_at)
+
+    def _set_timer(self) -> None:
+        while self._heap and self._heap[0][2] is None:
+            heappop(self._heap)
+            self._dead -= 1
+        wake_at = self._heap[0][0] if self._heap else _NEVER
+        if wake_at == self._wake_at and self._timer is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._wake_at = wake_at
+        if wake_at != _NEVER:
+            pause = min(max(0.0, wake_at - now()), _LONGEST_TIMER)
+            self._timer = self._loop.call_later(pause, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._wake_at = _NEVER
+        self._collect(now())
+        if self._batch:
+            self._due.set()
+        else:
+            self._set_timer()
+
+    def _collect(self, moment: float) -> None:
+        """Put a slice of what must be extended now into the batch."""
+        due: list[list[Any]] = []
+        room = _SLICE
+        while self._heap and room and (self._heap[0][2] is None or self._heap[0][0] <= moment):
+            entry = heappop(self._heap)
+            place: KeptPlace | None = entry[2]
+            if place is None:
+                self._dead -= 1
+                continue
+            place.entry = None
+            room -= 1
+            if place.due > moment:
+                self._put_back(place, entry, place.due)
+            elif place.stage is Stage.WAITING or moment < place.deadline - place.terms.margin:
+                due.append(entry)
+            # Else the lease is over: it must not come back to life, and the core marks it as lost.
+        for entry in due:
+            place = entry[2]
+            place.asked = True
+            if place.silent_since is None:
+                place.silent_since = moment
+            place.due = self._next_moment(place)
+            # Not behind the beat after this one: the entry need not be made anew when the answer comes.
+            self._put_back(place, entry, min(place.due, self._beat_of(place)))
+            self._batch.append(place)
+
+    @staticmethod
+    def _at_maximum(place: KeptPlace) -> bool:
+        maximum = place.terms.max_hold
+        return maximum is not None and place.deadline >= place.granted_at + maximum
+
+    def _watch(self, place: KeptPlace, watching: bool) -> None:
+        if place.watching != watching:
+            place.watching = watching
+            self.store.watch(place, watching)
+
+    def _put_back(self, place: KeptPlace, entry: list[Any], when: float) -> None:
+        entry[0], place.entry = when, entry
+        heappush(self._heap, entry)
+
+    def _look_on(self) -> None:
+        """Look at the next slice of what is to be looked at."""
+        if self._looks:
+            places, look = self._looks[0]
+            for _ in range(min(_SLICE, len(places))):
+                look(places.popleft())
+            if not places:
+                self._looks.popleft()
+            if self._looks:
+                self._due.set()
+
+    def _apart(self, batch: Sequence[KeptPlace]) -> dict[object, list[KeptPlace]]:
+        """Answers are awaited in order: those of a silent server must not keep another's waiting."""
+        parts: dict[object, list[KeptPlace]] = {}
+        for place in batch:
+            parts.setdefault(self.store.server_of(place), []).append(place)
+        return parts
+
+    def _keep(self, server: object, places: Iterable[KeptPlace]) -> None:
+        """Extend these as soon as there are not too many on their way."""
+        self._kept.setdefault(server, deque()).extend(places)
+        self._send_kept(server)
+
+    def _send_kept(self, server: object) -> None:
+        kept = self._kept[server]
+        while kept and self._flying.get(server, 0) < _WINDOW:
+            batch = [kept.popleft() for _ in range(min(_SLICE, len(kept)))]
+            self._flying[server] = self._flying.get(server, 0) + len(batch)
+            start_soon(self._tasks, self._fly(server, batch))
+        if not kept:
+            del self._kept[server]
+
+    async def _fly(self, server: object, batch: Sequence[KeptPlace]) -> None:
+        await self._extend([place for place in batch if place.stage is not Stage.OVER])
+        self._flying[server] -= len(batch)
+        if not self._flying[server]:
+            del self._flying[server]
+        if server in self._kept:
+            self._send_kept(server)
+
+    # -- extending ---------------------------------------------------------------------------------
+
+    async def _extend(self, batch: Sequence[KeptPlace]) -> None:
+        lengths = [place.length for place in batch]
+        granted = [place.granted for place in batch]
+        outcomes = self.store.extend(list(zip(batch, lengths, strict=True)))
+        for place, length, known, outcome in zip(batch, lengths, granted, outcomes, strict=True):
+            try:
+                result = await outcome
+            except BackendError as error:
+                self._on_unknown(place, error)
+            else:
+                self.on_answer(place, result, length, known)
+            if self._taken >= _SLICE:
+                await self._pass_turn()
+            elif not self._taken:
+                self._loop.call_soon(self._new_turn)
+            self._taken += 1
+
+    async def _pass_turn(self) -> None:
+        """Take no more answers in this turn of the loop: thousands may have come in one packet."""
+        while self._taken >= _SLICE:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        if not self._taken:
+            self._loop.call_soon(self._new_turn)
+
+    def _new_turn(self) -> None:
+        self._taken = 0
+
+    def on_answer(
+        self, place: KeptPlace, result: Granted | Waiting | Gone, length: float, granted: bool
+    ) -> None:
+        """Take the answer to an extension by ``length``; ``granted``: it was sent as a holder's."""
+        place.failures, place.silent_since = 0, None
+        if place.granted and isinstance(result, Waiting):
+            if not granted:
+                # A notice has overtaken this answer, and the extension to the full ttl is due.
+                place.deadline = max(place.deadline, result.deadline)
+                return
+            result = Gone("gone")  # a failover has lost the grant, and not the place in the queue
+        elif (
+            place.stage is Stage.HELD
+            and isinstance(result, Granted)
+            and result.token != place.token
+        ):
+            # The same, and it was granted anew: others may have been in between.
+            result = Gone("gone")
+        place.asked = False
+        if place.stage is Stage.OVER:
+            return
+        if isinstance(result, Gone):
+            self._gone(place, result.reason)
+            return
+        place.deadline = max(place.deadline, result.deadline)
+        if isinstance(result, Waiting):
+            place.look_at = None
+            place.floor = result.floor
+            if place.stage is Stage.WAITING and result.look_at is not None:
+                place.beat = self._beat_of(place)
+                self.look_at(place, result.look_at)
+                return
+        elif place.stage is Stage.WAITING:
+            if result.token <= place.broken:
+                self.extend_now(place)  # a break has overtaken this answer
+            elif granted and result.deadline - place.terms.margin <= now():
+                # The full ttl was asked for, and is over when its answer comes. Asking on keeps the name.
+                self._gone(place, "expired")
+            else:
+                self.granted(place, result.token, result.deadline)
+            return
+        elif length < place.length:
+            # Asked for as a waiter, or before the ttl was changed.
+            self.extend_now(place)
+            return
+        place.capped = place.terms.max_hold is not None and length < place.lease_ttl
+        place.beat = self._beat_of(place)
+        self._schedule(place)
+
+    def granted(self, place: KeptPlace, token: int, deadline: float) -> None:
+        """A waiter came to hold, with what was left of its lease as a waiter: extend it to the full ttl.
+
+        When nothing is left (or only the margin), the body waits until that extension is answered. Else it
+        is sent a moment later, and who holds for a shorter time is spared it.
+        """
+        place.look_at = None
+        place.granted, place.token = True, token
+        if place.watching:
+            self._watch(place, False)
+        moment = now()
+        left = deadline - place.terms.margin - moment
+        if left > 0.0:
+            place.hold(token, deadline)
+        pause = self.store.capabilities.extend_after
+        if place.stage is Stage.HELD and pause > 0.0:
+            place.beat, place.asked = moment + min(pause, left / 4), False
+            self._schedule(place)
+        else:
+            self.extend_now(place)
+
+    def _gone(self, place: KeptPlace, reason: LossReason) -> None:
+        place.run_out()
+        place.listener.gone(reason)
+
+    def _on_unknown(self, place: KeptPlace, error: BackendError) -> None:
+        place.asked = False
+        if place.stage is Stage.OVER:
+            return
+        moment = now()
+        place.listener.extension_failed(error)
+        if place.silent_since is None:
+            place.silent_since = moment
+        silent = moment - place.silent_since
+        patience = self._unavailable_after - silent
+        place.failures += 1
+        longest = min(_LONGEST_RETRY, place.length / 6)
+        if place.stage is Stage.WAITING:
+            if patience <= 0.0:
+                self._give_up(place, silent, error)
+                return
+            longest = min(longest, patience)
+        place.beat = moment + pause_after(place.failures, first=_FIRST_RETRY, longest=longest)
+        place.look_at = None
+        self._schedule(place)
+
+    def _give_up(self, place: KeptPlace, silent: float, error: BackendError) -> None:
+        self.forget(place)
+        unavailable = BackendUnavailable(
+            f"no answer about {place.name!r} for {silent:.1f} s: {error}", name=place.name
+        )
+        unavailable.__cause__ = error
+        place.listener.unavailable(unavailable)
+
+    def _beat_of(self, place: KeptPlace, latest: float = _NEVER) -> float:
+        terms = place.terms
+        if place.stage is Stage.HELD:
+            if not terms.auto_extend or self._at_maximum(place):
+                return _NEVER
+            length = ttl = place.lease_ttl
+            if terms.margin:
+                length = max(ttl - terms.margin, ttl / 10)
+        else:
+            length = terms.waiter_ttl
+        step = length / _GRID
+        beat = min(now() + length / 3, latest)
+        return beat - (beat / step - self._phase) % 1.0 * step

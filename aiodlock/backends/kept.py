@@ -1,0 +1,347 @@
+"""Stores with a lease per request: the few calls that such a store offers, and the place made of them.
+
+A ``Keeper`` extends what is queued and held, and hears what the store says by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .._clock import now
+from .._errors import BackendError, BackendUnavailable, LossReason
+from .._model import (
+    Capabilities,
+    End,
+    Gone,
+    Granted,
+    Left,
+    LockInfo,
+    Refused,
+    Request,
+    Terms,
+    Waiting,
+)
+from .base import Listener
+
+if TYPE_CHECKING:
+    from .keeper import Keeper
+
+
+class Notices(Protocol):
+    """Whom a store tells what it hears. Called in the event loop, returns at once, never raises."""
+
+    def on_granted(self, request_id: str, token: int, where: str) -> None:
+        """A notice: the waiter became the holder. ``where`` is for ``KeptStore.leave_unknown``."""
+
+    def on_held(self, request_id: str, token: int, deadline: float) -> None:
+        """The waiter became the holder, with what was left of its lease as a waiter."""
+
+    def on_look(self, request_id: str | None) -> None:
+        """A hint: ask about this waiter; with None, about all (notices may have been missed)."""
+
+    def on_other_server(self) -> None:
+        """Another server answers from now on, which may know less: ask about all, holders too."""
+
+    def on_back(self) -> None:
+        """The connection is back, perhaps to a store that was restarted empty: as with another server, but
+        there is a little time to ask about holders."""
+
+    def on_broken(self, request_id: str, token: int) -> None:
+        """An operator broke the lease that has this token."""
+
+
+class KeptStore(Protocol):
+    """A store where each request has a lease of its own. Every call may be cancelled at any await."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def failure(self) -> Exception | None: ...
+
+    async def run(self, listener: Notices, ready: Callable[[], None]) -> None:
+        """Keep the connections up until cancelled; call ``ready`` when the first calls can be made
+        and notices arrive."""
+
+    async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+        """Grant, queue or (``wait=False``) refuse the request. Repeating it is harmless."""
+
+    def extend(
+        self, batch: Sequence[tuple[Request, float]]
+    ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
+        """Push the deadline of each request to at least now + the length beside it; never nearer.
+
+        All are sent before this returns; each awaitable gives one outcome or raises. For the head of
+        a queue this is also the look: whoever can be granted is granted.
+        """
+
+    def server_of(self, request: Request) -> object:
+        """Return something equal for requests whose messages go to the same server for now."""
+
+    async def leave(
+        self, request: Request, *, lost: bool = False, within: float | None = None
+    ) -> Left:
+        """Release or withdraw, and hand off. When an acquire of this request went unanswered, a late
+        duplicate of it is refused from then on. Unanswered after ``within`` seconds.
+
+        ``lost``: the lease ran out for its holder (whose local deadline is earlier than the store's),
+        so a lock-delay is not opened by this.
+        """
+
+    def leave_later(
+        self, request: Request, done: Callable[[Left | BackendError], object], *, lost: bool = False
+    ) -> bool:
+        """Send a leave that nobody waits for; see ``Place.leave_soon``."""
+
+    async def leave_unknown(self, request_id: str, where: str) -> None:
+        """Give back a grant that was announced for a request this client does not have."""
+
+    def watch(self, request: Request, watching: bool) -> None:
+        """Start or stop to listen for the end of what blocks this head, where the store can tell."""
+
+    async def settle(self) -> None: ...
+
+    def announce(self, kind: str, name: str) -> None: ...
+
+    def observe(
+        self, kind: str, name: str, changed: Callable[[], object]
+    ) -> Callable[[], object]: ...
+
+    async def inspect(self, kind: str, name: str) -> LockInfo: ...
+
+    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]: ...
+
+    def names(self, match: str) -> AsyncIterator[str]: ...
+
+    async def break_lock(self, name: str) -> int: ...
+
+
+class Stage(Enum):
+    """How far the store has come with a request, as it is known here."""
+
+    ASKING = "asking"  # not acknowledged yet
+    WAITING = "waiting"  # queued; also when granted, and the core was not told yet
+    HELD = "held"
+    OVER = "over"  # gone, lost or left: nothing is extended any more
+
+
+class _Nobody:
+    """Listens for a place that is over."""
+
+    def granted(self) -> None: ...
+
+    def gone(self, reason: LossReason) -> None: ...
+
+    def extension_failed(self, error: Exception) -> None: ...
+
+    def unavailable(self, error: BackendUnavailable) -> None: ...
+
+
+_NOBODY = _Nobody()
+
+
+class KeptPlace(Request):
+    """The place of a request whose lease is its own; to its store it is the request.
+
+    Mutable state: ``stage``, ``deadline``, ``token``, ``capped`` (see ``Place``), ``lease_ttl`` (how long a
+    holder's extensions are), ``granted`` (the store said so; it may be too late for a body),
+    ``granted_at``, ``noticed`` (a grant was announced before the first reply), ``broken`` (the token of a
+    grant that an operator broke before it was known here), ``floor`` (no grant since the last answer has a
+    token that is not larger), ``answered`` (the core knows that it waits), ``leaves`` (how many were sent),
+    and the keeper's: ``beat``, ``due``, ``look_at``, ``watching``, ``failures``, ``silent_since``,
+    ``asked``, ``entry`` (it comes up when ``due`` is reached, or before).
+    """
+
+    __slots__ = (
+        "answered",
+        "asked",
+        "beat",
+        "broken",
+        "capped",
+        "deadline",
+        "due",
+        "entry",
+        "failures",
+        "floor",
+        "granted",
+        "granted_at",
+        "keeper",
+        "lease_ttl",
+        "leaves",
+        "listener",
+        "look_at",
+        "noticed",
+        "silent_since",
+        "stage",
+        "terms",
+        "token",
+        "watching",
+    )
+
+    answered: bool
+    asked: bool
+    beat: float
+    broken: int
+    capped: bool
+    deadline: float
+    due: float
+    entry: list[Any] | None
+    failures: int
+    floor: int
+    granted: bool
+    granted_at: float
+    keeper: Keeper
+    lease_ttl: float
+    leaves: int
+    listener: Listener
+    look_at: float | None
+    noticed: int | None
+    silent_since: float | None
+    stage: Stage
+    terms: Terms
+    token: int
+    watching: bool
+
+    def __init__(
+        self, keeper: Keeper, terms: Terms, request_id: str, owner: str, listener: Listener
+    ) -> None:
+        super().__init__(
+            request_id,
+            terms.kind,
+            terms.name,
+            terms.mode,
+            terms.limit,
+            owner,
+            terms.ttl,
+            terms.waiter_ttl,
+            terms.lock_delay,
+        )
+        self.keeper = keeper
+        self.terms = terms
+        self.listener = listener
+        self.stage = Stage.ASKING
+        self.lease_ttl = terms.ttl
+        self.granted = self.answered = self.capped = self.asked = self.watching = False
+        self.deadline = self.granted_at = self.beat = self.due = 0.0
+        self.token = self.floor = self.broken = self.failures = self.leaves = 0
+        self.noticed = self.look_at = self.silent_since = self.entry = None
+
+    def __repr__(self) -> str:
+        return f"<KeptPlace {self.name!r} {self.mode} {self.stage.value} id={self.id}>"
+
+    # -- times -------------------------------------------------------------------------------------
+
+    @property
+    def length(self) -> float:
+        """How long the next extension shall be, from now on."""
+        if not self.granted:
+            return self.waiter_ttl
+        maximum = self.terms.max_hold
+        if maximum is None:
+            return self.lease_ttl
+        if self.stage is not Stage.HELD:
+            return min(self.lease_ttl, maximum)
+        return max(0.001, min(self.lease_ttl, self.granted_at + maximum - now()))
+
+    @property
+    def silent(self) -> bool:
+        """Whether the last extension had no answer."""
+        return self.failures > 0
+
+    @property
+    def ends_by(self) -> float:
+        """When the longest lease that may have been asked for is over."""
+        return max(self.deadline, now() + max(self.waiter_ttl, self.ttl, self.lease_ttl))
+
+    # -- what the core asks --------------------------------------------------------------------------
+
+    async def acquire(self, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+        """Ask the store, and keep what it gives from then on."""
+        keeper = self.keeper
+        # Before the message: a notice of the grant may overtake the reply.
+        keeper.places[self.id] = self
+        answer = await keeper.store.acquire(self, wait=wait)
+        if isinstance(answer, Granted):
+            if answer.token <= self.broken:
+                return Gone("broken")
+            maximum = self.terms.max_hold
+            self.capped = maximum is not None and self.ttl >= maximum
+            self.hold(answer.token, answer.deadline)
+            keeper.add(self)
+        elif isinstance(answer, Waiting):
+            self.stage = Stage.WAITING
+            self.deadline, self.floor = answer.deadline, answer.floor
+            keeper.add(self)
+            if answer.look_at is not None:
+                keeper.look_at(self, answer.look_at)
+            if self.noticed is not None:
+                keeper.on_granted(self.id, self.noticed, "")
+                if self.stage is Stage.HELD:
+                    return Granted(self.token, self.deadline)
+            self.answered = True
+        elif isinstance(answer, Refused):
+            if self.ambiguous:  # an earlier attempt may still arrive, and be granted
+                return replace(answer, unsure=True)
+            self.abandon()
+        return answer
+
+    def hold(self, token: int, deadline: float) -> None:
+        """Become a holder, and tell the core if it waits for that."""
+        self.stage = Stage.HELD
+        self.granted = True
+        self.token = token
+        self.deadline = max(self.deadline, deadline)
+        self.granted_at = now()
+        if self.answered:
+            self.listener.granted()
+
+    async def extend(self, ttl: float | None) -> None:
+        """Ask once for an extension by hand."""
+        if ttl is not None:
+            self.lease_ttl = ttl
+        length = self.length
+        (answer,) = self.keeper.store.extend([(self, length)])
+        self.keeper.on_answer(self, await answer, length, granted=True)
+
+    async def leave(self, end: End, *, within: float | None = None) -> Left:
+        """Leave once; the answer to a repetition tells what the first has done."""
+        self.run_out()
+        self.leaves += 1
+        left = await self.keeper.store.leave(self, lost=end.lost, within=within)
+        return self._on_left(left)
+
+    def leave_soon(self, end: End, done: Callable[[Left | BackendError], object]) -> bool:
+        """Send a leave that nobody waits for."""
+        self.run_out()
+
+        def on_answer(answer: Left | BackendError) -> None:
+            done(self._on_left(answer) if isinstance(answer, Left) else answer)
+
+        sent = self.keeper.store.leave_later(self, on_answer, lost=end.lost)
+        self.leaves += sent
+        return sent
+
+    def _on_left(self, left: Left) -> Left:
+        self.keeper.places.pop(self.id, None)
+        self.listener = _NOBODY
+        if self.leaves > 1 and left == Left("gone", "gone"):
+            # The store keeps the record of an expired lease for its lock-delay, and would say so.
+            return Left("released")
+        return left
+
+    def run_out(self) -> None:
+        """Extend it no more."""
+        self.stage = Stage.OVER
+        self.keeper.forget(self)
+
+    def abandon(self) -> None:
+        """Forget it."""
+        self.run_out()
+        self.keeper.places.pop(self.id, None)
+        self.listener = _NOBODY

@@ -1,0 +1,64 @@
+"""The seam for a store with a lease per request: the store, and a keeper that extends what is in it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from .._model import Capabilities, LockInfo, Terms
+from .base import Listener
+from .keeper import Keeper
+from .kept import KeptPlace, KeptStore
+
+
+class KeptBackend:
+    """A ``Backend`` made of a ``KeptStore``."""
+
+    def __init__(self, store: KeptStore, *, unavailable_after: float) -> None:
+        self.store: KeptStore = store
+        self.keeper: Keeper = Keeper(store, unavailable_after)
+        self.capabilities: Capabilities = store.capabilities
+        self.label: str = store.label
+
+    def __repr__(self) -> str:
+        return repr(self.store)
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why there is no connection, if there is none."""
+        return self.store.failure
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Run the store, and the keeper beside it."""
+        await self.keeper.run(ready)
+
+    def place(self, terms: Terms, request_id: str, owner: str, listener: Listener) -> KeptPlace:
+        """Make the place of a request."""
+        return KeptPlace(self.keeper, terms, request_id, owner, listener)
+
+    async def settle(self) -> None:
+        """Wait for answers that no call waits for."""
+        await self.store.settle()
+
+    def announce(self, kind: str, name: str) -> None:
+        """Tell whoever observes the name that its holder has changed."""
+        self.store.announce(kind, name)
+
+    def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
+        """Have ``changed`` called when the name's holder may have changed."""
+        return self.store.observe(kind, name, changed)
+
+    async def inspect(self, kind: str, name: str) -> LockInfo:
+        """Return who holds and who waits."""
+        return await self.store.inspect(kind, name)
+
+    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
+        """Return the same for several names."""
+        return await self.store.inspect_all(kind, names)
+
+    def names(self, match: str) -> AsyncIterator[str]:
+        """Iterate over every lock name that matches the glob."""
+        return self.store.names(match)
+
+    async def break_lock(self, name: str) -> int:
+        """Release all holders of a name by force."""
+        return await self.store.break_lock(name)
