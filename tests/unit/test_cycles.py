@@ -1,0 +1,431 @@
+"""Deadlocks are found, and nobody is hurt without one: random histories of waits beside a global oracle.
+
+Names, tasks, blocks, timeouts, cancellations, losses and breaks, told late and forgotten late. Between any
+two answers that a probe gets, the world goes on. The oracle sees the whole world at once.
+
+More histories: ``python -m tests.unit.test_cycles 100000``.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from aiodlock import HolderInfo, LockInfo, WaiterInfo
+from aiodlock._cycles import IMPATIENT, Answer, Asking, Cycle, Question, Wait, probe, verify
+from aiodlock._model import Mode
+
+HISTORIES = 3_000
+
+
+@dataclass(eq=False)
+class Request:
+    """One attempt of a task to get a name."""
+
+    id: str
+    name: str
+    mode: Mode
+    owner: str
+    task: Task
+    patient: bool
+    arrived: int
+    bare: bool = False
+    token: int = 0
+
+
+@dataclass(eq=False)
+class Task:
+    """A task of a client; it waits for one request at a time."""
+
+    client: str
+    blocks: list[Request] = field(default_factory=list)
+    waiting: Request | None = None
+
+
+@dataclass(eq=False)
+class Name:
+    """A name of the store: shared holders together, everybody else in order of arrival."""
+
+    holders: list[Request] = field(default_factory=list)
+    queue: list[Request] = field(default_factory=list)
+
+
+def conflict(one: Request, other: Request) -> bool:
+    return "exclusive" in (one.mode, other.mode)
+
+
+class World:
+    """The truth, and what clients have told of their waits."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.names = {name: Name() for name in "abcd"[: rng.randint(2, 4)]}
+        self.tasks = [Task(f"c{number % 3}") for number in range(rng.randint(2, 6))]
+        self.told: list[tuple[Request, Wait]] = []
+        self.number = 0
+        self.victims = 0
+
+    # -- what happens ------------------------------------------------------------------------------
+
+    def happen(self) -> None:
+        """Let one thing happen somewhere."""
+        rng = self.rng
+        task = rng.choice(self.tasks)
+        chance = rng.random()
+        if chance < 0.25:
+            self.tell(task)
+        elif chance < 0.32:
+            self.forget()
+        elif chance < 0.35:
+            held = [request for name in self.names.values() for request in name.holders]
+            if held:
+                self.drop(rng.choice(held))  # lost or broken: its task learns it later
+        elif task.waiting is not None:
+            if chance < 0.40 or not task.waiting.patient:
+                self.give_up(task)  # a timeout or a cancellation
+        elif chance < 0.80 and len(task.blocks) < 3:
+            self.ask(task)
+        elif task.blocks:
+            self.leave(task)
+
+    def ask(self, task: Task) -> None:
+        rng = self.rng
+        mine = {request.name for request in task.blocks}
+        free = [name for name in self.names if name not in mine]
+        if not free:
+            return
+        self.number += 1
+        patient = rng.random() < 0.8
+        id = f"{task.client}-{self.number}"
+        request = Request(
+            id,
+            rng.choice(free),
+            "exclusive" if rng.random() < 0.6 else "shared",
+            id if patient else id + IMPATIENT,
+            task,
+            patient,
+            # Clocks of clients differ.
+            self.number + rng.randint(-1, 1),
+            bare=rng.random() < 0.1,
+        )
+        task.waiting = request
+        self.names[request.name].queue.append(request)
+        self.grant(request.name)
+
+    def grant(self, name: str) -> None:
+        at = self.names[name]
+        while at.queue and not any(conflict(at.queue[0], holder) for holder in at.holders):
+            request = at.queue.pop(0)
+            self.number += 1
+            request.token = self.number
+            at.holders.append(request)
+            request.task.waiting = None
+            request.task.blocks.append(request)
+
+    def drop(self, request: Request) -> None:
+        at = self.names[request.name]
+        if request in at.holders:
+            at.holders.remove(request)
+        elif request in at.queue:
+            at.queue.remove(request)
+        self.grant(request.name)
+
+    def leave(self, task: Task) -> None:
+        self.drop(task.blocks.pop(self.rng.randrange(len(task.blocks)) if task.waiting else -1))
+
+    def give_up(self, task: Task) -> None:
+        request, task.waiting = task.waiting, None
+        assert request is not None
+        self.drop(request)
+        if self.rng.random() < 0.5:
+            while task.blocks:
+                self.leave(task)
+
+    # -- what is told ------------------------------------------------------------------------------
+
+    def tell(self, task: Task) -> None:
+        request = task.waiting
+        inside = frozenset((one.name, one.token) for one in task.blocks if not one.bare)
+        if request is None or not request.patient or not inside:
+            return
+        if any(told is request for told, _ in self.told):
+            return
+        wait = Wait(
+            request.id,
+            request.name,
+            request.mode,
+            request.owner,
+            task.client,
+            request.arrived,
+            inside,
+        )
+        self.told.append((request, wait))
+
+    def forget(self) -> None:
+        """What was told of a wait that is over is taken back, later."""
+        for entry in self.told:
+            if entry[0].task.waiting is not entry[0]:
+                self.told.remove(entry)
+                return
+
+    def answer(self, question: Question, between: Callable[[], None]) -> Answer:
+        names, waits = {}, {}
+        for name in sorted(question.names):
+            names[name] = self.inspect(name)
+            between()
+        for client in sorted(question.clients):
+            waits[client] = tuple(wait for _, wait in self.told if wait.client == client)
+            between()
+        return Answer(names, waits)
+
+    def inspect(self, name: str) -> LockInfo:
+        at = self.names[name]
+        return LockInfo(
+            name,
+            tuple(
+                HolderInfo(one.owner, one.mode, one.token, 1, 1.0, one.task.client)
+                for one in at.holders
+            ),
+            tuple(
+                WaiterInfo(one.owner, one.mode, position, 1.0, one.task.client)
+                for position, one in enumerate(at.queue)
+            ),
+            0,
+        )
+
+    # -- the oracle --------------------------------------------------------------------------------
+
+    def edges(self, request: Request) -> list[Request]:
+        """What a waiting request waits for, by the definition."""
+        at = self.names[request.name]
+        found = [
+            holder.task.waiting
+            for holder in at.holders
+            if conflict(request, holder)
+            and not holder.bare
+            and holder in holder.task.blocks
+            and holder.task.waiting is not None
+        ]
+        found += [
+            other for other in at.queue[: at.queue.index(request)] if conflict(request, other)
+        ]
+        return [other for other in found if other.patient]
+
+    def is_in_a_cycle(self, start: Request) -> bool:
+        met, to_do = set(), self.edges(start)
+        while to_do:
+            request = to_do.pop()
+            if request is start:
+                return True
+            if request not in met:
+                met.add(request)
+                to_do += self.edges(request)
+        return False
+
+    def waiting(self) -> list[Request]:
+        return [
+            task.waiting for task in self.tasks if task.waiting is not None and task.waiting.patient
+        ]
+
+    def is_true(self, cycle: Cycle) -> bool:
+        """Tell whether exactly this cycle stands at this moment, and its first request is the youngest."""
+        waiting = {request.id: request for request in self.waiting()}
+        members = [waiting.get(edge.wait.id) for edge in cycle.edges]
+        if None in members or len({*members}) != len(members):
+            return False
+        for edge, request, following in zip(
+            cycle.edges, members, (*members[1:], members[0]), strict=True
+        ):
+            assert request is not None
+            assert following is not None
+            for queued in edge.queued:
+                ahead = [other for other in self.edges(request) if other.owner == queued.owner]
+                if not ahead:
+                    return False
+                request = ahead[0]
+            if following not in self.edges(request):
+                return False
+        first, *others = (edge.wait.age for edge in cycle.edges)
+        return all(other < first for other in others)
+
+
+def ask(world: World, asking: Asking, between: Callable[[], None]) -> Cycle | None:
+    question = next(asking)
+    while True:
+        try:
+            question = asking.send(world.answer(question, between))
+        except StopIteration as done:
+            found: Cycle | None = done.value
+            return found
+
+
+def play(seed: int, *, second_pass: bool = True) -> World:
+    """Play one history; raise AssertionError if a request without a deadlock is hurt, or one is left."""
+    rng = random.Random(seed)
+    world = World(rng)
+
+    def between() -> None:
+        while rng.random() < 0.5:
+            world.happen()
+
+    def check(wait: Wait, request: Request, between: Callable[[], None]) -> None:
+        found = ask(world, probe(wait), between)
+        if found is None:
+            return
+        was_true = world.is_true(found)
+        if second_pass:
+            between()
+            found = ask(world, verify(found), between)
+        if found is None or request.task.waiting is not request:
+            return
+        assert was_true, f"seed {seed}: no deadlock: {found.words()}"
+        world.victims += 1
+        world.give_up(request.task)
+
+    for _ in range(rng.randint(10, 80)):
+        world.happen()
+        if world.told and rng.random() < 0.3:
+            request, wait = rng.choice(world.told)
+            if request.task.waiting is request:
+                check(wait, request, between)
+    # Now nothing else happens: whoever waits is told, and every cycle has to go.
+    for _ in range(30):
+        for task in world.tasks:
+            world.tell(task)
+        before = world.victims
+        for request, wait in list(world.told):
+            if request.task.waiting is request:
+                check(wait, request, lambda: None)
+        if world.victims == before:
+            break
+    for request in world.waiting():
+        assert not world.is_in_a_cycle(request), f"seed {seed}: a deadlock was not found"
+    return world
+
+
+def test_every_deadlock_is_found_and_nobody_else_is_hurt() -> None:
+    victims = sum(play(seed).victims for seed in range(HISTORIES))
+    assert victims > HISTORIES / 20
+
+
+def test_without_the_second_pass_somebody_is_hurt_for_nothing() -> None:
+    def play_all() -> None:
+        for seed in range(HISTORIES):
+            play(seed, second_pass=False)
+
+    with pytest.raises(AssertionError, match="no deadlock"):
+        play_all()
+
+
+# -- one by one ------------------------------------------------------------------------------------
+
+
+def wait_of(number: int, name: str, *inside: tuple[str, int], mode: Mode = "exclusive") -> Wait:
+    client = f"c{number}"
+    return Wait(f"{client}-w", name, mode, f"{client}-w", client, number, frozenset(inside))
+
+
+def info(
+    name: str, holders: list[tuple[str, Mode, int]], waiters: list[tuple[str, Mode]]
+) -> LockInfo:
+    return LockInfo(
+        name,
+        tuple(
+            HolderInfo(owner, mode, token, 1, 9.0, owner.partition("-")[0])
+            for owner, mode, token in holders
+        ),
+        tuple(
+            WaiterInfo(owner, mode, position, 9.0, owner.partition("-")[0])
+            for position, (owner, mode) in enumerate(waiters)
+        ),
+        0,
+    )
+
+
+def found(start: Wait, infos: list[LockInfo], *waits: Wait) -> Cycle | None:
+    answer = Answer(
+        {one.name: one for one in infos},
+        {wait.client: (wait,) for wait in waits},
+    )
+    asking = probe(start)
+    try:
+        next(asking)
+        while True:
+            asking.send(answer)
+    except StopIteration as done:
+        cycle: Cycle | None = done.value
+        return cycle
+
+
+def test_two_names_in_two_orders() -> None:
+    one, two = wait_of(1, "b", ("a", 10)), wait_of(2, "a", ("b", 20))
+    infos = [
+        info("a", [("c1-h", "exclusive", 10)], [("c2-w", "exclusive")]),
+        info("b", [("c2-h", "exclusive", 20)], [("c1-w", "exclusive")]),
+    ]
+    cycle = found(two, infos, one, two)
+    assert cycle is not None
+    assert cycle.members() == (("a", "c2-w", "c2", ""), ("b", "c1-w", "c1", ""))
+    assert cycle.words() == (
+        "c2-w on c2 waits for 'a', which c1-h holds; c1-w on c1 waits for 'b', which c2-h holds"
+    )
+    assert found(one, infos, one, two) is None, "the older one is spared"
+
+
+@pytest.mark.parametrize(("last", "deadlock"), [("", True), (IMPATIENT, False)])
+def test_a_writer_between_two_readers(last: str, deadlock: bool) -> None:
+    # The reader waits only because a writer stands in front of it; a writer with a timeout goes away.
+    reader, holder = wait_of(2, "a", ("b", 20), mode="shared"), wait_of(1, "b", ("a", 10))
+    infos = [
+        info(
+            "a",
+            [("c1-h", "shared", 10)],
+            [(f"c3-w{last}", "exclusive"), ("c2-w", "shared")],
+        ),
+        info("b", [("c2-h", "exclusive", 20)], [("c1-w", "exclusive")]),
+    ]
+    cycle = found(reader, infos, reader, holder)
+    assert (cycle is not None) is deadlock
+    if cycle is not None:
+        assert [member[1] for member in cycle.members()] == ["c2-w", "c3-w", "c1-w"]
+
+
+def test_readers_and_one_owner_do_not_wait_for_each_other() -> None:
+    one, two = wait_of(1, "b", ("a", 10)), wait_of(2, "a", ("b", 20), mode="shared")
+    held = info("b", [("c2-h", "exclusive", 20)], [("c1-w", "exclusive")])
+    shared = info("a", [("c1-h", "shared", 10)], [("c2-w", "shared")])
+    assert found(two, [shared, held], one, two) is None
+    same = info("a", [("c2-w", "exclusive", 10)], [("c2-w", "shared")])
+    assert found(two, [same, held], one, two) is None
+
+
+def test_a_task_that_waits_for_itself() -> None:
+    mine = wait_of(1, "a", ("a", 10))
+    cycle = found(mine, [info("a", [("billing", "exclusive", 10)], [("c1-w", "exclusive")])], mine)
+    assert cycle is None  # the holder's client is unknown
+    held = LockInfo(
+        "a",
+        (HolderInfo("billing", "exclusive", 10, 1, 9.0, "c1"),),
+        (WaiterInfo("c1-w", "exclusive", 0, 9.0, "c1"),),
+        0,
+    )
+    assert found(mine, [held], mine) is not None
+
+
+def test_bare_leases_and_unknown_names_make_no_edge() -> None:
+    one, two = wait_of(1, "b"), wait_of(2, "a", ("b", 20))
+    infos = [
+        info("a", [("c1-h", "exclusive", 10)], [("c2-w", "exclusive")]),
+        info("b", [("c2-h", "exclusive", 20)], [("c1-w", "exclusive")]),
+    ]
+    assert found(two, infos, one, two) is None
+    assert found(two, infos[1:], one, two) is None
+
+
+if __name__ == "__main__":
+    played = [play(seed) for seed in range(int(sys.argv[1]))]
+    print(f"{len(played)} histories, {sum(one.victims for one in played)} victims, 0 violations")
