@@ -153,6 +153,24 @@ async def test_leases_and_places_survive_a_crash_of_the_server(server: PostgresS
         await second.release()
 
 
+@logged
+async def test_release_that_a_crash_forgets_keeps_the_name_until_the_deadline_at_the_most(
+    server: PostgresServer,
+) -> None:
+    """Releases do not wait for the disk."""
+    async with Client(server.url, ttl=3) as client:
+        for _ in range(3):
+            lease = await client.lock(NAME).acquire()
+            granted = now()
+            await lease.release()
+            server.crash()
+            await asyncio.to_thread(server.start)
+            second = await asyncio.wait_for(client.lock(NAME).acquire(), 20)
+            assert second.token > lease.token
+            assert now() - granted < 3 + 2.5  # and what a new connection takes
+            await second.release()
+
+
 @unlogged
 async def test_crash_that_empties_the_tables_lets_nobody_in_before_the_lease_has_ended(
     server: PostgresServer,

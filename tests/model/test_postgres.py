@@ -51,8 +51,8 @@ class Mutant:
 MUTANTS = [
     Mutant(
         "nobody gets in past a waiter",
-        "(head.id is null and aiodlock.fits(f[4], holding))",
-        "aiodlock.fits(f[4], holding)",
+        "or (head_at = 0 and (cardinality(holding) = 0",
+        "or (true and (cardinality(holding) = 0",
     ),
     Mutant(
         "no reader beside a writer", "if h.mode = 'x' then\n      return false;", "if false then"
@@ -76,8 +76,8 @@ MUTANTS = [
     Mutant("ghosts are skipped", "if now_ms >= head.deadline then", "if false then"),
     Mutant(
         "a lost name stays closed for its lock-delay",
-        "if now_ms < h.deadline + h.delay then\n          kept",
-        "if now_ms < h.deadline then\n          kept",
+        "if now_ms < h.deadline + h.delay then\n            kept",
+        "if now_ms < h.deadline then\n            kept",
     ),
     Mutant(
         "an extension never brings the deadline nearer",
@@ -86,15 +86,20 @@ MUTANTS = [
     ),
     Mutant(
         "a holder's deadline is clamped when the clock was set back",
-        "if h.deadline > now_ms + h.length then",
-        "if false then",
+        "stale := stale or h.deadline > now_ms + h.length or",
+        "stale := stale or",
     ),
     Mutant(
         "so are those of all waiters",
         "where w.key = k and w.deadline > now_ms + w.length;",
         "where w.id = head.id;",
     ),
-    Mutant("a marker refuses a late duplicate", "answer := 'gone gone';", "answer := 'busy';"),
+    Mutant(
+        "a marker refuses a late duplicate",
+        "answers[number] := 'gone gone';",
+        "answers[number] := 'busy';",
+    ),
+    Mutant("the row tells of markers", "and now_ms >= n.marked_until", ""),
     Mutant(
         "a break is told",
         "perform pg_notify(aiodlock.channel(h.client), message);",
@@ -112,8 +117,40 @@ MUTANTS = [
     ),
     Mutant(
         "a head that asks soon enough is told nothing",
-        "if aiodlock.earliest_end(holding) < head.deadline - head.length * 2 / 3 then",
-        "if true then",
+        "and aiodlock.earliest_end(holding) < head.deadline - head.length * 2 / 3 then",
+        "then",
+    ),
+    Mutant("what is held is not free", "and n.head = 0 and n.holders = '{}'", ""),
+    Mutant(
+        "who releases alone leaves the others their holds",
+        "cardinality(n.holders) = 1 and (n.holders[1]).id = f[3]",
+        "(n.holders[1]).id = f[3]",
+    ),
+    Mutant(
+        "who releases hands off",
+        "and n.head = 0 and cardinality(n.holders)",
+        "and cardinality(n.holders)",
+    ),
+    Mutant(
+        "what is overdue is not released",
+        "and now_ms < (n.holders[1]).deadline and",
+        "and",
+    ),
+    Mutant(
+        "a lone lease that is lost does not open its name early",
+        "(f[5] = 'ended' or (n.holders[1]).delay = 0)",
+        "true",
+    ),
+    Mutant("an overdue head is met", "freed or now_ms >= head_deadline or", "freed or"),
+    Mutant(
+        "a head's deadline is clamped when the clock was set back",
+        "or head_deadline > now_ms + head_length) then",
+        ") then",
+    ),
+    Mutant(
+        "the queue is in order though the clock was set back",
+        "coalesce(max(l.arrival) + 1, now_us)",
+        "now_us",
     ),
 ]
 

@@ -140,8 +140,8 @@ class VirtualTurns:
 
     def _turn(self, caller: str, verb: str, *words: object) -> list[Any]:
         message = "\t".join(map(str, (verb, self._key, *words)))
-        rows = self._fetch("select aiodlock.turn($1, $2, $3)", caller, _FOR_EVER, [message])
-        answer, *heard = rows[0][0]
+        rows = self._fetch("select aiodlock.turn($1, $2, $3)", caller, _FOR_EVER, message)
+        answer, *heard = rows[0][0].split("\n")
         reply: list[Any] = answer.split(" ")
         told = [told.split(" ") for told in heard]
         if reply[0] == "released":

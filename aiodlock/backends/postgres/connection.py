@@ -32,7 +32,7 @@ _WAIT_UP = 0.5
 _ANSWER_WITHIN, _LONGEST_ANSWER = 2.0, 16.0
 #: How many messages go out in one call at the most. Their names stay locked until it is committed, and each
 #: locked name takes a place in the server's table of locks.
-_MOST = 200
+_MOST = 32
 #: How often the listening connection is asked whether it is there.
 _WATCH_EVERY = 5.0
 

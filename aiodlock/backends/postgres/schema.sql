@@ -15,16 +15,22 @@ create type aiodlock.holder as (
   id text, mode text, token bigint, deadline bigint, length bigint, delay bigint, owner text, client text
 );
 
--- head: no waiter has a smaller arrival. keep_until: from then on the row of a free name may be deleted.
+-- writes: how often this version was updated. head: the arrival of the first waiter, 0 if nobody waits; its deadline
+-- and length are as they were when last read. marked_until: until then there may be markers of requests for this name.
+-- keep_until: from then on the row of a free name may be deleted.
 create @unlogged@ table aiodlock.name (
   key text collate "C" not null,
   version bigint not null,
+  writes integer not null,
   token bigint not null,
   keep_until bigint not null,
   head bigint not null,
+  head_deadline bigint not null,
+  head_length bigint not null,
+  marked_until bigint not null,
   holders aiodlock.holder[] not null,
   primary key (key, version)
-) with (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000,
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000,
         autovacuum_vacuum_cost_delay = 0);
 
 create @unlogged@ table aiodlock.waiter (
@@ -127,151 +133,278 @@ begin
   end if;
 end $$;
 
+-- Of unlogged tables: keep the longest that any lease, with its lock-delay, may be (ms). Returns the longest so far.
+create function aiodlock.note_length(asked bigint) returns bigint language plpgsql as $$
+declare
+  known bigint;
+begin
+  select m.longest into known from aiodlock.meta m;
+  if known < asked then
+    update aiodlock.meta m set longest = asked where m.longest < asked;
+  end if;
+  return greatest(known, asked);
+end $$;
+
+-- Of unlogged tables: the time from which on grants are made.
+create function aiodlock.opened() returns bigint language plpgsql as $$
+declare
+  at_ms bigint;
+begin
+  select p.opened_at into at_ms from aiodlock.present p;
+  if at_ms is null then
+    -- A pooler may have kept this client's connection, so it did not say hello after the crash.
+    perform aiodlock.hello();
+    select p.opened_at into at_ms from aiodlock.present p;
+  end if;
+  return at_ms;
+end $$;
+
 -- All messages of one client's turn of its event loop, in one call.
 --
 -- caller     the client's label
 -- retention  ms for which a free name's last token is kept
--- ops        one message each, its fields separated by tabs:
+-- messages   one a line, its fields separated by tabs:
 --              acquire  key  id  mode  owner  ttl  waiter-ttl  lock-delay  wait|nowait
---              extend   key  id  length  owner
+--              extend   key  id  length
 --              leave    key  id  marker-ttl  ended|lost
 --              break    key  remember
 --              announce key
--- Result: one answer for each message, in the same order, then what this client is notified of.
+-- Result: one line for each message, in the same order, then what this client is notified of.
 --   granted TOKEN LEFT | held TOKEN LEFT | busy | deadlock | limit MODE
 --   waiting LEFT LOOK FLOOR    LOOK: ms until the earliest blocker ends if at the head, else -1
 --   closed LEFT                after a crash that emptied unlogged tables
 --   released | withdrawn | gone broken|expired|taken_over|gone | broke NUMBER
 -- Notifications, here or by NOTIFY for other clients: granted ID KEY TOKEN | look ID KEY | broken ID KEY TOKEN.
-create function aiodlock.turn(caller text, retention bigint, ops text[]) returns text[]
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+--
+-- The messages about one name follow each other, so that its row is read and written once.
+create function aiodlock.turn(caller text, retention bigint, messages text) returns text
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan set jit = off
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off as $$
+<<present>>
 declare
-  answers text[] := '{}';
-  heard text[] := '{}';
+  ops text[] := string_to_array(messages, E'\n');
+  most integer := cardinality(ops);
+  sequence integer[];            -- the messages' numbers, name by name; null: as they are
+  answers text[] := ops;         -- each is overwritten by its answer
+  heard text;                    -- each begins with a new line
   now_us bigint;
   now_ms bigint;
-  op text;
-  f text[];            -- the message's fields
+  done boolean;
+  one_name boolean;
+  durable boolean;               -- what was written must survive a crash before anybody is told
+  -- The message.
+  number integer;
+  f text[];
   verb text;
-  k text;
   rid text;
-  answer text;
+  -- The name, as it is in its row and as it will be written.
+  k text;
+  version bigint;                -- null: there is no row
+  last_token bigint;
+  keep_until bigint;
+  head_at bigint;
+  head_deadline bigint;
+  head_length bigint;
+  marked_until bigint;
+  holding aiodlock.holder[];
+  row_at tid;
+  changed boolean;               -- it has to be written
   h aiodlock.holder;
   kept aiodlock.holder[];
-  mine aiodlock.holder;        -- the record of the request that the message is about, if it holds
-  own aiodlock.waiter;         -- the same, if it waits
-  -- The name, as it was read and as it will be written.
-  present aiodlock.name;
-  holding aiodlock.holder[];
-  last_token bigint;
-  head_at bigint;
-  changed boolean;     -- the holders or the token
-  touched boolean;     -- only deadlines, or the place where the queue begins
-  -- The walk through the queue.
-  head aiodlock.waiter;
-  moved boolean;       -- the head is a new one, or its blocker ends sooner
   token_held bigint;
   ends bigint;
-  client text;
   message text;
-  opened_at bigint := 0;
+  -- Of unlogged tables.
+  longest bigint;
+  opened_at bigint;
 begin
-  perform aiodlock.check_isolation();
-  -- In one order, so that no two calls wait for each other.
-  if cardinality(ops) = 1 then
-    perform pg_advisory_xact_lock(1095323471, hashtext(split_part(ops[1], E'\t', 2)));
+  -- Calls about the same name wait for each other here. The order is the same everywhere, so no two calls wait for
+  -- each other. What needs no query is written as an assignment, because PERFORM would run one.
+  if current_setting('transaction_isolation') <> 'read committed' then
+    done := aiodlock.check_isolation() is null;
+  end if;
+  k := split_part(messages, E'\t', 2);
+  one_name := most = 1 or cardinality(string_to_array(messages, E'\t' || k || E'\t')) = most + 1;
+  if one_name then
+    done := pg_advisory_xact_lock(1095323471, hashtext(k)) is null;
   else
-    perform pg_advisory_xact_lock(1095323471, ordered.hash) from (
-      select distinct hashtext(split_part(o, E'\t', 2)) as hash from unnest(ops) o order by 1
-    ) ordered;
+    select array_agg(locked.number) into sequence from (
+      select o.number, pg_advisory_xact_lock(1095323471, o.hash) from (
+        select u.number, hashtext(u.key) as hash from (
+          select e.number, split_part(e.op, E'\t', 2) as key from unnest(ops) with ordinality e(op, number)
+        ) u order by 2, u.key, 1
+      ) o
+    ) locked;
   end if;
   now_us := aiodlock.clock_us();
   now_ms := now_us / 1000;
-  if @is_unlogged@ then
-    select p.opened_at into opened_at from aiodlock.present p;
-    if opened_at is null then
-      -- A pooler may have kept this client's connection, so it did not say hello after the crash.
-      perform aiodlock.hello();
-      select p.opened_at into opened_at from aiodlock.present p;
-    end if;
-  end if;
+  k := null;
 
-  foreach op in array ops loop
-    f := string_to_array(op, E'\t');
-    verb := f[1];
-    k := f[2];
-    rid := f[3];
-    answer := null;
-    mine := null;
-    own := null;
-    head := null;
-    moved := false;
-    changed := false;
-    touched := false;
+  for step in 1 .. most + 1 loop
+    exit when step > most and k is null;
+    number := coalesce(sequence[step], step);
+    f := string_to_array(ops[number], E'\t');
 
-    if verb = 'announce' then
-      perform pg_notify(aiodlock.channel('changes ' || k), k);
-      answers := answers || 'announced'::text;
-      continue;
-    end if;
-    if verb = 'acquire' and exists (select from aiodlock.marker m where m.id = rid and now_ms < m.keep_until) then
-      answers := answers || 'gone gone'::text;
-      continue;
-    end if;
-    if verb = 'acquire' and @is_unlogged@ then
-      if opened_at is null or now_ms < opened_at then
-        answers := answers || format('closed %s', opened_at - now_ms);
+    -- The common cases: a free name is acquired, or released by its only holder, and nobody waits. What follows would
+    -- come to the same, at several times the cost.
+    if k = f[2] or (one_name and most > 1) then
+      null;  -- the name is read once below, and written once
+    elsif f[1] = 'acquire' then
+      update aiodlock.name n set
+          token = greatest(n.token + 1, now_us),
+          keep_until = greatest(
+            n.keep_until, now_ms + f[6]::bigint + f[8]::bigint, greatest(n.token + 1, now_us) / 1000 + 1 + retention
+          ),
+          holders = array[row(
+            f[3], f[4], greatest(n.token + 1, now_us), now_ms + f[6]::bigint, f[6]::bigint, f[8]::bigint, f[5], caller
+          )::aiodlock.holder],
+          writes = (n.writes + 1) % 32,
+          version = n.version + (n.writes + 1) / 32
+        where n.ctid = (select m.ctid from aiodlock.name m where m.key = f[2] order by m.version desc limit 1)
+          and n.head = 0 and n.holders = '{}'
+          and now_ms >= n.marked_until
+          and (not @is_unlogged@ or f[6]::bigint + f[8]::bigint <= (select m.longest from aiodlock.meta m))
+        returning n.token into token_held;
+      if token_held is not null then
+        answers[number] := 'granted ' || token_held || ' ' || f[6];
+        durable := true;
         continue;
       end if;
-      update aiodlock.meta m set longest = f[6]::bigint + f[8]::bigint
-        where m.longest < f[6]::bigint + f[8]::bigint;
-    end if;
-
-    -- Read the name. Holders that are overdue, and past their lock-delay, are dropped.
-    select * into present from aiodlock.name n where n.key = k order by n.version desc limit 1;
-    last_token := coalesce(present.token, 0);
-    head_at := coalesce(present.head, 0);
-    holding := coalesce(present.holders, '{}');
-    if cardinality(holding) > 0 then
-      kept := '{}';
-      foreach h in array holding loop
-        if h.deadline > now_ms + h.length then
-          h.deadline := now_ms + h.length;  -- the clock was set back
-          touched := true;
-        end if;
-        if h.id = rid then
-          mine := h;
-        end if;
-        if now_ms < h.deadline + h.delay then
-          kept := kept || h;
-        else
-          changed := true;
-        end if;
-      end loop;
-      if changed or touched then
-        holding := kept;
+    elsif f[1] = 'leave' and f[4] = '0' then
+      update aiodlock.name n set
+          holders = '{}', writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
+        where n.ctid = (select m.ctid from aiodlock.name m where m.key = f[2] order by m.version desc limit 1)
+          and n.head = 0 and cardinality(n.holders) = 1 and (n.holders[1]).id = f[3]
+          and now_ms < (n.holders[1]).deadline and (f[5] = 'ended' or (n.holders[1]).delay = 0);
+      if found then
+        answers[number] := 'released';
+        continue;
       end if;
     end if;
 
-    -- What the message changes by itself.
-    if verb = 'extend' then
-      if now_ms < mine.deadline then
+    verb := f[1];
+    rid := f[3];
+    if step > most or k is distinct from f[2] then
+      -- Write the name of before. The row outlives its holding, and the last token by `retention`.
+      if changed then
+        if version is null then
+          insert into aiodlock.name values (
+            k, 1, 0, last_token, keep_until, head_at, head_deadline, head_length, marked_until, holding
+          );
+        else
+          -- Beside a transaction that stays open, no old row can be removed, and a look-up walks through those of
+          -- the same version. So there are few of them.
+          update aiodlock.name n set
+              token = last_token, keep_until = present.keep_until, head = head_at,
+              head_deadline = present.head_deadline, head_length = present.head_length,
+              marked_until = present.marked_until, holders = holding,
+              writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
+            where n.ctid = row_at;
+        end if;
+        changed := false;
+      end if;
+      exit when step > most;
+      k := f[2];
+      select n.ctid, n.version, n.token, n.keep_until, n.head, n.head_deadline, n.head_length, n.marked_until,
+          n.holders
+        into row_at, version, last_token, keep_until, head_at, head_deadline, head_length, marked_until, holding
+        from aiodlock.name n where n.key = k order by n.version desc limit 1;
+      if version is null then
+        last_token := 0;
+        keep_until := 0;
+        head_at := 0;
+        head_deadline := 0;
+        head_length := 0;
+        marked_until := 0;
+        holding := '{}';
+      end if;
+    end if;
+
+    declare  -- everything is null for each message
+      answer text;
+      mine aiodlock.holder;        -- the record of its request, if that holds
+      own aiodlock.waiter;         -- the same, if it waits
+      head aiodlock.waiter;
+      taken boolean;               -- the head was removed from the queue
+      stale boolean;               -- records have to be clamped or dropped
+      freed boolean;               -- the head may get in now, or is another one
+      moved boolean;               -- the head is a new one, or its blocker ends sooner
+    begin
+      -- The request's own record. Records to be clamped (the clock was set back) or dropped are rare.
+      if cardinality(holding) > 0 then
+        foreach h in array holding loop
+          if h.id = rid then
+            mine := h;
+            mine.deadline := least(h.deadline, now_ms + h.length);
+          end if;
+          stale := stale or h.deadline > now_ms + h.length or now_ms >= h.deadline + h.delay;
+        end loop;
+      end if;
+
+      if verb = 'extend' and now_ms < mine.deadline then
         -- Not shorter than what was promised before: else the clamp would bring the deadline nearer.
         mine.deadline := greatest(mine.deadline, now_ms + f[4]::bigint);
         mine.length := greatest(f[4]::bigint, mine.deadline - now_ms);
-        if @is_unlogged@ then
-          update aiodlock.meta m set longest = mine.length + mine.delay
-            where m.longest < mine.length + mine.delay;
-        end if;
-        for number in 1 .. cardinality(holding) loop
-          if holding[number].id = rid then
-            holding[number] := mine;
+        for place in 1 .. cardinality(holding) loop
+          if holding[place].id = rid then
+            holding[place] := mine;
           end if;
         end loop;
-        touched := true;
-        answer := format('held %s %s', mine.token, mine.deadline - now_ms);
-      else
-        select * into own from aiodlock.waiter w where w.id = rid and w.key = k;
+        if @is_unlogged@ and mine.length + mine.delay > coalesce(longest, -1) then
+          longest := aiodlock.note_length(mine.length + mine.delay);
+        end if;
+        keep_until := greatest(keep_until, mine.deadline + mine.delay);
+        changed := true;
+        durable := true;
+        answers[number] := 'held ' || mine.token || ' ' || mine.deadline - now_ms;
+        continue;
+      elsif verb = 'announce' then
+        perform pg_notify(aiodlock.channel('changes ' || k), k);
+        answers[number] := 'announced';
+        continue;
+      end if;
+
+      if verb = 'acquire' then
+        if now_ms < marked_until
+          and exists (select from aiodlock.marker m where m.id = rid and now_ms < m.keep_until) then
+          answers[number] := 'gone gone';
+          continue;
+        end if;
+        if @is_unlogged@ then
+          if f[6]::bigint + f[8]::bigint > coalesce(longest, -1) then
+            longest := aiodlock.note_length(f[6]::bigint + f[8]::bigint);
+          end if;
+          if version is null then
+            -- A name that has a row was locked since the tables were last emptied.
+            opened_at := coalesce(opened_at, aiodlock.opened());
+            if now_ms < opened_at then
+              answers[number] := 'closed ' || opened_at - now_ms;
+              continue;
+            end if;
+          end if;
+        end if;
+      end if;
+
+      if stale then
+        kept := '{}';
+        foreach h in array holding loop
+          h.deadline := least(h.deadline, now_ms + h.length);
+          if now_ms < h.deadline + h.delay then
+            kept := kept || h;
+          else
+            freed := true;
+          end if;
+        end loop;
+        holding := kept;
+        changed := true;
+      end if;
+
+      -- What the message changes by itself.
+      if verb = 'extend' then
+        if head_at > 0 then
+          select * into own from aiodlock.waiter w where w.id = rid and w.key = k;
+        end if;
         if own.id is not null then
           own.deadline := least(own.deadline, now_ms + own.length);
           if now_ms < own.deadline then
@@ -280,214 +413,255 @@ begin
             update aiodlock.waiter w set deadline = own.deadline, length = own.length where w.id = rid;
           else
             -- Too late, and maybe at the head: then the next one has to be told, nobody else will.
-            moved := not exists (
-              select from aiodlock.waiter w where w.key = k and w.arrival >= head_at and w.arrival < own.arrival
-            );
             delete from aiodlock.waiter w where w.id = rid;
+            moved := own.arrival = head_at;
+            freed := freed or moved;
             own := null;
           end if;
         end if;
-      end if;
-    elsif verb = 'leave' then
-      if f[4] <> '0' then
-        insert into aiodlock.marker values (rid, now_ms + f[4]::bigint)
-          on conflict (id) do update set keep_until = excluded.keep_until;
-      end if;
-      if now_ms < mine.deadline and (f[5] <> 'lost' or mine.delay = 0) then
-        kept := '{}';
-        foreach h in array holding loop
-          if h.id <> rid then
-            kept := kept || h;
-          end if;
-        end loop;
-        holding := kept;
-        changed := true;
-        answer := 'released';
-      else
-        delete from aiodlock.waiter w where w.id = rid and w.key = k returning * into own;
-        if own.id is not null then
-          moved := not exists (
-            select from aiodlock.waiter w where w.key = k and w.arrival >= head_at and w.arrival < own.arrival
-          );
-        end if;
-        -- Lost, here or for its holder, and within its lock-delay: leaving does not open the name early.
-        answer := case when mine.id is not null then 'gone expired' when own.id is not null then 'withdrawn'
-                  else 'gone gone' end;
-        own := null;
-      end if;
-    elsif verb = 'break' then
-      kept := holding;
-      holding := '{}';
-      changed := true;
-      ends := 0;
-      foreach h in array kept loop
-        if now_ms < h.deadline then
-          ends := ends + 1;
-          insert into aiodlock.broken values (h.id, greatest(now_ms + f[3]::bigint, h.deadline))
+      elsif verb = 'leave' then
+        if f[4] <> '0' then
+          insert into aiodlock.marker values (rid, now_ms + f[4]::bigint)
             on conflict (id) do update set keep_until = excluded.keep_until;
-          message := format('broken %s %s %s', h.id, k, h.token);
-          if h.client = caller then
-            heard := heard || message;
-          else
-            perform pg_notify(aiodlock.channel(h.client), message);
+          marked_until := greatest(marked_until, now_ms + f[4]::bigint);
+          keep_until := greatest(keep_until, marked_until);
+          changed := true;
+          durable := true;
+        end if;
+        if now_ms < mine.deadline and (f[5] <> 'lost' or mine.delay = 0) then
+          kept := '{}';
+          if cardinality(holding) > 1 then
+            foreach h in array holding loop
+              if h.id <> rid then
+                kept := kept || h;
+              end if;
+            end loop;
           end if;
-        end if;
-      end loop;
-      answer := 'broke ' || ends;
-    end if;
-
-    -- Grant from the head on, as far as the holders allow. Nobody passes the one that stays.
-    <<granting>>
-    while verb <> 'extend' or answer is null loop
-      loop
-        select * into head from aiodlock.waiter w
-          where w.key = k and w.arrival >= head_at order by w.arrival limit 1;
-        exit when head.id is null;
-        if head.deadline > now_ms + head.length then
-          -- The clock was set back. All at once: many dead waiters cost together what one costs.
-          update aiodlock.waiter w set deadline = now_ms + w.length
-            where w.key = k and w.deadline > now_ms + w.length;
-          head.deadline := now_ms + head.length;
-        end if;
-        if now_ms >= head.deadline then
-          delete from aiodlock.waiter w where w.id = head.id;
-          head_at := head.arrival + 1;
-          moved := true;
-          continue;
-        end if;
-        token_held := aiodlock.token_of(head.owner, holding, now_ms);
-        if token_held > 0 or (token_held < 0 and head.mode <> 'x') then
-          token_held := abs(token_held);
-        elsif aiodlock.fits(head.mode, holding) then
-          token_held := greatest(last_token + 1, now_us);
-          last_token := token_held;
+          holding := kept;
+          changed := true;
+          freed := true;
+          answer := 'released';
         else
-          exit;
-        end if;
-        -- A granted waiter keeps the deadline it had: a ghost that is granted costs no more than one that waits.
-        h := row(head.id, head.mode, token_held, head.deadline, head.length, head.delay, head.owner, head.client);
-        holding := holding || h;
-        delete from aiodlock.waiter w where w.id = head.id;
-        head_at := head.arrival + 1;
-        changed := true;
-        moved := true;
-        if head.id = rid then
-          mine := h;
+          if head_at > 0 then
+            delete from aiodlock.waiter w where w.id = rid and w.key = k returning * into own;
+            if own.arrival = head_at then
+              moved := true;
+              freed := true;
+            end if;
+          end if;
+          -- Lost, here or for its holder, and within its lock-delay: leaving does not open the name early.
+          answer := case when mine.id is not null then 'gone expired' when own.id is not null then 'withdrawn'
+                    else 'gone gone' end;
           own := null;
         end if;
-        message := format('granted %s %s %s', head.id, k, token_held);
-        if head.client = caller then
-          heard := heard || message;
-        else
-          perform pg_notify(aiodlock.channel(head.client), message);
-        end if;
-      end loop;
-      -- A waiter whose named owner came to hold meanwhile gets in, wherever it stands.
-      exit granting when verb <> 'extend' or own.id is null or own.owner not like 'u%';
-      token_held := aiodlock.token_of(own.owner, holding, now_ms);
-      exit granting when token_held is null or (token_held < 0 and own.mode = 'x');
-      moved := moved or own.deadline + own.delay < aiodlock.earliest_end(holding);
-      mine := row(rid, own.mode, abs(token_held), own.deadline, own.length, own.delay, own.owner, own.client);
-      holding := holding || mine;
-      changed := true;
-      delete from aiodlock.waiter w where w.id = rid;
-      own := null;
-    end loop;
+      elsif verb = 'break' then
+        ends := 0;
+        foreach h in array holding loop
+          if now_ms < h.deadline then
+            ends := ends + 1;
+            insert into aiodlock.broken values (h.id, greatest(now_ms + f[3]::bigint, h.deadline))
+              on conflict (id) do update set keep_until = excluded.keep_until;
+            message := 'broken ' || h.id || ' ' || k || ' ' || h.token;
+            if h.client = caller then
+              heard := coalesce(heard, '') || E'\n' || message;
+            else
+              perform pg_notify(aiodlock.channel(h.client), message);
+            end if;
+          end if;
+        end loop;
+        holding := '{}';
+        changed := true;
+        durable := true;
+        freed := true;
+        moved := true;
+        answer := 'broke ' || ends;
+      end if;
 
-    if verb = 'extend' and answer is null then
-      if now_ms < mine.deadline then
-        answer := format('held %s %s', mine.token, mine.deadline - now_ms);
-      elsif own.id is not null then
-        ends := case when head.id = rid then greatest(0, coalesce(aiodlock.earliest_end(holding), now_ms) - now_ms)
-                else -1 end;
-        answer := format('waiting %s %s %s', own.deadline - now_ms, ends, greatest(last_token, now_us));
-      elsif exists (select from aiodlock.broken b where b.id = rid and now_ms < b.keep_until) then
-        answer := 'gone broken';
-      else
-        answer := case when mine.id is not null then 'gone expired' when cardinality(holding) > 0 then 'gone taken_over'
-                  else 'gone gone' end;
-      end if;
-    elsif answer like 'gone %' and exists (select from aiodlock.broken b where b.id = rid and now_ms < b.keep_until) then
-      answer := 'gone broken';
-    elsif verb = 'acquire' then
-      if head.id is not null or cardinality(holding) > 0 or present.key is null then
-        select * into own from aiodlock.waiter w where w.id = rid and w.key = k;
-      end if;
-      if own.id is not null and now_ms >= least(own.deadline, now_ms + own.length) then
+      -- Grant from the head on, as far as the holders allow. Nobody passes the one that stays. As long as no holder
+      -- is gone and the head is not overdue, there is nothing to grant.
+      loop
+        if head_at > 0 and (freed or now_ms >= head_deadline or head_deadline > now_ms + head_length) then
+          loop
+            taken := cardinality(holding) = 0;  -- then any head fits
+            if taken then
+              delete from aiodlock.waiter w where w.ctid = (
+                select l.ctid from aiodlock.waiter l where l.key = k and l.arrival >= head_at order by l.arrival limit 1
+              ) returning w.* into head;
+            else
+              select * into head from aiodlock.waiter w
+                where w.key = k and w.arrival >= head_at order by w.arrival limit 1;
+            end if;
+            exit when head.id is null;
+            if head.deadline > now_ms + head.length then
+              -- The clock was set back. All at once: many dead waiters cost together what one costs.
+              update aiodlock.waiter w set deadline = now_ms + w.length
+                where w.key = k and w.deadline > now_ms + w.length;
+              head.deadline := now_ms + head.length;
+            end if;
+            if now_ms >= head.deadline then
+              if not taken then
+                delete from aiodlock.waiter w where w.id = head.id;
+              end if;
+              head_at := head.arrival + 1;
+              moved := true;
+              continue;
+            end if;
+            token_held := case when cardinality(holding) > 1 or (holding[1]).owner = head.owner
+                          then aiodlock.token_of(head.owner, holding, now_ms) end;
+            if token_held > 0 or (token_held < 0 and head.mode <> 'x') then
+              token_held := abs(token_held);
+            elsif cardinality(holding) = 0 or (head.mode <> 'x' and aiodlock.fits(head.mode, holding)) then
+              token_held := greatest(last_token + 1, now_us);
+              last_token := token_held;
+              keep_until := greatest(keep_until, last_token / 1000 + 1 + retention);
+            else
+              exit;
+            end if;
+            -- A granted waiter keeps the deadline it had: a ghost that is granted costs no more than one that waits.
+            h := row(head.id, head.mode, token_held, head.deadline, head.length, head.delay, head.owner, head.client);
+            holding := holding || h;
+            keep_until := greatest(keep_until, h.deadline + h.delay);
+            if not taken then
+              delete from aiodlock.waiter w where w.id = head.id;
+            end if;
+            head_at := head.arrival + 1;
+            durable := true;
+            moved := true;
+            if head.id = rid then
+              mine := h;
+              own := null;
+            end if;
+            message := 'granted ' || head.id || ' ' || k || ' ' || token_held;
+            if head.client = caller then
+              heard := coalesce(heard, '') || E'\n' || message;
+            else
+              perform pg_notify(aiodlock.channel(head.client), message);
+            end if;
+          end loop;
+          head_at := coalesce(head.arrival, 0);
+          head_deadline := coalesce(head.deadline, 0);
+          head_length := coalesce(head.length, 0);
+          changed := true;
+          freed := false;
+        end if;
+        -- A waiter whose named owner came to hold meanwhile gets in, wherever it stands.
+        exit when verb <> 'extend' or own.id is null or left(own.owner, 1) <> 'u' or cardinality(holding) = 0;
+        token_held := aiodlock.token_of(own.owner, holding, now_ms);
+        exit when token_held is null or (token_held < 0 and own.mode = 'x');
+        moved := moved or own.deadline + own.delay < aiodlock.earliest_end(holding);
+        mine := row(rid, own.mode, abs(token_held), own.deadline, own.length, own.delay, own.owner, own.client);
+        holding := holding || mine;
+        keep_until := greatest(keep_until, mine.deadline + mine.delay);
+        changed := true;
+        durable := true;
+        freed := true;
         delete from aiodlock.waiter w where w.id = rid;
         own := null;
-      end if;
-      token_held := case when cardinality(holding) > 0 then aiodlock.token_of(f[5], holding, now_ms) end;
-      if mine.id is not null and now_ms < mine.deadline then
-        answer := format('granted %s %s', mine.token, mine.deadline - now_ms);
-      elsif mine.id is not null and now_ms < mine.deadline + mine.delay then
-        answer := 'gone gone';
-      elsif own.id is null and length(f[4]) > 1 and f[4] <> coalesce(holding[1].mode, head.mode, f[4]) then
-        -- Every request for a semaphore carries its limit in the mode; two limits for one name are a mistake.
-        answer := 'limit ' || coalesce(holding[1].mode, head.mode);
-      elsif own.id is null and token_held < 0 and f[4] = 'x' then
-        answer := 'deadlock';
-      elsif own.id is null and (token_held is not null or (head.id is null and aiodlock.fits(f[4], holding))) then
-        moved := moved or now_ms + f[6]::bigint + f[8]::bigint < aiodlock.earliest_end(holding);
-        if token_held is null then
-          token_held := greatest(last_token + 1, now_us);
-          last_token := token_held;
-        end if;
-        holding := holding || row(
-          rid, f[4], abs(token_held), now_ms + f[6]::bigint, f[6]::bigint, f[8]::bigint, f[5], caller
-        )::aiodlock.holder;
-        changed := true;
-        answer := format('granted %s %s', abs(token_held), f[6]);
-      elsif own.id is null and f[9] = 'nowait' then
-        answer := 'busy';
-      else
-        if own.id is null then
-          select coalesce(max(w.arrival) + 1, head_at) into ends from aiodlock.waiter w
-            where w.key = k and w.arrival >= head_at;
-          own := row(k, ends, rid, f[4], f[5], f[8], caller, now_ms + f[7]::bigint, f[7], now_ms);
-          insert into aiodlock.waiter select own.*;
-          head := case when head.id is null then own else head end;
-        end if;
-        ends := case when head.id = rid then greatest(0, coalesce(aiodlock.earliest_end(holding), now_ms) - now_ms)
-                else -1 end;
-        answer := format('waiting %s %s %s', own.deadline - now_ms, ends, greatest(last_token, now_us));
-      end if;
-    end if;
-
-    -- A head that did not know when to look is told to, unless it will ask soon enough by itself.
-    if moved and head.id is not null and head.id <> coalesce(rid, '') or verb = 'break' and head.id is not null then
-      if aiodlock.earliest_end(holding) < head.deadline - head.length * 2 / 3 then
-        message := format('look %s %s', head.id, k);
-        if head.client = caller then
-          heard := heard || message;
-        else
-          perform pg_notify(aiodlock.channel(head.client), message);
-        end if;
-      end if;
-    end if;
-
-    -- Write what has changed. The row outlives its holding, and the last token by `retention`.
-    if changed or touched or head_at > coalesce(present.head, 0) + 64 then
-      ends := coalesce(present.keep_until, 0);
-      if last_token is distinct from present.token then
-        ends := greatest(ends, greatest(now_ms, last_token / 1000 + 1) + retention);
-      end if;
-      foreach h in array holding loop
-        ends := greatest(ends, h.deadline + h.delay);
       end loop;
-      if present.key is null then
-        insert into aiodlock.name values (k, 1, last_token, ends, head_at, holding);
-      elsif changed then
-        insert into aiodlock.name values (k, present.version + 1, last_token, ends, head_at, holding);
-        delete from aiodlock.name n where n.key = k and n.version = present.version;
-      else
-        update aiodlock.name n set holders = holding, keep_until = ends, head = head_at
-          where n.key = k and n.version = present.version;
+
+      if verb = 'extend' then
+        if now_ms < mine.deadline then
+          answer := 'held ' || mine.token || ' ' || mine.deadline - now_ms;
+        elsif own.id is not null then
+          ends := case when own.arrival = head_at
+                  then greatest(0, coalesce(aiodlock.earliest_end(holding), now_ms) - now_ms) else -1 end;
+          answer := 'waiting ' || own.deadline - now_ms || ' ' || ends || ' ' || greatest(last_token, now_us);
+        else
+          answer := case when mine.id is not null then 'gone expired'
+                    when cardinality(holding) > 0 then 'gone taken_over' else 'gone gone' end;
+        end if;
+      elsif verb = 'acquire' then
+        token_held := case when cardinality(holding) > 1 or (holding[1]).owner = f[5]
+                      then aiodlock.token_of(f[5], holding, now_ms) end;
+        if head_at > 0 and (token_held is not null or f[9] = 'nowait') then
+          select * into own from aiodlock.waiter w where w.id = rid and w.key = k and now_ms < w.deadline;
+        end if;
+        if mine.id is not null and now_ms < mine.deadline then
+          answer := 'granted ' || mine.token || ' ' || mine.deadline - now_ms;
+        elsif mine.id is not null and now_ms < mine.deadline + mine.delay then
+          answer := 'gone gone';
+        elsif own.id is not null then
+          null;
+        elsif cardinality(holding) > 0 and length(f[4]) > 1 and f[4] <> holding[1].mode then
+          -- Every request for a semaphore carries its limit in the mode; two limits for one name are a mistake.
+          answer := 'limit ' || holding[1].mode;
+        elsif token_held < 0 and f[4] = 'x' then
+          answer := 'deadlock';
+        elsif token_held is not null
+          or (head_at = 0 and (cardinality(holding) = 0 or (f[4] <> 'x' and aiodlock.fits(f[4], holding)))) then
+          mine := row(rid, f[4], abs(token_held), now_ms + f[6]::bigint, f[6]::bigint, f[8]::bigint, f[5], caller);
+          if token_held is null then
+            last_token := greatest(last_token + 1, now_us);
+            mine.token := last_token;
+            keep_until := greatest(keep_until, last_token / 1000 + 1 + retention);
+          else
+            moved := moved or mine.deadline + mine.delay < aiodlock.earliest_end(holding);
+          end if;
+          holding := holding || mine;
+          keep_until := greatest(keep_until, mine.deadline + mine.delay);
+          changed := true;
+          answer := 'granted ' || mine.token || ' ' || f[6];
+        elsif f[9] = 'nowait' then
+          answer := 'busy';
+        else
+          -- The arrival is the time, or more if the clock was set back. So no number is used twice.
+          loop
+            insert into aiodlock.waiter as w
+              select k, coalesce(max(l.arrival) + 1, now_us), rid, f[4], f[5], f[8]::bigint, caller,
+                  now_ms + f[7]::bigint, f[7]::bigint, now_ms
+                from aiodlock.waiter l where l.key = k and l.arrival >= now_us
+              on conflict (id) do nothing returning w.* into own;
+            exit when own.id is not null;
+            -- The message was repeated. The request keeps its place, unless it is overdue.
+            select * into own from aiodlock.waiter w where w.id = rid and w.key = k and now_ms < w.deadline;
+            exit when own.id is not null;
+            delete from aiodlock.waiter w where w.id = rid;
+          end loop;
+          if head_at = 0 then
+            head_at := own.arrival;
+            head_deadline := own.deadline;
+            head_length := own.length;
+            changed := true;
+          end if;
+        end if;
+        if answer is null then
+          ends := case when own.arrival = head_at
+                  then greatest(0, coalesce(aiodlock.earliest_end(holding), now_ms) - now_ms) else -1 end;
+          answer := 'waiting ' || least(own.deadline - now_ms, own.length) || ' ' || ends || ' '
+                    || greatest(last_token, now_us);
+        end if;
       end if;
-    end if;
-    answers := answers || answer;
+      if verb <> 'acquire' and left(answer, 4) = 'gone'
+        and exists (select from aiodlock.broken b where b.id = rid and now_ms < b.keep_until) then
+        answer := 'gone broken';
+      end if;
+
+      -- A head that did not know when to look is told to, unless it will ask soon enough by itself.
+      if moved and head_at > 0 then
+        if head.id is null then
+          select * into head from aiodlock.waiter w where w.key = k and w.arrival = head_at;
+        end if;
+        if head.id <> rid and aiodlock.earliest_end(holding) < head.deadline - head.length * 2 / 3 then
+          message := 'look ' || head.id || ' ' || k;
+          if head.client = caller then
+            heard := coalesce(heard, '') || E'\n' || message;
+          else
+            perform pg_notify(aiodlock.channel(head.client), message);
+          end if;
+        end if;
+      end if;
+      if verb <> 'leave' then
+        durable := true;
+      end if;
+      answers[number] := answer;
+    end;
   end loop;
-  return answers || heard;
+
+  if durable is null then
+    -- Only releases: if a crash of the server forgets one, the lease ends at its deadline.
+    done := set_config('synchronous_commit', 'off', true) is null;
+  end if;
+  return array_to_string(answers, E'\n') || coalesce(heard, '');
 end $$;
 
 -- What people want to know of a name. First a row about the name: its last token, the ms for which lock-delay

@@ -211,9 +211,9 @@ class PostgresBackend:
         return None
 
     async def _call(self, connection: Connection, messages: list[str]) -> list[str]:
-        call = connection.fetchval(_TURN, self.label, self._retention, messages)
-        answers: list[str] = await self._one_step(connection, call)
-        return answers
+        call = connection.fetchval(_TURN, self.label, self._retention, "\n".join(messages))
+        answers: str = await self._one_step(connection, call)
+        return answers.split("\n")
 
     def _hear_one(self, message: str) -> None:
         if message == "probe":
@@ -280,9 +280,7 @@ class PostgresBackend:
     def _extend(self, request: Request, length: float) -> Awaitable[Granted | Waiting | Gone]:
         sent = now()
         key = self._key(request.kind, request.name)
-        answer = self._messages.submit(
-            f"extend\t{key}\t{request.id}\t{_ms(length)}\t{request.owner}"
-        )
+        answer = self._messages.submit(f"extend\t{key}\t{request.id}\t{_ms(length)}")
         return _Answer(answer, sent)
 
     def server_of(self, request: Request) -> object:
