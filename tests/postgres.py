@@ -171,15 +171,37 @@ class PostgresServer:
 
         return run_in_thread(run())
 
+    def make_standby(self, **options: str | int) -> PostgresServer:
+        """Return a standby that streams from this server (not started)."""
+        standby = PostgresServer(self._programs, **options)
+        standby._make_directory(empty=True)
+        subprocess.run(
+            [
+                *(self._programs / "pg_basebackup", "-h127.0.0.1", f"-p{self.port}", "-Upostgres"),
+                *("-D", standby._data, "-R", "-X", "stream", "-c", "fast"),
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            user=self._user,
+            cwd=standby._directory,
+        )
+        return standby
+
+    def promote(self) -> None:
+        """Make a primary of a standby, and return when it is one."""
+        assert self.execute("select pg_promote()")[0][0], "the standby was not promoted"
+
     @property
     def _data(self) -> Path:
         assert self._directory is not None
         return self._directory / "data"
 
-    def _make_directory(self) -> None:
+    def _make_directory(self, *, empty: bool = False) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="aiodlock-postgres-"))
         if self._user is not None:
             shutil.chown(self._directory, self._user)
+        if empty:
+            return
         subprocess.run(
             [
                 *(self._programs / "initdb", "-D", self._data, "-U", "postgres"),

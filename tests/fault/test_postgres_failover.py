@@ -1,0 +1,105 @@
+"""A PostgreSQL primary that is lost, and its standby: what a failover costs, logged and unlogged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from aiodlock import BackendUnavailable, Client
+from aiodlock._clock import now
+from aiodlock.backends.postgres.schema import create_statements
+
+from ..postgres import PostgresServer
+from ..scenes import until_held, until_waiting
+from ..servers import installed, postgres_server
+
+NAME = "order:42"
+
+pytestmark = pytest.mark.skipif(not installed("postgres"), reason="postgres is not installed")
+
+
+@pytest.fixture(params=["logged"])
+def primary(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
+    with postgres_server("postgres") as server:
+        server.execute(create_statements(request.param))
+        yield server
+
+
+@pytest.fixture
+def standby(primary: PostgresServer) -> Iterator[PostgresServer]:
+    with primary.make_standby() as server:
+        yield server
+
+
+unlogged = pytest.mark.parametrize("primary", ["unlogged"], indirect=True)
+
+
+def both(primary: PostgresServer, standby: PostgresServer) -> str:
+    """Return the URL that a user names for a failover."""
+    hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
+    return f"postgresql://postgres@{hosts}/postgres?target_session_attrs=read-write"
+
+
+async def test_standby_is_refused_because_it_is_read_only(standby: PostgresServer) -> None:
+    began = now()
+    with pytest.raises(BackendUnavailable, match="is a standby, which is read-only"):
+        async with Client(standby.url):
+            pass
+    assert now() - began < 6
+
+
+async def test_failover_to_a_synchronous_standby_forgets_no_lease_and_no_place(
+    primary: PostgresServer, standby: PostgresServer
+) -> None:
+    primary.execute("alter system set synchronous_standby_names = '*'")
+    primary.execute("select pg_reload_conf()")
+    url = both(primary, standby)
+    async with Client(url, ttl=20) as one, Client(url, ttl=20) as other:
+        async with one.lock(NAME) as lease:
+            waiting = asyncio.create_task(other.lock(NAME).acquire())
+            await until_waiting(one, NAME)
+            primary.crash()
+            await asyncio.to_thread(standby.promote)
+            await until_held(one, NAME)
+            assert lease.held
+            assert not waiting.done()
+        second = await asyncio.wait_for(waiting, 20)
+        assert second.token > lease.token
+        await second.release()
+
+
+async def test_failover_that_forgets_a_lease_gives_larger_tokens_and_tells_its_holder(
+    primary: PostgresServer, standby: PostgresServer
+) -> None:
+    url = both(primary, standby)
+    async with Client(url, ttl=20) as one, Client(url, ttl=20) as other:
+        async with one.lock(NAME):
+            pass  # the standby knows the name
+        standby.shut_down()
+        lease = await one.lock(NAME, on_lost="flag").acquire()
+        primary.crash()
+        await asyncio.to_thread(standby.start)
+        await asyncio.to_thread(standby.promote)
+        second = await asyncio.wait_for(other.lock(NAME).acquire(), 20)
+        assert second.token > lease.token
+        lost = await asyncio.wait_for(lease.wait_lost(), 20)
+        assert lost.reason in ("gone", "taken_over")
+        await second.release()
+
+
+@unlogged
+async def test_failover_that_empties_the_tables_lets_nobody_in_before_the_lease_has_ended(
+    primary: PostgresServer, standby: PostgresServer
+) -> None:
+    url = both(primary, standby)
+    async with Client(url, ttl=4) as one, Client(url, ttl=4) as other:
+        lease = await one.lock(NAME, on_lost="flag", auto_extend=False).acquire()
+        await asyncio.sleep(0.5)  # the standby has the length of the longest lease by then
+        primary.crash()
+        await asyncio.to_thread(standby.promote)
+        second = await asyncio.wait_for(other.lock(NAME, timeout=30).acquire(), 30)
+        assert not lease.held, "two hold"
+        assert second.token > lease.token
+        await second.release()
