@@ -83,9 +83,11 @@ class QuorumCheckers(Checkers):
         self._passed: dict[str, int] = {}
         self._granted: dict[str, list[tuple[str, str, str, int]]] = {}
         for server in servers:
-            server.executed.append(self._node_executed)
+            server.executed.append(partial(self._node_executed, server))
 
-    def _node_executed(self, command: Command, reply: Any) -> None:
+    def _node_executed(self, server: SimServer, command: Command, reply: Any) -> None:
+        if command.script == "vote":
+            self.count(server, command)
         if command.script == "break_votes" and isinstance(reply, list):
             self.excused.update(id.decode() for id in reply)
 

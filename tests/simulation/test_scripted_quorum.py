@@ -12,6 +12,7 @@ from aiodlock import AcquireTimeout, LockLost
 
 from .quorum import QuorumSimulation
 from .scenario import SimClient, Simulation
+from .server import Command
 from .world import Process
 
 Main = Callable[[SimClient], Coroutine[None, None, None]]
@@ -277,6 +278,66 @@ def test_all_get_in_whatever_the_clock_of_one_node_says_and_whichever_nodes_one_
     simulation.world.at(0.9, simulation.networks[2].stop_server)
     simulation.run()
     assert min(turns.values()) > max(turns.values()) / 3, turns
+
+
+def test_waiter_does_not_ask_without_a_pause_while_a_node_is_silent() -> None:
+    """The silent node has told when to look, and that moment is over: there is nothing new to hear."""
+    asked: list[float] = []
+
+    async def hold(client: SimClient) -> None:
+        async with client.lock("n"):
+            await simulation.moment(5.0)
+
+    async def wait(client: SimClient) -> None:
+        await simulation.moment(0.5)
+        async with client.lock("n"):
+            pass
+
+    def count(command: Command, reply: object) -> None:
+        if command.script == "vote" and command.id.startswith("p1."):
+            asked.append(simulation.world.time)
+
+    simulation = Scripted(hold, wait, until=30.0)
+    simulation.nodes[0].executed.append(count)
+    simulation.world.at(1.0, lambda: simulation.block(2, 1, True))
+    simulation.world.at(6.0, lambda: simulation.block(2, 1, False))
+    simulation.run()
+    assert len([when for when in asked if 1.0 < when < 5.0]) < 40
+
+
+@pytest.mark.parametrize(("ahead", "grows"), [(0.0, True), (1.3, True), (5.0, False)])
+def test_token_that_its_nodes_forget_is_passed_unless_a_clock_is_ahead_by_the_restart_delay(
+    ahead: float, grows: bool
+) -> None:
+    """Nodes 0 and 1 know the token, by the clock of 1; 0 forgets it, 1 dies, and 2 has never known it."""
+    tokens: list[int] = []
+
+    async def first(client: SimClient) -> None:
+        simulation.block(2, 0, True)
+        await simulation.moment(1.0)
+        async with client.lock("n") as lease:
+            tokens.append(lease.token)
+        await simulation.moment(10.0)
+
+    async def second(client: SimClient) -> None:
+        await simulation.moment(asks_at)
+        async with client.lock("n", timeout=10.0) as lease:
+            tokens.append(lease.token)
+
+    def forget() -> None:
+        for node in (0, 1):
+            simulation.networks[node].stop_server()
+        simulation.nodes[0].restart("empty")
+
+    for asks_at in (1.11, 1.5, 2.0, 2.5):  # the node does not count yet, and votes all the same
+        tokens.clear()
+        simulation = Scripted(first, second, until=40.0)
+        simulation.checkers.forget_tokens = not grows
+        simulation.nodes[1].offset += ahead
+        simulation.world.at(0.0, lambda s=simulation: s.block(1, 1, True))
+        simulation.world.at(1.1, forget)
+        simulation.run()
+        assert (tokens[1] > tokens[0]) is grows, (asks_at, tokens)
 
 
 def test_vote_that_was_broken_while_its_request_waited_helps_nobody_to_hold() -> None:

@@ -424,7 +424,15 @@ class QuorumBackend:
         if first is not None and len(first.answers) < self._majority:
             raise _unanswered(self._described, first)
         standing = [ballot for ballot in tally.ballots if ballot.stage is not None]
-        looks = [ballot.look_at for ballot in standing if ballot.look_at is not None]
+        heard = first.answers if first is not None else {}
+        moment = now()
+        # A node that is silent has told a moment once. When it has come, the node was asked, and is not
+        # asked for ever: its next answer tells another.
+        looks = [
+            ballot.look_at
+            for ballot in standing
+            if ballot.look_at is not None and (ballot.look_at > moment or ballot.node in heard)
+        ]
         return Waiting(tally.deadline(standing), min(looks) if looks else None)
 
     async def _confirm(self, tally: Tally) -> Granted | None:
@@ -435,7 +443,7 @@ class QuorumBackend:
             return None
         votes = tally.votes(self._trusted)
         known = tally.token_of_owner(votes)
-        token = known or max(vote.token for vote in votes)
+        token = known or max(self._least_token(votes), *(vote.token for vote in votes))
         # With ``max_hold`` a place may last longer than what follows it, and its deadline stands. These may
         # be other nodes than those that kept the place.
         length = max(tally.request.ttl, tally.request.waiter_ttl)
@@ -455,6 +463,9 @@ class QuorumBackend:
             return None
         tally.token = token
         return Granted(token, tally.deadline(tally.confirmed(token, self._trusted)))
+
+    def _least_token(self, votes: Sequence[Ballot]) -> int:
+        return max(self._voters[vote.node].trust.least_token for vote in votes)
 
     def _took_back(self, tally: Tally) -> bool:
         """Whether nodes took a token that no majority took: they have to know that their votes are open."""
@@ -630,7 +641,7 @@ class QuorumBackend:
         if not self._voted(tally):
             return
         agreed = tally.agreed(tally.votes(self._trusted)) if tally.waiting else []
-        if agreed:
+        if agreed and agreed[0].token >= self._least_token(agreed):
             tally.token = agreed[0].token
             self._listener.on_held(request_id, tally.token, tally.deadline(agreed))
         else:

@@ -190,6 +190,16 @@ class Trust:
         """Return the node's time as last heard plus what passed since; None if never heard."""
         return None if self._offset is None else moment + sum(self._offset[:2]) / 2
 
+    @property
+    def least_token(self) -> int:
+        """The time, by its clock, from which on the node counts: no request holds with a smaller token.
+
+        It may have forgotten tokens. A vote that it gave before it counted may be smaller than those.
+        """
+        if self._offset is None or not 0.0 < self._since < _NEVER:
+            return 0
+        return int((self._since + self._offset[1]) * 1e6)
+
     # -- what the nodes tell each other through their clients ------------------------------------------
 
     @staticmethod
