@@ -7,6 +7,7 @@ import sys
 from time import perf_counter
 
 from .failover import FailoverSimulation
+from .forgotten import Forgotten
 from .memory import MachineSimulation
 from .quorum import QuorumSimulation
 from .run import Total, collect_now_and_then, run_seed
@@ -44,6 +45,13 @@ def main() -> int:
         const=FailoverSimulation,
         dest="kind",
         help="a replica is promoted, and the old primary lives on",
+    )
+    parser.add_argument(
+        "--forgotten",
+        action="store_const",
+        const=Forgotten,
+        dest="kind",
+        help="a node comes back empty, and never knows a token as large as the holder's",
     )
     parser.add_argument(
         "--store",

@@ -14,6 +14,8 @@ store       a store that compares tokens takes nothing from an older writer
 ghost       what a client has left never comes back
 keys        every key has a TTL that covers its records
 idle        a free name is not kept from a waiter that is well
+broken      what an operator broke is not held once its client has heard of it, whatever comes later
+storm       no request asks one server again and again without a pause
 liveness    after the faults everybody is served
 leak        afterwards nothing is left, neither keys nor tasks nor places
 failure     no background task dies, nothing unexpected is raised
@@ -25,6 +27,7 @@ clients and honesty about the server are not promised and not checked; the rest 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
 _PROMPT = 0.001
 #: How long after its machine has woken up a process may take to notice.
 _AFTER_SLEEP = 1.0 + _PROMPT
+#: So often a request may ask one server in a second, with all beats, looks and repetitions there are.
+_MOST_ASKED = 40
 #: ``local_deadline`` allows for this; it is part of the contract.
 _DRIFT_SHARE, _DRIFT = 0.01, 0.002
 
@@ -169,7 +174,10 @@ class Checkers:
         #: The latest deadline that answered messages give, on the process's clock; with when it was heard.
         self.at_most: dict[str, float] = {}
         self.at_least: dict[str, tuple[float, float]] = {}
+        #: The token of the grant that an operator broke, by id, of which its client has heard.
+        self.known_broken: dict[str, int] = {}
         self._latest_ms = 0
+        self._asks: dict[tuple[SimServer, str], deque[float]] = {}
         self._forgotten: set[str] = set()
         self._seen: dict[str, float] = {}
         self._writes: dict[str, tuple[int, int]] = {}
@@ -204,10 +212,19 @@ class Checkers:
         for base, ledger in self.ledgers.items():
             self._check_honesty(base, ledger)
 
+    def count(self, server: SimServer, command: Command) -> None:
+        """A server has heard of a request once more."""
+        asks = self._asks.setdefault((server, command.id), deque(maxlen=_MOST_ASKED))
+        if len(asks) == _MOST_ASKED and asks[0] > self.world.time - 1.0:
+            self.wrong("storm", f"{command} is the {_MOST_ASKED + 1}th within a second")
+        asks.append(self.world.time)
+
     def _executed(self, command: Command, reply: Any) -> None:
         published = self.server.published
         if command.script not in ("acquire", "extend", "leave", "break"):
             return
+        if command.script == "extend":
+            self.count(self.server, command)
         base = command.keys[0].decode().removesuffix(":state")
         ledger = self.ledger(base)
         before, now = ledger.known, self.server.now_ms()
@@ -416,10 +433,23 @@ class Checkers:
         for session in self.sessions.get(process, ()):
             for request in session.requests.values():
                 if request.state is State.HELD or request.state is State.WAITING:
+                    self._check_broken(process, request)
                     self._check_deadline(process, request)
         for body in self.bodies:
             if body.process is process:
                 self._check_told(body)
+
+    def on_broken(self, id: str, token: int) -> None:
+        """A client hears that a grant was broken."""
+        if not self.forgetful:  # else tokens may begin anew
+            self.known_broken[id] = max(token, self.known_broken.get(id, 0))
+
+    def _check_broken(self, process: Process, request: Request) -> None:
+        known = self.known_broken.get(request.id, 0)
+        if request.state is State.HELD and request.token <= known:
+            self.wrong(
+                "broken", f"{process} has heard that {request.id} was broken, and believes in it"
+            )
 
     def _check_deadline(self, process: Process, request: Request) -> None:
         id, deadline = request.id, request.place.deadline

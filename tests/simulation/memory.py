@@ -246,6 +246,8 @@ class Line(Conn):
             return
         what, answer = data
         if isinstance(answer, Message):
+            if answer.word == "broken":
+                self.network.on_broken(answer.id, answer.token)
             self.heard(data)
             return
         call, sent = self.in_flight.popleft()

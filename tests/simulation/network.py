@@ -8,6 +8,7 @@ duplicate which the protocol has to refuse.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +24,7 @@ from .server import Command, SimServer, SimSocket
 from .world import Process, World
 
 _NOTHING = False
+_BROKEN = re.compile(rb"broken \S+ (\S+) (\d+)")
 
 
 class Path:
@@ -64,6 +66,8 @@ class Network:
         self.stalled_until = 0.0
         #: Told of each reply that reaches a client: whose, to what, sent when (by its clock), the reply.
         self.on_reply: Callable[[Process, Command, float, Any], None] = lambda *_: None
+        #: Told which grants reach a client as broken: the request's id, and the token.
+        self.on_broken: Callable[[str, int], None] = lambda *_: None
         #: Told of what reaches a client on a connection that subscribes.
         self.on_message: Callable[[bytes], None] = lambda _: None
 
@@ -112,6 +116,9 @@ class Conn:
     Mutable state: ``open`` (the client's end), ``socket`` (the server's end, None when closed), the times
     of the last delivery each way (order), what is held back by a partition, and the commands in flight.
     """
+
+    #: By how much what comes back takes longer than on other connections of the same process.
+    behind = 0.0
 
     def __init__(self, network: Network, process: Process, path: Path) -> None:
         self.network = network
@@ -219,7 +226,8 @@ class Conn:
         self._send_in(data)
 
     def _send_in(self, data: bytes | None) -> None:
-        self._last_in = max(self._last_in, self.world.time + self.path.latency())
+        there = self.path.latency() + self.behind
+        self._last_in = max(self._last_in, self.world.time + there)
         self.world.at(self._last_in, self._arrive_in, data)
 
     def _arrive_in(self, data: bytes | None) -> None:
@@ -237,6 +245,8 @@ class Conn:
             return
         if self._subscribes:
             self.network.on_message(data)
+            for id, token in _BROKEN.findall(data):
+                self.network.on_broken(id.decode(), int(token))
         else:
             self._heard.feed(data)
             while (reply := self._heard.gets()) is not _NOTHING:

@@ -145,6 +145,12 @@ class Simulation:
         self.style = draw_style(self.random)
         self.make_world()
         self.network.on_reply = self.checkers.on_reply
+        self.network.on_broken = self.checkers.on_broken
+        # Drawn apart, so that the other seeds stay what they were.
+        apart = random.Random(f"{seed} apart")
+        if apart.random() < 0.1:
+            self.style.faults += ("behind",)
+            self.style.breaks = 0.2
         self.chaos_ends = self.random.uniform(*_CHAOS)
         self.clients = 0
         self.done: list[asyncio.Task[None]] = []
@@ -598,6 +604,8 @@ class Simulation:
             server.restart("kept")
         for path in self.network.paths.values():
             path.calm()
+        for conn in self.network.connections:
+            conn.behind = 0.0
         self.network.released()
         for process in world.processes:
             process.resume()
@@ -701,6 +709,13 @@ class Faults:
         if conn is not None:
             self._log(f"requests on a connection of {conn.process} go no further from now on")
             conn.stuck = True
+
+    def _behind(self) -> None:
+        """What comes on another connection overtakes it: a break overtakes the reply of its grant."""
+        conn = self._some_connection()
+        if conn is not None:
+            conn.behind = self.random.choice((0.02, 0.2, 0.6))
+            self._log(f"replies to a connection of {conn.process} come {conn.behind} s later")
 
     def _duplicate(self) -> None:
         length = self._length()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from .failover import FailoverSimulation
+from .forgotten import Forgotten
 from .memory import MachineSimulation
 from .quorum import QuorumSimulation
 from .run import run_seed
@@ -23,6 +24,7 @@ _BLOCKS, _BLOCK = 10, 20
 _QUORUM_BLOCKS, _QUORUM_BLOCK = 10, 3
 _FAILOVERS = 20
 _RUSHES = 20
+_FORGOTTEN = 20
 #: A variant is caught by the first seed of these as long as the library is what it was, else soon.
 _SEARCH = 100
 
@@ -77,6 +79,14 @@ def test_split_votes_are_sorted_out_in_order_of_the_tickets_at_once() -> None:
         )
         yields += outcome.turns["yields"]
     assert yields > _RUSHES, "votes did split"
+
+
+def test_holder_that_a_node_has_forgotten_does_not_count_that_node() -> None:
+    for seed in range(_FORGOTTEN):
+        outcome = run_seed(seed, kind=Forgotten)
+        assert not outcome.checker, (
+            f"replay it: python -m tests.simulation --forgotten --seed {seed}\n{outcome}"
+        )
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -32,10 +32,11 @@ from aiodlock.backends.redis.sentinel import Named, PrimaryLookup
 from aiodlock.backends.redis.together import Together
 from aiodlock.backends.redis.trust import Trust
 from aiodlock.backends.redis.voter import Voter
-from aiodlock.backends.redis.votes import Ballot, Tally
+from aiodlock.backends.redis.votes import Answer, Ballot, Queued, Tally
 
 from ..model.mutant import mutated
 from .failover import FailoverSimulation
+from .forgotten import Forgotten
 from .memory import MachineSimulation
 from .quorum import QuorumSimulation
 from .rush import Rush
@@ -352,6 +353,29 @@ def _mostly_odd(simulation: Simulation) -> None:
     simulation.checkers.forgetful = False
 
 
+def _forget_early_breaks(simulation: Simulation) -> None:
+    """Drop a break whose grant is not known yet."""
+    right = Keeper.on_broken
+
+    def on_broken(self: Keeper, request_id: str, token: int) -> None:
+        place = self.places.get(request_id)
+        if place is not None and place.stage is Stage.HELD:
+            right(self, request_id, token)
+
+    simulation.patch(Keeper, "on_broken", on_broken)
+    simulation.style = replace(
+        simulation.style,
+        forgetful=False,
+        faults=("behind",),
+        pause_between_faults=0.2,
+        names=1,
+        breaks=0.3,
+        ttls=(2.0,),
+        waiter_ttl=2.0,
+    )
+    simulation.checkers.forgetful = False
+
+
 def _keep_requests(simulation: Simulation) -> None:
     simulation.patch(Session, "remove", lambda self, request: None)
 
@@ -451,6 +475,24 @@ def _middle_clock(simulation: Simulation) -> None:
 
 def _forget_breaks(simulation: Simulation) -> None:
     simulation.patch(Ballot, "lose", lambda self, token: None)
+
+
+def _stick_to_large_tokens(simulation: Simulation) -> None:
+    """Take an answer for older than what is known when its node has no token as large as that.
+
+    (And forget nothing of a node that has become another server, which prevents it a second time.)
+    """
+    right = Ballot.take
+
+    def take(self: Ballot, answer: Answer) -> None:
+        if isinstance(answer, Queued) and self.token > answer.floor:
+            self.deadline = max(self.deadline, answer.deadline)
+            self.floor = max(self.floor, answer.floor)
+        else:
+            right(self, answer)
+
+    simulation.patch(Ballot, "take", take)
+    simulation.patch(Ballot, "restarted", lambda self: None)
 
 
 def _each_misses_a_node(simulation: Simulation) -> None:
@@ -679,6 +721,7 @@ VARIANTS = {
         _disarm_with_the_first_block, ("told",), seed=3
     ),
     "only the task that acquired is cancelled": Variant(_arm_only_who_acquired, ("told",), seed=6),
+    "a break that overtakes its grant is dropped": Variant(_forget_early_breaks, ("broken",)),
     "a store that compares nothing": Variant(_compare_nothing, ("store",)),
     "requests are kept": Variant(_keep_requests, ("leak",)),
     "quorum: token not written back": Variant(
@@ -785,6 +828,9 @@ VARIANTS = {
         kind=QuorumSimulation,
         seed=6,
     ),
+    "quorum: answers with small tokens taken for old ones": Variant(
+        _stick_to_large_tokens, ("exclusion",), kind=Forgotten
+    ),
     "quorum: yields ignored": Variant(_ignore_yields, ("split",), kind=Rush),
     "quorum: first come, first served": Variant(
         _nodes_lua(
@@ -816,6 +862,9 @@ VARIANTS = {
         ("ghost",),
         kind=MachineSimulation,
         seed=2,
+    ),
+    "memory: a break that overtakes its grant is dropped": Variant(
+        _forget_early_breaks, ("broken",), kind=MachineSimulation
     ),
     "memory: extension that shortens": Variant(
         _machine(
