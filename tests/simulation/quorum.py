@@ -222,7 +222,7 @@ class QuorumCheckers(Checkers):
 
     def check_nothing_left(self, process: Process, session: Any) -> None:
         super().check_nothing_left(process, session)
-        if tallies := session.backend.store._tallies:
+        if tallies := session.backend.store._requests._tallies:
             self.wrong("leak", f"{process} still has tallies: {list(tallies)}")
 
 

@@ -25,14 +25,17 @@ from aiodlock.backends.kept import KeptPlace, Stage
 from aiodlock.backends.memory import store as memory_store
 from aiodlock.backends.redis import RedisBackend, replies
 from aiodlock.backends.redis.calls import wire_mode
-from aiodlock.backends.redis.quorum import QuorumBackend
+from aiodlock.backends.redis.quorum.confirming import Confirming
+from aiodlock.backends.redis.quorum.giving_back import GivingBack
+from aiodlock.backends.redis.quorum.notices import NodeNotices
+from aiodlock.backends.redis.quorum.requests import Requests
+from aiodlock.backends.redis.quorum.tickets import Tickets
+from aiodlock.backends.redis.quorum.trust import Trust
+from aiodlock.backends.redis.quorum.votes import Answer, Ballot, Queued, Tally
 from aiodlock.backends.redis.refusals import ReplyError
 from aiodlock.backends.redis.scripts import ACQUIRE, ALL, VOTING
 from aiodlock.backends.redis.sentinel import Named, PrimaryLookup
 from aiodlock.backends.redis.together import Together
-from aiodlock.backends.redis.trust import Trust
-from aiodlock.backends.redis.voter import Voter
-from aiodlock.backends.redis.votes import Answer, Ballot, Queued, Tally
 
 from ..model.mutant import mutated
 from .failover import FailoverSimulation
@@ -448,29 +451,29 @@ def _nodes(
 
 
 def _give_back_once(simulation: Simulation) -> None:
-    def again(self: QuorumBackend, tally: Tally, ballot: Ballot) -> None:
+    def again(self: GivingBack, tally: Tally, ballot: Ballot) -> None:
         ballot.yielding = False
 
     assert isinstance(simulation, QuorumSimulation)
     for node in simulation.nodes:
         node.refuses_yields = True  # until the faults stop
     simulation.patch(Ballot, "disowned", property(lambda self: False))
-    simulation.patch(QuorumBackend, "_give_back_again", again)
+    simulation.patch(GivingBack, "_repeat", again)
 
 
 def _middle_clock(simulation: Simulation) -> None:
     """Order requests by the middle one of the clocks that a client has heard."""
 
-    def middle(self: QuorumBackend) -> int:
+    def middle(self: Tickets) -> int:
         moment = now()
-        times = [voter.trust.time_at(moment) for voter in self._voters]
+        times = [voter.trust.time_at(moment) for voter in self._nodes.voters]
         heard = sorted(time for time in times if time is not None)
         return int(heard[len(heard) // 2] * 1e6)
 
     assert isinstance(simulation, QuorumSimulation)
     simulation.chaos_ends = 9.0
-    simulation.patch(QuorumBackend, "_latest_clock", middle)
-    simulation.patch(QuorumBackend, "_catches_up", lambda self, tally: False)
+    simulation.patch(Tickets, "latest_clock", middle)
+    simulation.patch(Tickets, "catch_up", lambda self, tally: False)
 
 
 def _forget_breaks(simulation: Simulation) -> None:
@@ -533,14 +536,14 @@ def _count_who_answers(simulation: Simulation) -> None:
         answered = sum(ballot.stage is not None for ballot in tally.ballots)
         return len(votes) >= answered // 2 + 1
 
-    def voted(self: QuorumBackend, tally: Tally) -> bool:
-        return suffices(tally, tally.votes(self._trusted))
+    def has_majority(self: Requests, tally: Tally) -> bool:
+        return suffices(tally, self.votes(tally))
 
-    def confirmed(self: QuorumBackend, tally: Tally, token: int) -> bool:
-        return suffices(tally, tally.confirmed(token, self._trusted))
+    def has_confirmed(self: Confirming, tally: Tally, token: int) -> bool:
+        return suffices(tally, tally.confirmed(token, self._nodes.is_trusted))
 
-    simulation.patch(QuorumBackend, "_voted", voted)
-    simulation.patch(QuorumBackend, "_has_confirmed", confirmed)
+    simulation.patch(Requests, "has_majority", has_majority)
+    simulation.patch(Confirming, "_has_confirmed", has_confirmed)
     simulation.patch(
         Tally, "deadline", lambda self, ballots: min((b.deadline for b in ballots), default=0.0)
     )
@@ -564,19 +567,19 @@ def _latest_of_all(simulation: Simulation) -> None:
 
 
 def _ignore_yields(simulation: Simulation) -> None:
-    simulation.patch(QuorumBackend, "_consider_giving_back", lambda self, tally, ballot: None)
+    simulation.patch(GivingBack, "consider", lambda self, tally, ballot: None)
 
 
 def _give_back_always(simulation: Simulation) -> None:
     """Give a vote back also with a majority behind it, and count it as before."""
 
-    def on_look(self: QuorumBackend, voter: Voter, request_id: str | None) -> None:
-        tally = self._tallies.get(request_id) if request_id is not None else None
+    def on_look(self: NodeNotices, request_id: str | None) -> None:
+        tally, voter = self._requests.get(request_id), self._voter
         if tally is not None and not tally.leaving:
             voter.give_back(tally, tally.ballots[voter.node], lambda answer: None)
             tally.ballots[voter.node].given_back = 0
 
-    simulation.patch(QuorumBackend, "on_look", on_look)
+    simulation.patch(NodeNotices, "on_look", on_look)
 
 
 # -- what is broken in the machine of memory:// ---------------------------------------------------------

@@ -549,7 +549,7 @@ async def test_address_that_leads_to_another_node_later_on_counts_for_nothing(
         assert isinstance(backend, QuorumBackend)
         proxy.lead_to(nodes[1].url)
         proxy.cut()
-        await until(lambda: backend._doubles != {}, within=10.0)
+        await until(lambda: backend.nodes.doubles != {}, within=10.0)
         nodes[0].kill()
         with pytest.raises(aiodlock.AcquireTimeout):
             await client.lock("n").acquire(timeout=1.0)

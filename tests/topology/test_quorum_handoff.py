@@ -14,11 +14,12 @@ from uuid import uuid4
 import pytest
 
 import aiodlock
-from aiodlock.backends.redis import quorum
 from aiodlock.backends.redis.link import Link
+from aiodlock.backends.redis.quorum import backend as quorum_backend
+from aiodlock.backends.redis.quorum.notices import NodeNotices
+from aiodlock.backends.redis.quorum.voter import Voter
 from aiodlock.backends.redis.settings import Settings
 from aiodlock.backends.redis.source import Source
-from aiodlock.backends.redis.voter import Voter
 from aiodlock.backends.redis.wire import Wire
 
 from ..scenes import is_held, store_of, until, until_waiting
@@ -32,7 +33,7 @@ Enter = Callable[..., Awaitable[aiodlock.Client]]
 @pytest.fixture
 async def enter(no_stray_tasks: None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Enter]:
     """Give a factory of entered clients of the same five nodes; who was granted is extended late."""
-    monkeypatch.setattr(quorum, "_EXTEND_AFTER", _LONG)
+    monkeypatch.setattr(quorum_backend, "_EXTEND_AFTER", _LONG)
     run = uuid4().hex
     nodes = [f"memory://{run}-{node}" for node in range(5)]
     async with AsyncExitStack() as stack:
@@ -47,7 +48,7 @@ async def enter(no_stray_tasks: None, monkeypatch: pytest.MonkeyPatch) -> AsyncI
 def said(client: aiodlock.Client) -> list[str]:
     """Collect what the client says to nodes by the script ``vote``, once for each node."""
     words: list[str] = []
-    for voter in store_of(client)._voters:
+    for voter in store_of(client).nodes.voters:
 
         def vote(*arguments: Any, _vote: Any = voter.vote) -> Any:
             words.append(arguments[2])
@@ -134,19 +135,23 @@ async def test_client_that_is_left_leaves_no_vote_at_the_slowest_node(enter: Ent
     other = await enter()
     client = await enter()
     backends: list[Any] = [store_of(each) for each in (client, other)]
-    slowest = backends[0]._voters[4]
+    slowest = backends[0].nodes.voters[4]
 
     def later(*arguments: Any, _call: Any = slowest._call, **options: Any) -> None:
         asyncio.get_running_loop().call_later(0.2, partial(_call, *arguments, **options))
 
     async def votes() -> object:
-        return (await backends[1]._voters[4].seen("lock", "name")).votes
+        return (await backends[1].nodes.voters[4].inspect("lock", "name")).votes
 
     slowest._call = later
     async with client.lock("name"):
         await until(votes, "the vote of the slowest node")
     await client.__aexit__(None, None, None)
     assert not await votes()
+
+
+def _nobody(voter: Voter) -> NodeNotices:
+    return NodeNotices(voter, None, None, None)  # type: ignore[arg-type]
 
 
 async def test_node_that_is_away_is_tried_by_one_connection_of_a_client_alone(
@@ -166,7 +171,7 @@ async def test_node_that_is_away_is_tried_by_one_connection_of_a_client_alone(
         "label",
         0.0,
     )
-    running = asyncio.create_task(voter.server.run(quorum._Ear(None, voter), lambda: None))  # type: ignore[arg-type]
+    running = asyncio.create_task(voter.server.run(_nobody(voter), lambda: None))
     await until(lambda: len(tries) >= 6)
     running.cancel()
     await asyncio.wait({running})

@@ -226,7 +226,7 @@ def restart_delay_of(client: Client) -> float:
     assert isinstance(backend, KeptBackend)
     store = backend.store
     assert isinstance(store, QuorumBackend)
-    return store._voters[0].trust._delay
+    return store.nodes.voters[0].trust._delay
 
 
 def test_restart_delay_may_be_zero() -> None:

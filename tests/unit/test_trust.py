@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import count
 
 import pytest
 
 import aiodlock._clock
-from aiodlock.backends.redis.trust import Trust
+from aiodlock.backends.base import Unanswered
+from aiodlock.backends.redis.quorum.trust import Trust, judge
 
 DELAY = 30.0
 
@@ -36,6 +38,7 @@ class Node:
 
     def __init__(self, time: Time) -> None:
         self.time = time
+        self.is_silent = False
         self.offset = 5000.0
         self.come_back_empty()
 
@@ -44,8 +47,13 @@ class Node:
         self.run = b"run%d" % next(self._runs)
         self.mark: bytes | None = None
 
-    async def send(self, name: str, *arguments: bytes | str | int) -> object:
+    async def send(
+        self, name: str, *arguments: bytes | str | int, within: float | None = None
+    ) -> object:
         """Stand for a connection to it."""
+        if self.is_silent:
+            await asyncio.sleep(60.0 if within is None else 0.02)
+            raise Unanswered("no reply in time")
         match name:
             case "TIME":
                 us = round((self.time.now + self.offset) * 1e6)
@@ -83,7 +91,7 @@ class Client:
         met = [
             (trust, self.nodes[n] if n in reached else None) for n, trust in enumerate(self.trusts)
         ]
-        await Trust.judge(met, len(self.nodes) // 2 + 1)  # type: ignore[arg-type]
+        await judge(met, len(self.nodes) // 2 + 1)  # type: ignore[arg-type]
         return [trust.given for trust in self.trusts]
 
     async def enters(self, *numbers: int) -> list[bool]:
@@ -115,6 +123,30 @@ async def test_new_quorum_is_believed_by_two_that_come_first_together(nodes: lis
 async def test_fewer_than_a_majority_do_not_tell_that_a_quorum_is_new(nodes: list[Node]) -> None:
     client = Client(nodes)
     assert await client.enters(0) == [False, False, False]
+
+
+async def test_silent_nodes_delay_no_decision_about_the_others(time: Time) -> None:
+    client = Client([Node(time) for _ in range(5)])
+    await client.connects()
+    client.nodes[0].is_silent = client.nodes[3].is_silent = True
+    async with asyncio.timeout(2.0):
+        assert await client.judges() == [False, True, True, False, True]
+    client.nodes[0].is_silent = client.nodes[3].is_silent = False
+    await client.judges()
+    time.passes(DELAY + 1)
+    assert await client.judges() == [True] * 5
+
+
+async def test_whether_a_quorum_is_new_is_not_told_by_fewer_answers_than_a_majority(
+    nodes: list[Node],
+) -> None:
+    client = Client(nodes)
+    await client.connects()
+    nodes[1].is_silent = nodes[2].is_silent = True
+    assert await client.judges() == [False, False, False]
+    assert nodes[0].mark is None
+    nodes[1].is_silent = False
+    assert await client.judges() == [True, True, False]
 
 
 async def test_node_that_was_away_when_the_quorum_was_new_is_waited_for(

@@ -9,7 +9,8 @@ import pytest
 from aiodlock import BackendError
 from aiodlock._clock import now
 from aiodlock._model import Gone, Request
-from aiodlock.backends.redis.votes import Answer, Ballot, Queued, Round, Tally, Voted, read_answer
+from aiodlock.backends.redis.quorum.broadcast import Broadcast
+from aiodlock.backends.redis.quorum.votes import Answer, Ballot, Queued, Tally, Voted, read_answer
 
 
 def voted(token: int, stage: str = "v", *, lasting: float = 60.0) -> Voted:
@@ -167,7 +168,7 @@ def test_answers_of_the_wrong_shape_are_refused(reply: object) -> None:
 
 
 async def test_round_settles_a_moment_after_a_majority_has_answered() -> None:
-    round = Round[Answer](3, 2, 0.01, lambda _: False)
+    round = Broadcast[Answer](3, 2, lambda _: False, grace=0.01)
     round.take(0, voted(1))
     await asyncio.sleep(0.03)
     assert not round.settled.done()
@@ -179,10 +180,10 @@ async def test_round_settles_a_moment_after_a_majority_has_answered() -> None:
 
 
 async def test_round_settles_at_once_when_the_answers_suffice_or_all_are_in() -> None:
-    enough = Round[Answer](3, 2, 60.0, lambda _: True)
+    enough = Broadcast[Answer](3, 2, lambda _: True, grace=60.0)
     enough.take(0, voted(1))
     assert enough.settled.done()
-    everything = Round[Answer](2, 2, 60.0, lambda _: False)
+    everything = Broadcast[Answer](2, 2, lambda _: False, grace=60.0)
     everything.take(0, OSError())
     everything.take(1, OSError())
     assert everything.settled.done()

@@ -8,15 +8,15 @@ not smaller than any of its votes' tokens, is larger than the earlier one's.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
-from ..._clock import now
-from ..._model import Gone, Left, Request
-from .replies import local_deadline, wrong_shape
-from .sending import Message
+from ...._clock import now
+from ...._model import Gone, Left, Request
+from ..replies import local_deadline, wrong_shape
+from ..sending import Message
+from .broadcast import Broadcast
 
 #: ``v``: given, and may be asked back. ``c``: confirmed. ``a``: its owner holds at this node already.
 Stage = Literal["v", "c", "a"]
@@ -204,7 +204,7 @@ class Ballot:
 class Tally:
     """One request, over all nodes.
 
-    Mutable state: ``token`` (the one it holds with; 0 before), ``fencing`` (the round that writes the
+    Mutable state: ``token`` (the one it holds with; 0 before), ``fencing`` (the message that writes the
     token, while it is on its way), ``waiting`` (its client was told that it is queued), ``leaving``,
     ``longest`` (the longest lease that any node was asked for), ``message`` (what was sent last) and
     ``message_about`` (which tells it from other messages of the request).
@@ -216,7 +216,7 @@ class Tally:
         self.majority: int = nodes // 2 + 1
         self.ballots: list[Ballot] = [Ballot(node) for node in range(nodes)]
         self.token: int = 0
-        self.fencing: Round[Answer] | None = None
+        self.fencing: Broadcast[Answer] | None = None
         self.waiting: bool = False
         self.leaving: bool = False
         self.longest: float = 0.0
@@ -305,54 +305,7 @@ class Tally:
         return len(released) >= self.majority
 
 
-_A = TypeVar("_A")
-
-
-class Round(Generic[_A]):
-    """One message to several nodes, and what has come back.
-
-    ``settled`` is done when the answers are ``enough``, when all are in, or a moment after a majority of
-    all nodes has answered: one that is silent must not keep the others waiting. ``then`` is called at once.
-    """
-
-    def __init__(
-        self,
-        asked: int,
-        majority: int,
-        grace: float,
-        enough: Callable[[Round[_A]], bool],
-        then: Callable[[], object] | None = None,
-    ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._left = asked
-        self._majority = majority
-        self._grace = grace
-        self._enough = enough
-        self._then = then
-        self._timer: asyncio.TimerHandle | None = None
-        self.answers: dict[int, _A] = {}
-        self.failures: list[Exception] = []
-        self.settled: asyncio.Future[None] = self._loop.create_future()
-
-    def take(self, node: int, answer: _A | Exception) -> None:
-        """Take what one node answered, or why it did not."""
-        self._left -= 1
-        if isinstance(answer, Exception):
-            self.failures.append(answer)
-        else:
-            self.answers[node] = answer
-        if self.settled.done():
-            return
-        if self._left == 0 or (node in self.answers and self._enough(self)):
-            self._settle()
-        elif len(self.answers) >= self._majority and self._timer is None:
-            self._timer = self._loop.call_later(self._grace, self._settle)
-
-    def _settle(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if not self.settled.done():
-            self.settled.set_result(None)
-            then, self._then = self._then, None
-            if then is not None:
-                then()
+def worst_of(gone: Sequence[Gone]) -> Gone:
+    """Return why a request is gone when nodes give several reasons."""
+    reasons = [answer.reason for answer in gone]
+    return Gone(next((known for known in ("broken", "expired") if known in reasons), "gone"))

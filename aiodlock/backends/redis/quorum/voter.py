@@ -7,29 +7,27 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
-from ..._clock import now
-from ..._errors import BackendError
-from ..._model import Request
-from ..base import Unanswered
-from .inspection import names_of
-from .keys import Keys, keys_of, name_of
-from .permissions import CHECKED, CHECKED_VOTING
-from .refusals import is_refusal
-from .replies import left_of, wrong_shape
-from .scripts import BREAK_VOTES, INSPECT_VOTES, UNVOTE, VOTE, VOTING, Script, Words
-from .seen import Seen
-from .sending import Message
-from .server import Server
-from .settings import Settings
-from .source import Source
+from ...._clock import now
+from ...._errors import BackendError
+from ...._model import Request
+from ...base import Unanswered
+from ..inspection import names_of
+from ..keys import Keys, keys_of, name_of
+from ..permissions import CHECKED, CHECKED_VOTING
+from ..refusals import is_refusal
+from ..replies import left_of, wrong_shape
+from ..scripts import BREAK_VOTES, INSPECT_VOTES, UNVOTE, VOTE, VOTING, Script, Words
+from ..sending import Message
+from ..server import Server
+from ..settings import Settings
+from ..source import Source
+from ..wire import Wire
+from .broadcast import ANSWER_WITHIN
 from .trust import Trust
+from .views import NodeView
 from .votes import Answer, Ballot, Tally, read_answer
-from .wire import Wire
 
-#: How long a node's answer is waited for; afterwards it counts as one that did not answer.
-ANSWER_WITHIN = 0.5
-
-_Hear = Callable[[Answer | Exception], None]
+_OnAnswer = Callable[[Answer | Exception], None]
 
 
 class Voter:
@@ -95,9 +93,15 @@ class Voter:
         return failure is not None and not is_refusal(failure)
 
     def vote(
-        self, tally: Tally, ballot: Ballot, what: str, length: float, token: int, hear: _Hear
+        self,
+        tally: Tally,
+        ballot: Ballot,
+        what: str,
+        length: float,
+        token: int,
+        on_answer: _OnAnswer,
     ) -> bool:
-        """Send one message about the request; ``hear`` is called with the answer, never from within.
+        """Send one message about the request; ``on_answer`` is called with the answer, never from within.
 
         :returns: False when there is no connection: nothing is sent, and nothing will be heard.
         """
@@ -127,29 +131,33 @@ class Voter:
             ballot.ambiguous = True
         ballot.sent_on = wire
         ballot.pending += 1
-        self._call(wire, message, partial(self._on_answer, ballot, now(), hear), tally=tally)
+        self._call(
+            wire, message, partial(self._on_vote_answer, ballot, now(), on_answer), tally=tally
+        )
         return True
 
-    def _on_answer(self, ballot: Ballot, sent: float, hear: _Hear, reply: Any) -> None:
+    def _on_vote_answer(
+        self, ballot: Ballot, sent: float, on_answer: _OnAnswer, reply: Any
+    ) -> None:
         ballot.pending -= 1
         if isinstance(reply, Exception):
             # It may be carried out at any time from now on; leaving will have to refuse that.
             ballot.ambiguous = ballot.ambiguous or isinstance(reply, Unanswered)
-            hear(reply)
+            on_answer(reply)
             return
         try:
             answer, clock = read_answer(reply, sent)
         except BackendError as wrong:
-            hear(wrong)
+            on_answer(wrong)
             return
         self.trust.hear_clock(clock, sent)
         ballot.take(answer)
-        hear(answer)
+        on_answer(answer)
 
-    def give_back(self, tally: Tally, ballot: Ballot, hear: _Hear) -> None:
+    def give_back(self, tally: Tally, ballot: Ballot, on_answer: _OnAnswer) -> None:
         """Give the vote back, for an older request. It does not count from now on.
 
-        ``hear`` is called with the answer, never from within; not when there is no connection.
+        ``on_answer`` is called with the answer, never from within; not when there is no connection.
         """
         wire = self.server.wire
         if wire is None:
@@ -158,26 +166,31 @@ class Voter:
         request = tally.request
         arguments = (request.id, "yield", 0, ballot.token, *self._to_clients)
         message = self._message(UNVOTE, request, arguments)
-        self._call(wire, message, partial(self._on_given_back, ballot, now(), hear))
+        self._call(wire, message, partial(self._on_given_back, ballot, now(), on_answer))
 
-    def _on_given_back(self, ballot: Ballot, sent: float, hear: _Hear, reply: Any) -> None:
+    def _on_given_back(self, ballot: Ballot, sent: float, on_answer: _OnAnswer, reply: Any) -> None:
         if isinstance(reply, Exception):
-            hear(reply)
+            on_answer(reply)
             return
         try:
             answer, clock = read_answer(reply, sent)
         except BackendError as wrong:
-            hear(wrong)
+            on_answer(wrong)
             return
         self.trust.hear_clock(clock, sent)
         ballot.yielding = False
         ballot.take(answer)
-        hear(answer)
+        on_answer(answer)
 
     def unvote(
-        self, tally: Tally, ballot: Ballot, lost: bool, later: bool, hear: Callable[[Any], None]
+        self,
+        tally: Tally,
+        ballot: Ballot,
+        lost: bool,
+        later: bool,
+        on_answer: Callable[[Any], None],
     ) -> bool:
-        """Leave this node; ``hear`` is called with a Left or an exception, never from within.
+        """Leave this node; ``on_answer`` is called with a Left or an exception, never from within.
 
         :returns: False when there is no connection: nothing is sent, and nothing will be heard.
         """
@@ -196,17 +209,17 @@ class Voter:
             arguments = (id, why, marker, tally.next_token, *self._to_clients)
             message = tally.message = self._message(UNVOTE, tally.request, arguments)
             tally.message_about = about
-        self._call(wire, message, partial(self._on_left, hear), later=later)
+        self._call(wire, message, partial(self._on_left, on_answer), later=later)
         return True
 
     @staticmethod
-    def _on_left(hear: Callable[[Any], None], reply: Any) -> None:
+    def _on_left(on_answer: Callable[[Any], None], reply: Any) -> None:
         if not isinstance(reply, Exception):
             try:
                 reply = left_of(reply)
             except BackendError as wrong:
                 reply = wrong
-        hear(reply)
+        on_answer(reply)
 
     async def leave_unknown(self, request_id: str, where: str) -> None:
         """Give back a vote for a request that this client does not have."""
@@ -228,11 +241,11 @@ class Voter:
 
     # -- for people --------------------------------------------------------------------------------
 
-    async def seen(self, kind: str, name: str) -> Seen:
+    async def inspect(self, kind: str, name: str) -> NodeView:
         """Return what this node knows of a name."""
         keys = keys_of(self._prefix, kind, name)
         names = (keys.state, keys.queue, keys.waiters, keys.token)
-        return Seen.of(await self.server.eval(INSPECT_VOTES, names, hurry=True))
+        return NodeView.of(await self.server.eval(INSPECT_VOTES, names, hurry=True))
 
     def names(self, match: str) -> AsyncIterator[str]:
         """Iterate over the names that this node knows and that match the glob."""

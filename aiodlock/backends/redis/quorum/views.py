@@ -1,4 +1,4 @@
-"""What the nodes of a quorum know of a name, and what follows from it for people who look."""
+"""What the nodes of a quorum know of a name, and what that comes to: who holds, who waits."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..._model import HolderInfo, LockInfo, WaiterInfo
-from .replies import mode_of, owner_of, wrong_shape
+from ...._model import HolderInfo, LockInfo, WaiterInfo
+from ..replies import mode_of, owner_of, wrong_shape
 
 
 @dataclass(frozen=True, slots=True)
-class SeenVote:
+class VoteView:
     """One vote at one node."""
 
     owner: bytes
@@ -25,7 +25,7 @@ class SeenVote:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenWaiter:
+class WaiterView:
     """One waiter at one node."""
 
     owner: bytes
@@ -35,28 +35,28 @@ class SeenWaiter:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class NodeView:
     """What one node knows of a name. ``votes`` and ``waiters`` by request id."""
 
     token: int
     closed: float
-    votes: dict[bytes, SeenVote]
-    waiters: dict[bytes, SeenWaiter]
+    votes: dict[bytes, VoteView]
+    waiters: dict[bytes, WaiterView]
     clock: float
 
     @classmethod
-    def of(cls, reply: Any) -> Seen:
+    def of(cls, reply: Any) -> NodeView:
         """Read what the script ``inspect_votes`` answers."""
         try:
             token, closed, voted, waiting, clock = reply
             votes = {
-                id: SeenVote(owner, mode, int(token), int(left) / 1000, client, stage, int(ticket))
+                id: VoteView(owner, mode, int(token), int(left) / 1000, client, stage, int(ticket))
                 for id, owner, mode, token, left, client, stage, ticket in zip(
                     *[iter(voted)] * 8, strict=True
                 )
             }
             waiters = {
-                id: SeenWaiter(owner, mode, client, int(ticket))
+                id: WaiterView(owner, mode, client, int(ticket))
                 for id, owner, mode, client, ticket in zip(*[iter(waiting)] * 5, strict=True)
             }
             return cls(int(token), int(closed) / 1000, votes, waiters, int(clock) / 1e6)
@@ -69,16 +69,16 @@ def _most_common(tokens: Iterable[int]) -> int:
     return max(counted, key=counted.__getitem__, default=0)
 
 
-def merge(name: str, seen: Sequence[Seen], nodes: int) -> LockInfo:
+def lock_info(name: str, views: Sequence[NodeView], nodes: int) -> LockInfo:
     """Return who holds by a majority of all nodes; everybody else waits, in order of the tickets."""
     majority = nodes // 2 + 1
-    votes: dict[bytes, list[SeenVote]] = {}
-    waiting: dict[bytes, SeenVote | SeenWaiter] = {}
-    for one in seen:
-        for id, vote in one.votes.items():
+    votes: dict[bytes, list[VoteView]] = {}
+    waiting: dict[bytes, VoteView | WaiterView] = {}
+    for view in views:
+        for id, vote in view.votes.items():
             votes.setdefault(id, []).append(vote)
             waiting.setdefault(id, vote)
-        for id, waiter in one.waiters.items():
+        for id, waiter in view.waiters.items():
             waiting.setdefault(id, waiter)
     holders: dict[tuple[bytes, bytes], HolderInfo] = {}
     for id, cast in votes.items():
@@ -99,7 +99,7 @@ def merge(name: str, seen: Sequence[Seen], nodes: int) -> LockInfo:
             remaining=max(left, before.remaining if before else 0.0),
             client=vote.client.decode(),
         )
-    clock = max(one.clock for one in seen)  # as tickets are made
+    clock = max(view.clock for view in views)  # as tickets are made
     ordered = sorted(waiting.items(), key=lambda item: (item[1].ticket, item[0]))
     waiters = tuple(
         WaiterInfo(
@@ -112,8 +112,8 @@ def merge(name: str, seen: Sequence[Seen], nodes: int) -> LockInfo:
         for position, (_, waiter) in enumerate(ordered)
     )
     # A token that was given is known to a majority; a larger one, to fewer, was only proposed.
-    tokens = sorted((one.token for one in seen), reverse=True)
+    tokens = sorted((view.token for view in views), reverse=True)
     token = tokens[majority - 1]
-    closed = sorted(one.closed for one in seen)[majority - 1]
+    closed = sorted(view.closed for view in views)[majority - 1]
     given = [holder.token for holder in holders.values()]
     return LockInfo(name, tuple(holders.values()), waiters, max(given, default=token), closed)

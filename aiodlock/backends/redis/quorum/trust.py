@@ -10,15 +10,17 @@ a mark the quorum is new, and there is nothing that could have been forgotten.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Any
 
-from ..._clock import now
-from ..._errors import BackendError
-from ..base import Unanswered
-from .refusals import ReplyError
-from .wire import Wire
+from ...._clock import now
+from ...._errors import BackendError
+from ...base import Unanswered
+from ..refusals import ReplyError
+from ..wire import Wire
+from .broadcast import ANSWER_WITHIN
 
 _logger = logging.getLogger("aiodlock")
 
@@ -33,7 +35,7 @@ class Trust:
     """What one client knows of one node.
 
     Mutable state: ``server``, ``_run`` (the run id of the server it last met), ``_since`` (from when on the
-    node is believed), ``_mark`` (what the node keeps under its key: run id, and the node's time in us at
+    node is believed), ``mark`` (what the node keeps under its key: run id, and the node's time in us at
     which it was first met), ``_is_news`` (of which it does not know yet), ``_marked_until``, ``_offset``
     (the node's clock less ours: bounds, and when they were seen).
     """
@@ -46,7 +48,7 @@ class Trust:
         self.server: bytes = b""
         self._run: bytes | None = None
         self._since = _NEVER
-        self._mark: bytes | None = None
+        self.mark: bytes | None = None
         self._is_news = False
         self._marked_until = 0.0
         self._offset: tuple[float, float, float] | None = None
@@ -55,6 +57,11 @@ class Trust:
     def given(self) -> bool:
         """Whether the node is believed at this moment."""
         return now() >= self._since
+
+    @property
+    def is_met(self) -> bool:
+        """Whether it is known which server answers."""
+        return self._run is not None
 
     @property
     def undecided(self) -> bool:
@@ -95,7 +102,7 @@ class Trust:
         self.server = run
         if run == known:
             return False
-        self._run, self._mark, self._is_news, self._marked_until = run, mark, False, 0.0
+        self._run, self.mark, self._is_news, self._marked_until = run, mark, False, 0.0
         self._since = self._since_of_mark()
         if known is None:
             return False
@@ -103,7 +110,7 @@ class Trust:
             # Marked by who took the quorum for new, not knowing the server that was here before; or it was
             # here earlier, and has been away meanwhile.
             self._since = now() + self._delay
-            self._mark, self._is_news = self._mark_of(self._latest_us()), True
+            self.mark, self._is_news = self._mark_of(self._latest_us()), True
             await self._keep(wire)
         _logger.warning(
             "%s was restarted: it counts again in %.1f s",
@@ -118,8 +125,8 @@ class Trust:
 
     def _since_of_mark(self) -> float:
         """Return from when on the mark has the node believed; never when it is about another server."""
-        run, _, met = (self._mark or b"").partition(b" ")
-        if self._mark is None or run != self._run:
+        run, _, met = (self.mark or b"").partition(b" ")
+        if self.mark is None or run != self._run:
             return _NEVER
         if not met.isdigit() or int(met) == _EVER:
             return 0.0
@@ -129,7 +136,7 @@ class Trust:
     @property
     def _met(self) -> float:
         """When it was met first, at the earliest; 0 if the quorum was new then."""
-        _, _, met = (self._mark or b"").partition(b" ")
+        _, _, met = (self.mark or b"").partition(b" ")
         _, high, _ = self._offset or (0.0, 0.0, 0.0)
         return max(0.0, int(met) / 1e6 - high - _SLACK) if met.isdigit() else 0.0
 
@@ -140,8 +147,8 @@ class Trust:
 
     async def _keep(self, wire: Wire) -> None:
         """Have the node keep the mark; what fails is repeated when nodes are judged next."""
-        assert self._mark is not None
-        said: tuple[bytes | str | int, ...] = ("SET", self._key, self._mark, "PX", self._key_ttl)
+        assert self.mark is not None
+        said: tuple[bytes | str | int, ...] = ("SET", self._key, self.mark, "PX", self._key_ttl)
         if self._is_news:
             kept = await _ask(wire, *said)
         else:
@@ -153,9 +160,9 @@ class Trust:
     async def _introduce(self, wire: Wire, met: int) -> None:
         """Mark the node as met then, by its clock, unless somebody else has done so meanwhile."""
         mark = self._mark_of(met)
-        only = ("NX",) if self._mark is None else ()
+        only = ("NX",) if self.mark is None else ()
         written = await _ask(wire, "SET", self._key, mark, "PX", self._key_ttl, *only)
-        self._mark = mark if written else await _ask(wire, "GET", self._key)
+        self.mark = mark if written else await _ask(wire, "GET", self._key)
         self._since = self._since_of_mark()
         self._marked_until = now() + self._key_ttl / 3000
 
@@ -200,30 +207,48 @@ class Trust:
             return 0
         return int((self._since + self._offset[1]) * 1e6)
 
-    # -- what the nodes tell each other through their clients ------------------------------------------
+    # -- what the clients tell each other through the node ---------------------------------------------
 
-    @staticmethod
-    async def judge(nodes: Sequence[tuple[Trust, Wire | None]], majority: int) -> bool:
-        """Decide about nodes without a mark, and keep the marks; return whether some are undecided."""
-        met = [
-            (trust, wire) for trust, wire in nodes if wire is not None and trust._run is not None
-        ]
-        for trust, wire in met:
-            if trust.undecided:
-                trust._mark = await _ask(wire, "GET", trust._key) or trust._mark
-                trust._since = trust._since_of_mark()
-        is_new = len(met) >= majority and not any(trust._mark for trust, _ in met)
-        for trust, wire in met:
-            if trust.undecided:
-                await trust._introduce(wire, _EVER if is_new else trust._latest_us())
-            elif trust._is_news or now() >= trust._marked_until:
-                await trust._keep(wire)
-        return any(trust.undecided for trust, _ in met)
+    async def read_mark(self, wire: Wire) -> bool:
+        """Look whether another client has marked the node meanwhile; return False if it does not answer."""
+        try:
+            mark = await wire.send("GET", self._key, within=ANSWER_WITHIN)
+        except (ReplyError, Unanswered) as failed:  # it is asked again
+            _logger.debug("GET: %s", failed)
+            return False
+        self.mark = mark or self.mark
+        self._since = self._since_of_mark()
+        return True
+
+    async def keep_mark(self, wire: Wire, *, quorum_is_new: bool) -> None:
+        """Mark the node if nobody has; and have it keep the mark."""
+        if self.undecided:
+            await self._introduce(wire, _EVER if quorum_is_new else self._latest_us())
+        elif self._is_news or now() >= self._marked_until:
+            await self._keep(wire)
+
+
+async def judge(nodes: Sequence[tuple[Trust, Wire | None]], majority: int) -> bool:
+    """Decide about nodes without a mark, and keep the marks; return whether some are undecided.
+
+    All nodes are asked at once, and each has a limit: a silent node delays no decision about the others.
+    """
+    met = [(trust, wire) for trust, wire in nodes if wire is not None and trust.is_met]
+    have_told = await asyncio.gather(
+        *(trust.read_mark(wire) for trust, wire in met if trust.undecided)
+    )
+    is_marked = any(trust.mark for trust, _ in met)
+    silent = have_told.count(False)
+    if not is_marked and len(met) - silent < majority <= len(met):
+        return True  # whether the quorum is new is known when the silent ones answer
+    is_new = not is_marked and len(met) >= majority
+    await asyncio.gather(*(trust.keep_mark(wire, quorum_is_new=is_new) for trust, wire in met))
+    return any(trust.undecided for trust, _ in met)
 
 
 async def _ask(wire: Wire, *command: bytes | str | int) -> Any:
     try:
-        return await wire.send(*command)
+        return await wire.send(*command, within=ANSWER_WITHIN)
     except (ReplyError, Unanswered) as failed:  # it is asked again
         _logger.debug("%s: %s", command[0], failed)
         return None

@@ -1,0 +1,105 @@
+"""Asking for votes, and what follows from them: a lease, a place in the queues, or a refusal."""
+
+from __future__ import annotations
+
+from ...._clock import now
+from ...._model import Gone, Granted, Refused, Request, Waiting
+from .broadcast import Broadcast
+from .confirming import Confirming
+from .holding import Holding
+from .messenger import Messenger
+from .requests import Requests
+from .votes import Answer, Denied, Tally, worst_of
+
+#: So often a token is written when a reader takes the same one at the same time.
+_ATTEMPTS = 5
+
+
+class Asking:
+    """Asks the nodes for their votes, and says what follows."""
+
+    def __init__(
+        self, requests: Requests, messenger: Messenger, confirming: Confirming, holding: Holding
+    ) -> None:
+        self._requests = requests
+        self._nodes = requests.nodes
+        self._messenger = messenger
+        self._confirming = confirming
+        self._holding = holding
+
+    async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+        """See ``Backend.acquire``."""
+        tally = self._requests.tally_of(request)
+        length = request.waiter_ttl
+        self._confirm_owner(request)
+        asked = self._messenger.ask(tally, length, wait=wait)
+        await asked.settled
+        if wait and self._requests.tickets.catch_up(tally):
+            asked = self._messenger.ask(tally, length)
+            await asked.settled
+        denied = [answer for answer in asked.answers.values() if isinstance(answer, Denied)]
+        deadlock = self._denies(asked)
+        if deadlock or (denied and not wait and not self._requests.has_majority(tally)):
+            if len(denied) < len(self._nodes.voters):
+                request.ambiguous = True  # others vote for it, or may: they have to be left
+            else:
+                self._requests.forget(tally)
+            return Refused("deadlock" if deadlock else "busy")
+        answer = await self.outcome(tally, asked, length)
+        tally.waiting = isinstance(answer, Waiting)
+        if wait or isinstance(answer, Granted | Gone):
+            return answer
+        request.ambiguous = True
+        return Refused("busy")
+
+    def _denies(self, asked: Broadcast[Answer]) -> bool:
+        """Tell whether a majority says that the owner holds shared: one node may not have heard that it
+        left."""
+        denied = [answer for answer in asked.answers.values() if answer == Denied("deadlock")]
+        return len(denied) >= self._nodes.majority
+
+    def _confirm_owner(self, request: Request) -> None:
+        """Let the nodes know, before they are asked for more, that the task asks for more than it holds."""
+        holder = self._requests.get(request.owner[1:])
+        if holder is None or holder.request is request or not holder.token:
+            return
+        if any(ballot.stage == "v" for ballot in holder.ballots):
+            self._holding.extend(holder, holder.request.ttl)
+
+    async def outcome(
+        self, tally: Tally, asked: Broadcast[Answer] | None, length: float
+    ) -> Granted | Waiting | Gone:
+        """Return what follows from the votes, once they are confirmed if they are enough."""
+        if asked is not None:
+            await asked.settled
+        for _ in range(_ATTEMPTS):
+            if tally.token or not self._requests.has_majority(tally):
+                break
+            granted = await self._confirming.confirm(tally)
+            if granted is not None:
+                return granted
+            if self._confirming.took_back(tally):
+                asked = self._messenger.ask(tally, length)
+                await asked.settled
+        if tally.token:
+            # Confirmed by another call for the same request.
+            return await self._holding.outcome(tally, self._holding.extend(tally, length))
+        answers = list(asked.answers.values()) if asked is not None else []
+        gone = [answer for answer in answers if isinstance(answer, Gone)]
+        if len(gone) > len(self._nodes.voters) - self._nodes.majority:
+            return worst_of(gone)
+        if asked is not None and self._denies(asked):
+            return Gone("gone")  # it is refused when it asks anew
+        if asked is not None and len(asked.answers) < self._nodes.majority:
+            raise asked.failure(self._nodes.described)
+        standing = [ballot for ballot in tally.ballots if ballot.stage is not None]
+        answered = asked.answers if asked is not None else {}
+        moment = now()
+        # A silent node has told a moment once. When that has come, the node was asked, and is not asked for
+        # ever: its next answer tells another moment.
+        looks = [
+            ballot.look_at
+            for ballot in standing
+            if ballot.look_at is not None and (ballot.look_at > moment or ballot.node in answered)
+        ]
+        return Waiting(tally.deadline(standing), min(looks) if looks else None)

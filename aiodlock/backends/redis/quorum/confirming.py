@@ -1,0 +1,66 @@
+"""From the votes of a majority to a lease: the token is written to the nodes that vote for the request.
+
+The request holds when a majority of *all* nodes took the token. What it writes is the largest token that
+any of them proposed, or the token that its owner holds with already.
+"""
+
+from __future__ import annotations
+
+from ...._model import Granted
+from .giving_back import GivingBack
+from .messenger import Messenger
+from .requests import Requests
+from .votes import Tally
+
+
+class Confirming:
+    """Writes tokens."""
+
+    def __init__(self, requests: Requests, messenger: Messenger, giving_back: GivingBack) -> None:
+        self._requests = requests
+        self._nodes = requests.nodes
+        self._messenger = messenger
+        self._giving_back = giving_back
+
+    async def confirm(self, tally: Tally) -> Granted | None:
+        """Write the token to the nodes that vote for the request; None if no majority took it."""
+        fencing = tally.fencing
+        if fencing is not None:  # another call for the same request is at it
+            await fencing.settled
+            return None
+        votes = self._requests.votes(tally)
+        known = tally.token_of_owner(votes)
+        token = known or max(self._nodes.least_token(votes), *(vote.token for vote in votes))
+        # With ``max_hold`` a place may last longer than what follows it, and its deadline stands. These may
+        # be other nodes than those that kept the place.
+        length = max(tally.request.ttl, tally.request.waiter_ttl)
+        fencing = tally.fencing = self._messenger.send(
+            tally,
+            "held" if known else "fence",
+            length,
+            lambda _: self._has_confirmed(tally, token),
+            token=token,
+            ballots=votes,
+        )
+        try:
+            await fencing.settled
+        finally:
+            tally.fencing = None
+        if not self._has_confirmed(tally, token):
+            return None
+        tally.token = token
+        return Granted(token, tally.deadline(tally.confirmed(token, self._nodes.is_trusted)))
+
+    def took_back(self, tally: Tally) -> bool:
+        """Tell whether nodes took a token that no majority took; they have to hear that their votes are
+        open."""
+        if tally.token or tally.leaving or tally.fencing is not None:
+            return False
+        if self._requests.has_majority(tally):
+            return False
+        for ballot in tally.ballots:
+            self._giving_back.consider(tally, ballot)  # it may have been asked back meanwhile
+        return any(ballot.stage == "c" for ballot in tally.ballots)
+
+    def _has_confirmed(self, tally: Tally, token: int) -> bool:
+        return len(tally.confirmed(token, self._nodes.is_trusted)) >= self._nodes.majority

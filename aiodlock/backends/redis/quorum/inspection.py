@@ -1,0 +1,69 @@
+"""What operators ask a quorum: a majority of nodes answers, and their answers are put together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import anyio
+
+from ...._errors import BackendError
+from ...._model import LockInfo
+from ...base import Unanswered
+from .broadcast import ANSWER_WITHIN, failure_of
+from .nodes import Nodes
+from .views import lock_info
+from .voter import Voter
+
+_T = TypeVar("_T")
+
+
+class Inspection:
+    """The calls of ``Backend`` that are for people, on all nodes."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+
+    async def inspect(self, kind: str, name: str) -> LockInfo:
+        views = await self.of_majority(lambda voter: voter.inspect(kind, name))
+        return lock_info(name, views, len(self._nodes.voters))
+
+    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
+        return await asyncio.gather(*(self.inspect(kind, name) for name in names))
+
+    async def names(self, match: str) -> AsyncIterator[str]:
+        found = await self.of_majority(lambda voter: _collected(voter.names(match)))
+        for name in sorted(set().union(*found)):
+            yield name
+
+    async def break_lock(self, name: str) -> int:
+        broken = await self.of_majority(lambda voter: voter.break_votes(name))
+        return len(set().union(*broken))
+
+    async def of_majority(self, call: Callable[[Voter], Coroutine[Any, Any, _T]]) -> list[_T]:
+        """Call every node; return the answers, of a majority at least."""
+        voters, majority = self._nodes.voters, self._nodes.majority
+        answers: list[_T] = []
+        failures: list[BackendError] = []
+
+        async def one(voter: Voter) -> None:
+            try:
+                async with asyncio.timeout(2 * ANSWER_WITHIN):
+                    answers.append(await call(voter))
+            except BackendError as error:
+                failures.append(error)
+            except TimeoutError:
+                failures.append(Unanswered(f"{voter!r} did not answer in time"))
+
+        connected = [voter for voter in voters if voter.server.wire is not None]
+        async with anyio.create_task_group() as tasks:
+            for voter in connected if len(connected) >= majority else voters:
+                tasks.start_soon(one, voter)
+        if len(answers) < majority:
+            raise failure_of(self._nodes.described, len(answers), failures)
+        return answers
+
+
+async def _collected(names: AsyncIterator[str]) -> set[str]:
+    return {name async for name in names}

@@ -1,0 +1,168 @@
+"""The nodes of a quorum: which are connected, which refuse this client, and which may be believed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+
+from ...._clock import now
+from ...._errors import BackendError
+from ...kept import Notices
+from ..refusals import refusal_in
+from ..settings import Settings
+from ..source import Source
+from .trust import judge
+from .voter import Voter
+from .votes import Ballot
+
+_logger = logging.getLogger("aiodlock")
+
+_CONNECT_AGAIN = 1.0
+#: How long entering waits for nodes that are not connected when a majority is (seconds).
+_WAIT_FOR_ALL = 0.5
+#: Between two judgements; the shorter one while some nodes are undecided (seconds).
+_JUDGE_SOON, _JUDGE_AGAIN = 0.1, 1.0
+
+
+class Nodes:
+    """All nodes.
+
+    Mutable state: ``_refusals`` (nodes that refuse this client, and why), ``_entering`` (until a majority
+    is connected), ``doubles`` (nodes that turned out to be the same server as another one), ``_believed``
+    (which nodes counted when they were judged last).
+
+    :param on_restarted: called when another server, or an empty one, answers at a node's address.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        settings: Settings,
+        label: str,
+        restart_delay: float,
+        described: str,
+        on_restarted: Callable[[Voter], None],
+    ) -> None:
+        self.described = described
+        self.majority: int = len(sources) // 2 + 1
+        self.voters: list[Voter] = [
+            Voter(
+                node,
+                source,
+                settings,
+                label,
+                restart_delay,
+                on_restarted=on_restarted,
+                on_met=self._on_met,
+            )
+            for node, source in enumerate(sources)
+        ]
+        self._refusals: dict[int, BackendError] = {}
+        self._entering = True
+        self.doubles: dict[int, str] = {}
+        self._believed: list[bool] = []
+
+    # -- connections -------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        tasks: asyncio.TaskGroup,
+        notices: Callable[[Voter], Notices],
+        ready: Callable[[], None],
+        on_trust_changed: Callable[[], None],
+    ) -> None:
+        """Keep the nodes connected and judge them, until cancelled; see ``Backend.run``."""
+        self._entering = True
+        came_up = asyncio.Event()
+        for voter in self.voters:
+            tasks.create_task(self._run_voter(voter, notices(voter), came_up))
+        while sum(voter.up.is_set() for voter in self.voters) < self.majority:
+            came_up.clear()
+            await came_up.wait()
+        # Whether a quorum is new is told by all of its nodes together.
+        give_up_at = now() + _WAIT_FOR_ALL
+        while now() < give_up_at and any(voter.connecting for voter in self.voters):  # noqa: ASYNC110
+            await asyncio.sleep(_WAIT_FOR_ALL / 50)
+        if self.doubles:
+            raise BackendError(next(iter(self.doubles.values())))
+        undecided = await self._judge(on_trust_changed)
+        self._entering = False
+        ready()
+        while True:
+            await asyncio.sleep(_JUDGE_SOON if undecided else _JUDGE_AGAIN)
+            undecided = await self._judge(on_trust_changed)
+
+    async def _run_voter(self, voter: Voter, notices: Notices, came_up: asyncio.Event) -> None:
+        def on_up() -> None:
+            self._refusals.pop(voter.node, None)
+            voter.up.set()
+            came_up.set()
+
+        while True:
+            try:
+                await voter.server.run(notices, on_up)
+            except (BackendError, ExceptionGroup) as failed:
+                error = refusal_in(failed)
+                if error is not None:
+                    self._on_refusal(voter, error, failed)
+            voter.up.clear()
+            await asyncio.sleep(_CONNECT_AGAIN * random.uniform(0.5, 1.0))
+
+    def _on_refusal(self, voter: Voter, error: BackendError, failed: Exception) -> None:
+        """Treat a node that refuses this user as unreachable; while entering, unless too many do."""
+        known = voter.node in self._refusals
+        self._refusals[voter.node] = error
+        # Of a node that could not be reached since, it is not known any more.
+        others = [self.voters[node] for node in self._refusals if node != voter.node]
+        refusing = [voter, *(other for other in others if not other.is_away)]
+        if self._entering and len(refusing) > len(self.voters) - self.majority:
+            raise error from failed
+        level = logging.DEBUG if known else logging.WARNING
+        _logger.log(level, "a node of the quorum: %s", error, extra={"event": "node_refuses"})
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why there is no majority of connections, if there is none."""
+        failures = [voter.server.failure for voter in self.voters]
+        missing = [failure for failure in failures if failure is not None]
+        return missing[0] if len(missing) > len(self.voters) - self.majority else None
+
+    # -- trust -------------------------------------------------------------------------------------
+
+    def is_trusted(self, node: int) -> bool:
+        """Tell whether the votes of a node count."""
+        return self.voters[node].trust.given and node not in self.doubles
+
+    def least_token(self, votes: Sequence[Ballot]) -> int:
+        """Return the smallest token that a request may hold with by these votes; see ``Trust``."""
+        return max(self.voters[vote.node].trust.least_token for vote in votes)
+
+    async def _judge(self, on_trust_changed: Callable[[], None]) -> bool:
+        """Decide which nodes may be believed; return whether that is to be done again soon."""
+        nodes = [(voter.trust, voter.server.wire) for voter in self.voters]
+        undecided = await judge(nodes, self.majority)
+        before, self._believed = self._believed, [self.is_trusted(n) for n in range(len(nodes))]
+        if before != self._believed:
+            on_trust_changed()
+        return undecided
+
+    def _on_met(self, met: Voter) -> None:
+        """Let one server count once, however many addresses lead to it."""
+        self.doubles, before = {}, self.doubles
+        by_server: dict[bytes, Voter] = {}
+        # Of two, the one that is connected counts.
+        for voter in sorted(
+            self.voters, key=lambda one: one.server.wire is None and one is not met
+        ):
+            if not voter.trust.server:
+                continue
+            other = by_server.setdefault(voter.trust.server, voter)
+            if other is not voter:
+                self.doubles[voter.node] = (
+                    f"{other.server.described} and {voter.server.described} are the same server: "
+                    "a quorum needs different ones, only one of these counts"
+                )
+        for node in self.doubles.keys() - before.keys():
+            _logger.warning("%s", self.doubles[node], extra={"event": "node_twice"})

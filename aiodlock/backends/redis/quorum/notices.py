@@ -1,0 +1,70 @@
+"""What nodes say without being asked: a vote is given, asked back, or was broken by an operator."""
+
+from __future__ import annotations
+
+from .giving_back import GivingBack
+from .leaving import Leaving
+from .requests import Requests
+from .voter import Voter
+
+
+class NodeNotices:
+    """Hears the notices of one node, and tells the core what concerns it."""
+
+    def __init__(
+        self, voter: Voter, requests: Requests, giving_back: GivingBack, leaving: Leaving
+    ) -> None:
+        self._voter = voter
+        self._requests = requests
+        self._giving_back = giving_back
+        self._leaving = leaving
+
+    def on_granted(self, request_id: str, token: int, where: str) -> None:
+        """The node votes for the request now. It holds at once if a majority gave it the same token."""
+        requests = self._requests
+        tally = requests.get(request_id)
+        if tally is None:
+            self._leaving.leave_unknown_soon(self._voter, request_id, where)
+            return
+        tally.ballots[self._voter.node].notice(token)
+        if tally.token or tally.fencing is not None or requests.listener is None:
+            return
+        if not requests.has_majority(tally):
+            return
+        agreed = tally.agreed(requests.votes(tally)) if tally.waiting else []
+        if agreed and agreed[0].token >= requests.nodes.least_token(agreed):
+            tally.token = agreed[0].token
+            requests.listener.on_held(request_id, tally.token, tally.deadline(agreed))
+        else:
+            requests.listener.on_look(request_id)
+
+    def on_held(self, request_id: str, token: int, deadline: float) -> None:
+        raise NotImplementedError  # no node can say this by itself
+
+    def on_look(self, request_id: str | None) -> None:
+        """The vote of this node is asked back, or there is something to ask about."""
+        tally = self._requests.get(request_id)
+        if tally is not None:
+            ballot = tally.ballots[self._voter.node]
+            if ballot.stage == "v" and not tally.token:
+                ballot.asked_back = True
+                self._giving_back.consider(tally, ballot)
+                return
+        if self._requests.listener is not None:
+            self._requests.listener.on_look(request_id)
+
+    def on_other_server(self) -> None:
+        self.on_look(None)
+
+    def on_back(self) -> None:
+        pass  # a node that has forgotten something is recognized by its run id
+
+    def on_broken(self, request_id: str, token: int) -> None:
+        """An operator broke the lease, or at this node a vote that might have become one."""
+        requests = self._requests
+        tally = requests.get(request_id)
+        if tally is not None:
+            tally.ballots[self._voter.node].lose(token)
+        if requests.listener is not None:
+            requests.listener.on_broken(request_id, token)
+            requests.listener.on_look(request_id)  # a waiter stays: it queues there again
