@@ -74,8 +74,8 @@ async def test_node_is_only_asked_to_speak_as_it_can(
             assert isinstance(backend, ClusterBackend)
             monkeypatch.setattr(server_module, "check_permissions", late)
             address = ("127.0.0.1", port(_node_for(cluster, "name")))
-            backend._nodes.pop(address).scope.cancel()
-            node = backend._start(address)
+            backend.topology.nodes.pop(address).scope.cancel()
+            node = backend.topology.start(address)
             held = await client.lock("name").acquire()
             waiting = asyncio.create_task(client.lock("name").acquire())
             await until_waiting(client, "name")
@@ -108,8 +108,8 @@ async def test_node_that_goes_while_it_is_prepared_does_not_end_the_client(
             assert isinstance(backend, ClusterBackend)
             monkeypatch.setattr(server_module, "check_permissions", unlucky)
             address = ("127.0.0.1", port(gone))
-            backend._nodes.pop(address).scope.cancel()
-            node = backend._start(address)
+            backend.topology.nodes.pop(address).scope.cancel()
+            node = backend.topology.start(address)
             await was_there.wait()
             await asyncio.sleep(1.0)  # for longer than a call waits for its connection
             gone.resume()
@@ -150,7 +150,7 @@ async def test_waiter_that_was_given_up_while_its_node_was_away_is_not_listened_
         waiting = asyncio.create_task(client.lock("name").acquire())
         await waiting_for_notice(client)
         node = _node_for(cluster, "name")
-        wakeups = backend._node_of("name").server.wakeups
+        wakeups = backend.topology.node_of("name").server.wakeups
         assert wakeups is not None
         await until(lambda: wakeups._listened, "listening")
         node.stop()

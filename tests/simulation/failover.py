@@ -17,7 +17,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from aiodlock._request import Request, State
 from aiodlock.backends.redis import RedisBackend
-from aiodlock.backends.redis.sentinel import Named, PrimaryLookup, _Sentinel
+from aiodlock.backends.redis.primary import PrimaryLookup
+from aiodlock.backends.redis.sentinel import Named, Sentinel
 from aiodlock.backends.redis.settings import Settings
 
 from .checkers import Checkers, read_name
@@ -92,7 +93,7 @@ class FailoverCheckers(Checkers):
             self.wrong("apart", f"{process} is at {peers} since {since:.3f}")
 
 
-class SimSentinel(_Sentinel):
+class SimSentinel(Sentinel):
     """One of the sentinels, as one process reaches it."""
 
     def __init__(self, simulation: FailoverSimulation, number: int) -> None:
@@ -116,7 +117,7 @@ class SimLookup(PrimaryLookup):
         super().__init__([(f"sentinel{n}", 26379) for n in range(3)], "service", {})
         self._simulation = simulation
 
-    def _make_sentinels(self) -> list[_Sentinel]:
+    def _make_sentinels(self) -> list[Sentinel]:
         return [SimSentinel(self._simulation, number) for number in range(3)]
 
     async def _leads_to(self, address: tuple[str, int], peer: object) -> bool:

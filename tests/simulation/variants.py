@@ -25,6 +25,7 @@ from aiodlock.backends.kept import KeptPlace, Stage
 from aiodlock.backends.memory import store as memory_store
 from aiodlock.backends.redis import RedisBackend, replies
 from aiodlock.backends.redis.calls import wire_mode
+from aiodlock.backends.redis.primary import PrimaryLookup
 from aiodlock.backends.redis.quorum.confirming import Confirming
 from aiodlock.backends.redis.quorum.giving_back import GivingBack
 from aiodlock.backends.redis.quorum.notices import NodeNotices
@@ -34,7 +35,7 @@ from aiodlock.backends.redis.quorum.trust import Trust
 from aiodlock.backends.redis.quorum.votes import Answer, Ballot, Queued, Tally
 from aiodlock.backends.redis.refusals import ReplyError
 from aiodlock.backends.redis.scripts import ACQUIRE, ALL, VOTING
-from aiodlock.backends.redis.sentinel import Named, PrimaryLookup
+from aiodlock.backends.redis.sentinel import Named
 from aiodlock.backends.redis.together import Together
 
 from ..model.mutant import mutated

@@ -13,7 +13,8 @@ from redis.crc import key_slot
 
 import aiodlock
 from aiodlock._request import Request
-from aiodlock.backends.redis.cluster import ClusterBackend, _slot_of
+from aiodlock.backends.redis.cluster import ClusterBackend
+from aiodlock.backends.redis.cluster.topology import slot_of
 from aiodlock.backends.redis.keys import keys_of
 
 from ..scenes import SOON, STARTING, store_of, takes, until, until_waiting
@@ -47,7 +48,7 @@ def _state(name: str) -> str:
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40))
 def test_all_keys_of_a_name_are_in_one_slot(name: str) -> None:
     keys = keys_of("aiodlock", "lock", name)
-    assert {key_slot(key.encode()) for key in keys} == {_slot_of(name)}
+    assert {key_slot(key.encode()) for key in keys} == {slot_of(name)}
 
 
 async def test_names_are_spread_over_the_nodes_and_two_connections_reach_each(
@@ -107,7 +108,7 @@ async def test_holder_and_waiters_outlive_the_move_of_their_slot(cluster: Cluste
             await until_waiting(client, "name", number + 1)
         source = cluster.primary_of(_state("name"))
         target = next(node for node in cluster.primaries if node is not source)
-        moving = cluster.move_slot(_slot_of("name"), source, target)
+        moving = cluster.move_slot(slot_of("name"), source, target)
         for _ in range(4):  # some keys here, some there: scripts are told to try again
             await lease.extend() if not moving.move_keys(1) else None
             await asyncio.sleep(0.6)
@@ -128,7 +129,7 @@ async def test_new_requests_for_a_slot_on_its_way_are_served_when_it_has_arrived
         before = lease.token
     source = cluster.primary_of(_state("name"))
     target = next(node for node in cluster.primaries if node is not source)
-    moving = cluster.move_slot(_slot_of("name"), source, target)
+    moving = cluster.move_slot(slot_of("name"), source, target)
     waiting = [asyncio.create_task(client.lock("name").acquire()) for _ in range(3)]
     await until(lambda: all(place.failures for place in _places(client)), "a refusal for each")
     moving.finish()
@@ -253,7 +254,7 @@ async def test_servers_without_sharded_channels_give_plain_notices(
 
 
 def _listening(client: aiodlock.Client) -> list[bytes]:
-    nodes = _backend(client)._nodes.values()
+    nodes = _backend(client).topology.nodes.values()
     return [
         channel
         for node in nodes

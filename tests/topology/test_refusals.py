@@ -12,7 +12,7 @@ import redis
 
 import aiodlock
 from aiodlock._embedded import EmbeddedServer, find_valkey9
-from aiodlock.backends.redis.cluster import _slot_of
+from aiodlock.backends.redis.cluster.topology import slot_of
 from aiodlock.backends.redis.keys import keys_of
 
 from ..scenes import LASTING, is_held, until, until_outlived
@@ -124,7 +124,7 @@ async def test_new_node_of_a_cluster_without_the_user_costs_only_its_own_names()
             elsewhere = next(n for n in names if _node_of(cluster, n) is not source)
             async with client.lock(elsewhere) as lease:
                 new = await asyncio.to_thread(cluster.add_primary)
-                cluster.move_slot(_slot_of(moved), source, new).finish()
+                cluster.move_slot(slot_of(moved), source, new).finish()
                 with pytest.raises(aiodlock.BackendUnavailable):
                     await client.lock(moved).acquire_nowait()
                 await until_outlived(lease)

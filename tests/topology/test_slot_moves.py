@@ -10,7 +10,7 @@ import pytest
 
 import aiodlock
 from aiodlock._embedded import EmbeddedServer, find_valkey9
-from aiodlock.backends.redis.cluster import _slot_of
+from aiodlock.backends.redis.cluster.topology import slot_of
 from aiodlock.backends.redis.keys import keys_of
 
 from ..scenes import SOON, cancelled, takes, until, until_waiting
@@ -35,7 +35,7 @@ def _client(cluster: Cluster, **options: float) -> aiodlock.Client:
 def _move(cluster: Cluster) -> EmbeddedServer:
     source = cluster.primary_of(STATE)
     target = next(node for node in cluster.primaries if node is not source)
-    cluster.move_slot(_slot_of("name"), source, target).finish()
+    cluster.move_slot(slot_of("name"), source, target).finish()
     return target
 
 
@@ -103,7 +103,7 @@ async def test_channel_that_was_refused_while_the_cluster_was_down_is_listened_t
         unowned = next(
             slot
             for slot in (0, 16000)
-            if slot != _slot_of("name") and _owner_of(cluster, slot) is not owner
+            if slot != slot_of("name") and _owner_of(cluster, slot) is not owner
         )
         other = _owner_of(cluster, unowned)
         for node in cluster.nodes:
@@ -145,7 +145,7 @@ async def test_release_is_announced_on_its_own_connection_while_its_slot_is_on_i
         lease = await client.lock("name").acquire()
         source = cluster.primary_of(STATE)
         target = next(node for node in cluster.primaries if node is not source)
-        moving = cluster.move_slot(_slot_of("name"), source, target)
+        moving = cluster.move_slot(slot_of("name"), source, target)
         while moving.move_keys():
             pass
         before = _refusals(cluster, target, "MOVED")
@@ -171,7 +171,7 @@ async def test_nodes_that_are_to_be_called_by_a_name_and_have_none_are_found(
 
 
 def _move_by_number(cluster: Cluster) -> None:
-    slot = _slot_of("name")
+    slot = slot_of("name")
     source = _owner_of(cluster, slot)
     target = next(node for node in cluster.primaries if node is not source)
     cluster.move_slot(slot, source, target).finish()

@@ -2,8 +2,8 @@
 
 Read in this order: ``backend`` (a single server), ``calls`` (what is asked and answered), ``lua/`` (what is
 decided), ``server`` (how a client uses one server), ``wire`` and ``link`` (how messages get there),
-``wakeups`` (how waiters hear of their grants), ``cluster`` (which node owns a name), ``quorum`` (how several
-independent servers decide).
+``wakeups`` (how waiters hear of their grants), ``cluster`` (which node owns a name), ``quorum`` (how
+several independent servers decide).
 """
 
 from .backend import RedisBackend

@@ -8,7 +8,7 @@ from typing import Any
 from ..._errors import BackendError
 from ..._model import Capabilities, Gone, Granted, Left, LockInfo, Refused, Request, Waiting
 from .._label import make_label
-from ..kept import Notices as Listener
+from ..kept import Notices
 from .calls import Calls, ClientChannel
 from .inspection import Inspection
 from .replicas import capabilities
@@ -30,7 +30,7 @@ class RedisBackend:
     def __repr__(self) -> str:
         return f"<RedisBackend {self.server.described}>"
 
-    async def run(self, listener: Listener, ready: Callable[[], None]) -> None:
+    async def run(self, listener: Notices, ready: Callable[[], None]) -> None:
         await self.server.run(listener, ready)
 
     @property

@@ -15,7 +15,7 @@ import anyio
 import hiredis
 
 from ..._errors import BackendError, BackendUnavailable
-from ..kept import Notices as Listener
+from ..kept import Notices
 from . import events, permissions
 from .keys import probe_key
 from .link import Link
@@ -94,7 +94,7 @@ class Server:
 
     # -- connections -------------------------------------------------------------------------------
 
-    async def run(self, listener: Listener, ready: Callable[[], None]) -> None:
+    async def run(self, listener: Notices, ready: Callable[[], None]) -> None:
         """Keep the connections up until cancelled; see ``Backend.run``."""
         together = self.together = self._make_together()
         commands = self.commands = Link(
@@ -139,7 +139,7 @@ class Server:
         return Together(self.source, self.settings.channels + self.label)
 
     @staticmethod
-    def _tell_of_connections(listener: Listener, together: Together) -> Callable[[Wire], None]:
+    def _tell_of_connections(listener: Notices, together: Together) -> Callable[[Wire], None]:
         peer: object = None
 
         def on_grants(reply: list[Any]) -> None:

@@ -21,7 +21,8 @@ from redis.asyncio.sentinel import (
 )
 from redis.backoff import NoBackoff
 
-from .sentinel import Address, PrimaryLookup, only_primaries
+from .primary import PrimaryLookup, only_primaries
+from .sentinel import Address
 from .wire import Wire
 
 SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..._errors import BackendError, BackendUnavailable
-from ..kept import Notices as Listener
+from ..kept import Notices
 from .link import Link
 from .refusals import will_pass
 from .source import Source
@@ -64,12 +64,12 @@ class Wakeups:
             on_confirmed=self._on_confirmed, on_moved=self._on_moved, on_refused=self._on_refused
         )
         self._channels.want(self._channel)
-        self._listener: Listener | None = None
+        self._listener: Notices | None = None
         self.link: Link = Link(
             source, prepare=self._subscribe_all, on_up=on_up, on_message=self._on_message
         )
 
-    async def run(self, listener: Listener) -> None:
+    async def run(self, listener: Notices) -> None:
         """Receive until cancelled."""
         self._listener = listener
         try:

@@ -1,0 +1,177 @@
+"""What the core calls on a cluster: each name's calls go to the node that owns its slot.
+
+All keys of a name share a slot, so a lock needs nothing but that node. When a node redirects a request, the
+request is repeated by its id at another one, as after any lost reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from ...._errors import BackendError, BackendUnavailable
+from ...._model import Capabilities, Gone, Granted, Left, LockInfo, Refused, Request, Waiting
+from ..._label import make_label
+from ...kept import Notices
+from ..calls import Outcome
+from ..keys import name_of
+from ..refusals import Redirected
+from ..replicas import capabilities
+from ..settings import Settings
+from ..source import Source
+from .node import Node, stop_listening
+from .topology import Topology
+
+_T = TypeVar("_T")
+
+_REDIRECTIONS = 4
+
+
+class ClusterBackend:
+    """All primaries of a cluster."""
+
+    def __init__(self, seeds: Sequence[Source], settings: Settings) -> None:
+        self.capabilities: Capabilities = capabilities(settings.min_replicas)
+        self.label: str = make_label()
+        self.topology: Topology = Topology(seeds, settings, self.label)
+
+    def __repr__(self) -> str:
+        return f"<ClusterBackend {self.topology!r}>"
+
+    async def run(self, listener: Notices, ready: Callable[[], None]) -> None:
+        await self.topology.run(listener, ready)
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why there is no connection to one of the nodes, or to any, if so."""
+        return self.topology.failure
+
+    async def _at(
+        self, name: str, call: Callable[[Node], Awaitable[_T]], *, granting: bool = False
+    ) -> _T:
+        """Call the node that owns the name, and where it sends us instead."""
+        node = self.topology.node_of(name)
+        for _ in range(_REDIRECTIONS):
+            try:
+                return await call(node)
+            except Redirected as redirected:
+                node = self.topology.follow(name, redirected, node, granting=granting)
+            except BackendUnavailable:
+                self.topology.changed.set()
+                raise
+        raise BackendUnavailable(f"the cluster's nodes do not agree yet on who owns {name!r}")
+
+    # -- requests --------------------------------------------------------------------------------
+
+    async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+        return await self._at(
+            request.name, lambda node: node.calls.acquire(request, wait=wait), granting=True
+        )
+
+    def extend(
+        self, batch: Sequence[tuple[Request, float]]
+    ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
+        per_node: dict[Node, list[int]] = {}
+        outcomes: list[Awaitable[Granted | Waiting | Gone]] = [_UNKNOWN] * len(batch)
+        for index, (request, _) in enumerate(batch):
+            node = self.topology.owner(request.name)
+            if node is None:
+                self.topology.changed.set()
+            else:
+                per_node.setdefault(node, []).append(index)
+        for node, indices in per_node.items():
+            answers = node.calls.extend([batch[index] for index in indices])
+            for index, answer in zip(indices, answers, strict=True):
+                outcomes[index] = self._outcome(node, *batch[index], answer)
+        return outcomes
+
+    def server_of(self, request: Request) -> object:
+        return self.topology.address_of(request.name)
+
+    def _outcome(
+        self,
+        node: Node,
+        request: Request,
+        length: float,
+        first: Awaitable[Granted | Waiting | Gone],
+    ) -> Outcome:
+        async def outcome() -> Granted | Waiting | Gone:
+            answer, asked = first, node
+            for _ in range(_REDIRECTIONS):
+                try:
+                    return await answer
+                except Redirected as redirected:
+                    asked = self.topology.follow(request.name, redirected, asked, granting=True)
+                    (answer,) = asked.calls.extend([(request, length)])
+                except BackendUnavailable:
+                    self.topology.changed.set()
+                    raise
+            raise BackendUnavailable("the cluster's nodes do not agree yet on who owns the slot")
+
+        return Outcome(outcome)
+
+    async def leave(
+        self, request: Request, *, lost: bool = False, within: float | None = None
+    ) -> Left:
+        stop_listening(request)  # also when its node is not there to be told
+        return await self._at(
+            request.name, lambda node: node.calls.leave(request, lost=lost, within=within)
+        )
+
+    def leave_later(
+        self, request: Request, done: Callable[[Left | BackendError], object], *, lost: bool = False
+    ) -> bool:
+        node = self.topology.owner(request.name)
+
+        def on_result(result: Left | BackendError) -> None:
+            if isinstance(result, Redirected | BackendUnavailable):
+                self.topology.changed.set()
+            done(result)
+
+        return node is not None and node.calls.leave_later(request, on_result, lost=lost)
+
+    async def leave_unknown(self, request_id: str, where: str) -> None:
+        await self._at(name_of(where)[1], lambda node: node.calls.leave_unknown(request_id, where))
+
+    async def settle(self) -> None:
+        """Every answer is waited for by a call."""
+
+    def watch(self, request: Request, watching: bool) -> None:
+        for node in self.topology.nodes.values():
+            if not watching or node.address == self.topology.address_of(request.name):
+                node.calls.watch(request, watching)
+
+    def announce(self, kind: str, name: str) -> None:
+        with suppress(BackendUnavailable):
+            self.topology.node_of(name).calls.announce(kind, name)
+
+    def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
+        return self.topology.node_of(name).calls.observe(kind, name, changed)
+
+    # -- for people ------------------------------------------------------------------------------
+
+    async def inspect(self, kind: str, name: str) -> LockInfo:
+        return await self._at(name, lambda node: node.inspection.inspect(kind, name))
+
+    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
+        return await asyncio.gather(*(self.inspect(kind, name) for name in names))
+
+    async def names(self, match: str) -> AsyncIterator[str]:
+        seen: set[str] = set()
+        for node in list(self.topology.nodes.values()):
+            async for name in node.inspection.names(match):
+                if name not in seen:  # its slot may have moved meanwhile
+                    seen.add(name)
+                    yield name
+
+    async def break_lock(self, name: str) -> int:
+        return await self._at(name, lambda node: node.inspection.break_lock(name))
+
+
+async def _unknown() -> Granted | Waiting | Gone:
+    raise BackendUnavailable("no node of the cluster owns the slot for now")
+
+
+_UNKNOWN = Outcome(_unknown)

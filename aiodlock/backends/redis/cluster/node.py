@@ -1,0 +1,141 @@
+"""One primary of a cluster, and the channels on which its waiters are notified."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+
+from ...._errors import BackendUnavailable
+from ...._model import Request
+from ..calls import Calls
+from ..inspection import Inspection
+from ..keys import base_of
+from ..refusals import ReplyError, will_pass
+from ..scripts import Words
+from ..server import Server
+from ..settings import Settings
+from ..source import Source
+from ..wakeups import Wakeups
+from ..wire import Wire
+
+Address = tuple[str, int]
+
+#: A node, or an address that may be one, has so long to tell which node owns which slots (seconds).
+SLOTS_WITHIN = 1.0
+
+
+class ChannelPerName:
+    """One channel for each name, which a node has while requests of ours wait for that name.
+
+    The channel has the name's slot, so that the notice stays on this node (sharded pub/sub). On servers
+    before 7.0 it is a plain channel, and the cluster sends its messages to all nodes. The client subscribes
+    after the request was queued, and asks about the request again when the subscription is confirmed.
+
+    Breaks are rare. They come on the client's own channel, on the connection to each node.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def words(self, base: str) -> Words:
+        server = self._server
+        return (self._channel_of(base), server.settings.retention_ms, server.publish)
+
+    def _channel_of(self, base: str) -> str:
+        return f"{self._server.settings.channels}{base[base.index('{') :]}:"
+
+    def on_waiting(self, request: Request) -> None:
+        wakeups = self._server.wakeups
+        if wakeups is None:
+            return
+        stop_listening(request, but=wakeups)
+        if request.listening is None:
+            base = base_of(self._server.settings.prefix, request.kind, request.name)
+            channel = self._channel_of(base) + self._server.label
+            wakeups.listen(channel, request.id)
+            request.listening = (wakeups, channel)
+
+    def on_leaving(self, request: Request) -> None:
+        stop_listening(request)
+
+
+def stop_listening(request: Request, but: Wakeups | None = None) -> None:
+    """Stop to listen for notices of a request, unless that happens on the connection ``but``."""
+    if request.listening is not None:
+        wakeups, channel = request.listening
+        if wakeups is not but:
+            wakeups.unlisten(channel, request.id)
+            request.listening = None
+
+
+class Node:
+    """One primary.
+
+    Mutable state: ``up`` (set when it can be used), ``scope`` (its cancellation ends the node).
+
+    :param on_moved: called when another node owns a name that is listened for here.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        address: Address,
+        settings: Settings,
+        label: str,
+        on_moved: Callable[[], None],
+    ) -> None:
+        self.address = address
+        self.server: Server = Server(
+            source,
+            settings,
+            label,
+            prepare=self._find_out_how_to_publish,
+            on_channel_moved=on_moved,
+            # A key for the probe would have to be of a slot of this node. Events are listened for anyway.
+            notifications=True,
+        )
+        self.calls: Calls = Calls(self.server, ChannelPerName(self.server))
+        self.inspection: Inspection = Inspection(self.server)
+        self.up: asyncio.Event = asyncio.Event()
+        self.scope: anyio.CancelScope = anyio.CancelScope()
+
+    def again(self, moved: Callable[[bytes], bool]) -> None:
+        """Listen where that was refused: the owners of slots have changed."""
+        if self.server.wakeups is not None:
+            self.server.wakeups.again(moved)
+
+    async def _find_out_how_to_publish(self, wire: Wire) -> None:
+        # Before anybody calls a script: one that says SPUBLISH in vain has half its writes done.
+        server = self.server
+        try:
+            # Of no channel: only to see whether the server knows the command.
+            await wire.send("PUBSUB", "SHARDNUMSUB")
+            server.publish = "SPUBLISH"
+        except ReplyError as refused:
+            if will_pass(refused):
+                raise BackendUnavailable(f"{server.described}: {refused}") from refused
+            server.publish = "PUBLISH"
+        if server.wakeups is not None:
+            server.wakeups.sharded = server.publish == "SPUBLISH"
+        self.calls.forget_packed()
+
+    def ask(self, *, granting: bool) -> bool:
+        """Announce that the next command on this node is for a slot that is on its way to it.
+
+        :param granting: whether that command goes where grants do. With ``min_replicas`` that is a
+            connection of its own, and each has to be told by itself.
+        """
+        wire = self.server.granting.wire if granting else self.server.wire
+        if wire is None:
+            return False
+        wire.send("ASKING")
+        return True
+
+    async def slots(self) -> Any:
+        """Return what this node knows of the owners of slots."""
+        wire = await self.server.link.wait_up()
+        async with asyncio.timeout(SLOTS_WITHIN):
+            return await wire.send("CLUSTER", "SLOTS")

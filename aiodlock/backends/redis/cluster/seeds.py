@@ -1,0 +1,79 @@
+"""The first nodes to ask, from a URL or a client of redis-py; and addresses that nodes tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+from redis.asyncio import ConnectionPool, RedisCluster
+
+from ...._errors import BackendUnavailable
+from ..source import Source
+from ..wire import open_wire
+from .node import SLOTS_WITHIN
+
+
+def seeds_of(source: str | RedisCluster) -> list[Source]:
+    """Return the nodes to ask first: those of a URL or of a client, or raise ValueError."""
+    if isinstance(source, RedisCluster):
+        nodes = source.nodes_manager.startup_nodes.values()
+        return [
+            Source(
+                ConnectionPool(connection_class=node.connection_class, **node.connection_kwargs),
+                f"{type(source).__name__} at {node.host}:{node.port}",
+            )
+            for node in nodes
+        ]
+    parts = urlsplit(source)
+    login, at, hosts = parts.netloc.rpartition("@")
+    if not hosts or not all(hosts.split(",")):
+        raise ValueError("name the nodes: redis+cluster://host1:6379,host2:6379")
+    if parts.path.strip("/") not in ("", "0"):
+        raise ValueError("a cluster has database 0 and no other")
+    scheme = parts.scheme.partition("+")[0]
+    query = f"?{parts.query}" if parts.query else ""
+    return [Source.from_url(f"{scheme}://{login}{at}{host}{query}") for host in hosts.split(",")]
+
+
+def host_in(primary: Sequence[Any], asked: str) -> str:
+    """Return the host of a node in CLUSTER SLOTS.
+
+    A node that does not know its own address leaves it out. One that is to be called by a name and has none
+    says "?", and tells its address elsewhere.
+    """
+    host: bytes | None = primary[0]
+    if host == b"?" and len(primary) > 3:
+        besides = primary[3]
+        host = dict(zip(besides[::2], besides[1::2], strict=True)).get(b"ip")
+    return asked if not host or host == b"?" else host.decode()
+
+
+def host_of(source: Source) -> str:
+    return str(source._kwargs.get("host", "localhost"))
+
+
+def at_address(source: Source, host: str, port: int) -> Source:
+    """Return the same settings for another server."""
+    other = copy(source)
+    other._kwargs = source._kwargs | {"host": host, "port": port}
+    other.described = f"{host}:{port}"
+    return other
+
+
+async def ask_seed(seed: Source) -> Any:
+    connection = seed.make_connection()
+    try:
+        with anyio.fail_after(SLOTS_WITHIN):
+            await connection.connect()  # type: ignore[no-untyped-call]
+            wire = open_wire(connection, SLOTS_WITHIN)
+            try:
+                return await wire.send("CLUSTER", "SLOTS")
+            finally:
+                await wire.closed()
+    except TimeoutError as silent:
+        raise BackendUnavailable(f"{seed.described} does not answer") from silent
+    finally:
+        await connection.disconnect(nowait=True)

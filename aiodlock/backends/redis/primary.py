@@ -1,0 +1,309 @@
+"""Which server is the primary: asked of all sentinels, for every new connection and once a second.
+
+Two sentinels may name two servers: during a failover, and for as long as one of them is cut off. Each
+failover has an epoch, a number that a majority of the sentinels gave out once. So the answer with the
+largest epoch counts, not the first one. `SENTINEL MASTER` tells the epoch. It goes on naming the old
+address until all replicas follow the new primary, so the address comes from `SENTINEL
+GET-MASTER-ADDR-BY-NAME`.
+
+An old primary may live: a planned failover leaves it writable for ten seconds, a cut network for ever.
+So a client asks on while it is connected, and closes its connections to a server that is not the
+primary any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import anyio
+from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import (
+    MasterNotFoundError,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+)
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
+
+from ..._errors import BackendUnavailable
+from .sentinel import PATIENCE, Address, Named, Sentinel
+from .wire import Wire
+
+_logger = logging.getLogger("aiodlock")
+
+#: How long the other sentinels are waited for when one has named a primary (seconds).
+_GRACE = 0.05
+#: Each sentinel is asked so often while a client is entered; sooner when something is suspicious (seconds).
+_ASK_EVERY, _ASK_AGAIN = 1.0, 0.1
+#: The answer of a sentinel that does not answer any more counts for so long (seconds).
+_REMEMBERED = 10.0
+#: A resolved name is not resolved again for so long (seconds).
+_RESOLVED_FOR = 10.0
+
+
+class PrimaryLookup:
+    """Stands in for the pool that redis-py's Sentinel connections ask for the primary's address.
+
+    Mutable state: ``_sentinels``, ``_distrusted`` (an address whose server said that it is no primary),
+    ``_dialled`` (the address used last), ``_peers`` (for an address: the server that was reached there, and
+    until when that is taken for true), ``_resolving`` (addresses that the resolver has been asked for),
+    ``_silent`` (whether it was told that no sentinel answers).
+    """
+
+    is_master = True
+    check_connection = False
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        service: str,
+        for_sentinels: dict[str, Any],
+        *,
+        min_other_sentinels: int = 0,
+        force_master_ip: str | None = None,
+    ) -> None:
+        self._addresses = list(addresses)
+        self._service = service
+        self._for_sentinels = for_sentinels | {
+            key: min(PATIENCE, for_sentinels.get(key) or PATIENCE)
+            for key in ("socket_timeout", "socket_connect_timeout")
+        }
+        # There is another sentinel to ask; and without a password HELLO would not say what is missing.
+        self._for_sentinels |= {"retry": Retry(NoBackoff(), 0), "protocol": 2}
+        self._min_other_sentinels = min_other_sentinels
+        self._force_master_ip = force_master_ip
+        self._dial: Callable[[Address, dict[str, Any]], AbstractConnection] | None = None
+        self._sentinels: list[Sentinel] = []
+        self._distrusted: Address | None = None
+        self._dialled: Address | None = None
+        self._peers: dict[Address, tuple[frozenset[Any], float]] = {}
+        self._silent = False
+        self._resolving: dict[Address, asyncio.Future[list[Any]]] = {}
+
+    @classmethod
+    def of_pool(cls, pool: SentinelConnectionPool) -> PrimaryLookup:
+        """Ask those whom a client of redis-py's ``Sentinel.master_for`` asks."""
+        manager = pool.sentinel_manager
+        known = [sentinel.connection_pool.connection_kwargs for sentinel in manager.sentinels]
+        return cls(
+            [(one["host"], one["port"]) for one in known],
+            pool.service_name,
+            dict(manager.sentinel_kwargs),
+            min_other_sentinels=manager.min_other_sentinels,
+            force_master_ip=getattr(manager, "_force_master_ip", None),
+        )
+
+    def dial_with(self, dial: Callable[[Address, dict[str, Any]], AbstractConnection]) -> None:
+        """Say how a connection to a sentinel is made."""
+        self._dial = dial
+
+    # -- for a new connection ------------------------------------------------------------------------
+
+    async def get_master_address(self) -> Address:
+        """Return host and port, or raise a ConnectionError that says what each sentinel said."""
+        named = await self._ask_all()
+        self._dialled = named.address
+        host, port = named.address
+        return self._force_master_ip or host, port
+
+    async def _ask_all(self) -> Named:
+        sentinels = self._sentinels or self._make_sentinels()
+        failures: dict[Address, Exception] = {}
+        news = asyncio.Event()
+
+        async def ask(sentinel: Sentinel) -> None:
+            try:
+                await sentinel.ask(self._service, self._min_other_sentinels)
+            except (RedisError, OSError) as failed:
+                failures[sentinel.address] = failed
+            else:
+                news.set()
+            answered.append(sentinel)
+            if len(answered) == len(sentinels):
+                news.set()
+
+        answered: list[Sentinel] = []
+        async with anyio.create_task_group() as tasks:
+            for sentinel in sentinels:
+                tasks.start_soon(ask, sentinel)
+            await news.wait()
+            with anyio.move_on_after(_GRACE):
+                while len(answered) < len(sentinels):  # noqa: ASYNC110
+                    await asyncio.sleep(_GRACE / 10)
+            tasks.cancel_scope.cancel()
+        return self._choose(sentinels, failures)
+
+    def _choose(
+        self, sentinels: Iterable[Sentinel], failures: dict[Address, Exception] | None = None
+    ) -> Named:
+        """Return what the newest answer names, or raise a ConnectionError that says why not."""
+        named_last = self._named_last(sentinels)
+        good = [named for named in named_last if named.objection is None]
+        if good:
+            return min(good, key=self._rank)
+        said = [f"{host}:{port}: {why}" for (host, port), why in (failures or {}).items()]
+        said += [
+            f"{named.address[0]}:{named.address[1]}: {named.objection}" for named in named_last
+        ]
+        raise MasterNotFoundError(
+            f"no sentinel can name the primary of {self._service!r} ({'; '.join(said)})"
+        )
+
+    def _named_last(self, sentinels: Iterable[Sentinel]) -> list[Named]:
+        """Return the answers since the last failover; that of a silent sentinel counts for a while."""
+        since = asyncio.get_running_loop().time() - _REMEMBERED
+        heard = [one.heard[0] for one in sentinels if one.heard and one.heard[1] >= since]
+        newest = max((named.epoch for named in heard), default=0)
+        return [named for named in heard if named.epoch == newest]
+
+    def _rank(self, named: Named) -> tuple[bool, bool]:
+        return named.address == self._distrusted, named.address != self._dialled
+
+    def distrust(self, address: Address) -> None:
+        """Prefer another address, should one be named since the same failover."""
+        self._distrusted = address
+
+    def reached(self, address: Address, peer: object) -> None:
+        """Know from now on which server an address leads to."""
+        if isinstance(peer, tuple):
+            self._peers[address] = frozenset((peer[:2],)), float("inf")
+
+    # -- while connected -----------------------------------------------------------------------------
+
+    async def watch(self, wires: Callable[[], Iterable[Wire]]) -> None:
+        """Ask every sentinel once a second; close wires to a server that is not the primary any more."""
+        self._sentinels = self._make_sentinels()
+        try:
+            async with anyio.create_task_group() as tasks:
+                for sentinel in self._sentinels:
+                    sentinel.kept = True
+                    tasks.start_soon(self._poll, sentinel, wires)
+        finally:
+            for sentinel in self._sentinels:
+                sentinel.close()
+            self._sentinels = []
+            self._resolving.clear()  # it may be run again on another loop
+
+    def suspect(self) -> None:
+        """Ask at once: the server behaves as one that was replaced does."""
+        for sentinel in self._sentinels:
+            sentinel.hurry.set()
+
+    def _make_sentinels(self) -> list[Sentinel]:
+        dial = self._dial
+        assert dial is not None
+        return [
+            Sentinel(address, lambda address=address: dial(address, self._for_sentinels))  # type: ignore[misc]
+            for address in self._addresses
+        ]
+
+    async def _poll(self, sentinel: Sentinel, wires: Callable[[], Iterable[Wire]]) -> None:
+        while True:
+            sentinel.hurry.clear()
+            try:
+                await sentinel.ask(self._service, self._min_other_sentinels)
+            except (RedisError, OSError) as failed:
+                _logger.debug("%s:%s: %s", *sentinel.address, failed)
+            self._tell_of_silence()
+            await self._leave_others(wires)
+            await asyncio.sleep(_ASK_AGAIN)
+            with suppress(TimeoutError):
+                async with asyncio.timeout((_ASK_EVERY - _ASK_AGAIN) * random.uniform(0.8, 1.0)):
+                    await sentinel.hurry.wait()
+
+    def _tell_of_silence(self) -> None:
+        silent = all(sentinel.failure is not None for sentinel in self._sentinels)
+        if silent and not self._silent:
+            _logger.warning(
+                "no sentinel of %r answers (%s): a failover would go unnoticed",
+                self._service,
+                self._sentinels[0].failure,
+                extra={"event": "no_sentinel"},
+            )
+        self._silent = silent
+
+    async def _leave_others(self, wires: Callable[[], Iterable[Wire]]) -> None:
+        named_last = self._named_last(self._sentinels)
+        if not named_last:
+            return
+        # Also when that one is down: the others are not the primary for all that.
+        host, port = min(named_last, key=self._rank).address
+        address = self._force_master_ip or host, port
+        for wire in tuple(wires()):
+            if not await self._leads_to(address, wire.peer):
+                wire.close(BackendUnavailable(f"Sentinel names {host}:{port} as the primary now"))
+
+    async def _leads_to(self, address: Address, peer: object) -> bool:
+        """Tell whether a server is the one at an address, which may be a name."""
+        if not isinstance(peer, tuple) or peer[:2] == address:
+            return True
+        moment = asyncio.get_running_loop().time()
+        peers, until = self._peers.get(address, (frozenset[Any](), 0.0))
+        if peer[:2] in peers:
+            return True
+        if moment >= until or until == float("inf"):
+            try:
+                found = await self._resolved(address)
+            except (OSError, ValueError):  # the latter of a name that cannot be one
+                return True  # not known; the name may be resolved the next time
+            peers = frozenset(one[4][:2] for one in found)
+            self._peers[address] = peers, moment + _RESOLVED_FOR
+        return peer[:2] in peers
+
+    async def _resolved(self, address: Address) -> list[Any]:
+        """Ask the resolver, or go on waiting for it: a slow one must not take all threads of the loop."""
+        loop = asyncio.get_running_loop()
+        asked = self._resolving.get(address)
+        if asked is None:
+            ask = partial(socket.getaddrinfo, *address, type=socket.SOCK_STREAM)
+            asked = self._resolving[address] = loop.run_in_executor(None, ask)
+            # Nobody may be left who waits for it.
+            asked.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait({asked}, timeout=PATIENCE)
+        if not asked.done():
+            raise TimeoutError
+        if self._resolving.get(address) is asked:
+            del self._resolving[address]
+        return asked.result()
+
+
+class _OnlyPrimary(SentinelManagedConnection):
+    """Refuses a server that is not a primary (any more): a sentinel's answer may be old."""
+
+    async def connect_to(self, address: tuple[str, int]) -> None:
+        await super().connect_to(address)  # type: ignore[no-untyped-call]
+        role = await self._role()
+        lookup: PrimaryLookup = self.connection_pool
+        if self._writer is not None:
+            lookup.reached(address, self._writer.get_extra_info("peername"))
+        if role not in (b"master", None):
+            lookup.distrust(address)
+            host, port = address
+            raise RedisConnectionError(
+                f"Sentinel names {host}:{port} as the primary, whose role is {role!r}: it was demoted, "
+                "or the sentinel that was asked does not know yet"
+            )
+
+    async def _role(self) -> bytes | None:
+        # Nearly every user may say HELLO; ROLE and INFO need more permissions.
+        await self.send_command("HELLO")
+        try:
+            about = await self.read_response()
+        except ResponseError:
+            return None  # a demoted server will refuse the first write
+        role: bytes = dict(zip(about[::2], about[1::2], strict=True))[b"role"]
+        return role
+
+
+def only_primaries(kind: type[AbstractConnection]) -> type[AbstractConnection]:
+    """Return the class of connections to Sentinel services that refuses servers which are no primary."""
+    return type(f"Primary{kind.__name__}", (_OnlyPrimary, kind), {})
