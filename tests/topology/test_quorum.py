@@ -310,6 +310,21 @@ async def test_message_lost_at_any_step_leaves_nothing_and_loses_nothing(
 
 
 @pytest.mark.parametrize("nodes", [3], indirect=True)
+async def test_token_that_a_majority_did_not_hear_of_is_written_as_soon_as_they_are_back(
+    nodes: list[EmbeddedServer], make_client: MakeClient
+) -> None:
+    """The votes stand, and no node has a reason to say so again: the next extension is far away."""
+    async with AsyncExitStack() as stack:
+        proxies = [await stack.enter_async_context(FaultProxy(node.url)) for node in nodes]
+        client = await make_client([proxy.url for proxy in proxies], ttl=600.0, waiter_ttl=600.0)
+        for _ in range(5):
+            faults = [proxy.drop_command(_STEPS["fence"]) for proxy in proxies[:2]]
+            async with asyncio.timeout(20), client.lock("name") as lease:
+                assert is_held(lease)
+            assert any(fault.happened.is_set() for fault in faults)
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
 async def test_request_that_was_left_is_not_asked_again_after_a_node_forgot_its_scripts(
     nodes: list[EmbeddedServer], make_client: MakeClient
 ) -> None:

@@ -21,6 +21,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from weakref import WeakKeyDictionary
 
+from ..._backoff import pause_after
+
 #: So many dials of one process to one server are under way at once.
 AT_ONCE = 32
 #: A dial that takes longer than this, and than twice the last one that succeeded, hears nothing: the next
@@ -54,11 +56,11 @@ class Attempts:
         """Return the seconds to wait before the next attempt."""
         if isinstance(reason, TimeoutError):
             self.deadline = min(2 * self.deadline, _LONGEST_DEADLINE)
-        longest = min(_FIRST_PAUSE * 2**self.failures, _LONGEST_PAUSE)
-        # All clients of a server may lose their connections in one moment.
-        shortest = longest / 2 if self.failures else 0.0
         self.failures += 1
-        return random.uniform(shortest, longest)
+        if self.failures == 1:
+            # At once, but not all together: all clients may lose their connections in one moment.
+            return random.uniform(0.0, _FIRST_PAUSE)
+        return pause_after(self.failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
 
 
 class Turn:

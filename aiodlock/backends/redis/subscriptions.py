@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from ..._backoff import pause_after
 from .refusals import code_of, will_pass
 from .wire import Wire
 
@@ -33,8 +34,8 @@ class Subscriptions:
 
     Mutable state: ``_wanted`` (channel -> SUBSCRIBE or SSUBSCRIBE), ``_standing`` (confirmed on this
     wire), ``_asked`` (sent and not answered yet), ``_missing`` (wanted and refused, or ended by the
-    server; whether there is hope), ``_pause`` and ``_timer`` (of the next attempt), ``_told`` (whether
-    the log knows), ``_pong``.
+    server; whether there is hope), ``_attempts`` (in a row, at what is missing) and ``_timer`` (of the
+    next one), ``_is_logged`` (whether the log tells of what is missing), ``_pong``.
 
     :param on_confirmed: called with each channel that stands now: messages may have been missed before.
     :param on_moved: called with a channel that is not this server's any more.
@@ -56,9 +57,9 @@ class Subscriptions:
         self._standing: set[bytes] = set()
         self._asked: deque[tuple[str, bytes]] = deque()
         self._missing: dict[bytes, bool] = {}
-        self._pause = _FIRST_PAUSE
+        self._attempts = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._told = False
+        self._is_logged = False
         self._pong: asyncio.Future[None] | None = None
 
     # -- what is wanted ------------------------------------------------------------------------------
@@ -88,7 +89,7 @@ class Subscriptions:
         self._standing.clear()
         self._asked.clear()
         self._missing.clear()
-        self._pause = _FIRST_PAUSE
+        self._attempts = 0
         self.stop()
         for channel in self._wanted:
             self._subscribe(channel)
@@ -102,7 +103,7 @@ class Subscriptions:
 
     def again(self) -> None:
         """Ask for what is missing now: there is news that may change the answer."""
-        self._pause = _FIRST_PAUSE
+        self._attempts = 0
         self._ask_again()
 
     def ping(self, wire: Wire) -> asyncio.Future[None]:
@@ -114,8 +115,8 @@ class Subscriptions:
 
     # -- what the server says ------------------------------------------------------------------------
 
-    def hear(self, message: Any) -> bool:
-        """Take a message, if it is about subscriptions."""
+    def take(self, message: Any) -> bool:
+        """Take a message, if it is about subscriptions; tell whether it was."""
         if isinstance(message, Exception):
             verb, channel = self._asked.popleft() if self._asked else _PING
             if (verb, channel) == _PING:
@@ -153,7 +154,7 @@ class Subscriptions:
     def _confirmed(self, channel: bytes) -> None:
         self._missing.pop(channel, None)
         if not self._missing:
-            self._pause, self._told = _FIRST_PAUSE, False
+            self._attempts, self._is_logged = 0, False
         if channel in self._wanted:
             self._standing.add(channel)
             self._on_confirmed(channel)
@@ -170,8 +171,8 @@ class Subscriptions:
             return
         moved = code_of(error) == "MOVED"
         self._is_missing(channel, hopeful=moved or will_pass(error))
-        level = logging.DEBUG if moved or self._told else logging.WARNING
-        self._told = self._told or not moved
+        level = logging.DEBUG if moved or self._is_logged else logging.WARNING
+        self._is_logged = self._is_logged or not moved
         what = {"event": "subscription_refused"}
         _logger.log(level, "subscription refused: %s", error, extra=what)
         if moved:
@@ -182,10 +183,11 @@ class Subscriptions:
     def _is_missing(self, channel: bytes, *, hopeful: bool) -> None:
         self._missing[channel] = hopeful
         if self._timer is None:
-            pause = self._pause if any(self._missing.values()) else _RARELY
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(pause * random.uniform(0.5, 1.0), self._ask_again)
+            self._attempts += 1
+            pause = pause_after(self._attempts, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
+            if not any(self._missing.values()):
+                pause = _RARELY * random.uniform(0.5, 1.0)
+            self._timer = asyncio.get_running_loop().call_later(pause, self._ask_again)
 
     def _ask_again(self) -> None:
         self.stop()

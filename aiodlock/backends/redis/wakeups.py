@@ -196,7 +196,7 @@ class Wakeups:
             self._pending.pop(channel, None)
 
     def _on_message(self, message: Any) -> None:
-        if self._channels.hear(message):
+        if self._channels.take(message):
             return
         match message:
             case [b"message", self._channel, b""]:

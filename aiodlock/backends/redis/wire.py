@@ -28,28 +28,28 @@ _WRITE_AT = 16
 _NOTHING: Final = object()
 
 
-class Hearing:
-    """Stands where a future would, and hands the reply on at once: nobody awaits it."""
+class Callback:
+    """Stands where a future would, and hands the reply on at once: no task awaits it."""
 
-    __slots__ = ("_hear", "_heard", "_loop")
+    __slots__ = ("_called", "_loop", "_on_reply")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, hear: Callable[[Any], object]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_reply: Callable[[Any], object]) -> None:
         self._loop = loop
-        self._hear = hear
-        self._heard = False
+        self._on_reply = on_reply
+        self._called = False
 
     def done(self) -> bool:
-        return self._heard
+        return self._called
 
     def set_result(self, reply: Any) -> None:
-        self._heard = True
+        self._called = True
         try:
-            self._hear(reply)
+            self._on_reply(reply)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
             # As with a future's callback: neither this connection nor the other replies suffer from it.
-            what = {"message": f"{self._hear!r} failed", "exception": error}
+            what = {"message": f"{self._on_reply!r} failed", "exception": error}
             self._loop.call_exception_handler(what)
 
     set_exception = set_result
@@ -118,20 +118,20 @@ class Wire:
     def call(
         self,
         command: bytes,
-        hear: Callable[[Any], object],
+        on_reply: Callable[[Any], object],
         *,
         later: bool = False,
         within: float | None = None,
     ) -> None:
-        """Send one command in RESP, and call ``hear`` with its reply, a ReplyError, or Unanswered.
+        """Send one command in RESP, and call ``on_reply`` with its reply, a ReplyError, or Unanswered.
 
         That happens while the reply is read, without a turn of the loop in between, or later on; never from
         within this. See ``send_packed`` for the others.
         """
         if self.lost.done():
-            self._loop.call_soon(hear, Unanswered("the connection is closed"))
+            self._loop.call_soon(on_reply, Unanswered("the connection is closed"))
         else:
-            self._send(command, Hearing(self._loop, hear), later, within)
+            self._send(command, Callback(self._loop, on_reply), later, within)
 
     def carry(self, command: bytes, reader: Reader) -> None:
         """Send one command in RESP, and give its reply to ``reader``."""
@@ -202,7 +202,7 @@ class Wire:
             if not reply.done():
                 error = Unanswered("the connection was lost before the reply came")
                 error.__cause__ = reason
-                if isinstance(reply, Hearing):
+                if isinstance(reply, Callback):
                     # Whoever closes this may be in the middle of something.
                     self._loop.call_soon(reply.set_exception, error)
                 else:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any
 
 import anyio
 
+from ...._backoff import pause_after
 from ...._clock import now
 from ...._errors import BackendError, BackendUnavailable
 from ...._model import Left, Request
@@ -142,10 +142,10 @@ class Leaving:
     async def _leave_at(self, voter: Voter, tally: Tally, ballot: Ballot, lost: bool) -> None:
         """Leave one node that did not answer, until it does or has surely dropped the request."""
         give_up_at = now() + tally.longest + tally.request.lock_delay
-        pause = _FIRST_PAUSE
+        failures = 1
         while now() < give_up_at:
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            await asyncio.sleep(pause_after(failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))
+            failures += 1
             answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             ballot.ambiguous = True
             sent = voter.unvote(tally, ballot, lost, False, partial(_give, answer))

@@ -57,7 +57,11 @@ class NodeNotices:
         self.on_look(None)
 
     def on_back(self) -> None:
-        pass  # a node that has forgotten something is recognized by its run id
+        """Have tokens confirmed that could not be written while the node was unreachable.
+
+        Whether the node has forgotten something is told by its run id, not by this.
+        """
+        self._requests.tell_of_majorities()
 
     def on_broken(self, request_id: str, token: int) -> None:
         """An operator broke the lease, or at this node a vote that might have become one."""

@@ -62,6 +62,12 @@ class Requests:
         """Tell whether the votes that count are a majority of all nodes."""
         return tally.has_majority(self.nodes.is_trusted)
 
+    def tell_of_majorities(self) -> None:
+        """Have every majority confirmed that is not: a node may be back that could not be told the
+        token."""
+        for tally in tuple(self._tallies.values()):
+            self.tell_of_majority(tally)
+
     def tell_of_majority(self, tally: Tally) -> None:
         """Have a majority confirmed that was completed by an answer that nobody waits for."""
         if tally.token or tally.leaving or tally.fencing is not None or self.listener is None:
