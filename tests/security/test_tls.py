@@ -141,8 +141,8 @@ async def test_clients_killed_at_once_come_back_with_one_connection_per_link(
             for _ in range(40)
         ]
         leases = [await client.lock(f"tls:{n}").acquire() for n, client in enumerate(clients)]
-        backends: list[Any] = [store_of(client) for client in clients]
-        links = [link for it in backends for link in (it._commands, it._wakeups.link)]
+        servers: list[Any] = [store_of(client).server for client in clients]
+        links = [link for it in servers for link in (it.commands, it.wakeups.link)]
         before = [link.wire for link in links]
         dialled = (await admin.info("stats"))["total_connections_received"]
         for kind in ("normal", "pubsub"):
