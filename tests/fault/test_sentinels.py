@@ -95,7 +95,8 @@ def _ports(client: aiodlock.Client) -> set[int | None]:
     backend = store_of(client)
     assert isinstance(backend, RedisBackend)
     peers = [
-        link.wire.peer if link.wire is not None else None for link in backend.server.together.links
+        link.wire.peer if link.wire is not None else None
+        for link in backend.server.connections.links
     ]
     return {peer[1] if isinstance(peer, tuple) else None for peer in peers}
 

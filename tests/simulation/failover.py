@@ -83,7 +83,7 @@ class FailoverCheckers(Checkers):
                     self._check_together(process, request)
 
     def _check_one_server(self, process: Process, session: Any) -> None:
-        wires = session.backend.store.server.together.wires()
+        wires = session.backend.store.server.connections.wires()
         if len({wire.peer for wire in wires}) < 2:
             self._apart_since.pop(id(session), None)
             return

@@ -25,6 +25,7 @@ from aiodlock.backends.kept import KeptPlace, Stage
 from aiodlock.backends.memory import store as memory_store
 from aiodlock.backends.redis import RedisBackend, replies
 from aiodlock.backends.redis.calls import wire_mode
+from aiodlock.backends.redis.connections import Connections
 from aiodlock.backends.redis.primary import PrimaryLookup
 from aiodlock.backends.redis.quorum.confirming import Confirming
 from aiodlock.backends.redis.quorum.giving_back import GivingBack
@@ -36,7 +37,6 @@ from aiodlock.backends.redis.quorum.votes import Answer, Ballot, Queued, Tally
 from aiodlock.backends.redis.refusals import ReplyError
 from aiodlock.backends.redis.scripts import ACQUIRE, ALL, VOTING
 from aiodlock.backends.redis.sentinel import Named
-from aiodlock.backends.redis.together import Together
 
 from ..model.mutant import mutated
 from .failover import FailoverSimulation
@@ -613,7 +613,7 @@ def _believe_any_sentinel(simulation: Simulation) -> None:
 
 
 def _keep_apart(simulation: Simulation) -> None:
-    simulation.patch(Together, "on_up", lambda self, newest: None)
+    simulation.patch(Connections, "on_up", lambda self, newest: None)
 
 
 def _believe_in_holds_elsewhere(simulation: Simulation) -> None:

@@ -170,7 +170,7 @@ def _let_lookup_name(lookup: object, node: Node) -> None:
 async def test_idle_command_connection_that_is_dead_is_noticed(
     service: SentinelService, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiodlock.backends.redis.together.PING_EVERY", 0.2)
+    monkeypatch.setattr("aiodlock.backends.redis.connections.PING_EVERY", 0.2)
     client = await make_client()
     before = _wires(client)["commands"]
     service.primary.pause()

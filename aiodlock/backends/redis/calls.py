@@ -28,7 +28,7 @@ class Channels(Protocol):
         """Return what scripts need to notify waiters of a name: channel, token retention, command."""
 
     def on_waiting(self, request: Request) -> None:
-        """The request is queued: be sure that its notice is heard."""
+        """The request is queued: be sure that its notice arrives."""
 
     def on_leaving(self, request: Request) -> None:
         """The request does not wait any more."""
@@ -76,7 +76,7 @@ class Calls:
         try:
             first = wire.send_packed(self._packing.acquire(request, wait, self._acquiring))
             if request.ambiguous and server.replicated is not None:
-                # A repeated acquire may write nothing, and then WAIT would look at nothing.
+                # A repeated acquire may write nothing, and then WAIT would cover nothing.
                 extension = self._extend(wire, request, request.waiter_ttl)
             try:
                 reply = await first
@@ -258,7 +258,7 @@ class Outcome:
 class _Extension:
     """One extension on its way. It reads the reply, and is awaited for the outcome.
 
-    Thousands are on their way at once, and Python's collector looks at each object of each: so this is one
+    Thousands are on their way at once, and Python's collector visits each object of each. So this is one
     object instead of a future, a coroutine and a closure. Only the first that is awaited needs a future.
     """
 

@@ -1,4 +1,4 @@
-"""Keyspace events, which tell a head at once that its blocker is gone: turned on, and looked for."""
+"""Keyspace events tell the waiter at the head that a holder is gone: turning them on, and the probe."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ async def names_of(server: Server, match: str) -> AsyncIterator[str]:
     """Iterate over every name at the server that is held or waited for and that matches the glob."""
     parts = parts_of(match)
     if None not in parts:
-        yield "".join(part for part in parts if part)  # one name: no need to look for it
+        yield "".join(part for part in parts if part)  # one name: no need to search for it
         return
     wire = await server.link.wait_up(hurry=True)
     seen: set[str] = set()

@@ -62,7 +62,7 @@ def state_pattern(prefix: str, kind: str, match: str) -> str:
     encoded = f"{prefix}:{VERSION}:{kind}:{{"
     for number, part in enumerate(parts_of(match)):
         if number == _MOST_PARTS:
-            encoded += "*"  # what comes after it is not looked at: many stars make a server slow
+            encoded += "*"  # the rest is matched by the client: many stars make a server slow
             break
         encoded += "*" if part is None else quote(part, safe="")
     # Held or waited for: ":state" or ":queue".

@@ -1,4 +1,4 @@
-"""A wire that is kept up: connect, serve, and after a loss connect again with growing, jittered pauses."""
+"""A connection that is kept up: after a loss it is opened again, with growing pauses."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from .wire import DriverWire, Wire, open_wire
 
 _logger = logging.getLogger("aiodlock")
 
-#: Silence with a command in flight after which a connection counts as dead. Doubled when the next one
-#: is silent too: a slow server must not be answered with ever more connections.
+#: A connection with a command in flight that is silent for so long counts as dead (seconds). The time
+#: doubles while each new connection is silent too: a slow server must not get ever more connections.
 _REPLY_TIMEOUT = 1.0
 _LONGEST_REPLY_TIMEOUT = 8.0
-#: How long one call waits for the connection; its caller decides whether to try again.
+#: How long one call waits for the connection (seconds). Its caller decides whether to try again.
 _WAIT_UP = 0.5
-#: A connection that was up for so long was of use, whatever ended it: the pauses begin anew.
+#: After a connection that lasted so long, the pauses begin anew, whatever ended it (seconds).
 _OF_USE_AFTER = 5.0
 
 
 class Link:
     """One kept-up connection.
 
-    ``prepare`` runs on each new wire before anybody else may use it; ``on_up`` is called when they may.
+    ``prepare`` runs on each new wire before other tasks may use it; ``on_up`` is called when they may.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class Link:
         self._on_message = on_message
         self._up = asyncio.Event()
         self._hurry = asyncio.Event()
-        #: Another one to the same server: while that is down too, only that one tries again.
+        #: Another link to the same server. While both are down, only that one tries to connect.
         self.lead: Link | None = None
         self._attempts = Attempts()
         #: How long the server took to answer, the way included (seconds).
         self._distance = float("inf")
         self._over = False
-        #: Whether a refusal of this user ends ``run``. Afterwards it is an outage like any other: an
-        #: account may be missing on one node, or for a moment.
+        #: While the client is entered, a refusal of this user ends ``run``. Later it is an outage like any
+        #: other: an account may be missing on one node, or for a moment.
         self.entering = True
         self._came_up_at: float | None = None
         self.wire: Wire | None = None
@@ -126,8 +126,7 @@ class Link:
             described, extra = self._source.described, {"event": "no_connection"}
             if refused and self.entering:
                 raise BackendError(f"{described} refuses this client: {reason}") from reason
-            # Once per outage, and when it turns out to be a refusal: whoever needs the store meanwhile gets
-            # an error.
+            # Once per outage, and again when it turns out to be a refusal. Calls meanwhile raise errors.
             news = not attempts.failures or (refused and not refused_before)
             refused_before = refused
             level = logging.WARNING if news else logging.DEBUG
@@ -139,7 +138,7 @@ class Link:
     def _was_of_use(self, reason: Exception) -> bool:
         """Tell whether the connection that has ended was more than one more attempt.
 
-        What a server refuses it for (READONLY, a WAIT at a replica) will be refused on the next one, too.
+        A server that refused a command on it (READONLY, WAIT on a replica) refuses it on the next one, too.
         """
         if self._came_up_at is None:
             return False
@@ -177,12 +176,13 @@ class Link:
             return failed
         turn.succeeded()
         self._distance = min(now() - began, 2 * self._distance)
-        # It answers: whatever made others wait so long is over.
+        # The server answers, so the reason for long waits is gone.
         wire.expect_within(self._patience())
         self.wire, self.failure = wire, None
         self._came_up_at = asyncio.get_running_loop().time()
         self._up.set()
-        # Before those whose replies are lost run: a repetition must not go to the dead wire.
+        # This runs before the callers whose replies are lost: a repeated command must not go to the dead
+        # wire.
         wire.lost.add_done_callback(self._on_down)
         if self._on_up is not None:
             self._on_up(wire)

@@ -1,8 +1,8 @@
-"""May this user do all that the scripts do? Asked when a client is entered, so that it can be told by name.
+"""May this user run every command of the scripts? Checked while a client is entered.
 
-Inside of a script some servers do not say which command was refused, and a script that is refused half-way
-leaves what it has written. So each command is sent by itself once, where it has no effect: to a key of
-another type.
+Some servers do not say which command of a script they refused. A script that is refused half-way leaves
+what it has written. So each command is sent once by itself, where it has no effect: on a key of another
+type.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from ..._errors import BackendError
 from .refusals import ReplyError, will_pass
 from .wire import Wire
 
-#: What the scripts and the client call, with arguments after the key. SUBSCRIBE has shown itself by then.
-#: SCAN is needed by ``Client.locks`` alone.
+#: The commands of the scripts and of the client, with arguments after the key. SUBSCRIBE was used before
+#: this check. Only ``Client.locks`` needs SCAN.
 CHECKED: dict[str, tuple[str, ...]] = {
     "HGETALL": (),
     "HGET": ("f",),

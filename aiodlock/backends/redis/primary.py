@@ -1,14 +1,13 @@
-"""Which server is the primary: asked of all sentinels, for every new connection and once a second.
+"""Which server is the primary: all sentinels are queried, for every new connection and once a second.
 
-Two sentinels may name two servers: during a failover, and for as long as one of them is cut off. Each
-failover has an epoch, a number that a majority of the sentinels gave out once. So the answer with the
-largest epoch counts, not the first one. `SENTINEL MASTER` tells the epoch. It goes on naming the old
-address until all replicas follow the new primary, so the address comes from `SENTINEL
-GET-MASTER-ADDR-BY-NAME`.
+Two sentinels may name two servers: during a failover, and while one of them is cut off. Each failover has
+an epoch, a number that a majority of the sentinels agreed on. So the answer with the largest epoch
+counts, not the first one. `SENTINEL MASTER` tells the epoch, but names the old address until all replicas
+follow the new primary. So the address comes from `SENTINEL GET-MASTER-ADDR-BY-NAME`.
 
-An old primary may live: a planned failover leaves it writable for ten seconds, a cut network for ever.
-So a client asks on while it is connected, and closes its connections to a server that is not the
-primary any more.
+An old primary may live on: a planned failover leaves it writable for ten seconds, a cut network for ever.
+So the client queries the sentinels while it is connected, and closes connections to a server that is not
+the primary any more.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class PrimaryLookup:
     Mutable state: ``_sentinels``, ``_distrusted`` (an address whose server said that it is no primary),
     ``_dialled`` (the address used last), ``_peers`` (for an address: the server that was reached there, and
     until when that is taken for true), ``_resolving`` (addresses that the resolver has been asked for),
-    ``_silent`` (whether it was told that no sentinel answers).
+    ``_silent`` (whether the log says that no sentinel answers).
     """
 
     is_master = True
@@ -91,7 +90,7 @@ class PrimaryLookup:
 
     @classmethod
     def of_pool(cls, pool: SentinelConnectionPool) -> PrimaryLookup:
-        """Ask those whom a client of redis-py's ``Sentinel.master_for`` asks."""
+        """Query the sentinels that a client of redis-py's ``Sentinel.master_for`` queries."""
         manager = pool.sentinel_manager
         known = [sentinel.connection_pool.connection_kwargs for sentinel in manager.sentinels]
         return cls(
@@ -213,14 +212,14 @@ class PrimaryLookup:
                 await sentinel.ask(self._service, self._min_other_sentinels)
             except (RedisError, OSError) as failed:
                 _logger.debug("%s:%s: %s", *sentinel.address, failed)
-            self._tell_of_silence()
-            await self._leave_others(wires)
+            self._log_silence()
+            await self._close_others(wires)
             await asyncio.sleep(_ASK_AGAIN)
             with suppress(TimeoutError):
                 async with asyncio.timeout((_ASK_EVERY - _ASK_AGAIN) * random.uniform(0.8, 1.0)):
                     await sentinel.hurry.wait()
 
-    def _tell_of_silence(self) -> None:
+    def _log_silence(self) -> None:
         silent = all(sentinel.failure is not None for sentinel in self._sentinels)
         if silent and not self._silent:
             _logger.warning(
@@ -231,11 +230,11 @@ class PrimaryLookup:
             )
         self._silent = silent
 
-    async def _leave_others(self, wires: Callable[[], Iterable[Wire]]) -> None:
+    async def _close_others(self, wires: Callable[[], Iterable[Wire]]) -> None:
         named_last = self._named_last(self._sentinels)
         if not named_last:
             return
-        # Also when that one is down: the others are not the primary for all that.
+        # Also when that server is down: the others are not the primary either.
         host, port = min(named_last, key=self._rank).address
         address = self._force_master_ip or host, port
         for wire in tuple(wires()):
@@ -266,7 +265,7 @@ class PrimaryLookup:
         if asked is None:
             ask = partial(socket.getaddrinfo, *address, type=socket.SOCK_STREAM)
             asked = self._resolving[address] = loop.run_in_executor(None, ask)
-            # Nobody may be left who waits for it.
+            # Perhaps no task waits for it any more.
             asked.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait({asked}, timeout=PATIENCE)
         if not asked.done():

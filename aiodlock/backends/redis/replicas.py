@@ -1,14 +1,14 @@
 """``min_replicas``: an answer counts only when enough replicas have what it is made of.
 
-Acquiring and extending go over a connection of their own, in rounds: every command that is due, then one
-``WAIT``. A round's answers are kept back until the replicas have confirmed it; what is asked meanwhile
-makes the next round. So one ``WAIT`` serves all, nobody else's commands stand behind it, and it is asked
-of the very server that gave the answers.
+Acquiring and extending use a connection of their own, in batches: every command that is due, then one
+``WAIT``. The answers of a batch are kept back until the replicas have confirmed it. Commands that are sent
+meanwhile make the next batch. So one ``WAIT`` serves all of them, no other commands wait behind it, and the
+server that gave the answers is the one that is asked.
 
-``WAIT`` looks at what its own connection wrote. So each round's commands must be such that write what
-they answer: extending does, and so does a first acquire. A hand-off is written by the one who releases;
-its notice is only a hint, and the extension that follows it counts. See ``RedisBackend.acquire`` for the
-rest.
+``WAIT`` covers only what its own connection wrote. So each command of a batch must write what it answers.
+An extension does, and so does a first acquire. A hand-off is written by the client that releases: its
+notice is only a hint, and the extension that follows counts. ``Calls.acquire`` handles a repeated
+acquire.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .link import Link
 from .refusals import ReplyError
 from .wire import Reader, Wire, fail
 
-#: For how long a round waits for the replicas, at most, in seconds.
+#: For how long a batch waits for the replicas, at most, in seconds.
 LONGEST_WAIT = 0.5
 _ASK_AGAIN = 0.05
-#: Answers that promise something. A refusal or a loss may be told at once.
+#: Answers that promise something. A refusal or a loss needs no confirmation.
 _PROMISES = (b"granted", b"held", b"waiting")
 
 _Asked = tuple[bytes, Reader]
@@ -37,9 +37,9 @@ _Answer = tuple["asyncio.Future[Any]", Reader]
 
 
 class ReplicatedWire:
-    """One connection, used in rounds; looks to its users like the wire itself.
+    """One connection, used in batches; looks to its users like the wire itself.
 
-    Mutable state: ``_next`` (commands of the next round), ``_busy`` (a round is due or on its way).
+    Mutable state: ``_next`` (commands of the next batch), ``_busy`` (a batch is due or on its way).
     """
 
     def __init__(self, link: ReplicatedLink, wire: Wire) -> None:
@@ -58,7 +58,7 @@ class ReplicatedWire:
     def send_packed(self, command: bytes, *, within: float | None = None) -> asyncio.Future[Any]:
         """Send one command in RESP; its reply arrives when the replicas have confirmed it.
 
-        :param within: not used: a round has its own end.
+        :param within: not used: a batch has a limit of its own.
         """
         reply: asyncio.Future[Any] = self._loop.create_future()
         self.carry(command, reply)
@@ -69,23 +69,23 @@ class ReplicatedWire:
         self._next.append((command, reader))
         if not self._busy:
             self._busy = True
-            self._loop.call_soon(self._begin_round)
+            self._loop.call_soon(self._send_batch)
 
     def close(self, reason: Exception | None = None) -> None:
         """Break the connection."""
         self.wire.close(reason)
 
-    def _begin_round(self) -> None:
-        # Whoever was cancelled before the command was sent has never asked.
+    def _send_batch(self) -> None:
+        # A caller that was cancelled before its command was sent has asked for nothing.
         asked, self._next = [sent for sent in self._next if not sent[1].done()], []
         if not asked:
             self._busy = False
             return
         answers = [(self.wire.send_packed(command), reply) for command, reply in asked]
         wait = self.wire.send("WAIT", self._link.least, self._link.wait_ms)
-        wait.add_done_callback(lambda wait: self._end_round(answers, wait))
+        wait.add_done_callback(lambda wait: self._on_confirmed(answers, wait))
 
-    def _end_round(self, answers: list[_Answer], wait: asyncio.Future[Any]) -> None:
+    def _on_confirmed(self, answers: list[_Answer], wait: asyncio.Future[Any]) -> None:
         shortage = self._link.judge(self.wire, wait)
         for answer, reply in answers:
             # Replies come in order, so all are here; if the connection was lost, all know that.
@@ -98,7 +98,7 @@ class ReplicatedWire:
                 reply.set_result(answer.result())
             else:
                 fail(reply, error)
-        self._begin_round()
+        self._send_batch()
 
     def _on_lost(self, _: asyncio.Future[Exception]) -> None:
         for _command, reply in self._next:
@@ -123,7 +123,7 @@ class ReplicatedLink:
         suspect: Callable[[], None] = lambda: None,
     ) -> None:
         self.link: Link = link
-        #: Called when replicas are missing: they may follow another primary by now.
+        #: Called when replicas are missing: they may follow another primary now.
         self._suspect = suspect
         self.least: int = least
         self.wait_ms: int = round(min(LONGEST_WAIT, longest_silence / 2) * 1000)
@@ -185,7 +185,7 @@ class ReplicatedLink:
         else:
             why = f"the replicas' answer did not come: {refused}"
             if isinstance(refused, ReplyError):
-                wire.close(refused)  # this server was demoted: look for the primary again
+                wire.close(refused)  # this server was demoted: find the primary again
 
         def shortage() -> BackendError:
             error = kind(f"{self._described}: {why}")

@@ -73,7 +73,7 @@ def grants_of(reply: Sequence[Any]) -> list[tuple[str, int, str]]:
             for id, token in zip(ids, tokens, strict=True)
         ]
     except (ValueError, TypeError, AttributeError, OverflowError):
-        # Nobody is lost by it: who waits asks again.
+        # No request is lost by it: waiters ask again.
         _logger.warning(
             "grants of the wrong shape ignored: %.200r", reply, extra={"event": "bad_notice"}
         )

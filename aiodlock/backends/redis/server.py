@@ -17,6 +17,7 @@ import hiredis
 from ..._errors import BackendError, BackendUnavailable
 from ..kept import Notices
 from . import events, permissions
+from .connections import Connections
 from .keys import probe_key
 from .link import Link
 from .permissions import check_permissions
@@ -27,7 +28,6 @@ from .scripts import ALL, Script, Words
 from .sending import Message, load_scripts
 from .settings import Settings
 from .source import Source
-from .together import Together
 from .wakeups import Wakeups
 from .wire import Wire
 
@@ -41,7 +41,7 @@ class Server:
     ``min_replicas`` a third one carries what grants and extends; see ``replicas``.
 
     Mutable state: ``commands``, ``wakeups`` and ``replicated`` (the three connections, while it runs),
-    ``together`` (compares them), ``publish``, ``notifications``, ``refusal``.
+    ``connections`` (compares them), ``publish``, ``notifications``, ``refusal``.
 
     :param prepare: called with each new connection for commands, before anybody may use it.
     :param on_channel_moved: called when another node of a cluster owns one of the channels.
@@ -78,7 +78,7 @@ class Server:
         self.commands: Link | None = None
         self.wakeups: Wakeups | None = None
         self.replicated: ReplicatedLink | None = None
-        self.together: Together = self._make_together()
+        self.connections: Connections = self._make_connections()
         #: Why the server, though it answers, did not do the last call; None since it did one.
         self.refusal: BackendUnavailable | None = None
         #: Whether keyspace events arrive; None until that is known.
@@ -96,24 +96,24 @@ class Server:
 
     async def run(self, listener: Notices, ready: Callable[[], None]) -> None:
         """Keep the connections up until cancelled; see ``Backend.run``."""
-        together = self.together = self._make_together()
+        connections = self.connections = self._make_connections()
         commands = self.commands = Link(
             self.source,
             prepare=self._on_connected,
-            on_up=self._tell_of_connections(listener, together),
+            on_up=self._tell_of_connections(listener, connections),
             longest_silence=self.settings.longest_silence,
         )
-        wakeups = self.wakeups = together.wakeups = Wakeups(
+        wakeups = self.wakeups = connections.wakeups = Wakeups(
             self.source,
             self.settings.channels + self.label,
-            on_up=together.on_up,
+            on_up=connections.on_up,
             on_moved=self._on_channel_moved,
         )
         wakeups.link.lead = commands
-        together.commands.append(commands)
+        connections.commands.append(commands)
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(together.watch)
+                tasks.start_soon(connections.watch)
                 tasks.start_soon(commands.run)
                 tasks.start_soon(wakeups.run, listener)
                 if self.settings.min_replicas:
@@ -129,17 +129,17 @@ class Server:
                         # Before anybody can list the store, and would find the probe's key.
                         key = probe_key(self.settings.prefix, self.label)
                         self.notifications = await events.arrive(commands, wakeups, key, allowed)
-                together.entered()
+                connections.entered()
                 ready()
-                await together.keep_alive()
+                await connections.keep_alive()
         finally:
             self.commands = self.wakeups = self.replicated = None
 
-    def _make_together(self) -> Together:
-        return Together(self.source, self.settings.channels + self.label)
+    def _make_connections(self) -> Connections:
+        return Connections(self.source, self.settings.channels + self.label)
 
     @staticmethod
-    def _tell_of_connections(listener: Notices, together: Together) -> Callable[[Wire], None]:
+    def _tell_of_connections(listener: Notices, connections: Connections) -> Callable[[Wire], None]:
         peer: object = None
 
         def on_grants(reply: list[Any]) -> None:
@@ -156,7 +156,7 @@ class Server:
                 listener.on_back()
             wire.on_grants = on_grants
             peer = wire.peer
-            together.on_up(wire)
+            connections.on_up(wire)
 
         return on_up
 
@@ -164,7 +164,7 @@ class Server:
         link = Link(
             self.source,
             prepare=partial(load_scripts, scripts=self._scripts),
-            on_up=self.together.on_up,
+            on_up=self.connections.on_up,
             longest_silence=self.settings.longest_silence,
         )
         link.lead = self.commands
@@ -175,7 +175,7 @@ class Server:
             self.settings.longest_silence,
             suspect=self.source.suspect,
         )
-        self.together.commands.append(link)
+        self.connections.commands.append(link)
         tasks.start_soon(link.run)
         await replicated.enough()
 
@@ -343,7 +343,7 @@ class Server:
         on_result(reply)
 
     def translated(self, wire: Wire | ReplicatedWire | None, refused: ReplyError) -> BackendError:
-        """Return the error that a refusal means, and look for the primary if this server is not it."""
+        """Return the error that a refusal means; a server that is no primary is given up."""
         if refused.code in ("MOVED", "ASK"):
             try:
                 return Redirected(self.described, str(refused))

@@ -38,5 +38,5 @@ class Settings:
 
     @property
     def longest_silence(self) -> float:
-        """How long a connection may be silent (seconds), so that waiters hear of an outage in time."""
+        """How long a connection may be silent (seconds), so that waiters learn of an outage in time."""
         return max(_SHORTEST_SILENCE, self.unavailable_after / 4)

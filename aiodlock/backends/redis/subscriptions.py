@@ -1,11 +1,11 @@
-"""The channels that one connection ought to have subscribed to. Whatever is missing is made again.
+"""The channels that one connection should be subscribed to; missing subscriptions are made again.
 
-A server may refuse a subscription (the slot is another node's, the cluster is down, the user may not),
-and a cluster's node ends one by itself when the slot has moved. Neither closes the connection. So what
-is wanted is kept here, apart from what the server has confirmed, and the difference is asked for again
-with growing pauses.
+A server may refuse a subscription: another node owns the slot, the cluster is down, the user lacks the
+permission. A cluster's node ends a subscription when the slot has moved. Neither closes the connection.
+So wanted channels are kept apart from confirmed ones, and the difference is requested again with growing
+pauses.
 
-Every command on such a connection has one answer, in order, so an error is that of the oldest command.
+Every command on such a connection has one answer, in order. So an error belongs to the oldest command.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .wire import Wire
 _logger = logging.getLogger("aiodlock")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
-#: Between attempts at what is refused for good, as far as can be told: a permission may be given.
+#: Between attempts when a permission is missing: it may be given (seconds).
 _RARELY = 30.0
 _PING = ("PING", b"")
 
@@ -102,7 +102,7 @@ class Subscriptions:
             self._timer = None
 
     def again(self) -> None:
-        """Ask for what is missing now: there is news that may change the answer."""
+        """Request missing subscriptions now: there is news that may change the answer."""
         self._attempts = 0
         self._ask_again()
 

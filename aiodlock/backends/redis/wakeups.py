@@ -1,8 +1,13 @@
-"""The second connection: notices and hints for this client, and the end of what blocks its heads.
+"""The second connection: what the server says to this client without being asked.
 
-A message here is either a notice of a grant, of a break, a hint to look, or a keyspace event of a
-state key on which one of our waiters stands at the head. All but the notices only say: look. After
-every (re)subscription all waiting requests are looked at, since messages may have been missed.
+Messages are:
+
+- notices: a request was granted, or its lease was broken;
+- hints: the client should ask about a waiter, since something may have changed;
+- keyspace events: a holder that blocks one of our waiters at the head of a queue may be gone.
+
+Messages may be lost while the connection is down. So after every (re)subscription the client asks about all
+of its waiting requests.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from .wire import Wire
 
 _logger = logging.getLogger("aiodlock")
 
-#: Events after which a blocker may be gone. A hand-off changes the key and fires none of them.
+#: Events after which a holder may be gone. A hand-off changes the key and fires none of them.
 _ENDS = frozenset((b"expired", b"del", b"evicted", b"rename_from"))
 #: How long the answer to a ping may take (seconds).
 _PONG_WITHIN = 5.0
@@ -33,10 +38,10 @@ class Wakeups:
     """Subscriptions of one client.
 
     Mutable state: ``_watched`` (keyspace channel -> the head's request id), ``_listened`` (channel of one
-    name -> requests that wait for it; a cluster's nodes have one channel per name), ``_observers`` (channel
-    of a name's changes -> whom to call), ``_pending`` (channels whose confirmation is awaited), ``_heard``
-    (channels of the probe), ``_echo`` (a message to ourselves that is awaited), ``_channels`` (all of
-    these, as the server knows them), ``_listener``.
+    name -> requests that wait for it; a cluster's nodes have one channel per name), ``_observers``
+    (channel of a name's changes -> whom to call), ``_pending`` (channels whose confirmation is awaited),
+    ``_expected`` (channels of the probe), ``_echo`` (a message to ourselves that is awaited),
+    ``_channels`` (all of these, as the server knows them), ``_listener``.
 
     :param on_moved: called when a channel is found to be another node's now.
     """
@@ -50,7 +55,7 @@ class Wakeups:
         on_moved: Callable[[], None] = lambda: None,
     ) -> None:
         self._channel = channel.encode()
-        self._tell_of_move = on_moved
+        self._channel_moved = on_moved
         self._keyspace = f"__keyspace@{source.db}__:"
         self._watched: dict[bytes, str] = {}
         self._listened: dict[bytes, set[str]] = {}
@@ -58,7 +63,7 @@ class Wakeups:
         #: Whether channels of single names are sharded ones.
         self.sharded = False
         self._pending: dict[bytes, asyncio.Future[None]] = {}
-        self._heard: dict[bytes, asyncio.Event] = {}
+        self._expected: dict[bytes, asyncio.Event] = {}
         self._echo: asyncio.Future[None] | None = None
         self._channels = Subscriptions(
             on_confirmed=self._on_confirmed, on_moved=self._on_moved, on_refused=self._on_refused
@@ -104,7 +109,7 @@ class Wakeups:
             self._channels.unwant(channel)
 
     def listen(self, channel: str, request_id: str) -> None:
-        """Hear notices for this request. It is looked at when the subscription is confirmed."""
+        """Subscribe to notices for this request; once that is confirmed, ask about it."""
         name = channel.encode()
         self._listened.setdefault(name, set()).add(request_id)
         self._channels.want(name, self._verb)
@@ -137,7 +142,7 @@ class Wakeups:
         return stop
 
     def again(self, moved: Callable[[bytes], bool]) -> None:
-        """Subscribe now to what is missing, and ask about those who wait for a channel that has moved."""
+        """Subscribe now to missing channels, and ask about requests whose channel has moved."""
         self._channels.again()
         for channel in tuple(self._listened):
             if moved(channel):
@@ -150,7 +155,7 @@ class Wakeups:
     async def expect(self, key: str) -> asyncio.Event:
         """Subscribe to the events of a key; the event is set when one arrives (for the probe)."""
         channel = (self._keyspace + key).encode()
-        heard = self._heard[channel] = asyncio.Event()
+        heard = self._expected[channel] = asyncio.Event()
         wire = await self.link.first_up()
         await self._confirmation(wire, channel, lambda: self._channels.want(channel))
         return heard
@@ -163,16 +168,18 @@ class Wakeups:
         """
         echo = self._echo = asyncio.get_running_loop().create_future()
         wire.send("PUBLISH", self._channel, _ECHO).add_done_callback(lambda said: said.exception())
-        ear = await self.link.first_up()
+        receiving = await self.link.first_up()
         await asyncio.wait(
-            {echo, ear.lost, wire.lost}, timeout=_PONG_WITHIN, return_when=asyncio.FIRST_COMPLETED
+            {echo, receiving.lost, wire.lost},
+            timeout=_PONG_WITHIN,
+            return_when=asyncio.FIRST_COMPLETED,
         )
         return echo.done()
 
     def stop_expecting(self, key: str) -> None:
         """Undo ``expect``."""
         channel = (self._keyspace + key).encode()
-        del self._heard[channel]
+        del self._expected[channel]
         self._channels.unwant(channel)
 
     async def _subscribe_all(self, wire: Wire) -> None:
@@ -200,7 +207,7 @@ class Wakeups:
             return
         match message:
             case [b"message", self._channel, b""]:
-                pass  # of our own: the server has counted us
+                pass  # our own, by which the server counts its subscribers
             case [b"message", self._channel, payload] if payload == _ECHO:
                 if self._echo is not None and not self._echo.done():
                     self._echo.set_result(None)
@@ -213,8 +220,8 @@ class Wakeups:
             case [b"message", bytes(channel), _] if channel in self._observers:
                 self._tell_observers(channel)
             case [b"message", bytes(channel), event]:
-                if channel in self._heard:
-                    self._heard[channel].set()
+                if channel in self._expected:
+                    self._expected[channel].set()
                 elif event in _ENDS and channel in self._watched and self._listener:
                     self._listener.on_look(self._watched[channel])
             case _:
@@ -239,7 +246,7 @@ class Wakeups:
     def _on_moved(self, channel: bytes) -> None:
         # Asking about its waiters finds the node that has them now, where they are listened for then.
         self._look_at(channel)
-        self._tell_of_move()
+        self._channel_moved()
 
     def _on_refused(self, channel: bytes, error: Exception) -> bool:
         confirmed = self._pending.get(channel)

@@ -23,7 +23,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from ..base import Unanswered
 from .refusals import ReplyError
 
-#: So many commands are written without waiting for the end of the turn: the server begins with them.
+#: After so many commands the wire writes without waiting for the end of the turn: the server can begin.
 _WRITE_AT = 16
 _NOTHING: Final = object()
 
@@ -48,7 +48,7 @@ class Callback:
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
-            # As with a future's callback: neither this connection nor the other replies suffer from it.
+            # As with a future's callback: this connection and the other replies are not affected.
             what = {"message": f"{self._on_reply!r} failed", "exception": error}
             self._loop.call_exception_handler(what)
 
@@ -66,7 +66,7 @@ class Reader(Protocol):
 
 
 class Wire:
-    """What both kinds of wire share: who waits for which reply, and what happens when it breaks.
+    """What both kinds of wire share: which caller waits for which reply, and what a lost connection means.
 
     Mutable state: ``_out`` (packed commands of this turn), ``_waiting`` (a future, or what stands for it,
     per command sent), ``_answers`` (counts replies, so that silence can be told), ``_limited`` (replies
@@ -151,8 +151,8 @@ class Wire:
         if later or len(out) != len(waiting):
             self._post(command)
         elif out:
-            # Nothing is in flight, so nobody to be written together with but what was held back: a
-            # lone command need not wait for the next turn.
+            # Nothing is in flight: only commands that were held back could be written together with this
+            # one, so it need not wait for the next turn.
             self._out = []
             self._write(b"".join((*out, command)))
         else:
@@ -203,7 +203,7 @@ class Wire:
                 error = Unanswered("the connection was lost before the reply came")
                 error.__cause__ = reason
                 if isinstance(reply, Callback):
-                    # Whoever closes this may be in the middle of something.
+                    # The caller of this method may be in the middle of something.
                     self._loop.call_soon(reply.set_exception, error)
                 else:
                     fail(reply, error)
@@ -234,7 +234,7 @@ class Wire:
             limited.popleft()
         if type(reply) is list:  # as nearly always
             if len(reply) > 2 and reply[0] == b"released" and self.on_grants:
-                self.on_grants(reply)  # first: who got in is waited for by others
+                self.on_grants(reply)  # first: other tasks wait for these grants
             if not waiter.done():
                 waiter.set_result(reply)
         elif waiter.done():
@@ -272,7 +272,7 @@ class Wire:
 def fail(reply: Reader, error: BaseException) -> None:
     reply.set_exception(error)
     if isinstance(reply, asyncio.Future):
-        reply.exception()  # whoever was to read it may be gone: that is no news for the log
+        reply.exception()  # its reader may be gone: asyncio need not log that
 
 
 class TransportWire(Wire, asyncio.Protocol):

@@ -61,7 +61,7 @@ class ClusterBackend:
             except BackendUnavailable:
                 self.topology.changed.set()
                 raise
-        raise BackendUnavailable(f"the cluster's nodes do not agree yet on who owns {name!r}")
+        raise BackendUnavailable(f"the cluster's nodes do not agree yet on the owner of {name!r}")
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -108,14 +108,16 @@ class ClusterBackend:
                 except BackendUnavailable:
                     self.topology.changed.set()
                     raise
-            raise BackendUnavailable("the cluster's nodes do not agree yet on who owns the slot")
+            raise BackendUnavailable(
+                "the cluster's nodes do not agree yet on the owner of the slot"
+            )
 
         return Outcome(outcome)
 
     async def leave(
         self, request: Request, *, lost: bool = False, within: float | None = None
     ) -> Left:
-        stop_listening(request)  # also when its node is not there to be told
+        stop_listening(request)  # also when its node is unreachable
         return await self._at(
             request.name, lambda node: node.calls.leave(request, lost=lost, within=within)
         )

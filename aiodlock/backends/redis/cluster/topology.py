@@ -44,7 +44,7 @@ class Topology:
     Mutable state: ``nodes`` (by address), ``_owners`` (the address that owns each slot, None for unknown),
     ``_learned`` (the same, as the nodes said last; the former follows redirections too), ``changed`` (set
     when somebody noticed that these may be wrong), ``_entering`` (until nodes are connected; until then a
-    refusal is fatal), ``_failure`` (why the nodes were not told last).
+    refusal is fatal), ``_failure`` (why the last question for the owners had no answer).
     """
 
     def __init__(self, seeds: Sequence[Source], settings: Settings, label: str) -> None:
@@ -120,7 +120,7 @@ class Topology:
         failures = (node.server.failure for node in self.nodes.values())
         return next((failure for failure in failures if failure), self._failure)
 
-    # -- who owns what -----------------------------------------------------------------------------
+    # -- owners of slots ---------------------------------------------------------------------------
 
     async def _ask_for_owners(self) -> bool:
         """Ask one node after the other which primary owns which slots, until one tells."""
@@ -194,7 +194,7 @@ class Topology:
         for node in self.nodes.values():
             node.again(moved)
         if gone and self._listener is not None:
-            # Whatever took its names over may not have heard of the last grants.
+            # The node that took its names over may not know the last grants.
             self._listener.on_other_server()
 
     def start(self, address: Address) -> Node:

@@ -53,8 +53,7 @@ class Asking:
         return Refused("busy")
 
     def _denies(self, asked: Broadcast[Answer]) -> bool:
-        """Tell whether a majority says that the owner holds shared: one node may not have heard that it
-        left."""
+        """Tell whether a majority says that the owner holds shared; one node may not know that it left."""
         denied = [answer for answer in asked.answers.values() if answer == Denied("deadlock")]
         return len(denied) >= self._nodes.majority
 

@@ -52,8 +52,7 @@ class Confirming:
         return Granted(token, tally.deadline(tally.confirmed(token, self._nodes.is_trusted)))
 
     def took_back(self, tally: Tally) -> bool:
-        """Tell whether nodes took a token that no majority took; they have to hear that their votes are
-        open."""
+        """Tell whether nodes took a token in vain: they have to learn that their votes are open."""
         if tally.token or tally.leaving or tally.fencing is not None:
             return False
         if self._requests.has_majority(tally):

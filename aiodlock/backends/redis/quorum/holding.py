@@ -20,8 +20,7 @@ class Holding:
         self._messenger = messenger
 
     def extend(self, tally: Tally, length: float) -> Broadcast[Answer]:
-        """Extend a holder's votes. A node that has forgotten it, or never knew it, is asked for its
-        vote."""
+        """Extend a holder's votes; a node that does not know the holder is asked for its vote."""
         return self._messenger.send(
             tally,
             "held",

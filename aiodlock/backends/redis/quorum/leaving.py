@@ -43,7 +43,7 @@ class _Departure:
     done: Done
     needed: int
     broadcast: Broadcast[Left] = field(init=False)
-    #: Nodes that have not heard of it, until a task goes on telling them.
+    #: Nodes that have not answered, until a task goes on telling them.
     missed: list[Ballot] = field(default_factory=list)
     confirmed: bool = False
 

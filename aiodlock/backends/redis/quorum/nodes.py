@@ -81,7 +81,7 @@ class Nodes:
         while sum(voter.up.is_set() for voter in self.voters) < self.majority:
             came_up.clear()
             await came_up.wait()
-        # Whether a quorum is new is told by all of its nodes together.
+        # Only all nodes together can tell whether a quorum is new.
         give_up_at = now() + _WAIT_FOR_ALL
         while now() < give_up_at and any(voter.connecting for voter in self.voters):  # noqa: ASYNC110
             await asyncio.sleep(_WAIT_FOR_ALL / 50)
@@ -114,9 +114,9 @@ class Nodes:
         """Treat a node that refuses this user as unreachable; while entering, unless too many do."""
         known = voter.node in self._refusals
         self._refusals[voter.node] = error
-        # Of a node that could not be reached since, it is not known any more.
+        # Whether a node still refuses this client is unknown if it could not be reached since.
         others = [self.voters[node] for node in self._refusals if node != voter.node]
-        refusing = [voter, *(other for other in others if not other.is_away)]
+        refusing = [voter, *(other for other in others if not other.is_unreachable)]
         if self._entering and len(refusing) > len(self.voters) - self.majority:
             raise error from failed
         level = logging.DEBUG if known else logging.WARNING

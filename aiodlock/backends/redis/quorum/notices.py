@@ -59,7 +59,7 @@ class NodeNotices:
     def on_back(self) -> None:
         """Have tokens confirmed that could not be written while the node was unreachable.
 
-        Whether the node has forgotten something is told by its run id, not by this.
+        Its run id tells whether the node has forgotten something, not this.
         """
         self._requests.tell_of_majorities()
 

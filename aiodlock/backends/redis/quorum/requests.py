@@ -63,8 +63,7 @@ class Requests:
         return tally.has_majority(self.nodes.is_trusted)
 
     def tell_of_majorities(self) -> None:
-        """Have every majority confirmed that is not: a node may be back that could not be told the
-        token."""
+        """Have all majorities confirmed: a node may be back that did not learn a token."""
         for tally in tuple(self._tallies.values()):
             self.tell_of_majority(tally)
 

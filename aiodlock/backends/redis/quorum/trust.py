@@ -1,11 +1,13 @@
-"""Whether a node of a quorum may be believed: not for a while after a restart, or a step of its clock.
+"""Whether a node of a quorum may be believed: not soon after a restart, or after a step of its clock.
 
-A server that restarts without its data has forgotten whom it voted for, and one that takes another's
-address has never known. Counted at once, it could help a second holder to a majority, so it is waited for
-until every lease it may not know of is over ("delayed restarts"; Antirez, 2015). A server is told by its
-run id; since when it has been one of the quorum, by a mark on it, which the first client that meets it
-writes. How long it has been running tells nothing: it may have been running elsewhere. Where no node has
-a mark the quorum is new, and there is nothing that could have been forgotten.
+A server that restarts without its data has forgotten its votes. A server that takes another one's address
+has never known them. If it counted at once, it could help a second holder to a majority. So its votes do
+not count until every lease that it may not know of has ended ("delayed restarts"; Antirez, 2015).
+
+- A server is recognized by its run id.
+- A mark on the server tells since when it has belonged to the quorum. The first client that meets the
+  server writes the mark. The server's uptime tells nothing: it may have run elsewhere.
+- When no node has a mark, the quorum is new, and nothing can have been forgotten.
 """
 
 from __future__ import annotations
@@ -107,8 +109,8 @@ class Trust:
         if known is None:
             return False
         if self._since == _NEVER or self._met < heard_before:
-            # Marked by who took the quorum for new, not knowing the server that was here before; or it was
-            # here earlier, and has been away meanwhile.
+            # Either a client marked it that took the quorum for new, not knowing the server that was here
+            # before. Or it was here earlier, and another server was here meanwhile.
             self._since = now() + self._delay
             self.mark, self._is_news = self._mark_of(self._latest_us()), True
             await self._keep(wire)

@@ -70,7 +70,7 @@ def _most_common(tokens: Iterable[int]) -> int:
 
 
 def lock_info(name: str, views: Sequence[NodeView], nodes: int) -> LockInfo:
-    """Return who holds by a majority of all nodes; everybody else waits, in order of the tickets."""
+    """Return the holders by a majority of all nodes; all other requests wait, in order of the tickets."""
     majority = nodes // 2 + 1
     votes: dict[bytes, list[VoteView]] = {}
     waiting: dict[bytes, VoteView | WaiterView] = {}

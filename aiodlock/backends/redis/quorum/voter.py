@@ -87,7 +87,7 @@ class Voter:
         return not self.up.is_set() and self.server.failure is None
 
     @property
-    def is_away(self) -> bool:
+    def is_unreachable(self) -> bool:
         """Whether the last attempt to reach the node failed, and not by a refusal."""
         failure = self.server.failure
         return failure is not None and not is_refusal(failure)

@@ -83,13 +83,13 @@ class Ballot:
     """What one node has said of one request.
 
     Mutable state: ``stage`` (``q`` for queued, None for unknown), ``token``, ``noticed`` (only a notice has
-    told of this vote, no answer yet), ``deadline`` (until when the node certainly keeps vote or place),
+    announced this vote, no answer yet), ``deadline`` (until when the node certainly keeps vote or place),
     ``look_at``, ``given_back`` (the token of the vote that was yielded: it does not count any more,
     whatever answers still say), ``yielding`` (a yield is on its way),
     ``broken`` (the largest token that an operator broke here), ``floor`` (a notice with a token that
-    is not larger is older than an answer), ``highest`` (the largest token it told), ``healing`` (the node
+    is not larger is older than an answer), ``highest`` (the largest token it named), ``healing`` (the node
     had lost the vote of a holder: it counts again after the others were seen to suffice), and for the
-    leave: ``asked``, ``pending``, ``sent_on``, ``ambiguous``, ``unheard`` (it was told to release, and
+    leave: ``asked``, ``pending``, ``sent_on``, ``ambiguous``, ``unanswered`` (it was told to release, and
     its answer was lost), ``released`` (it has released a vote that was live).
     """
 
@@ -111,7 +111,7 @@ class Ballot:
         "sent_on",
         "stage",
         "token",
-        "unheard",
+        "unanswered",
         "yielding",
     )
 
@@ -133,7 +133,7 @@ class Ballot:
         self.pending: int = 0
         self.sent_on: object | None = None
         self.ambiguous: bool = False
-        self.unheard: bool = False
+        self.unanswered: bool = False
         self.released: bool = False
 
     def counts_at(self, moment: float) -> bool:
@@ -188,9 +188,9 @@ class Ballot:
     def leave(self, answer: Left | Exception) -> None:
         """Take the answer to a leave. A node that has forgotten the request may have released it before."""
         if isinstance(answer, Exception):
-            self.unheard = True
+            self.unanswered = True
             return
-        before = self.unheard and self.stage in _VOTED and answer == Left("gone", "gone")
+        before = self.unanswered and self.stage in _VOTED and answer == Left("gone", "gone")
         self.released = self.released or before or answer.what == "released"
 
     def notice(self, token: int) -> None:
@@ -205,7 +205,7 @@ class Tally:
     """One request, over all nodes.
 
     Mutable state: ``token`` (the one it holds with; 0 before), ``fencing`` (the message that writes the
-    token, while it is on its way), ``waiting`` (its client was told that it is queued), ``leaving``,
+    token, while it is on its way), ``waiting`` (its client knows that it is queued), ``leaving``,
     ``longest`` (the longest lease that any node was asked for), ``message`` (what was sent last) and
     ``message_about`` (which tells it from other messages of the request).
     """
@@ -244,8 +244,8 @@ class Tally:
     def agreed(self, votes: Sequence[Ballot]) -> list[Ballot]:
         """Return the votes with the token that a majority of all nodes gave by themselves, if there is one.
 
-        It is as if each had been told to take it: the request holds, unless others have to be told first,
-        who hold with the same owner, or whom its lock-delay keeps out.
+        It is as if each had been told to take it: the request holds, unless other requests depend on what
+        the nodes know: requests of the same owner, and requests that its lock-delay keeps out.
         """
         request = self.request
         if request.lock_delay or request.owner != f"t{request.id}":
@@ -258,7 +258,7 @@ class Tally:
 
     @property
     def next_token(self) -> int:
-        """The token that whoever comes next is to have on every node; 0 when no node has told any."""
+        """The token that the next holder is to have on every node; 0 when no node has told any."""
         highest = max(ballot.highest for ballot in self.ballots)
         return highest + 1 if highest else 0
 

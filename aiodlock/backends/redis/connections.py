@@ -1,8 +1,8 @@
-"""All connections of one client to a server are to the same server, and alive.
+"""The connections of one client to one server: all are to the same server, and all are alive.
 
-They are made at different times, and an address may lead elsewhere by then: after a failover, a change of
-a name, behind a proxy. Requests at one server and notices of another one would never meet. So whenever a
-connection comes up, the others are compared with it.
+They are opened at different times, and an address may lead to another server by then: after a failover,
+after a change of a name, behind a proxy. Requests on one server and notices from another one would never
+meet. So each new connection is compared with the others.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from .source import Source
 from .wakeups import Wakeups
 from .wire import Wire
 
-#: How often a connection that may be idle is asked whether it is still alive (seconds).
+#: How often a connection that may be idle is checked with a PING (seconds).
 PING_EVERY = 10.0
-#: A service of many servers behind one address may count none of its own connections: after so many
-#: comparisons that all failed, they tell nothing.
+#: A service of many servers behind one address may count no subscribers. After so many comparisons that all
+#: failed, connections are not compared any more.
 _GIVE_UP_AFTER = 3
 
 _logger = logging.getLogger("aiodlock")
 
 
-class Together:
+class Connections:
     """The connections of one client to one server: for wake-ups, and for commands of either kind.
 
     Mutable state: ``wakeups`` and ``commands`` (added once, while a client is entered), ``_comparable``
-    (whether a message was ever heard), ``_unheard`` (how often it was not, before that).
+    (whether the server ever counted a subscriber), ``_uncounted`` (how often it did not, before that).
     """
 
     def __init__(self, source: Source, channel: str) -> None:
@@ -40,7 +40,7 @@ class Together:
         self.wakeups: Wakeups | None = None
         self.commands: list[Link] = []
         self._comparable = False
-        self._unheard = 0
+        self._uncounted = 0
 
     @property
     def links(self) -> list[Link]:
@@ -52,16 +52,16 @@ class Together:
         return [link.wire for link in self.links if link.wire is not None]
 
     def entered(self) -> None:
-        """From now on a refusal of this user is an outage."""
+        """From now on, a refusal of this user is treated as an outage."""
         for link in self.links:
             link.entering = False
 
     async def watch(self) -> None:
-        """Leave a server that is not the primary any more, where somebody can tell."""
+        """Close connections to a server that is not the primary any more, where Sentinel tells that."""
         await self._source.watch(self.wires)
 
     async def keep_alive(self) -> None:
-        """Notice connections that are open and dead: the next command, or a notice, would find out late."""
+        """Notice connections that are open and dead, before the next command or a missing notice does."""
         while True:
             await asyncio.sleep(PING_EVERY)
             for link in self.commands:
@@ -71,37 +71,39 @@ class Together:
                 await self.wakeups.ping()
 
     def on_up(self, newest: Wire) -> None:
-        """Compare a connection that has come up with the others.
+        """Compare a new connection with the others.
 
-        A server tells how many of its own connections hear a message: none, if the one for wake-ups is on
-        another server.
+        The answer to PUBLISH is the number of subscribers on that very server. It is 0 if the connection
+        for wake-ups is on another server.
         """
-        ear = self.wakeups.link.wire if self.wakeups is not None else None
-        if ear is None or self._unheard >= _GIVE_UP_AFTER:
+        subscribed = self.wakeups.link.wire if self.wakeups is not None else None
+        if subscribed is None or self._uncounted >= _GIVE_UP_AFTER:
             return
         for link in self.commands:
             wire = link.wire
-            if wire is not None and newest in (wire, ear):
-                heard = wire.send("PUBLISH", self._channel, b"")
-                heard.add_done_callback(partial(self._on_heard, wire, ear, newest))
+            if wire is not None and newest in (wire, subscribed):
+                counting = wire.send("PUBLISH", self._channel, b"")
+                counting.add_done_callback(partial(self._on_counted, wire, subscribed, newest))
 
-    def _on_heard(self, wire: Wire, ear: Wire, newest: Wire, heard: asyncio.Future[Any]) -> None:
-        if heard.exception() is not None:
+    def _on_counted(
+        self, wire: Wire, subscribed: Wire, newest: Wire, counting: asyncio.Future[Any]
+    ) -> None:
+        if counting.exception() is not None:
             return
-        if heard.result() != 0:
-            self._comparable, self._unheard = True, 0
+        if counting.result() != 0:
+            self._comparable, self._uncounted = True, 0
             return
         if not self._comparable:
-            self._unheard += 1
-            if self._unheard == _GIVE_UP_AFTER:
+            self._uncounted += 1
+            if self._uncounted == _GIVE_UP_AFTER:
                 _logger.info(
-                    "%s does not count who hears a message: connections are not compared",
+                    "%s does not count subscribers: connections are not compared",
                     self._source.described,
                     extra={"event": "connections_not_compared"},
                 )
                 return
-        # The newest one was made with the newest knowledge of where the server is.
-        older = wire if newest is ear else ear
+        # The newest connection was opened with the newest address.
+        older = wire if newest is subscribed else subscribed
         older.close(BackendUnavailable("another connection of this client is on another server"))
         self._source.suspect()
 
