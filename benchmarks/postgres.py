@@ -42,13 +42,16 @@ def main() -> None:
     parser.add_argument("--server", choices=_SERVERS, default="debian")
     parser.add_argument("--rounds", type=int, default=9, help="how often each pair is measured")
     parser.add_argument("--pairs", type=int, default=20_000, help="beside an open transaction")
+    parser.add_argument(
+        "--growth", type=int, default=1_000_000, help="pairs on a server of our own"
+    )
     parser.add_argument("--only", nargs="*", choices=_PARTS, default=list(_PARTS))
     asked = parser.parse_args()
     programs = _SERVERS[asked.server]()
     if programs is None:
         parser.error(f"this server is not installed: {asked.server}")
     with (
-        PostgresServer(programs, track_functions="all", shared_buffers="128MB") as server,
+        PostgresServer(programs, shared_buffers="128MB") as server,
         Servers() as others,
     ):
         asyncio.run(_measure(server, others, asked))
@@ -300,17 +303,35 @@ async def _beside(server: PostgresServer, others: Servers, asked: argparse.Names
                 last = await _named(pair, name, tasks, 1_000)
         finally:
             await reader.close()
-        connection = await asyncpg.connect(url)
-        await asyncio.sleep(1.2)  # the sessions tell of their rows once a second
-        row = await connection.fetchrow(
-            "select pg_stat_get_dead_tuples(c) as dead, pg_relation_size(c) as heap, "
-            "pg_indexes_size(c) as indexes from to_regclass('aiodlock.name') c"
-        )
-        await connection.close()
-        heap, indexes = row["heap"] / 1e6, row["indexes"] / 1e6
-        print(
-            f"| {title} | {first:,.0f} | {last:,.0f} | {row['dead']:,} | {heap:.1f} MB | {indexes:.1f} MB |"
-        )
+        print(f"| {title} | {first:,.0f} | {last:,.0f} | {await _size(url)} |")
+    print()
+
+
+async def _size(url: str) -> str:
+    """Return what the table of names takes up: dead rows, the table, its indexes."""
+    connection = await asyncpg.connect(url)
+    await asyncio.sleep(1.2)  # the sessions tell of their rows once a second
+    row = await connection.fetchrow(
+        "select pg_stat_get_dead_tuples(c) as dead, pg_relation_size(c) as heap, "
+        "pg_indexes_size(c) as indexes from to_regclass('aiodlock.name') c"
+    )
+    await connection.close()
+    heap, indexes = row["heap"] / 1e6, row["indexes"] / 1e6
+    return f"{row['dead']:,} | {heap:.1f} MB | {indexes:.1f} MB"
+
+
+async def _growth(server: PostgresServer, others: Servers, asked: argparse.Namespace) -> None:
+    print(f"{asked.growth:,} pairs, 64 tasks on 64 names, nobody else on the server\n")
+    print("| pairs | µs per pair | dead rows | table | indexes |\n|---|---|---|---|---|")
+    url, load = server.url_of("postgres", "logged"), Load(64, 64, asked.growth // 640)
+    async with _ours(url) as pair:
+        for part in range(10):
+            taken = await _carry(pair, load)
+            if part in (0, 4, 9):
+                print(
+                    f"| {(part + 1) * asked.growth // 10:,} | {taken:,.0f} | {await _size(url)} |",
+                    flush=True,
+                )
     print()
 
 
@@ -329,6 +350,7 @@ _PARTS: dict[str, Callable[[PostgresServer, Servers, argparse.Namespace], Awaita
     "crowds": _crowds,
     "hand-overs": _hand_overs,
     "beside": _beside,
+    "growth": _growth,
 }
 
 if __name__ == "__main__":
