@@ -59,8 +59,8 @@ MUTANTS = [
     ),
     Mutant(
         "a semaphore has its limit",
-        "cardinality(holders) >= substr(mode, 2)::bigint",
-        "cardinality(holders) > substr(mode, 2)::bigint",
+        "cardinality(holders) >= places",
+        "cardinality(holders) > places",
         Semaphores,
     ),
     Mutant(
@@ -76,8 +76,8 @@ MUTANTS = [
     Mutant("ghosts are skipped", "if now_ms >= head.deadline then", "if false then"),
     Mutant(
         "a lost name stays closed for its lock-delay",
-        "if now_ms < h.deadline + h.delay then\n            kept",
-        "if now_ms < h.deadline then\n            kept",
+        "else greatest(h.deadline + h.delay,",
+        "else greatest(h.deadline,",
     ),
     Mutant(
         "an extension never brings the deadline nearer",
@@ -107,13 +107,13 @@ MUTANTS = [
     ),
     Mutant(
         "the head learns the earliest end of its blockers",
-        "earliest := least(earliest, h.deadline + h.delay);",
-        "earliest := greatest(earliest, h.deadline + h.delay);",
+        "earliest := least(earliest, aiodlock.closed_until(h));",
+        "earliest := greatest(earliest, aiodlock.closed_until(h));",
     ),
     Mutant(
         "a lease that is lost does not open its name early",
-        "(f[5] <> 'lost' or mine.delay = 0)",
-        "true",
+        "f[5] = 'lost' and aiodlock.closed_until(mine) > mine.deadline then",
+        "false then",
     ),
     Mutant(
         "a head that asks soon enough is told nothing",

@@ -3,7 +3,7 @@
 -- Filled in before it runs: @unlogged@ (the word "unlogged", or nothing), @is_unlogged@ and @version@.
 -- Every decision is made and written in one call of `turn`. Calls about the same name wait for each other at an
 -- advisory lock; the clock is read behind it. Deadlines are milliseconds of the server's clock, tokens microseconds.
--- A key is the prefix, the kind ("l" or "s") and the percent-encoded name, with colons between them.
+-- A key is the prefix, the kind ("l", "s" or "o") and the percent-encoded name, with colons between them.
 --
 -- The row of a name is not updated when its holders change: a new version is inserted, the old one is deleted, and
 -- the newest is read. Beside a transaction that stays open, the old versions of an updated row cannot be removed,
@@ -11,13 +11,17 @@
 
 create schema aiodlock;
 
+-- hold_until: until then the name stays closed if the body began. rest: the request has left, and keeps the name closed
+-- for so long after `deadline`; 0 while it is here. note, description: for people.
 create type aiodlock.holder as (
-  id text, mode text, token bigint, deadline bigint, length bigint, delay bigint, owner text, client text
+  id text, mode text, token bigint, deadline bigint, length bigint, delay bigint, owner text, client text,
+  hold bigint, hold_until bigint, began boolean, rest bigint, note text, description text
 );
 
 -- writes: how often this version was updated. head: the arrival of the first waiter, 0 if nobody waits; its deadline
 -- and length are as they were when last read. marked_until: until then there may be markers of requests for this name.
--- keep_until: from then on the row of a free name may be deleted.
+-- recorded_until: until then a success is on record. places: of a semaphore, how many may hold; resized: whether others
+-- follow that. keep_until: from then on the row of a free name may be deleted.
 create @unlogged@ table aiodlock.name (
   key text collate "C" not null,
   version bigint not null,
@@ -28,6 +32,9 @@ create @unlogged@ table aiodlock.name (
   head_deadline bigint not null,
   head_length bigint not null,
   marked_until bigint not null,
+  recorded_until bigint not null,
+  places bigint not null,
+  resized boolean not null,
   holders aiodlock.holder[] not null,
   primary key (key, version)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000,
@@ -44,6 +51,9 @@ create @unlogged@ table aiodlock.waiter (
   deadline bigint not null,
   length bigint not null,
   since bigint not null,
+  hold bigint not null,
+  note text not null,
+  description text not null,
   primary key (key, arrival)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000,
         autovacuum_vacuum_cost_delay = 0);
@@ -52,6 +62,11 @@ create @unlogged@ table aiodlock.waiter (
 -- operator broke.
 create @unlogged@ table aiodlock.marker (id text collate "C" primary key, keep_until bigint not null);
 create @unlogged@ table aiodlock.broken (id text collate "C" primary key, keep_until bigint not null);
+
+-- The results of what is to be done once.
+create @unlogged@ table aiodlock.record (
+  key text collate "C" primary key, id text not null, result text not null, keep_until bigint not null
+);
 
 -- One row: what was installed. longest: the longest that any lease, with its lock-delay, may have been (ms).
 create table aiodlock.meta (
@@ -73,8 +88,13 @@ $$ select (extract(epoch from clock_timestamp()) * 1000000)::bigint $$;
 create function aiodlock.channel(client text) returns text language sql immutable as
 $$ select 'aiodlock_' || md5(client) $$;
 
--- x excludes all, s excludes x, s3 is one of at most three.
-create function aiodlock.fits(mode text, holders aiodlock.holder[]) returns boolean
+-- When a holder stops blocking others, if it is never heard of again.
+create function aiodlock.closed_until(h aiodlock.holder) returns bigint language sql immutable as
+$$ select case when h.rest > 0 then h.deadline + h.rest
+   else greatest(h.deadline + h.delay, case when h.began then h.hold_until end) end $$;
+
+-- x excludes all, s excludes x, s3 is one of at most so many as the semaphore has places.
+create function aiodlock.fits(mode text, holders aiodlock.holder[], places bigint) returns boolean
 language plpgsql immutable as $$
 declare
   h aiodlock.holder;
@@ -82,7 +102,7 @@ begin
   if cardinality(holders) = 0 then
     return true;
   end if;
-  if mode = 'x' or (length(mode) > 1 and cardinality(holders) >= substr(mode, 2)::bigint) then
+  if mode = 'x' or (length(mode) > 1 and cardinality(holders) >= places) then
     return false;
   end if;
   foreach h in array holders loop
@@ -118,7 +138,7 @@ declare
   earliest bigint;
 begin
   foreach h in array holders loop
-    earliest := least(earliest, h.deadline + h.delay);
+    earliest := least(earliest, aiodlock.closed_until(h));
   end loop;
   return earliest;
 end $$;
@@ -165,16 +185,21 @@ end $$;
 -- retention  ms for which a free name's last token is kept
 -- messages   one a line, its fields separated by tabs:
 --              acquire  key  id  mode  owner  ttl  waiter-ttl  lock-delay  wait|nowait
---              extend   key  id  length
---              leave    key  id  marker-ttl  ended|lost
+--                       [note  description  [hold  begins|later|  resize|]]
+--              extend   key  id  length  [begins]
+--              leave    key  id  marker-ttl  ended|lost|unused
+--              leave    key  id  marker-ttl  recorded  keep  result
 --              break    key  remember
+--              forget   key
 --              announce key
 -- Result: one line for each message, in the same order, then what this client is notified of.
 --   granted TOKEN LEFT | held TOKEN LEFT | busy | deadlock | limit MODE
 --   waiting LEFT LOOK FLOOR    LOOK: ms until the earliest blocker ends if at the head, else -1
 --   closed LEFT                after a crash that emptied unlogged tables
---   released | withdrawn | gone broken|expired|taken_over|gone | broke NUMBER
--- Notifications, here or by NOTIFY for other clients: granted ID KEY TOKEN | look ID KEY | broken ID KEY TOKEN.
+--   released | withdrawn | recorded | gone broken|expired|taken_over|gone | broke NUMBER | forgot 0|1
+--   done RESULT                a success is on record
+-- Notifications, here or by NOTIFY for other clients: granted ID KEY TOKEN | look ID KEY | broken ID KEY TOKEN |
+-- done ID,ID KEY (or * for all of the client's waiters).
 --
 -- The messages about one name follow each other, so that its row is read and written once.
 create function aiodlock.turn(caller text, retention bigint, messages text) returns text
@@ -207,11 +232,13 @@ declare
   head_deadline bigint;
   head_length bigint;
   marked_until bigint;
+  recorded_until bigint;
+  places bigint;
+  resized boolean;
   holding aiodlock.holder[];
   row_at tid;
   changed boolean;               -- it has to be written
   h aiodlock.holder;
-  kept aiodlock.holder[];
   token_held bigint;
   ends bigint;
   message text;
@@ -250,20 +277,21 @@ begin
     -- come to the same, at several times the cost.
     if k = f[2] or (one_name and most > 1) then
       null;  -- the name is read once below, and written once
-    elsif f[1] = 'acquire' then
+    elsif f[1] = 'acquire' and length(f[4]) = 1 and f[12] is null then
       update aiodlock.name n set
           token = greatest(n.token + 1, now_us),
           keep_until = greatest(
             n.keep_until, now_ms + f[6]::bigint + f[8]::bigint, greatest(n.token + 1, now_us) / 1000 + 1 + retention
           ),
           holders = array[row(
-            f[3], f[4], greatest(n.token + 1, now_us), now_ms + f[6]::bigint, f[6]::bigint, f[8]::bigint, f[5], caller
+            f[3], f[4], greatest(n.token + 1, now_us), now_ms + f[6]::bigint, f[6]::bigint, f[8]::bigint, f[5], caller,
+            0, 0, false, 0, coalesce(f[10], ''), coalesce(f[11], '')
           )::aiodlock.holder],
           writes = (n.writes + 1) % 32,
           version = n.version + (n.writes + 1) / 32
         where n.ctid = (select m.ctid from aiodlock.name m where m.key = f[2] order by m.version desc limit 1)
           and n.head = 0 and n.holders = '{}'
-          and now_ms >= n.marked_until
+          and now_ms >= n.marked_until and now_ms >= n.recorded_until
           and (not @is_unlogged@ or f[6]::bigint + f[8]::bigint <= (select m.longest from aiodlock.meta m))
         returning n.token into token_held;
       if token_held is not null then
@@ -271,12 +299,13 @@ begin
         durable := true;
         continue;
       end if;
-    elsif f[1] = 'leave' and f[4] = '0' then
+    elsif f[1] = 'leave' and f[4] = '0' and f[5] in ('ended', 'lost') then
       update aiodlock.name n set
           holders = '{}', writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
         where n.ctid = (select m.ctid from aiodlock.name m where m.key = f[2] order by m.version desc limit 1)
           and n.head = 0 and cardinality(n.holders) = 1 and (n.holders[1]).id = f[3]
-          and now_ms < (n.holders[1]).deadline and (f[5] = 'ended' or (n.holders[1]).delay = 0);
+          and now_ms < (n.holders[1]).deadline and (f[5] = 'ended' or (n.holders[1]).delay = 0)
+          and (n.holders[1]).hold = 0;
       if found then
         answers[number] := 'released';
         continue;
@@ -290,7 +319,8 @@ begin
       if changed then
         if version is null then
           insert into aiodlock.name values (
-            k, 1, 0, last_token, keep_until, head_at, head_deadline, head_length, marked_until, holding
+            k, 1, 0, last_token, keep_until, head_at, head_deadline, head_length, marked_until, recorded_until, places,
+            resized, holding
           );
         else
           -- Beside a transaction that stays open, no old row can be removed, and a look-up walks through those of
@@ -298,7 +328,8 @@ begin
           update aiodlock.name n set
               token = last_token, keep_until = present.keep_until, head = head_at,
               head_deadline = present.head_deadline, head_length = present.head_length,
-              marked_until = present.marked_until, holders = holding,
+              marked_until = present.marked_until, recorded_until = present.recorded_until,
+              places = present.places, resized = present.resized, holders = holding,
               writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
             where n.ctid = row_at;
         end if;
@@ -307,8 +338,9 @@ begin
       exit when step > most;
       k := f[2];
       select n.ctid, n.version, n.token, n.keep_until, n.head, n.head_deadline, n.head_length, n.marked_until,
-          n.holders
-        into row_at, version, last_token, keep_until, head_at, head_deadline, head_length, marked_until, holding
+          n.recorded_until, n.places, n.resized, n.holders
+        into row_at, version, last_token, keep_until, head_at, head_deadline, head_length, marked_until,
+          recorded_until, places, resized, holding
         from aiodlock.name n where n.key = k order by n.version desc limit 1;
       if version is null then
         last_token := 0;
@@ -317,6 +349,9 @@ begin
         head_deadline := 0;
         head_length := 0;
         marked_until := 0;
+        recorded_until := 0;
+        places := 0;
+        resized := false;
         holding := '{}';
       end if;
     end if;
@@ -327,7 +362,11 @@ begin
       own aiodlock.waiter;         -- the same, if it waits
       head aiodlock.waiter;
       taken boolean;               -- the head was removed from the queue
+      kept aiodlock.holder[];
+      client text;
+      nearer boolean;              -- the record keeps the name closed for less time than before
       stale boolean;               -- records have to be clamped or dropped
+      asked bigint;                -- how many places a semaphore should have
       freed boolean;               -- the head may get in now, or is another one
       moved boolean;               -- the head is a new one, or its blocker ends sooner
     begin
@@ -337,8 +376,10 @@ begin
           if h.id = rid then
             mine := h;
             mine.deadline := least(h.deadline, now_ms + h.length);
+            mine.hold_until := least(h.hold_until, now_ms + h.hold);
           end if;
-          stale := stale or h.deadline > now_ms + h.length or now_ms >= h.deadline + h.delay;
+          stale := stale or h.deadline > now_ms + h.length or h.hold_until > now_ms + h.hold
+            or now_ms >= aiodlock.closed_until(h);
         end loop;
       end if;
 
@@ -346,6 +387,7 @@ begin
         -- Not shorter than what was promised before: else the clamp would bring the deadline nearer.
         mine.deadline := greatest(mine.deadline, now_ms + f[4]::bigint);
         mine.length := greatest(f[4]::bigint, mine.deadline - now_ms);
+        mine.began := mine.began or f[5] is not null;
         for place in 1 .. cardinality(holding) loop
           if holding[place].id = rid then
             holding[place] := mine;
@@ -354,7 +396,7 @@ begin
         if @is_unlogged@ and mine.length + mine.delay > coalesce(longest, -1) then
           longest := aiodlock.note_length(mine.length + mine.delay);
         end if;
-        keep_until := greatest(keep_until, mine.deadline + mine.delay);
+        keep_until := greatest(keep_until, aiodlock.closed_until(mine));
         changed := true;
         durable := true;
         answers[number] := 'held ' || mine.token || ' ' || mine.deadline - now_ms;
@@ -362,6 +404,16 @@ begin
       elsif verb = 'announce' then
         perform pg_notify(aiodlock.channel('changes ' || k), k);
         answers[number] := 'announced';
+        continue;
+      elsif verb in ('acquire', 'extend') and now_ms < recorded_until then
+        answers[number] := 'done ' || (select r.result from aiodlock.record r where r.key = k);
+        continue;
+      elsif verb = 'forget' then
+        answers[number] := 'forgot ' || (now_ms < recorded_until)::integer;
+        delete from aiodlock.record r where r.key = k;
+        recorded_until := 0;
+        changed := true;
+        durable := true;
         continue;
       end if;
 
@@ -372,8 +424,9 @@ begin
           continue;
         end if;
         if @is_unlogged@ then
-          if f[6]::bigint + f[8]::bigint > coalesce(longest, -1) then
-            longest := aiodlock.note_length(f[6]::bigint + f[8]::bigint);
+          ends := greatest(f[6]::bigint + f[8]::bigint, f[12]::bigint);
+          if ends > coalesce(longest, -1) then
+            longest := aiodlock.note_length(ends);
           end if;
           if version is null then
             -- A name that has a row was locked since the tables were last emptied.
@@ -390,13 +443,15 @@ begin
         kept := '{}';
         foreach h in array holding loop
           h.deadline := least(h.deadline, now_ms + h.length);
-          if now_ms < h.deadline + h.delay then
+          h.hold_until := least(h.hold_until, now_ms + h.hold);
+          if now_ms < aiodlock.closed_until(h) then
             kept := kept || h;
           else
             freed := true;
           end if;
         end loop;
         holding := kept;
+        kept := null;
         changed := true;
       end if;
 
@@ -428,8 +483,64 @@ begin
           changed := true;
           durable := true;
         end if;
-        if now_ms < mine.deadline and (f[5] <> 'lost' or mine.delay = 0) then
+        if f[5] = 'recorded' and now_ms < recorded_until
+          and exists (select from aiodlock.record r where r.key = k and r.id = rid) then
+          answers[number] := 'recorded';  -- the answer to an earlier message was lost
+          durable := true;
+          continue;
+        elsif f[5] = 'recorded' and now_ms < mine.deadline then
+          recorded_until := now_ms + f[6]::bigint;
+          keep_until := greatest(keep_until, recorded_until);
+          insert into aiodlock.record values (k, rid, f[7], recorded_until)
+            on conflict (key) do update
+            set id = excluded.id, result = excluded.result, keep_until = excluded.keep_until;
+          for client, message in
+            with waiting as (
+              delete from aiodlock.waiter w where w.key = k and w.arrival >= head_at returning w.client, w.id, w.arrival
+            )
+            select w.client, string_agg(w.id, ',' order by w.arrival) from waiting w
+              group by w.client order by min(w.arrival)
+          loop
+            message := 'done ' || case when length(message) < 7000 then message else '*' end || ' ' || k;
+            if client = caller then
+              heard := coalesce(heard, '') || E'\n' || message;
+            else
+              perform pg_notify(aiodlock.channel(client), message);
+            end if;
+          end loop;
+          holding := '{}';
+          head_at := 0;
+          head_deadline := 0;
+          head_length := 0;
+          changed := true;
+          durable := true;
+          answers[number] := 'recorded';
+          continue;
+        end if;
+        -- What this leave makes of the request's record, if it holds: nothing, or what still keeps the name closed.
+        if mine.rest > 0 and now_ms < aiodlock.closed_until(mine) then
+          answer := 'released';  -- an earlier message has done it
+        elsif now_ms >= mine.deadline and now_ms < aiodlock.closed_until(mine) and f[5] = 'unused' then
+          nearer := mine.began and mine.hold_until > mine.deadline + mine.delay;  -- the grant came too late
+          mine.began := false;
+          mine.hold_until := 0;
+          kept := case when now_ms < mine.deadline + mine.delay then array[mine] else '{}' end;
+        elsif now_ms < mine.deadline and f[5] = 'lost' and aiodlock.closed_until(mine) > mine.deadline then
+          null;
+        elsif now_ms < mine.deadline and f[5] in ('ended', 'recorded') and now_ms < mine.hold_until then
+          nearer := mine.hold_until < aiodlock.closed_until(mine);
+          mine.deadline := now_ms;
+          mine.length := 0;
+          mine.rest := mine.hold_until - now_ms;
+          kept := array[mine];
+          keep_until := greatest(keep_until, mine.hold_until);
+          durable := true;
+          answer := 'released';
+        elsif now_ms < mine.deadline then
           kept := '{}';
+          answer := 'released';
+        end if;
+        if kept is not null then
           if cardinality(holding) > 1 then
             foreach h in array holding loop
               if h.id <> rid then
@@ -440,8 +551,9 @@ begin
           holding := kept;
           changed := true;
           freed := true;
-          answer := 'released';
-        else
+          moved := moved or nearer;
+        end if;
+        if answer is null then
           if head_at > 0 then
             delete from aiodlock.waiter w where w.id = rid and w.key = k returning * into own;
             if own.arrival = head_at then
@@ -510,7 +622,7 @@ begin
                           then aiodlock.token_of(head.owner, holding, now_ms) end;
             if token_held > 0 or (token_held < 0 and head.mode <> 'x') then
               token_held := abs(token_held);
-            elsif cardinality(holding) = 0 or (head.mode <> 'x' and aiodlock.fits(head.mode, holding)) then
+            elsif cardinality(holding) = 0 or (head.mode <> 'x' and aiodlock.fits(head.mode, holding, places)) then
               token_held := greatest(last_token + 1, now_us);
               last_token := token_held;
               keep_until := greatest(keep_until, last_token / 1000 + 1 + retention);
@@ -518,9 +630,12 @@ begin
               exit;
             end if;
             -- A granted waiter keeps the deadline it had: a ghost that is granted costs no more than one that waits.
-            h := row(head.id, head.mode, token_held, head.deadline, head.length, head.delay, head.owner, head.client);
+            h := row(
+              head.id, head.mode, token_held, head.deadline, head.length, head.delay, head.owner, head.client,
+              head.hold, now_ms + head.hold, false, 0, head.note, head.description
+            );
             holding := holding || h;
-            keep_until := greatest(keep_until, h.deadline + h.delay);
+            keep_until := greatest(keep_until, h.deadline + h.delay, h.hold_until);
             if not taken then
               delete from aiodlock.waiter w where w.id = head.id;
             end if;
@@ -544,20 +659,52 @@ begin
           changed := true;
           freed := false;
         end if;
+        if verb = 'acquire' and length(f[4]) > 1 and asked is null then
+          -- The first one says how many places there are. Others have to say the same, or to follow.
+          asked := substr(f[4], 2)::bigint;
+          if head_at > 0 then
+            select * into own from aiodlock.waiter w where w.id = rid and w.key = k and now_ms < w.deadline;
+          end if;
+          if own.id is not null or (mine.id is not null and now_ms < aiodlock.closed_until(mine)) then
+            null;  -- known
+          elsif right(f[13], 6) = 'resize' or (cardinality(holding) = 0 and head_at = 0) then
+            places := asked;
+            resized := coalesce(right(f[13], 6) = 'resize', false);
+            changed := true;
+            freed := true;
+            continue;
+          elsif asked <> places and not resized then
+            answer := 'limit s' || places;
+          end if;
+        end if;
         -- A waiter whose named owner came to hold meanwhile gets in, wherever it stands.
         exit when verb <> 'extend' or own.id is null or left(own.owner, 1) <> 'u' or cardinality(holding) = 0;
         token_held := aiodlock.token_of(own.owner, holding, now_ms);
         exit when token_held is null or (token_held < 0 and own.mode = 'x');
         moved := moved or own.deadline + own.delay < aiodlock.earliest_end(holding);
-        mine := row(rid, own.mode, abs(token_held), own.deadline, own.length, own.delay, own.owner, own.client);
+        mine := row(
+          rid, own.mode, abs(token_held), own.deadline, own.length, own.delay, own.owner, own.client,
+          own.hold, now_ms + own.hold, false, 0, own.note, own.description
+        );
         holding := holding || mine;
-        keep_until := greatest(keep_until, mine.deadline + mine.delay);
+        keep_until := greatest(keep_until, mine.deadline + mine.delay, mine.hold_until);
         changed := true;
         durable := true;
         freed := true;
         delete from aiodlock.waiter w where w.id = rid;
         own := null;
       end loop;
+
+      if not mine.began and now_ms < mine.deadline
+        and (verb = 'extend' and f[5] is not null or verb = 'acquire' and left(f[13], 6) = 'begins') then
+        mine.began := true;
+        for place in 1 .. cardinality(holding) loop
+          if holding[place].id = rid then
+            holding[place] := mine;
+          end if;
+        end loop;
+        changed := true;
+      end if;
 
       if verb = 'extend' then
         if now_ms < mine.deadline then
@@ -573,23 +720,25 @@ begin
       elsif verb = 'acquire' then
         token_held := case when cardinality(holding) > 1 or (holding[1]).owner = f[5]
                       then aiodlock.token_of(f[5], holding, now_ms) end;
-        if head_at > 0 and (token_held is not null or f[9] = 'nowait') then
+        if head_at > 0 and own.id is null and asked is null and (token_held is not null or f[9] = 'nowait') then
           select * into own from aiodlock.waiter w where w.id = rid and w.key = k and now_ms < w.deadline;
         end if;
         if mine.id is not null and now_ms < mine.deadline then
           answer := 'granted ' || mine.token || ' ' || mine.deadline - now_ms;
-        elsif mine.id is not null and now_ms < mine.deadline + mine.delay then
+        elsif mine.id is not null and now_ms < aiodlock.closed_until(mine) then
           answer := 'gone gone';
-        elsif own.id is not null then
+        elsif own.id is not null or answer is not null then
           null;
-        elsif cardinality(holding) > 0 and length(f[4]) > 1 and f[4] <> holding[1].mode then
-          -- Every request for a semaphore carries its limit in the mode; two limits for one name are a mistake.
-          answer := 'limit ' || holding[1].mode;
         elsif token_held < 0 and f[4] = 'x' then
           answer := 'deadlock';
         elsif token_held is not null
-          or (head_at = 0 and (cardinality(holding) = 0 or (f[4] <> 'x' and aiodlock.fits(f[4], holding)))) then
-          mine := row(rid, f[4], abs(token_held), now_ms + f[6]::bigint, f[6]::bigint, f[8]::bigint, f[5], caller);
+          or (head_at = 0 and (cardinality(holding) = 0 or (f[4] <> 'x' and aiodlock.fits(f[4], holding, places)))) then
+          ends := coalesce(f[12]::bigint, 0);
+          mine := row(
+            rid, f[4], abs(token_held), now_ms + f[6]::bigint, f[6]::bigint, f[8]::bigint, f[5], caller,
+            ends, now_ms + ends, coalesce(left(f[13], 6) = 'begins', false), 0, coalesce(f[10], ''),
+            coalesce(f[11], '')
+          );
           if token_held is null then
             last_token := greatest(last_token + 1, now_us);
             mine.token := last_token;
@@ -598,7 +747,7 @@ begin
             moved := moved or mine.deadline + mine.delay < aiodlock.earliest_end(holding);
           end if;
           holding := holding || mine;
-          keep_until := greatest(keep_until, mine.deadline + mine.delay);
+          keep_until := greatest(keep_until, mine.deadline + mine.delay, mine.hold_until);
           changed := true;
           answer := 'granted ' || mine.token || ' ' || f[6];
         elsif f[9] = 'nowait' then
@@ -608,7 +757,8 @@ begin
           loop
             insert into aiodlock.waiter as w
               select k, coalesce(max(l.arrival) + 1, now_us), rid, f[4], f[5], f[8]::bigint, caller,
-                  now_ms + f[7]::bigint, f[7]::bigint, now_ms
+                  now_ms + f[7]::bigint, f[7]::bigint, now_ms, coalesce(f[12]::bigint, 0), coalesce(f[10], ''),
+                  coalesce(f[11], '')
                 from aiodlock.waiter l where l.key = k and l.arrival >= now_us
               on conflict (id) do nothing returning w.* into own;
             exit when own.id is not null;
@@ -667,26 +817,35 @@ end $$;
 -- What people want to know of a name. First a row about the name: its last token, the ms for which lock-delay
 -- keeps it closed, and how many holders' places. Then the holders, then the waiters in their order. Writes nothing.
 create function aiodlock.inspect(k text) returns table (
-  what text, owner text, mode text, token bigint, left_ms bigint, client text, places bigint
+  what text, owner text, mode text, token bigint, left_ms bigint, client text, places bigint, note text,
+  description text
 ) language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 declare
   now_ms bigint := aiodlock.clock_us() / 1000;
+  present aiodlock.name;
+  h aiodlock.holder;
+  closed bigint := 0;
+  places bigint := 0;
 begin
+  select * into present from aiodlock.name n where n.key = k order by n.version desc limit 1;
+  foreach h in array coalesce(present.holders, '{}') loop
+    h.deadline := least(h.deadline, now_ms + h.length);
+    h.hold_until := least(h.hold_until, now_ms + h.hold);
+    if now_ms < h.deadline then
+      return query select 'holder', h.owner, h.mode, h.token, h.deadline - now_ms, h.client, 0::bigint, h.note,
+        h.description;
+    elsif now_ms < aiodlock.closed_until(h) then
+      closed := greatest(closed, aiodlock.closed_until(h) - now_ms);
+      places := places + 1;
+    end if;
+  end loop;
+  if present.key is not null then
+    return query select 'name', null, 's' || present.places || case when present.resized then 'r' else '' end,
+      case when now_ms < present.keep_until then present.token else 0 end, closed, null, places, null, null;
+  end if;
   return query
-    with present as (
-      select * from aiodlock.name n where n.key = k order by n.version desc limit 1
-    ), holding as (
-      select h.*, least(h.deadline, now_ms + h.length) as ends from present, unnest(present.holders) h
-    ), closing as (
-      select max(h.ends + h.delay) - now_ms as closed, count(*) as places from holding h
-      where h.ends <= now_ms and now_ms < h.ends + h.delay
-    )
-    select 'name', null, null, case when now_ms < p.keep_until then p.token else 0 end, coalesce(c.closed, 0),
-      null, c.places from present p, closing c
-    union all
-    select 'holder', h.owner, h.mode, h.token, h.ends - now_ms, h.client, 0 from holding h where now_ms < h.ends;
-  return query
-    select 'waiter', w.owner, w.mode, 0::bigint, greatest(0, now_ms - w.since), w.client, 0::bigint
+    select 'waiter', w.owner, w.mode, 0::bigint, greatest(0, now_ms - w.since), w.client, 0::bigint, w.note,
+      w.description
     from aiodlock.waiter w
     where w.key = k and now_ms < least(w.deadline, now_ms + w.length) order by w.arrival;
 end $$;
@@ -704,6 +863,7 @@ begin
   end if;
   delete from aiodlock.marker m where m.keep_until <= now_ms;
   delete from aiodlock.broken b where b.keep_until <= now_ms;
+  delete from aiodlock.record r where r.keep_until <= now_ms;
   for candidate in
     select n.key, n.version from aiodlock.name n where n.keep_until <= now_ms
       and not exists (select from aiodlock.waiter w where w.key = n.key) limit most
