@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis.utils
+import trustme
 from redis.asyncio import Redis
 from redis.asyncio.connection import SSLConnection
 from redis.asyncio.sentinel import Sentinel
@@ -68,6 +71,38 @@ def test_tls_is_for_servers_and_sentinels() -> None:
     assert isinstance(source.make_connection(), SSLConnection)
     assert for_sentinels(source)["ssl"] is True
     assert for_sentinels(source)["ssl_cert_reqs"] == "none"
+
+
+def test_connections_share_a_tls_context_until_a_certificate_is_another(tmp_path: Path) -> None:
+    authority = tmp_path / "ca.pem"
+    trustme.CA().cert_pem.write_to_path(authority)
+    url = f"rediss://localhost/0?ssl_ca_certs={authority}"
+
+    def context(url: str = url) -> ssl.SSLContext:
+        connection = Source.from_url(url).make_connection()
+        assert isinstance(connection, SSLConnection)
+        return connection.ssl_context.get()
+
+    first = context()
+    assert context() is first, "another client's, too"
+    assert context(f"{url}&ssl_check_hostname=false") is not first
+    trustme.CA(organization_name="another one").cert_pem.write_to_path(authority)
+    assert context() is not first
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://localhost/abc", "rediss://h:1/1/2", "redis://localhost/-1"]
+)
+def test_database_that_is_no_number_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="database's number"):
+        Client(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://localhost", "redis://localhost/", "redis://h/3", "unix:///a/b"]
+)
+def test_database_may_be_left_out(url: str) -> None:
+    assert Source.from_url(url).db == (3 if url.endswith("3") else 0)
 
 
 def test_client_shows_no_password_of_a_service() -> None:

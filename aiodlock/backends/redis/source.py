@@ -23,6 +23,7 @@ from redis.backoff import NoBackoff
 
 from .primary import PrimaryLookup, only_primaries
 from .sentinel import Address
+from .tls import share_context
 from .wire import Wire
 
 SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
@@ -68,6 +69,7 @@ class Source:
         """Read a URL of one server or of a Sentinel service, or raise ValueError."""
         if url.partition(":")[0].lower() in SENTINEL_SCHEMES:
             return _read_sentinel_url(url)
+        _check_database(url)
         return cls(ConnectionPool.from_url(url), _without_secrets(url))
 
     @classmethod
@@ -106,7 +108,18 @@ class Source:
 
     def make_connection(self) -> AbstractConnection:
         """Return a new connection, not connected yet."""
-        return self._class(**self._kwargs, retry=Retry(NoBackoff(), 0))  # type: ignore[no-any-return,unused-ignore]
+        connection: AbstractConnection = self._class(**self._kwargs, retry=Retry(NoBackoff(), 0))  # type: ignore[unused-ignore]
+        share_context(connection)
+        return connection
+
+
+def _check_database(url: str) -> None:
+    """Refuse what redis-py takes for database 0 without a word."""
+    parts = urlsplit(url)
+    db = unquote(parts.path).strip("/")
+    if parts.scheme in ("redis", "rediss") and db and not (db.isascii() and db.isdigit()):
+        example = f"{parts.scheme}://{parts.hostname or 'localhost'}/0"
+        raise ValueError(f"source must end with a database's number, not {db!r}: {example}")
 
 
 def _connection_to_sentinel(address: Address, settings: dict[str, Any]) -> AbstractConnection:
