@@ -10,14 +10,19 @@ import argparse
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 import redis
+import trustme
 
 import aiodlock
 from aiodlock._embedded import EmbeddedServer, find_redis_on_path
@@ -56,9 +61,37 @@ def _server() -> EmbeddedServer:
 
 
 def _reconnect(options: argparse.Namespace) -> None:
-    with _server() as server, redis.Redis.from_url(server.url) as admin:
-        each = options.clients // options.processes
-        command = [sys.executable, "-m", "benchmarks.storm_worker", server.url]
+    with _server() as server:
+        _kill_all(server.url, server.url, options.clients, options.processes, "clients")
+
+
+def _reconnect_with_tls(options: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory() as place, socket.socket() as free:
+        folder, ca = Path(place), trustme.CA()
+        certificate = ca.issue_cert("127.0.0.1")
+        ca.cert_pem.write_to_path(folder / "ca.pem")
+        certificate.cert_chain_pems[0].write_to_path(folder / "server.pem")
+        certificate.private_key_pem.write_to_path(folder / "server.key")
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        config = {
+            "maxclients": 30_000,
+            "tls-port": port,
+            "tls-ca-cert-file": str(folder / "ca.pem"),
+            "tls-cert-file": str(folder / "server.pem"),
+            "tls-key-file": str(folder / "server.key"),
+            "tls-auth-clients": "no",
+        }
+        url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={quote(str(folder / 'ca.pem'))}"
+        with EmbeddedServer(find_redis_on_path(), tcp=True, config=config) as server:
+            _kill_all(server.url, url, options.clients // 2, options.processes, "clients with TLS")
+
+
+def _kill_all(admin_url: str, url: str, clients: int, processes: int, what: str) -> None:
+    with redis.Redis.from_url(admin_url) as admin:
+        each = clients // processes
+        command = [sys.executable, "-m", "benchmarks.storm_worker", url]
         workers = [
             subprocess.Popen(
                 [*command, str(number), str(each), "25"],
@@ -68,21 +101,23 @@ def _reconnect(options: argparse.Namespace) -> None:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
-            for number in range(options.processes)
+            for number in range(processes)
         ]
         try:
             for worker in workers:
                 _answer(worker)
-            _storm(admin, workers, each * options.processes)
+            _storm(admin, workers, each * processes, what)
         finally:
             for worker in workers:
                 worker.kill()
                 worker.wait()
 
 
-def _storm(admin: redis.Redis, workers: list[subprocess.Popen[str]], clients: int) -> None:
+def _storm(
+    admin: redis.Redis, workers: list[subprocess.Popen[str]], clients: int, what: str
+) -> None:
     _ask(workers, "remember")
-    before: Any = admin.info()
+    before, extended = _info(admin)
     began = time.monotonic()
     for kind in ("normal", "pubsub"):
         admin.client_kill_filter(_type=kind, skipme=True)
@@ -92,17 +127,23 @@ def _storm(admin: redis.Redis, workers: list[subprocess.Popen[str]], clients: in
         took = time.monotonic() - began
         if back == links or took > _GIVE_UP_AFTER:
             break
-    after: Any = admin.info()
+    after, extended_after = _info(admin)
     held, leases = _sums(_ask(workers, "leases"), "held", "of")
     dialled = after["total_connections_received"] - before["total_connections_received"]
     received = after["total_net_input_bytes"] - before["total_net_input_bytes"]
     cpu = sum(after[key] - before[key] for key in ("used_cpu_user", "used_cpu_sys"))
-    _row(f"{clients:,} clients killed: connections back", f"{back:,} of {links:,}", "all")
+    _row(f"{clients:,} {what} killed: connections back", f"{back:,} of {links:,}", "all")
     _row("… seconds", f"{took:.1f}", "12")
     _row("… connections per link", f"{dialled / links:.2f}", "below 1.2")
     _row("… leases lost (ttl 30)", f"{leases - held:,} of {leases:,}", "0")
-    _row("… bytes to the server per client", f"{received / clients:,.0f}", "below 1,000")
+    _row("… bytes to the server per client, all told", f"{received / clients:,.0f}", "below 1,000")
+    _row("… extensions in that time, per lease", f"{(extended_after - extended) / leases:.2f}", "")
     _row("… the server's CPU per client, µs", f"{cpu / clients * 1e6:,.0f}", "200")
+
+
+def _info(admin: redis.Redis) -> tuple[Any, int]:
+    commands: Any = admin.info("commandstats")
+    return admin.info(), commands["cmdstat_evalsha"]["calls"]
 
 
 def _ask(workers: list[subprocess.Popen[str]], word: str) -> list[dict[str, Any]]:
@@ -204,10 +245,61 @@ async def _list(server: EmbeddedServer) -> None:
             await asyncio.gather(*(lease.release() for lease in leases[first : first + 500]))
 
 
+# -- over a long way -----------------------------------------------------------------------------------
+
+_ROUND_TRIP = 0.1
+
+
+def _round_trips(options: argparse.Namespace) -> None:
+    with _server() as server:
+        asyncio.run(_go_far(server))
+
+
+async def _go_far(server: EmbeddedServer) -> None:
+    async with aiodlock.Client(server.url):
+        pass  # what is imported on first use
+    async with _far(server) as url:
+        began = time.perf_counter()
+        async with aiodlock.Client(url, ttl=60.0) as client:
+            entered = time.perf_counter() - began
+            began = time.perf_counter()
+            async with client.multilock(*(f"together:{number}" for number in range(5))):
+                pass
+            together = time.perf_counter() - began
+    _row("entering a client: round trips", f"{entered / _ROUND_TRIP:.1f}", "5")
+    _row("a multilock of 5 names: round trips", f"{together / _ROUND_TRIP:.1f}", "6")
+
+
+@asynccontextmanager
+async def _far(server: EmbeddedServer) -> AsyncIterator[str]:
+    """Give the address of a relay: all takes a round trip through it, connecting too."""
+    there = urlsplit(server.url)
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        while data := await reader.read(65536):
+            loop.call_later(_ROUND_TRIP / 2, writer.write, data)
+        loop.call_later(_ROUND_TRIP / 2, writer.close)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.CancelledError):
+            await asyncio.sleep(_ROUND_TRIP)
+            beyond = await asyncio.open_connection(there.hostname, there.port)
+            await asyncio.gather(pump(reader, beyond[1]), pump(beyond[0], writer))
+
+    relay = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"redis://127.0.0.1:{relay.sockets[0].getsockname()[1]}/0"
+    finally:
+        relay.close()
+
+
 _PROBES: dict[str, Callable[[argparse.Namespace], None]] = {
     "reconnect": _reconnect,
     "bursts": _bursts,
     "listing": _listing,
+    "far": _round_trips,
+    "tls": _reconnect_with_tls,
 }
 
 

@@ -16,7 +16,6 @@ from .server import Server
 _SCANNED_AT_ONCE = 2000
 #: One call of the script inspects so many names: some 0.5 ms.
 _INSPECTED_AT_ONCE = 50
-_INSPECTED_KEYS = ("state", "queue", "waiters", "token")
 #: For so long a break is remembered (ms).
 _BREAK_REMEMBERED = 60_000
 
@@ -46,8 +45,11 @@ class Inspection:
         return infos
 
     def _inspected_keys(self, kind: str, names: Sequence[str]) -> tuple[str, ...]:
-        bases = (base_of(self._prefix, kind, name) for name in names)
-        return tuple(f"{base}:{key}" for base in bases for key in _INSPECTED_KEYS)
+        keys: list[str] = []
+        for name in names:
+            base = base_of(self._prefix, kind, name)
+            keys += (f"{base}:state", f"{base}:queue", f"{base}:waiters", f"{base}:token")
+        return tuple(keys)
 
     async def names(self, match: str) -> AsyncIterator[str]:
         async for name in names_of(self._server, match):

@@ -11,6 +11,11 @@ from urllib.parse import quote, unquote
 VERSION = "1"
 #: Names that are their own encoding, as nearly all are.
 _PLAIN = re.compile(r"[A-Za-z0-9_.~-]*")
+#: What ``quote`` and ``unquote`` make of ASCII, in half of their time: there may be thousands of names.
+_ESCAPES = {code: quote(chr(code), safe="") for code in range(128)}
+_MEANINGS = {escape: chr(code) for code, escape in _ESCAPES.items()}
+_ASCII_ESCAPE = re.compile(r"%[0-7][0-9A-F]")
+_OTHER_ESCAPE = re.compile(r"%(?![0-7][0-9A-F])")
 #: A piece of a glob, read as ``fnmatch`` does: a set of one character, an open one, or text.
 _GLOB = re.compile(r"\[(?P<one>[^!])\]|[*?]|\[!?\]?[^]]*\]|(?P<text>[^*?[]+|\[)", re.DOTALL)
 _MOST_PARTS = 6
@@ -50,8 +55,23 @@ def keys_of(prefix: str, kind: str, name: str) -> Keys:
 
 def base_of(prefix: str, kind: str, name: str) -> str:
     """Return what all keys of ``name`` begin with."""
-    encoded = name if _PLAIN.fullmatch(name) else quote(name, safe="")
-    return f"{prefix}:{VERSION}:{kind}:{{{encoded}}}"
+    return f"{prefix}:{VERSION}:{kind}:{{{encoded(name)}}}"
+
+
+def encoded(name: str) -> str:
+    """Return the name as keys carry it, percent-encoded."""
+    if _PLAIN.fullmatch(name):
+        return name
+    return name.translate(_ESCAPES) if name.isascii() else quote(name, safe="")
+
+
+def decoded(text: str) -> str:
+    """Return the name that a key carries."""
+    if "%" not in text:
+        return text
+    if _OTHER_ESCAPE.search(text):
+        return unquote(text)
+    return _ASCII_ESCAPE.sub(lambda found: _MEANINGS[found[0]], text)
 
 
 def state_pattern(prefix: str, kind: str, match: str) -> str:
@@ -87,7 +107,7 @@ def parts_of(match: str) -> list[str | None]:
 def name_of(key: str) -> tuple[str, str]:
     """Return kind and name that a key belongs to."""
     head, _, rest = key.partition(":{")
-    return head.rpartition(":")[2], unquote(rest.rpartition("}:")[0])
+    return head.rpartition(":")[2], decoded(rest.rpartition("}:")[0])
 
 
 def channel_prefix(prefix: str) -> str:
