@@ -379,7 +379,7 @@ def demo(as_json: Json = False) -> None:
 
 @app.command("init")
 def init_(
-    url: Url = _URL,
+    url: _init.DatabaseUrl,
     durability: _init.Durability = None,
     dry_run: _init.DryRun = False,
 ) -> None:

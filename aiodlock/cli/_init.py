@@ -16,6 +16,15 @@ Durability = Annotated[
         "of before has ended."
     ),
 ]
+DatabaseUrl = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        envvar="AIODLOCK_URL",
+        metavar="URL",
+        help="The database: postgresql://user@host:port/database. Other stores need no init.",
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the SQL, and connect to nothing.")]
 
 _SCHEMES = ("postgresql", "postgres")

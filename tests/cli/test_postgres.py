@@ -53,6 +53,9 @@ async def test_dry_run_prints_sql_that_creates_it(empty: PostgresServer, durabil
 
 
 def test_init_refuses_stores_that_need_nothing() -> None:
+    asked = command("init")
+    assert asked.returncode == 2
+    assert "--url" in asked.stderr
     done = command("init", "--url", "redis://localhost")
     assert done.returncode == 2
     assert "init is for postgresql://" in done.stderr

@@ -107,6 +107,21 @@ def test_readme_links_to_pages_that_exist() -> None:
         assert (ROOT / link).exists(), link
 
 
+def test_readme_on_a_package_index_links_to_the_repository() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    readme = (ROOT / "README.md").read_text()
+    for change in project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"][
+        "substitutions"
+    ]:
+        readme = re.sub(change["pattern"], change["replacement"], readme)
+    links = re.findall(r"\]\(([^)]+)\)", readme)
+    assert len(links) > 20
+    repository = project["project"]["urls"]["Repository"]
+    for link in links:
+        assert link.startswith(("https://", "#")), link
+    assert f"{repository}/blob/main/docs/tutorial.md" in links
+
+
 def test_reference_has_every_public_name() -> None:
     text = "".join(page.read_text() for page in ROOT.glob("docs/reference/*.md"))
     shown = set(re.findall(r"^::: aiodlock\.([A-Z]\w*)$", text, re.MULTILINE))
