@@ -87,7 +87,7 @@ class QuorumCheckers(Checkers):
 
     def _node_executed(self, server: SimServer, command: Command, reply: Any) -> None:
         if command.script == "vote":
-            self.count(server, command)
+            self.count(server, command, reply)
         if command.script == "break_votes" and isinstance(reply, list):
             self.excused.update(id.decode() for id in reply)
 
