@@ -31,6 +31,14 @@ class Terms:
     max_hold: float | None
     #: Whether a holder's lease is extended. A waiter's always is, and it is brought to the full ttl once.
     auto_extend: bool
+    #: For so long after its grant a body that began keeps the name closed.
+    hold_at_least: float = 0.0
+    #: Whether a body begins with the grant; else, as of a multilock, when the place is told so (``begin``).
+    begins: bool = True
+    #: Whether ``limit`` is to be in use from now on.
+    resize: bool = False
+    #: For people.
+    note: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +60,14 @@ class Request:
     #: Length of the lease while waiting: min(client's waiter_ttl, ttl).
     waiter_ttl: float
     lock_delay: float
+    #: For so long after the grant a body that began keeps the name closed.
+    hold_at_least: float = 0.0
+    #: Whether the body begins with the grant; else, of a multilock, when all are granted.
+    begins: bool = True
+    #: Whether ``limit`` is to be in use from now on.
+    resize: bool = False
+    #: For people.
+    note: str = ""
     #: The connection that an acquire went out on and has not answered.
     sent_on: object | None = None
     #: An acquire went unanswered: a duplicate of it may still be carried out.
@@ -92,13 +108,15 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Not queued: held or waited for (``busy``), the owner would wait for itself (``deadlock``), or
-    the semaphore is in use with another limit (``limit``, with ``used``)."""
+    """Not queued: held or waited for (``busy``), the owner would wait for itself (``deadlock``), the
+    semaphore is in use with another limit (``limit``, with ``used``), or a success is on record
+    (``recorded``, with its ``result``)."""
 
-    why: Literal["busy", "deadlock", "limit"]
+    why: Literal["busy", "deadlock", "limit", "recorded"]
     used: int = 0
     #: A part of it, or an earlier attempt, may still be carried out: it has to be left.
     unsure: bool = False
+    result: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +137,7 @@ LOST = End(lost=True)
 class Left:
     """What a leave found. ``gone``: neither a holder nor a waiter any more."""
 
-    what: Literal["released", "withdrawn", "gone"]
+    what: Literal["released", "withdrawn", "recorded", "gone"]
     reason: LossReason = "gone"
 
 
@@ -168,6 +186,9 @@ class HolderInfo:
     count: int
     remaining: float
     client: str
+    #: What the lock's ``note`` and the client's ``description`` say.
+    note: str = ""
+    description: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +200,8 @@ class WaiterInfo:
     position: int
     waiting: float
     client: str
+    note: str = ""
+    description: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ async def test_thousands_of_names_take_few_round_trips(real_store: Store) -> Non
 
 def test_pattern_for_the_server_keeps_what_is_literal() -> None:
     def inner(match: str) -> str:
-        return state_pattern("p", "lock", match).removeprefix("p:1:lock:{")
+        return state_pattern("p", "lock", match).removeprefix("p:2:lock:{")
 
     ends = "}:[sq][tu][ae][tu]e"
     assert inner("order:*") == f"order%3A*{ends}"

@@ -196,7 +196,7 @@ async def test_ready_fakeredis_runs_the_scripts(store: Store) -> None:
         assert client._session is not None
         assert isinstance(store_of(client), RedisBackend)
         raw = await store.raw()
-        assert await raw.exists("aiodlock:1:lock:{x}:state")
+        assert await raw.exists("aiodlock:2:lock:{x}:state")
 
 
 async def test_loop_of_acquisitions_lets_other_tasks_run() -> None:

@@ -35,7 +35,7 @@ async def test_silent_node_of_a_cluster_costs_no_lease_on_another(cluster: Clust
     async with aiodlock.Client(cluster.url, ttl=3.0) as client:
         # Extended in one batch.
         leases = [await client.lock(f"name {n}").acquire() for n in range(20)]
-        nodes = [cluster.primary_of(f"aiodlock:1:lock:{{name%20{n}}}:state") for n in range(20)]
+        nodes = [cluster.primary_of(f"aiodlock:2:lock:{{name%20{n}}}:state") for n in range(20)]
         stopped = nodes[0]
         keeper = keeper_of(client)
         for place in keeper.places.values():

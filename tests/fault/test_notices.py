@@ -198,7 +198,7 @@ async def test_listener_hears_of_nonsense_and_lives_on(
     store: Store, client: aiodlock.Client
 ) -> None:
     raw = await store.raw()
-    channel = f"aiodlock:1:client:{session_of(client).backend.label}"
+    channel = f"aiodlock:2:client:{session_of(client).backend.label}"
     state = keys_of("aiodlock", "lock", "name").state
     for message in (
         "",

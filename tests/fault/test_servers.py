@@ -40,10 +40,10 @@ from .scenes import (
 
 #: How late a timer and a message may be, besides what the machine did not let run.
 LATE = 0.25
-STATE = "aiodlock:1:lock:{name}:state"
-QUEUE = "aiodlock:1:lock:{name}:queue"
-WAITERS = "aiodlock:1:lock:{name}:waiters"
-TOKEN = "aiodlock:1:lock:{name}:token"
+STATE = "aiodlock:2:lock:{name}:state"
+QUEUE = "aiodlock:2:lock:{name}:queue"
+WAITERS = "aiodlock:2:lock:{name}:waiters"
+TOKEN = "aiodlock:2:lock:{name}:token"
 
 
 @pytest.fixture

@@ -190,7 +190,7 @@ async def test_readers_and_writers_that_are_cancelled_and_killed(
     async with monitored(store, NAME) as history, stalls_of(store) as stops:
         crowd = Crowd(store, tmp_path, readers)
         results = await crowd.run()
-        left = f"aiodlock:1:lock:{{{NAME}}}:token"
+        left = f"aiodlock:2:lock:{{{NAME}}}:token"
         async with asyncio.timeout(30):
             while await raw.keys("*") != [left]:
                 await asyncio.sleep(0.05)

@@ -124,8 +124,8 @@ MUTANTS = [
     ),
     Mutant(
         "a granted waiter keeps the deadline it had",
-        "id = head.id, mode = head.mode, deadline = head.deadline,",
-        "id = head.id, mode = head.mode, deadline = now + head.length,",
+        "id = waiter.id, mode = waiter.mode, deadline = waiter.deadline,",
+        "id = waiter.id, mode = waiter.mode, deadline = now + waiter.length,",
     ),
     Mutant(
         "a deadline is clamped when the clock was set back",
@@ -192,8 +192,8 @@ MUTANTS = [
     ),
     Mutant(
         "the next head is told when the head withdraws",
-        "if head and (changed or was_head) then\n  hint(keys, options, head, others)",
-        "if head and changed then\n  hint(keys, options, head, others)",
+        "if head and (changed or was_head or nearer) then\n  hint(keys, options, head, others)",
+        "if head and (changed or nearer) then\n  hint(keys, options, head, others)",
     ),
 ]
 

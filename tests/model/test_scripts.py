@@ -30,7 +30,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from aiodlock.backends.memory.machine import Asked, Entry, Message, Mode, Name
+from aiodlock.backends.memory.machine import Asked, End, Entry, Message, Mode, Name
 from aiodlock.backends.redis.keys import channel_prefix
 from aiodlock.backends.redis.scripts import Script
 
@@ -73,6 +73,11 @@ class Wish:
     delay: int
     client: str
     wait: bool
+    hold: int = 0
+    begins: bool = False
+    #: For semaphores: another limit, and whether it is to be in use.
+    limit: int = 0
+    resize: bool = False
 
 
 WISHES = st.builds(
@@ -85,6 +90,13 @@ WISHES = st.builds(
     delay=DELAYS,
     client=st.sampled_from(CLIENTS),
     wait=st.sampled_from([True, True, True, True, False]),
+    hold=st.sampled_from([0, 0, 0, 3 * MINUTE, 11 * MINUTE]),
+    begins=st.booleans(),
+    limit=st.sampled_from([0, 0, 0, 1, 3]),
+    resize=st.sampled_from([False, False, False, True]),
+)
+ENDS: st.SearchStrategy[End] = st.sampled_from(
+    ["ended", "ended", "ended", "ended", "lost", "unused"]
 )
 
 _NOBODY = Asked("nobody", "exclusive", 0, "tnobody", "", 2 * MINUTE, 2 * MINUTE, 0)
@@ -119,6 +131,8 @@ class Calls(Protocol):
     """What a store's protocol is called by. The answers are those of the scripts."""
 
     time: int
+    #: Whether requests may have holds, notes and limits that are to be in use.
+    whole: bool
 
     async def acquire(
         self,
@@ -132,15 +146,20 @@ class Calls(Protocol):
         client: str,
         wait: bool,
         retention: int,
+        words: str,
+        how: str,
     ) -> list[Any]: ...
-    async def extend(self, id: str, length: int, *, owner: str) -> list[Any]: ...
-    async def leave(self, id: str, *, ambiguous: bool, lost: bool) -> list[Any]: ...
+    async def extend(self, id: str, length: int, *, owner: str, begins: bool) -> list[Any]: ...
+    async def leave(
+        self, id: str, *, ambiguous: bool, end: str, recorded: Sequence[Any] = ()
+    ) -> list[Any]: ...
+    async def forget(self) -> bool: ...
     async def break_lock(self) -> int: ...
     async def inspect(self) -> list[Any]: ...
     def heard(self) -> list[tuple[str, str, str]]: ...
     def said(self) -> list[tuple[str, str, str]]: ...
     def look(self) -> Stored: ...
-    def forget(self) -> None: ...
+    def clear(self) -> None: ...
 
 
 class VirtualDirect(Direct):
@@ -152,6 +171,7 @@ class VirtualDirect(Direct):
         super().__init__(connection, f"name {next(_names)}", kind=kind, sources=sources)
         self.connection = connection
         self.time = 0
+        self.whole = True
         self._channels = [channel_prefix(PREFIX) + client for client in CLIENTS]
         self.overheard = [f"{channel}:own" for channel in self._channels]
         self._said: list[tuple[str, str, str]] = []
@@ -183,13 +203,16 @@ class VirtualDirect(Direct):
     def _hear(self, said: list[list[str]]) -> None:
         for client, messages in zip(CLIENTS, said, strict=True):
             for message in messages:
-                word, state, id, _ = message.split(" ")
+                word, state, id, *_ = message.split(" ")
                 assert state == self.keys.state
                 self._said.append((client, word, id))
 
-    def forget(self) -> None:
+    async def forget(self) -> bool:
+        return bool(self.connection.delete(self.keys.record))
+
+    def clear(self) -> None:
         """Delete what is stored for the name."""
-        self.connection.delete(*self.keys[:5], *self.overheard)
+        self.connection.delete(*self.keys[:6], *self.overheard)
 
     def heard(self) -> list[tuple[str, str, str]]:
         """Return what ``said`` will return."""
@@ -208,6 +231,11 @@ class VirtualDirect(Direct):
         )
         entries = [(stream_id, _pairs(fields)) for stream_id, fields in queue]
         return _pairs(state), _pairs(waiters), entries, int(token or 0)
+
+
+def note_in(words: str) -> str:
+    """Return the note among the further words of a record."""
+    return next((word[2:] for word in words.split(" ") if word.startswith("n=")), "")
 
 
 def _pairs(flat: list[str]) -> dict[str, str]:
@@ -237,6 +265,10 @@ def read(reply: list[Any]) -> Answer:
         word == "released"
     ):  # what is granted to the same client is compared with the machine's messages
         return (word,)
+    if word == "done":
+        return (word, rest[0].encode())
+    if word == "limit":
+        return (word, int(rest[0][1:]))
     return ("held" if word == "granted" else word, *map(int, rest))
 
 
@@ -279,11 +311,22 @@ class Model:
         return next((e for e in self.holders() + self.waiters() if e.asked.id == id), None)
 
 
-def wire_mode(asked: Asked) -> str:
-    """Return a mode as the scripts are told it."""
+def wire_mode(asked: Asked, name: Name | None = None) -> str:
+    """Return a mode as the scripts are told it; or, of a name, as it is in use."""
+    if asked.limit and name is not None:
+        return f"s{name.limit}{'r' * name.resized}"
     if asked.limit:
         return f"s{asked.limit}"
     return "x" if asked.mode == "exclusive" else "s"
+
+
+def words_of(asked: Asked) -> str:
+    return (f" h={asked.hold}" if asked.hold else "") + (f" n={asked.note}" if asked.note else "")
+
+
+def how_of(asked: Asked) -> str:
+    hold = ("begins" if asked.begins else "later") if asked.hold else ""
+    return hold + "resize" * asked.resize
 
 
 class Locks(RuleBasedStateMachine):
@@ -297,6 +340,7 @@ class Locks(RuleBasedStateMachine):
     def __init__(self, scripts: Calls, name: type[Name] = Name) -> None:
         super().__init__()
         self.scripts = scripts
+        self.whole: bool = scripts.whole
         self.model = Model(1_700_000_000_000, name())
         self.ids = (f"r{number}" for number in count())
         self.known: list[Asked] = []
@@ -306,7 +350,7 @@ class Locks(RuleBasedStateMachine):
         self.beats: dict[str, int] = {}
 
     def teardown(self) -> None:
-        self.scripts.forget()
+        self.scripts.clear()
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -331,18 +375,18 @@ class Locks(RuleBasedStateMachine):
         self._acquire(self._any(place)._replace(ttl=ttl, waiter_ttl=2 * MINUTE), wait=True)
 
     @precondition(lambda self: self.known)
-    @rule(place=PLACES, length=TTLS)
-    def extend(self, place: int, length: int) -> None:
-        self._extend(self._any(place), length)
+    @rule(place=PLACES, length=TTLS, begins=st.booleans())
+    def extend(self, place: int, length: int, begins: bool) -> None:
+        self._extend(self._any(place), length, begins)
 
     @precondition(lambda self: self.known)
     @rule(
         place=PLACES,
         ambiguous=st.sampled_from([False, False, True]),
-        lost=st.sampled_from([False, False, False, False, True]),
+        end=ENDS,
     )
-    def leave(self, place: int, ambiguous: bool, lost: bool) -> None:
-        self._leave(self._any(place), ambiguous, lost)
+    def leave(self, place: int, ambiguous: bool, end: End) -> None:
+        self._leave(self._any(place), ambiguous, end)
 
     @precondition(lambda self: self.model.holders())
     @rule()
@@ -362,13 +406,19 @@ class Locks(RuleBasedStateMachine):
         seen = self.model.name.inspect(self.model.now_us)
         assert (int(token), int(closed)) == (seen.token, seen.closed)
         assert closed_places == seen.closed_places
-        assert sorted(zip(*[iter(holding)] * 5, strict=True)) == sorted(
-            (asked.owner, wire_mode(asked), str(held), str(left), asked.client)
+        name = self.model.name
+        rows = [(*row[:5], note_in(row[5])) for row in zip(*[iter(holding)] * 6, strict=True)]
+        assert sorted(rows) == sorted(
+            (asked.owner, wire_mode(asked, name), str(held), str(left), asked.client, asked.note)
             for asked, held, left in seen.holders
         )
         # A queue entry's time is the real server's.
-        assert [(row[0], row[1], row[3]) for row in zip(*[iter(waiting)] * 4, strict=True)] == [
-            (asked.owner, wire_mode(asked), asked.client) for asked, _ in seen.waiters
+        rows = [
+            (*row[:2], row[3], note_in(row[4])) for row in zip(*[iter(waiting)] * 5, strict=True)
+        ]
+        assert rows == [
+            (asked.owner, wire_mode(asked, name), asked.client, asked.note)
+            for asked, _ in seen.waiters
         ]
 
     @rule(by=WHILES)
@@ -392,7 +442,7 @@ class Locks(RuleBasedStateMachine):
         """
         for asked in self.known:
             if self.model.find(asked.id) is None:
-                self._leave(asked, ambiguous=False, lost=False)
+                self._leave(asked, ambiguous=False, end="ended")
         self._extend(_NOBODY, MINUTE)
         self.model.now -= by
         # The clients have clocks of their own.
@@ -410,16 +460,16 @@ class Locks(RuleBasedStateMachine):
         state, waiters, queue, token = self.scripts.look()
         holding = set()
         for id, text in state.items():
-            mode, own_token, deadline, _, _, owner, _ = text.split(" ")
+            mode, own_token, deadline, _, _, owner, *_ = text.split(" ")
             if model.now < int(deadline):
                 holding.add((id, mode, int(own_token), int(deadline), owner))
         assert holding == {
-            (e.asked.id, wire_mode(e.asked), e.token, e.deadline, e.asked.owner)
+            (e.asked.id, wire_mode(e.asked, model.name), e.token, e.deadline, e.asked.owner)
             for e in model.holders()
         }
         waiting = []
         for stream_id, fields in queue:
-            own_entry, deadline, _ = waiters.get(fields["id"], "- 0 0").split(" ")
+            own_entry, deadline, *_ = waiters.get(fields["id"], "- 0 0").split(" ")
             if own_entry == stream_id and model.now < int(deadline):
                 waiting.append((fields["id"], int(deadline)))
         assert waiting == [(e.asked.id, e.deadline) for e in model.waiters()]
@@ -455,7 +505,9 @@ class Locks(RuleBasedStateMachine):
         holders = self.model.holders()
         if any(entry.asked.mode == "exclusive" for entry in holders):
             assert len({entry.asked.owner for entry in holders}) == 1
-        assert not self.limit or len(holders) <= self.limit
+        # Shrinking throws nobody out.
+        limits = [3, self.limit] if self.whole else [self.limit]
+        assert not self.limit or len(holders) <= max(limits)
 
     # -- parts -------------------------------------------------------------------------------------
 
@@ -467,8 +519,15 @@ class Locks(RuleBasedStateMachine):
         elif owner == "again":  # one that holds, or has lost it a moment ago
             owner = holders[wish.place % len(holders)].asked.owner
         mode = self.modes[wish.mode % len(self.modes)]
-        ttls = (wish.ttl, wish.waiter_ttl, wish.delay)
-        self._acquire(Asked(id, mode, self.limit, owner, wish.client, *ttls), wait=wish.wait)
+        asked = Asked(
+            id, mode, self.limit, owner, wish.client, wish.ttl, wish.waiter_ttl, wish.delay
+        )
+        if self.whole:
+            asked = asked._replace(hold=wish.hold, begins=wish.begins, note=f"note-of-{id}")
+            if self.limit:
+                limit = wish.limit or self.limit
+                asked = asked._replace(limit=limit, resize=wish.resize)
+        self._acquire(asked, wait=wish.wait)
 
     def _acquire(self, asked: Asked, *, wait: bool) -> None:
         model = self.model
@@ -483,6 +542,8 @@ class Locks(RuleBasedStateMachine):
             client=asked.client,
             wait=wait,
             retention=100 * MINUTE,
+            words=words_of(asked),
+            how=how_of(asked),
         )
         answer = read(run(call))
         expected = model.name.acquire(model.now_us, asked, wait=wait, retention=_FOR_EVER)
@@ -492,25 +553,30 @@ class Locks(RuleBasedStateMachine):
         self._note_look(asked.id, answer)
         self._compare_what_was_said(asked.id, scanned=asked.id not in model.name.markers)
 
-    def _extend(self, asked: Asked, length: int) -> None:
+    def _extend(self, asked: Asked, length: int, begins: bool = False) -> None:
         model = self.model
         self.scripts.time = model.now
         held = any(entry.asked.id == asked.id for entry in model.holders())
-        answer = read(run(self.scripts.extend(asked.id, length, owner=asked.owner)))
-        expected = model.name.extend(model.now_us, asked.id, length, retention=_FOR_EVER)
+        begins = begins and self.whole
+        call = self.scripts.extend(asked.id, length, owner=asked.owner, begins=begins)
+        answer = read(run(call))
+        expected = model.name.extend(
+            model.now_us, asked.id, length, begins=begins, retention=_FOR_EVER
+        )
         assert answer == put(model.hear(expected))
         self._note_look(asked.id, answer)
         self._compare_what_was_said(asked.id, scanned=not held)
 
-    def _leave(self, asked: Asked, ambiguous: bool, lost: bool) -> None:
+    def _leave(self, asked: Asked, ambiguous: bool, end: End) -> None:
         model = self.model
         self.scripts.time = model.now
         self.left.add(asked.id)
-        reply = run(self.scripts.leave(asked.id, ambiguous=ambiguous, lost=lost))
+        end = end if self.whole or end != "unused" else "ended"
+        reply = run(self.scripts.leave(asked.id, ambiguous=ambiguous, end=end))
         expected = model.name.leave(
             model.now_us,
             asked.id,
-            lost=lost,
+            end=end,
             marker=_FOR_EVER if ambiguous else 0,
             retention=_FOR_EVER,
         )
@@ -551,6 +617,43 @@ class Semaphores(Locks):
     kind = "semaphore"
 
 
+class Onces(Locks):
+    """The same for what is to be done once. What is on record is kept until it is taken back."""
+
+    modes = ("exclusive",)
+    kind = "once"
+
+    @precondition(lambda self: self.known)
+    @rule(place=PLACES, ambiguous=st.booleans())
+    def leave_and_record(self, place: int, ambiguous: bool) -> None:
+        model, asked = self.model, self._any(place)
+        self.scripts.time = model.now
+        self.left.add(asked.id)
+        result = f"result of {asked.id}"
+        recorded = (result, _FOR_EVER)
+        reply = run(
+            self.scripts.leave(asked.id, ambiguous=ambiguous, end="ended", recorded=recorded)
+        )
+        expected = model.name.record_success(
+            model.now_us,
+            asked.id,
+            result.encode(),
+            keep=_FOR_EVER,
+            marker=_FOR_EVER if ambiguous else 0,
+            retention=_FOR_EVER,
+        )
+        told = model.hear(expected)
+        assert read(reply) == put(told)
+        if told == ("recorded",):
+            assert not model.waiters()
+        self._compare_what_was_said(asked.id)
+
+    @rule()
+    def forget(self) -> None:
+        expected = self.model.hear(self.model.name.forget(self.model.now_us))
+        assert run(self.scripts.forget()) == expected
+
+
 def hold_against_the_machine(
     machine: type[Locks],
     store: Store,
@@ -582,7 +685,7 @@ def take_steps(make: Callable[[], Locks], steps: int, **how: Any) -> None:
 
 
 @pytest.mark.timeout(300 + STEPS / 10)
-@pytest.mark.parametrize("machine", [Locks, Semaphores])
+@pytest.mark.parametrize("machine", [Locks, Semaphores, Onces])
 @pytest.mark.stores("fakeredis", "valkey9", "redis62")
 def test_scripts_answer_and_tell_as_the_machine(store: Store, machine: type[Locks]) -> None:
     steps = STEPS if machine is Locks else STEPS // 3  # there is less to go wrong with one mode

@@ -48,7 +48,7 @@ class OneServer(Pair):
     general: ClassVar[Sources] = {
         **_with(
             scripts.ACQUIRE,
-            ("if present == 0 then", "if false then"),
+            ("if present == 0 and how == '' then", "if false then"),
             ("if present == 3 then", "if false then"),
         ),
         **_with(
@@ -80,7 +80,7 @@ class OneServer(Pair):
             return
         # Two lengths, so that they are told apart.
         about = (id, request.mode, owner, length, length + 2_000, request.delay, request.client)
-        self.call(scripts.ACQUIRE, [*KEYS[:4], KEYS.marker + id], *about, *OPTIONS, what)
+        self.call(scripts.ACQUIRE, [*KEYS[:4], KEYS.marker + id], *about, *OPTIONS, what, "", "")
 
     def leave(self, id: str, what: str, marker: int, token: int, ahead: int) -> None:
         keys = [*KEYS[:4], KEYS.marker + id, KEYS.broken]
@@ -111,7 +111,7 @@ class NodeOfAQuorum(Pair):
         id, mode, owner = request.id, request.mode, request.owner
         about = (id, mode, owner, length, request.delay, request.client, request.ticket)
         known = token if what in ("fence", "held") else 0
-        self.call(scripts.VOTE, self._six(id), *about, what, known, *OPTIONS)
+        self.call(scripts.VOTE, self._six(id), *about, what, known, *OPTIONS, "")
 
     def leave(self, id: str, what: str, marker: int, token: int, ahead: int) -> None:
         if what == "yield":

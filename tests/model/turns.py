@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
@@ -56,11 +56,12 @@ class VirtualTurns:
 
     def __init__(self, database: Database, kind: str) -> None:
         self.time = 0
+        self.whole = False
         self._database = database
         self._key = f"aiodlock:{kind[0]}:name{next(_names)}"
         self._clients: dict[str, str] = {}
         self._said: list[tuple[str, str, str]] = []
-        self.forget()
+        self.clear()
 
     async def acquire(
         self,
@@ -74,18 +75,25 @@ class VirtualTurns:
         client: str = "one",
         wait: bool = True,
         retention: int = _FOR_EVER,
+        words: str = "",
+        how: str = "",
     ) -> list[Any]:
         self._clients[id] = client
         patience = "wait" if wait else "nowait"
-        words = (id, mode, owner or f"t{id}", ttl, waiter_ttl, delay, patience)
-        return self._turn(client, "acquire", *words)
+        assert (words, how) == ("", "")
+        message = (id, mode, owner or f"t{id}", ttl, waiter_ttl, delay, patience)
+        return self._turn(client, "acquire", *message)
 
-    async def extend(self, id: str, length: int, *, owner: str = "") -> list[Any]:
+    async def extend(
+        self, id: str, length: int, *, owner: str = "", begins: bool = False
+    ) -> list[Any]:
         return self._turn(self._clients.get(id, "nobody"), "extend", id, length, owner)
 
-    async def leave(self, id: str, *, ambiguous: bool = False, lost: bool = False) -> list[Any]:
+    async def leave(
+        self, id: str, *, ambiguous: bool = False, end: str = "ended", recorded: Sequence[Any] = ()
+    ) -> list[Any]:
         client, marker = self._clients.get(id, "nobody"), _FOR_EVER if ambiguous else 0
-        return self._turn(client, "leave", id, marker, "lost" if lost else "ended")
+        return self._turn(client, "leave", id, marker, end)
 
     async def break_lock(self) -> int:
         return int(self._turn("nobody", "break", _FOR_EVER)[1])
@@ -99,11 +107,14 @@ class VirtualTurns:
             if row["what"] == "name":
                 token, closed, closed_places = row["token"], row["left_ms"], row["places"]
             elif row["what"] == "holder":
-                words = (row["owner"], row["mode"], row["token"], row["left_ms"], row["client"])
+                words = (row["owner"], row["mode"], row["token"], row["left_ms"], row["client"], "")
                 holding += map(str, words)
             else:
-                waiting += [row["owner"], row["mode"], "", row["client"]]
+                waiting += [row["owner"], row["mode"], "", row["client"], ""]
         return [token, closed, holding, waiting, closed_places]
+
+    async def forget(self) -> bool:
+        raise NotImplementedError
 
     def heard(self) -> list[tuple[str, str, str]]:
         self._database.do(_settle())
@@ -134,7 +145,7 @@ class VirtualTurns:
             name[0]["token"] if name else 0,
         )
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         for table in ("name", "waiter", "marker", "broken"):
             self._database.do(self._database.connection.execute(f"delete from aiodlock.{table}"))
 

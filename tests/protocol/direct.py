@@ -6,7 +6,7 @@ long, and `set_clock_back` gives a record the deadline it would have after the s
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from aiodlock.backends.redis.scripts import Script
 PREFIX = "aiodlock"
 RETENTION = 60_000
 MARKER_TTL = 60_000
+#: They have one key more for a name of kind ``once``.
+_ONCE = (scripts.ACQUIRE, scripts.EXTEND, scripts.LEAVE)
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Holder:
     delay: int
     owner: str
     client: str
+    #: Further words; of a quorum's node also ticket and stage.
+    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Direct:
         self.redis = redis
         self.keys: Keys = keys_of(PREFIX, kind, name)
         self._sources = sources or {}
+        self._record = [self.keys.record] if kind == "once" else []
 
     # -- scripts -----------------------------------------------------------------------------------
 
@@ -74,11 +79,13 @@ class Direct:
         client: str | None = None,
         wait: bool = True,
         retention: int = RETENTION,
+        words: str = "",
+        how: str = "",
     ) -> list[Any]:
         keys = self.keys
         return await self._run(  # type: ignore[no-any-return]
             scripts.ACQUIRE,
-            [keys.state, keys.queue, keys.waiters, keys.token, keys.marker + id],
+            [keys.state, keys.queue, keys.waiters, keys.token, keys.marker + id, *self._record],
             [
                 id,
                 mode,
@@ -91,33 +98,44 @@ class Direct:
                 retention,
                 "PUBLISH",
                 "wait" if wait else "nowait",
+                words,
+                how,
             ],
         )
 
     async def extend(
-        self, id: str, length: int = 100_000, *, owner: str | None = None
+        self, id: str, length: int = 100_000, *, owner: str | None = None, begins: bool = False
     ) -> list[Any]:
         keys = self.keys
+        speaking = (channel_prefix(PREFIX), RETENTION, "PUBLISH")
         return await self._run(  # type: ignore[no-any-return]
             scripts.EXTEND,
-            [keys.state, keys.queue, keys.waiters, keys.token, keys.broken],
-            [id, length, owner or f"t{id}", channel_prefix(PREFIX), RETENTION, "PUBLISH"],
+            [keys.state, keys.queue, keys.waiters, keys.token, keys.broken, *self._record],
+            [id, length, owner or f"t{id}", *speaking, *(["begins"] if begins else [])],
         )
 
-    async def leave(self, id: str, *, ambiguous: bool = False, lost: bool = False) -> list[Any]:
+    async def leave(
+        self, id: str, *, ambiguous: bool = False, end: str = "ended", recorded: Sequence[Any] = ()
+    ) -> list[Any]:
+        """End the request. ``recorded``: its result, and for how many milliseconds that is kept."""
         keys = self.keys
+        names = [keys.state, keys.queue, keys.waiters, keys.token, keys.marker + id, keys.broken]
         return await self._run(  # type: ignore[no-any-return]
             scripts.LEAVE,
-            [keys.state, keys.queue, keys.waiters, keys.token, keys.marker + id, keys.broken],
+            [*names, *self._record],
             [
                 id,
                 channel_prefix(PREFIX),
                 RETENTION,
                 "PUBLISH",
                 MARKER_TTL if ambiguous else 0,
-                "lost" if lost else "ended",
+                "recorded" if recorded else end,
+                *recorded,
             ],
         )
+
+    async def forget(self) -> bool:
+        return bool(await self.redis.delete(self.keys.record))
 
     async def break_lock(self) -> int:
         keys = self.keys
@@ -136,7 +154,9 @@ class Direct:
 
     async def _run(self, script: Script, keys: list[str], arguments: list[str | int]) -> Any:
         source = self._sources.get(script.name, script.source.decode())
-        assert len(keys) == int(script.number_of_keys)
+        assert len(keys) == int(script.number_of_keys) + (
+            len(self._record) if script in _ONCE else 0
+        )
         return await self.redis.eval(source, len(keys), *keys, *arguments)
 
     # -- what the store has --------------------------------------------------------------------------
@@ -218,13 +238,14 @@ def waiting(reply: list[Any]) -> tuple[int, int]:
 
 
 def _holder(text: str) -> Holder:
-    # A quorum's node keeps two words more: ticket and stage.
-    mode, token, deadline, length, delay, owner, client = text.split(" ")[:7]
-    return Holder(mode, int(token), int(deadline), int(length), int(delay), owner, client)
+    mode, token, deadline, length, delay, owner, client, *words = text.split(" ")
+    return Holder(
+        mode, int(token), int(deadline), int(length), int(delay), owner, client, tuple(words)
+    )
 
 
 def _waiter(text: str) -> Waiter:
-    stream_id, deadline, length = text.split(" ")
+    stream_id, deadline, length = text.split(" ")[:3]
     return Waiter(stream_id, int(deadline), int(length))
 
 

@@ -53,7 +53,7 @@ class Mutation:
 
 def _without_shortcut(source: str) -> str:
     """Let a hand-off to one request go the way of all others."""
-    shortcut = "if not quiet and ARGV[5] == '0' and ARGV[6] == 'ended' then"
+    shortcut = "if not quiet and ARGV[5] == '0' and why == 'ended' then"
     assert source.count(shortcut) == 1
     return source.replace(shortcut, "if false then")
 
@@ -139,8 +139,8 @@ MUTATIONS = [
     ),
     Mutation(
         "leaving late does not open a name early",
-        "others[#others + 1] = record\n    result = {'gone', 'expired'}",
-        "dead[#dead + 1] = id\n    result = {'gone', 'expired'}",
+        "if why ~= 'unused' or not keeps then\n      return {'gone', 'expired'}, false",
+        "if why ~= 'unused' or not keeps then\n      return {'gone', 'expired'}, true",
         test_leave.test_leaving_late_does_not_open_a_name_before_its_lock_delay_is_over,
     ),
     Mutation(
@@ -157,8 +157,8 @@ MUTATIONS = [
     ),
     Mutation(
         "a known overdue id is gone",
-        "if record.live then\n      return finish({'granted'",
-        "if true then\n      return finish({'granted'",
+        "if not record.live then\n      return finish({'gone'})",
+        "if false then\n      return finish({'gone'})",
         test_acquire.test_overdue_holder_is_gone_for_itself_and_blocks_during_its_lock_delay,
     ),
     Mutation(
@@ -193,8 +193,8 @@ MUTATIONS = [
     ),
     Mutation(
         "a granted waiter keeps the deadline it had",
-        "id = head.id, mode = head.mode, deadline = head.deadline,",
-        "id = head.id, mode = head.mode, deadline = now + head.length,",
+        "id = waiter.id, mode = waiter.mode, deadline = waiter.deadline,",
+        "id = waiter.id, mode = waiter.mode, deadline = now + waiter.length,",
         test_extend.test_granted_waiter_keeps_its_deadline_until_it_extends,
         in_general=True,
     ),
@@ -208,8 +208,8 @@ MUTATIONS = [
     ),
     Mutation(
         "the next head is told when the head withdraws",
-        "if head and (changed or was_head) then\n  hint(keys, options, head, others)",
-        "if head and changed then\n  hint(keys, options, head, others)",
+        "if head and (changed or was_head or nearer) then\n  hint(keys, options, head, others)",
+        "if head and (changed or nearer) then\n  hint(keys, options, head, others)",
         test_leave.test_head_that_withdraws_gives_the_next_one_hint,
     ),
     Mutation(
@@ -232,8 +232,8 @@ MUTATIONS = [
     ),
     Mutation(
         "a nearer time to look is hinted",
-        "if head and now + ttl + delay < earliest then",
-        "if false then",
+        "elseif head and holders[#holders].closed_until < earliest then",
+        "elseif false then",
         test_leave.test_nearer_time_to_look_is_hinted,
     ),
     Mutation(
@@ -280,7 +280,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the state outlives its records",
-        "keep_until(state, record.deadline + record.delay)",
+        "keep_until(state, record.closed_until)",
         "local _ = nil",
         test_keys.test_every_key_has_a_ttl_that_covers_its_records,
     ),
@@ -319,15 +319,9 @@ MUTATIONS = [
         test_keys.test_server_out_of_memory_still_extends_hands_off_withdraws_and_breaks,
     ),
     Mutation(
-        "a lease that ran out early keeps its lock-delay, nobody waiting",
-        "if ARGV[6] == 'lost' and record.delay > 0 then",
-        "if false then",
-        test_leave.test_leaving_a_lease_lost_early_keeps_its_lock_delay,
-    ),
-    Mutation(
-        "a lease that ran out early keeps its lock-delay, others waiting",
-        "record.live and (ARGV[6] ~= 'lost' or record.delay == 0)",
-        "record.live",
+        "a lease that ran out early keeps its lock-delay",
+        "elseif why == 'lost' and record.closed_until > record.deadline then",
+        "elseif false then",
         test_leave.test_leaving_a_lease_lost_early_keeps_its_lock_delay,
     ),
     Mutation(
@@ -353,29 +347,29 @@ ACQUIRE, LEAVE = ("acquire",), ("leave",)
 SHORT_WAYS = [
     Mutation(
         "what is granted shortly is held by nobody",
-        "if present == 0 then",
-        "if redis.call('EXISTS', queue, waiters, marker) == 0 then",
+        "if present == 0 and how == '' then",
+        "if redis.call('EXISTS', queue, waiters, marker) == 0 and how == '' then",
         test_acquire.test_nowait_is_refused_and_leaves_nothing,
         ACQUIRE,
     ),
     Mutation(
         "and has no queue",
-        "if present == 0 then",
-        "if redis.call('EXISTS', state, waiters, marker) == 0 then",
+        "if present == 0 and how == '' then",
+        "if redis.call('EXISTS', state, waiters, marker) == 0 and how == '' then",
         test_acquire.test_name_that_lost_two_keys_is_granted_and_leaves_nothing_of_the_third,
         ACQUIRE,
     ),
     Mutation(
         "nor waiters",
-        "if present == 0 then",
-        "if redis.call('EXISTS', state, queue, marker) == 0 then",
+        "if present == 0 and how == '' then",
+        "if redis.call('EXISTS', state, queue, marker) == 0 and how == '' then",
         test_acquire.test_name_that_lost_two_keys_is_granted_and_leaves_nothing_of_the_third,
         ACQUIRE,
     ),
     Mutation(
         "nor a marker of the request",
-        "if present == 0 then",
-        "if redis.call('EXISTS', state, queue, waiters) == 0 then",
+        "if present == 0 and how == '' then",
+        "if redis.call('EXISTS', state, queue, waiters) == 0 and how == '' then",
         test_leave.test_late_duplicate_after_an_ordinary_release_is_refused,
         ACQUIRE,
     ),
@@ -524,22 +518,22 @@ SHORT_WAYS = [
     ),
     Mutation(
         "a lease that was lost is not released shortly",
-        "if quiet and ARGV[5] == '0' and ARGV[6] == 'ended' then",
+        "if quiet and ARGV[5] == '0' and why == 'ended' then",
         "if quiet and ARGV[5] == '0' then",
         test_leave.test_lease_lost_early_keeps_its_lock_delay_also_without_a_marker,
         LEAVE,
     ),
     Mutation(
         "nor one that is not there",
-        "if text and now < ",
-        "if now < ",
+        "if text and not has_hold(text) and now < ",
+        "if not has_hold(text) and now < ",
         test_extend.test_broken_holder_is_told_so,
         LEAVE,
     ),
     Mutation(
         "nor an overdue one",
-        "if text and now < tonumber(string.match(text, '^[^ ]+ [^ ]+ ([^ ]+)')) then",
-        "if text then",
+        " and now < tonumber((select(3, read_record(text)))) then",
+        " then",
         test_leave.test_leaving_late_does_not_open_a_name_before_its_lock_delay_is_over,
         LEAVE,
     ),
@@ -552,7 +546,7 @@ SHORT_WAYS = [
     ),
     Mutation(
         "a lease that was lost is not handed off shortly",
-        "if not quiet and ARGV[5] == '0' and ARGV[6] == 'ended' then",
+        "if not quiet and ARGV[5] == '0' and why == 'ended' then",
         "if not quiet and ARGV[5] == '0' then",
         test_leave.test_lease_lost_early_keeps_its_lock_delay_also_without_a_marker,
         LEAVE,
@@ -573,22 +567,22 @@ SHORT_WAYS = [
     ),
     Mutation(
         "and not overdue",
-        "if now >= tonumber(held_until) or not head then",
-        "if not head then",
+        "if now >= tonumber(held_until) or not head or has",
+        "if not head or has",
         test_leave.test_overdue_holder_leaves_too_late_also_when_somebody_waits,
         LEAVE,
     ),
     Mutation(
         "it goes to somebody",
-        "if now >= tonumber(held_until) or not head then",
-        "if now >= tonumber(held_until) then",
+        "if now >= tonumber(held_until) or not head or has",
+        "if now >= tonumber(held_until) or has",
         test_leave.test_release_of_a_name_that_lost_half_its_queue_leaves_only_the_token,
         LEAVE,
     ),
     Mutation(
         "of whom there is a record",
-        "string.match(text or '', ",
-        "string.match(text, ",
+        "read_place(text or '')",
+        "read_place(text)",
         test_leave.test_release_of_a_name_that_lost_half_its_queue_leaves_only_the_token,
         LEAVE,
     ),
@@ -616,15 +610,15 @@ SHORT_WAYS = [
     ),
     Mutation(
         "and is looked at",
-        "if not left or mode ~= 'x' then",
-        "if mode ~= 'x' then",
+        "if not left or mode ~= 'x' or has",
+        "if mode ~= 'x' or has",
         test_leave.test_one_ghost_at_the_head_is_skipped,
         LEAVE,
     ),
     Mutation(
         "and exclusive",
-        "if not left or mode ~= 'x' then",
-        "if not left then",
+        "if not left or mode ~= 'x' or has",
+        "if not left or has",
         test_acquire.test_readers_at_the_head_are_granted_together_up_to_the_first_writer,
         LEAVE,
     ),
@@ -637,7 +631,7 @@ SHORT_WAYS = [
     ),
     Mutation(
         "and another owner's",
-        " or string.match(second[2][4], '^[^ ]+ [^ ]+ ([^ ]+)') == owner",
+        " or second_owner == owner",
         "",
         test_leave.test_owner_that_is_handed_a_name_has_it_for_its_next_request_too,
         LEAVE,
@@ -924,7 +918,7 @@ SHORT_WAYS_OF_A_QUORUM = [
     ),
     Mutation(
         "and not overdue",
-        " or now >= tonumber(string.match(given[2], '^[^ ]+ [^ ]+ ([^ ]+)'))",
+        " or now >= tonumber((select(3, read_vote(given[2]))))",
         "",
         test_votes.test_overdue_holder_leaves_too_late_also_when_somebody_waits,
         UNVOTE,

@@ -266,7 +266,7 @@ async def test_inspect_writes_nothing(direct: Direct) -> None:
     assert int(token) > 0
     assert 590_000 <= int(closed) <= 600_000
     assert holding == [], "an overdue holder holds nothing"
-    assert [waiting[i] for i in range(0, len(waiting), 4)] == ["tc"], "a ghost is no waiter"
+    assert [waiting[i] for i in range(0, len(waiting), 5)] == ["tc"], "a ghost is no waiter"
     assert await direct.contents() == before
 
 

@@ -193,7 +193,7 @@ async def test_what_a_release_hands_to_its_own_client_comes_with_its_reply(
     token = str((await direct.holders())["b"].token)
     assert reply == ["released", direct.keys.state, "b", token]
     ((channel, _),) = await heard.so_far()
-    assert channel == "aiodlock:1:client:client-a:own"
+    assert channel == "aiodlock:2:client:client-a:own"
 
 
 async def test_notice_carries_request_and_token(direct: Direct, heard: Heard) -> None:
@@ -203,7 +203,7 @@ async def test_notice_carries_request_and_token(direct: Direct, heard: Heard) ->
     await direct.leave("a")
     token = (await direct.holders())["b"].token
     (message,) = await heard.so_far()
-    assert message == ("aiodlock:1:client:client-b", f"granted {direct.keys.state} b {token}")
+    assert message == ("aiodlock:2:client:client-b", f"granted {direct.keys.state} b {token}")
 
 
 async def test_hand_off_to_a_short_lease_hints_the_next_head_once(
@@ -473,7 +473,7 @@ async def test_leaving_a_lease_lost_early_keeps_its_lock_delay(
     if waited_for:
         await direct.acquire("b")
     before = await direct.holders()
-    assert await direct.leave("a", ambiguous=True, lost=True) == ["gone", "expired"]
+    assert await direct.leave("a", ambiguous=True, end="lost") == ["gone", "expired"]
     assert await direct.holders() == before
     assert "marker:a" in await direct.all_keys(), "a late duplicate is refused all the same"
 
@@ -485,7 +485,7 @@ async def test_lease_lost_early_keeps_its_lock_delay_also_without_a_marker(
     await direct.acquire("a", ttl=10_000, delay=600_000)
     if waited_for:
         await direct.acquire("b")
-    assert await direct.leave("a", lost=True) == ["gone", "expired"]
+    assert await direct.leave("a", end="lost") == ["gone", "expired"]
     assert set(await direct.holders()) == {"a"}
 
 
@@ -496,7 +496,7 @@ async def test_leaving_a_lease_lost_early_without_a_lock_delay_opens_the_name(
     await direct.acquire("a", ttl=10_000)
     if waited_for:
         await direct.acquire("b")
-    assert await direct.leave("a", lost=True) == ["released"]
+    assert await direct.leave("a", end="lost") == ["released"]
     assert set(await direct.holders()) == ({"b"} if waited_for else set())
 
 

@@ -38,7 +38,7 @@ class Node(Direct):
         options = (channel_prefix(PREFIX), RETENTION, "PUBLISH")
         names = self._six(id)
         return await self._run(  # type: ignore[no-any-return]
-            scripts.VOTE, names, [*arguments, what, token, *options]
+            scripts.VOTE, names, [*arguments, what, token, *options, ""]
         )
 
     async def unvote(
@@ -777,9 +777,9 @@ async def test_inspect_tells_votes_with_their_stages_and_waiters_in_order(node: 
     last, closed, votes, waiters, _ = await node.seen()
     assert (int(last), int(closed)) == (token, 0)
     left = int(votes.pop(4))
-    assert votes == ["a", "ta", "x", str(token), "of-a", "c", "7"]
+    assert votes == ["a", "ta", "x", str(token), "of-a", "c", "7", ""]
     assert 90_000 < left <= 100_000
-    assert waiters == ["b", "tb", "s", "client", "8", "c", "uc", "x", "client", "9"]
+    assert waiters == ["b", "tb", "s", "client", "8", "", "c", "uc", "x", "client", "9", ""]
     assert await node.contents() == before
 
 

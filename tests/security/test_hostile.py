@@ -16,14 +16,14 @@ from aiodlock.backends.redis.keys import keys_of, name_of
 
 from ..servers import Store
 
-_WORDS = "{ } {} : % %7B %61 * ? [ / .. é 🔒 :state :token }:marker: a b aiodlock:1:lock:{x}:state"
+_WORDS = "{ } {} : % %7B %61 * ? [ / .. é 🔒 :state :token }:marker: a b aiodlock:2:lock:{x}:state"
 PIECES = st.sampled_from([*_WORDS.split(" "), " ", "\\", "\r\n", "\0", "$3\r\nfoo"])
 NAMES = (
     st.text(min_size=1, max_size=40) | st.lists(PIECES, min_size=1, max_size=6).map("".join)
 ).filter(lambda name: len(name.encode()) <= 512)
 KINDS: st.SearchStrategy[Kind] = st.sampled_from(["lock", "semaphore"])
 KEY = re.compile(
-    r"aiodlock:1:(lock|semaphore):\{[A-Za-z0-9_.~%-]+\}:(state|queue|waiters|token|broken|marker:)"
+    r"aiodlock:2:(lock|semaphore):\{[A-Za-z0-9_.~%-]+\}:(state|queue|waiters|token|broken|marker:)"
 )
 
 

@@ -266,7 +266,7 @@ async def test_wrong_notices_do_no_harm(fake: FakeServer, client: aiodlock.Clien
             b"granted",
             b"granted a b c",
             b"granted  no-key-of-ours some-id 5",
-            b"granted aiodlock:1:lock:{%ff}:state some-id 5",
+            b"granted aiodlock:2:lock:{%ff}:state some-id 5",
             b"granted x " + lease.owner.encode() + b" 5",
             b"broken x y 99999999999999999999999999",
             b"sing a b 5",

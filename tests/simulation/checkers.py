@@ -603,4 +603,4 @@ class Checkers:
 
 
 def base_of(request: Request) -> str:
-    return f"aiodlock:1:{request.terms.kind}:{{{request.name}}}"
+    return f"aiodlock:2:{request.terms.kind}:{{{request.name}}}"

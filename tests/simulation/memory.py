@@ -49,7 +49,7 @@ class Call:
         self.id = id
         self.options = options
         self.lost: bool = options.get("lost", False)
-        self.base = f"{_PREFIX}:1:{key.kind}:{{{key.name}}}"
+        self.base = f"{_PREFIX}:2:{key.kind}:{{{key.name}}}"
         self.keys = [f"{self.base}:state".encode()]
 
     def __str__(self) -> str:

@@ -612,7 +612,7 @@ class Simulation:
 
 
 def _base(lock: Acquirable) -> str:
-    return f"aiodlock:1:{lock._kind}:{{{lock.name}}}"
+    return f"aiodlock:2:{lock._kind}:{{{lock.name}}}"
 
 
 async def _in_another_task(call: Coroutine[Any, Any, _T], *, cancel: bool) -> _T:

@@ -227,7 +227,7 @@ async def test_all_restarted_empty_at_once_are_no_new_quorum_while_a_client_know
         await asyncio.to_thread(node.start)
 
     async def all_marked() -> bool:
-        return all(["aiodlock:1:quorum" in await stored_at(node) for node in nodes])
+        return all(["aiodlock:2:quorum" in await stored_at(node) for node in nodes])
 
     await until(all_marked, "the client that was there")
     newcomer = await make_client(urls, ttl=delay, restart_delay=delay)
@@ -249,7 +249,7 @@ async def stored_at(node: EmbeddedServer) -> set[str]:
 async def stored(nodes: list[EmbeddedServer]) -> set[str]:
     """Return the keys that any node has, but for those that stay: tokens, and marks of members."""
     found = {key for node in nodes for key in await stored_at(node)}
-    return {key for key in found if not key.endswith((":token", ":1:quorum"))}
+    return {key for key in found if not key.endswith((":token", ":2:quorum"))}
 
 
 async def nothing_left(nodes: list[EmbeddedServer], *, markers: bool = False) -> None:
@@ -429,7 +429,7 @@ async def test_node_that_was_cut_off_is_left_after_longer_than_the_ttl_of_a_leas
 
 async def _held_at(node: EmbeddedServer, *, least_ms: int) -> bool:
     async with Redis.from_url(node.url) as raw:
-        return bool(await raw.pttl("aiodlock:1:lock:{name}:state") >= least_ms)
+        return bool(await raw.pttl("aiodlock:2:lock:{name}:state") >= least_ms)
 
 
 # -- tickets that cross ----------------------------------------------------------------------------------
@@ -467,7 +467,7 @@ async def test_votes_split_one_to_one_to_one_are_sorted_out_without_a_lease_that
                 votes = []
                 for node in nodes:
                     async with Redis.from_url(node.url) as raw:
-                        votes.append(await raw.hlen("aiodlock:1:lock:{name}:state"))
+                        votes.append(await raw.hlen("aiodlock:2:lock:{name}:state"))
                 return votes == [1, 1, 1]
 
             turns = [asyncio.create_task(turn(number)) for number in range(3)]
@@ -516,7 +516,7 @@ async def test_lease_that_a_majority_released_is_released_though_their_replies_w
     nodes: list[EmbeddedServer], make_client: MakeClient
 ) -> None:
     """And though the third one dropped it earlier, as overdue: its last extension did not arrive."""
-    state = "aiodlock:1:lock:{name}:state"
+    state = "aiodlock:2:lock:{name}:state"
     async with AsyncExitStack() as stack:
         proxies = [await stack.enter_async_context(FaultProxy(node.url)) for node in nodes]
         client = await make_client([proxy.url for proxy in proxies])

@@ -52,9 +52,12 @@ class MemoryBackend:
         prefix: str,
         token_retention: float,
         unavailable_after: float,
+        description: str = "",
     ) -> None:
         self.capabilities: Capabilities = Capabilities()
         self.label: str = make_label()
+        #: Shown to people beside it.
+        self.description: str = description
         self.failure: Exception | None = None
         self._store = store
         self._described = described
@@ -115,6 +118,8 @@ class MemoryBackend:
                 return Refused(why)
             case ("limit", used):
                 return Refused("limit", used)
+            case ("done", result):
+                return Refused("recorded", result=result)
         return _outcome(reply, sent)
 
     def extend(
@@ -155,7 +160,7 @@ class MemoryBackend:
             self._key(request.kind, request.name),
             Name.leave,
             request.id,
-            lost=lost,
+            end="lost" if lost else "ended",
             marker=self._marker if request.ambiguous else 0,
             retention=self._retention,
         )
@@ -194,7 +199,15 @@ class MemoryBackend:
             name,
             _holders(seen),
             tuple(
-                WaiterInfo(_owner(asked), asked.mode, position, waited / 1000, asked.client)
+                WaiterInfo(
+                    _owner(asked),
+                    asked.mode,
+                    position,
+                    waited / 1000,
+                    asked.client,
+                    asked.note,
+                    asked.description,
+                )
                 for position, (asked, waited) in enumerate(seen.waiters)
             ),
             seen.token,
@@ -238,11 +251,16 @@ class MemoryBackend:
             _ms(request.ttl),
             _ms(request.waiter_ttl),
             _ms(request.lock_delay),
+            _ms(request.hold_at_least),
+            request.begins,
+            request.resize,
+            request.note,
+            self.description,
         )
 
 
 def _outcome(
-    reply: machine.Held | machine.Waits | machine.Gone, sent: float
+    reply: machine.Held | machine.Waits | machine.Gone | machine.Done, sent: float
 ) -> Granted | Waiting | Gone:
     match reply:
         case ("held", token, left):
@@ -252,6 +270,8 @@ def _outcome(
             return Waiting(local_deadline(sent, left), look_at, floor)
         case ("gone", reason):
             return Gone(reason)
+        case ("done", _):
+            return Gone("gone")  # who acquires anew is told the result
 
 
 def _owner(asked: Asked) -> str:
@@ -271,6 +291,8 @@ def _holders(seen: machine.Seen) -> tuple[HolderInfo, ...]:
             count=before.count + 1 if before else 1,
             remaining=max(left / 1000, before.remaining if before else 0.0),
             client=asked.client,
+            note=asked.note,
+            description=asked.description,
         )
     return tuple(found.values())
 

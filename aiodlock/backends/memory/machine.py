@@ -9,11 +9,17 @@ Times are milliseconds of the store's clock. Tokens are microseconds of it, at l
 A *live* request is one whose deadline is still to come. A request that is overdue is gone: nothing revives
 it. An overdue holder blocks what it blocked alive until its lock-delay has passed too, its own owner
 included. Every call that may grant first sweeps, then grants from the head of the queue on, then acts.
+
+A request with a *hold* closes its name for that long after its grant, if its body began. What is left of
+such a request when it leaves blocks as an overdue holder does.
+
+A name of kind *once* has a record: the result of the one success, for as long as that is kept. While it is
+there, nobody holds and nobody waits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 Mode = Literal["exclusive", "shared"]
@@ -27,18 +33,24 @@ Waits: TypeAlias = tuple[Literal["waiting"], int, int | None, int]
 #: Not queued: others hold or wait, the owner would wait for itself, or the semaphore has this other limit.
 Refused: TypeAlias = tuple[Literal["busy", "deadlock"]] | tuple[Literal["limit"], int]
 Gone: TypeAlias = tuple[Literal["gone"], Loss]
-Left: TypeAlias = tuple[Literal["released", "withdrawn"]] | Gone
+#: A success is on record, with this result.
+Done: TypeAlias = tuple[Literal["done"], bytes]
+Left: TypeAlias = tuple[Literal["released", "withdrawn", "recorded"]] | Gone
+#: How a request ends. ``lost``: the lease ran out for its holder. ``unused``: no body has begun.
+End = Literal["ended", "lost", "unused"]
 
 
 class Message(NamedTuple):
     """What a client is told without having asked.
 
     ``granted`` is a notice: the waiter holds, with this token. ``look`` is a hint: the waiter at the head
-    should ask again. ``broken``: an operator has ended this lease.
+    should ask again. ``broken``: an operator has ended this lease. ``done``: a success is on record; all
+    waiters of this client should ask.
     """
 
-    word: Literal["granted", "look", "broken"]
+    word: Literal["granted", "look", "broken", "done"]
     client: str
+    #: With ``done``, all ids of the client that waited, with commas between them.
     id: str
     token: int = 0
 
@@ -57,6 +69,15 @@ class Asked(NamedTuple):
     ttl: int
     waiter_ttl: int
     delay: int
+    #: For so long after the grant the name stays closed at least.
+    hold: int = 0
+    #: Whether the body begins with the grant that answers the acquire. (If not, an extension says so.)
+    begins: bool = False
+    #: Whether ``limit`` is the one in use from now on; the others follow it.
+    resize: bool = False
+    #: For people.
+    note: str = ""
+    description: str = ""
 
 
 class Seen(NamedTuple):
@@ -68,7 +89,7 @@ class Seen(NamedTuple):
     waiters: list[tuple[Asked, int]]
     #: The last token; 0 when it is forgotten.
     token: int
-    #: For so many milliseconds lock-delays still keep the name closed.
+    #: For so many milliseconds lock-delays and holds still keep the name closed.
     closed: int
     #: So many holders' places they keep closed.
     closed_places: int
@@ -84,11 +105,18 @@ class Entry:
     #: No more than this is ever left of the lease.
     length: int
     token: int = 0
+    #: Since the grant: until when the hold keeps the name closed, once the body has begun.
+    hold_until: int = 0
+    began: bool = False
+    #: It has left, and keeps the name closed for so long after ``deadline``; 0 while it is here.
+    rest: int = 0
 
     @property
     def closed_until(self) -> int:
         """When a holder stops blocking others, if it is never heard of again."""
-        return self.deadline + self.asked.delay
+        if self.rest:
+            return self.deadline + self.rest
+        return max(self.deadline + self.asked.delay, self.hold_until if self.began else 0)
 
     def promise(self, length: int, now: int) -> None:
         """Push the deadline into the future, never nearer."""
@@ -108,9 +136,11 @@ class Name:
     """One name of one kind.
 
     Mutable state: ``holders`` and ``waiters`` by request id, the waiters in order of arrival; ``token``,
-    the last one, remembered until ``token_until``; ``markers`` (ids whose late duplicates are refused) and
-    ``broken`` (ids that an operator broke), each with the end of that; ``now`` and ``now_us``, the time of
-    the last call. During a call also ``_owners`` and ``_exclusive`` (of the holders), ``_messages``, and
+    the last one, remembered until ``token_until``; ``limit``, that of a semaphore while anybody holds or
+    waits, and ``resized``, whether the others follow it; ``record``, the id of the success and its result,
+    kept until ``record_until``; ``markers`` (ids whose late duplicates are refused) and ``broken`` (ids of
+    leases that an operator broke), each with the end of that; ``now`` and ``now_us``, the time of the last
+    call. During a call also ``_owners`` and ``_exclusive`` (of the holders), ``_messages``, and
     ``_retention`` (for how long the caller wants a token to be remembered).
     """
 
@@ -119,6 +149,10 @@ class Name:
         self.waiters: dict[str, Entry] = {}
         self.token: int = 0
         self.token_until: int = 0
+        self.limit: int = 0
+        self.resized: bool = False
+        self.record: tuple[str, bytes] | None = None
+        self.record_until: int = 0
         self.markers: dict[str, int] = {}
         self.broken: dict[str, int] = {}
         self.now: int = 0
@@ -132,28 +166,44 @@ class Name:
 
     def acquire(
         self, now_us: int, asked: Asked, *, wait: bool, retention: int
-    ) -> tuple[Held | Waits | Refused | Gone, list[Message]]:
+    ) -> tuple[Held | Waits | Refused | Gone | Done, list[Message]]:
         """Grant, queue or (``wait=False``) refuse a request. Repeating it is harmless."""
         self._begin(now_us, retention)
+        if (done := self._on_record()) is not None:
+            return done, self._messages
         if self._remembers(self.markers, asked.id):
             return ("gone", "gone"), self._messages  # a late duplicate: its client has left
         changed = self._sweep_and_grant()
-        reply = self._acquire(asked, wait, changed)
+        reply: Held | Waits | Refused | Gone | None = self._known(asked)
+        if reply is None and asked.limit:
+            if asked.resize or not (self.holders or self.waiters):
+                self.limit, self.resized = asked.limit, asked.resize
+                changed = self._sweep_and_grant() or changed
+            elif asked.limit != self.limit and not self.resized:
+                reply = ("limit", self.limit)
+        if reply is None:
+            reply = self._acquire(asked, wait, changed)
         if changed:
             self._hint(unless=asked.id)
         return reply, self._messages
 
-    def _acquire(self, asked: Asked, wait: bool, changed: bool) -> Held | Waits | Refused | Gone:
-        now, known = self.now, self.holders.get(asked.id)
+    def _known(self, asked: Asked) -> Held | Waits | Gone | None:
+        """Return the present state of a request that is repeated."""
+        known = self.holders.get(asked.id)
         if known is not None:
-            return self._held(known) if now < known.deadline else ("gone", "expired")
+            if self.now >= known.deadline:
+                return ("gone", "expired")
+            known.began = known.began or asked.begins
+            return self._held(known)
         known = self.waiters.get(asked.id)
-        if known is not None and now < known.deadline:
+        if known is not None and self.now < known.deadline:
             return self._waits(known)
         self.waiters.pop(asked.id, None)  # overdue: it queues again, at the end
-        if asked.limit and (used := self._limit_in_use()) not in (0, asked.limit):
-            return ("limit", used)
-        entry = Entry(asked, now, now + asked.ttl, asked.ttl)
+        return None
+
+    def _acquire(self, asked: Asked, wait: bool, changed: bool) -> Held | Waits | Refused:
+        now = self.now
+        entry = Entry(asked, now, now + asked.ttl, asked.ttl, began=asked.begins)
         own = self._owners.get(asked.owner)
         if own is not None:
             if asked.mode == "exclusive" and not own.exclusive:
@@ -174,14 +224,20 @@ class Name:
         return self._waits(entry)
 
     def extend(
-        self, now_us: int, id: str, length: int, *, retention: int
-    ) -> tuple[Held | Waits | Gone, list[Message]]:
-        """Push the deadline of a holder or a waiter to now + ``length`` at least. A waiter also looks."""
+        self, now_us: int, id: str, length: int, *, begins: bool = False, retention: int
+    ) -> tuple[Held | Waits | Gone | Done, list[Message]]:
+        """Push the deadline of a holder or a waiter to now + ``length`` at least. A waiter also looks.
+
+        :param begins: if the request holds, its body begins.
+        """
         now = self._begin(now_us, retention)
         holder = self.holders.get(id)
         if holder is not None and now < holder.deadline:
             holder.promise(length, now)
+            holder.began = holder.began or begins
             return self._held(holder), self._messages
+        if (done := self._on_record()) is not None:
+            return done, self._messages
         waiter, was_head = self.waiters.get(id), self._is_head(id)
         if waiter is not None and now < waiter.deadline:
             waiter.promise(length, now)
@@ -193,6 +249,8 @@ class Name:
         changed = self._sweep_and_grant() or was_head
         if waiter is not None and id in self.waiters:
             changed = self._join_owner(waiter) or changed
+        if waiter is not None and id in self.holders:
+            waiter.began = begins
         if changed:
             self._hint(unless=id)
         if waiter is not None:
@@ -204,31 +262,34 @@ class Name:
         return ("gone", "taken_over" if self.holders else "gone"), self._messages
 
     def leave(
-        self, now_us: int, id: str, *, lost: bool = False, marker: int = 0, retention: int
+        self, now_us: int, id: str, *, end: End = "ended", marker: int = 0, retention: int
     ) -> tuple[Left, list[Message]]:
         """Release a holder or withdraw a waiter, whichever the request is by now, and hand off.
 
-        :param lost: the lease ran out for its holder, whose local deadline is the earlier one. So a holder
-            with a lock-delay stays where it is.
+        :param end: ``lost``: the lease ran out for its holder, whose local deadline is the earlier one: a
+            holder with a lock-delay or a hold stays where it is. ``unused``: its hold closes nothing.
         :param marker: for so many milliseconds a late duplicate of the acquire is refused.
         """
         now = self._begin(now_us, retention)
         if marker:
             self._remember(self.markers, id, now + marker)
         if not self.waiters:
-            return self._remove(id, lost), self._messages
-        was_head = self._is_head(id)
-        reply = self._remove(id, lost)
+            return self._remove(id, end), self._messages
+        was_head, closed_until = self._is_head(id), self._closed_until(id)
+        reply = self._remove(id, end)
+        nearer = id in self.holders and self._closed_until(id) < closed_until
         changed = self._sweep_and_grant()
-        if changed or (was_head and reply != ("released",)):
+        if changed or nearer or (was_head and reply != ("released",)):
             self._hint()
         return reply, self._messages
 
-    def _remove(self, id: str, lost: bool) -> Left:
+    def _closed_until(self, id: str) -> int:
         holder = self.holders.get(id)
-        live = holder is not None and self.now < holder.deadline
-        if holder is not None and live and not (lost and holder.asked.delay):
-            del self.holders[id]
+        return 0 if holder is None else holder.closed_until
+
+    def _remove(self, id: str, end: End) -> Left:
+        holder = self.holders.get(id)
+        if holder is not None and self._release(holder, end):
             return ("released",)
         waiter = self.waiters.pop(id, None)
         if waiter is not None and holder is None:
@@ -236,6 +297,61 @@ class Name:
         if self._remembers(self.broken, id):
             return ("gone", "broken")
         return ("gone", "gone" if holder is None else "expired")
+
+    def _release(self, holder: Entry, end: End) -> bool:
+        """End a holder, or what is left of it; return whether it held until now."""
+        now = self.now
+        if holder.rest:
+            return now < holder.closed_until  # the leave is repeated: its answer was lost
+        if now >= holder.deadline:
+            if end == "unused":
+                holder.began, holder.hold_until = False, 0  # the grant came too late
+            return False
+        if end == "lost" and holder.closed_until > holder.deadline:
+            return False
+        if end == "ended" and now < holder.hold_until:
+            holder.deadline, holder.length, holder.rest = now, 0, holder.hold_until - now
+        else:
+            del self.holders[holder.asked.id]
+        return True
+
+    def record_success(
+        self, now_us: int, id: str, result: bytes, *, keep: int, marker: int = 0, retention: int
+    ) -> tuple[Left, list[Message]]:
+        """Leave, and put a success on record for ``keep`` milliseconds, if the request still holds."""
+        now = self._begin(now_us, retention)
+        holder = self.holders.get(id)
+        if self.record is not None and self.record[0] == id and now < self.record_until:
+            pass  # the answer to an earlier call was lost
+        elif holder is None or now >= holder.deadline:
+            return self.leave(now_us, id, marker=marker, retention=retention)
+        else:
+            self._record(id, result, now + keep)
+        if marker:
+            self._remember(self.markers, id, now + marker)
+        return ("recorded",), self._messages
+
+    def _record(self, id: str, result: bytes, until: int) -> None:
+        self.record, self.record_until = (id, result), until
+        self.holders.clear()
+        waiting: dict[str, list[str]] = {}
+        for entry in self.waiters.values():
+            waiting.setdefault(entry.asked.client, []).append(entry.asked.id)
+        self.waiters.clear()
+        self._messages += [
+            Message("done", client, ",".join(ids)) for client, ids in waiting.items()
+        ]
+
+    def forget(self, now_us: int) -> tuple[bool, list[Message]]:
+        """Take the record of a success back; return whether there was one."""
+        self._begin(now_us, self._retention)
+        known, self.record = self._on_record() is not None, None
+        return known, self._messages
+
+    def _on_record(self) -> Done | None:
+        if self.record is None or self.now >= self.record_until:
+            return None
+        return ("done", self.record[1])
 
     def break_(
         self, now_us: int, *, remember: int, retention: int
@@ -260,11 +376,12 @@ class Name:
         now = now_us // 1000
         holders, closed, closed_places = [], 0, 0
         for entry in self.holders.values():
-            left = min(entry.deadline - now, entry.length)
-            if left > 0:
-                holders.append((entry.asked, entry.token, left))
-            elif left + entry.asked.delay > 0:
-                closed = max(closed, left + entry.asked.delay)
+            entry = replace(entry)
+            self._clamp(entry, now)
+            if now < entry.deadline:
+                holders.append((entry.asked, entry.token, entry.deadline - now))
+            elif now < entry.closed_until:
+                closed = max(closed, entry.closed_until - now)
                 closed_places += 1
         waiters = [
             (entry.asked, max(0, now - entry.since))
@@ -281,10 +398,15 @@ class Name:
         if now < self.now:
             # The clock was set back: nobody may have more left than its length, or the dead would last.
             for entry in (*self.holders.values(), *self.waiters.values()):
-                entry.deadline = min(entry.deadline, now + entry.length)
+                self._clamp(entry, now)
         self.now, self.now_us, self._retention = now, now_us, retention
         self._messages = []
         return now
+
+    @staticmethod
+    def _clamp(entry: Entry, now: int) -> None:
+        entry.deadline = min(entry.deadline, now + entry.length)
+        entry.hold_until = min(entry.hold_until, now + entry.asked.hold)
 
     def _sweep_and_grant(self) -> bool:
         """Drop what is overdue, then grant from the head on, as far as the holders allow.
@@ -328,7 +450,7 @@ class Name:
         self._admit(waiter, self._next_token() if own is None else own.token)
 
     def _admit(self, entry: Entry, token: int) -> None:
-        entry.token = token
+        entry.token, entry.hold_until = token, self.now + entry.asked.hold
         self.holders[entry.asked.id] = entry
         self._count(entry)
 
@@ -343,17 +465,11 @@ class Name:
         """Whether the holders, and those within their lock-delay, leave room for the request."""
         if asked.mode == "exclusive":
             return not self.holders
-        return not self._exclusive and (not asked.limit or len(self.holders) < asked.limit)
+        return not self._exclusive and (not asked.limit or len(self.holders) < self.limit)
 
     def _gets_in_again(self, asked: Asked) -> bool:
         own = self._owners.get(asked.owner)
         return own is not None and (asked.mode == "shared" or own.exclusive)
-
-    def _limit_in_use(self) -> int:
-        for entries in (self.holders, self.waiters):
-            for entry in entries.values():
-                return entry.asked.limit
-        return 0
 
     # -- tokens, and what is remembered ------------------------------------------------------------
 
@@ -378,6 +494,7 @@ class Name:
         """Return from when on nothing is left of this name, if no call comes until then."""
         entries = (*self.holders.values(), *self.waiters.values())
         ends = [entry.closed_until for entry in entries]
+        ends.append(self.record_until if self.record is not None else 0)
         return max(self.token_until, *ends, *self.markers.values(), *self.broken.values(), 0)
 
     # -- what is said ------------------------------------------------------------------------------

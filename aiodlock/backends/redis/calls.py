@@ -11,7 +11,7 @@ from ..._errors import BackendError
 from ..._model import Gone, Granted, Left, Refused, Request, Waiting
 from ..base import Unanswered
 from .keys import Keys, base_of, keys_of, name_of
-from .packing import Packing, pack_extend
+from .packing import Packing, how_of, pack_extend, words_of
 from .packing import Words as KeysAndArguments
 from .refusals import ReplyError
 from .replicas import ReplicatedWire
@@ -112,6 +112,8 @@ class Calls:
             self._server.label,
             *self._channels.words(keys.base),
             "wait" if wait else "nowait",
+            words_of(request, self._server.settings.description),
+            how_of(request),
         )
         return names, arguments
 
@@ -297,7 +299,9 @@ class _Extension:
             raise reply
         answer = outcome_of(reply, self._sent)
         calls.on_extended(request, answer)
-        return answer  # type: ignore[return-value]
+        if isinstance(answer, Refused):  # who acquires anew is told the result that is on record
+            return Gone("gone")
+        return answer
 
 
 def wire_mode(request: Request) -> str:

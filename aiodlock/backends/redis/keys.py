@@ -8,7 +8,7 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 #: Version of the protocol. Clients of another version use other keys and never meet.
-VERSION = "1"
+VERSION = "2"
 #: Names that are their own encoding, as nearly all are.
 _PLAIN = re.compile(r"[A-Za-z0-9_.~-]*")
 #: What ``quote`` and ``unquote`` make of ASCII, in half of their time: there may be thousands of names.
@@ -29,6 +29,7 @@ class Keys(NamedTuple):
     waiters: str
     token: str
     broken: str
+    record: str  # of names of kind `once` alone
     marker: str  # followed by a request id
     changes: str  # a channel, not a key
 
@@ -48,6 +49,7 @@ def keys_of(prefix: str, kind: str, name: str) -> Keys:
         f"{base}:waiters",
         f"{base}:token",
         f"{base}:broken",
+        f"{base}:record",
         f"{base}:marker:",
         f"{base}:changes",
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from urllib.parse import quote
 
 from ..._model import Request
 from .scripts import ACQUIRE, EXTEND, LEAVE, Script
@@ -27,6 +28,22 @@ class _Packed:
     marker: str  # without the id, which ends it
     between: str
     tail: str
+
+
+def words_of(request: Request, description: str) -> str:
+    """Return the further words of a request's records; ``records.lua`` says what they are."""
+    words = f" h={round(request.hold_at_least * 1000)}" if request.hold_at_least else ""
+    if request.note:
+        words += f" n={quote(request.note, safe='')}"
+    return f"{words} d={quote(description, safe='')}" if description else words
+
+
+def how_of(request: Request) -> str:
+    """Return what an acquire tells the script besides."""
+    how = ["resize"] if request.resize else []
+    if request.hold_at_least:
+        how.append("begins" if request.begins else "later")
+    return " ".join(how)
 
 
 class Packing:
@@ -56,6 +73,10 @@ class Packing:
             request.ttl,
             request.waiter_ttl,
             request.lock_delay,
+            request.hold_at_least,
+            request.begins,
+            request.resize,
+            request.note,
             wait,
         )
         packed = self._acquires.get(lock)

@@ -28,6 +28,12 @@ def owner_of(wire_owner: bytes) -> str:
     return unquote(text[1:]) if text.startswith("u") else text[1:]
 
 
+def for_people(words: bytes) -> dict[str, str]:
+    """Return the note and the description among the further words of a record."""
+    found = dict(word.partition("=")[::2] for word in words.decode().split(" "))
+    return {"note": unquote(found.get("n", "")), "description": unquote(found.get("d", ""))}
+
+
 def outcome_of(reply: Any, sent: float) -> Granted | Waiting | Refused | Gone:
     try:
         match reply:
@@ -87,7 +93,7 @@ def wrong_shape(what: str, reply: object) -> BackendError:
 def holders_of(flat: Sequence[bytes]) -> tuple[HolderInfo, ...]:
     """One entry per owner and mode, with the number of its acquisitions that the server counts."""
     found: dict[tuple[bytes, bytes], HolderInfo] = {}
-    for owner, mode, token, left, client in zip(*[iter(flat)] * 5, strict=True):
+    for owner, mode, token, left, client, words in zip(*[iter(flat)] * 6, strict=True):
         before = found.get((owner, mode))
         found[owner, mode] = HolderInfo(
             owner=owner_of(owner),
@@ -96,13 +102,21 @@ def holders_of(flat: Sequence[bytes]) -> tuple[HolderInfo, ...]:
             count=before.count + 1 if before else 1,
             remaining=max(int(left) / 1000, before.remaining if before else 0.0),
             client=client.decode(),
+            **for_people(words),
         )
     return tuple(found.values())
 
 
 def waiters_of(flat: Sequence[bytes]) -> tuple[WaiterInfo, ...]:
-    rows = zip(*[iter(flat)] * 4, strict=True)
+    rows = zip(*[iter(flat)] * 5, strict=True)
     return tuple(
-        WaiterInfo(owner_of(owner), mode_of(mode), position, int(waited) / 1000, client.decode())
-        for position, (owner, mode, waited, client) in enumerate(rows)
+        WaiterInfo(
+            owner_of(owner),
+            mode_of(mode),
+            position,
+            int(waited) / 1000,
+            client.decode(),
+            **for_people(words),
+        )
+        for position, (owner, mode, waited, client, words) in enumerate(rows)
     )

@@ -6,9 +6,10 @@ import hashlib
 from dataclasses import dataclass
 from importlib.resources import files
 
-#: Where a script wants the prelude, and what reads the records, if not in front of all.
-_PRELUDE = b"-- (prelude)\n"
+#: Where a script wants what is shared, if not in front of all.
 _RECORDS = b"-- (records)\n"
+_PRELUDE = b"-- (prelude)\n"
+_HOLDERS = b"-- (holders)\n"
 
 #: The arguments of a script.
 Words = tuple[str | int, ...]
@@ -21,7 +22,7 @@ class Script:
     name: str
     source: bytes
     sha: bytes
-    #: Of one name; ``inspect`` takes several.
+    #: Of one name; ``inspect`` takes several, and a name of kind ``once`` has one more.
     number_of_keys: bytes
 
 
@@ -34,15 +35,16 @@ def _load(
         return b"\n".join((folder / f"{part}.lua").read_bytes() for part in parts)
 
     text = read(name)
-    first = ["time", "tokens"] if voting else ["time"]
-    prelude = ["reading", "prelude", "tickets"] if voting else ["reading", "prelude"]
-    if reading_only:
-        prelude = ["reading"]
-    if _RECORDS not in text:
-        prelude.insert(0, "records")
+    first = ["time", *([] if _RECORDS in text else ["records"]), *(["tokens"] if voting else [])]
+    prelude = ["reading"] if reading_only else ["reading", "prelude"]
+    if voting:
+        prelude.append("tickets")
+    if _HOLDERS not in text:
+        prelude.insert(0, "holders")
     if _PRELUDE not in text:
         first, prelude = [*first, *prelude], []
-    text = text.replace(_RECORDS, read("records")).replace(_PRELUDE, read(*prelude))
+    for word, parts in ((_RECORDS, ["records"]), (_HOLDERS, ["holders"]), (_PRELUDE, prelude)):
+        text = text.replace(word, read(*parts))
     source = b"\n".join((read(*first), text))
     sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
     return Script(name, source, sha, str(number_of_keys).encode())

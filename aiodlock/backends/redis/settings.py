@@ -21,6 +21,7 @@ class Settings:
     unavailable_after: float
     configure_notifications: bool = False
     min_replicas: int = 0
+    description: str = ""
 
     @property
     def channels(self) -> str:

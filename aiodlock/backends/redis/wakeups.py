@@ -276,5 +276,8 @@ class Wakeups:
             self._listener.on_granted(request_id, number, state_key)
         elif word == "look":
             self._listener.on_look(request_id)
+        elif word == "done":
+            for waited in request_id.split(","):
+                self._listener.on_look(waited)
         elif word == "broken":
             self._listener.on_broken(request_id, number)

@@ -1,29 +1,41 @@
 -- acquire: grant, queue or refuse one request. Decides and writes in one step; repeating it is harmless.
 --
--- KEYS  1 state  2 queue  3 waiters  4 token  5 marker
+-- KEYS  1 state  2 queue  3 waiters  4 token  5 marker  6 record, of a name of kind `once` alone
 -- ARGV  1 id  2 mode  3 owner  4 ttl (ms)  5 waiter ttl (ms)  6 lock-delay (ms)  7 client
 --       8 channel prefix  9 token retention (ms)  10 publish command  11 "wait" or "nowait"
+--       12 further words of the record, as `records` says; '' for none
+--       13 "begins": with the grant the body begins; "later": it does not yet, and there is a hold_at_least; "resize": the
+--          limit of the mode is in use from now on; or several of these; or ''
 -- Result  {'granted', token, ms left}
 --         {'waiting', ms left, ms until the earliest blocker ends if at the head, else -1, token floor}
 --         {'busy'}  {'deadlock'}  {'gone'}: a marker refuses this id  {'limit', the mode in use}
-local state, queue, waiters, token_key, marker = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+--         {'done', the result that is on record}
+local state, queue, waiters, token_key, marker, record_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local id, mode, owner, client = ARGV[1], ARGV[2], ARGV[3], ARGV[7]
 local ttl, delay = tonumber(ARGV[4]), tonumber(ARGV[6])
+local words, how = ARGV[12], ARGV[13]
+
+local on_record = record_key and redis.call('HGET', record_key, 'result')
+if on_record then
+  return {'done', on_record}
+end
 
 -- Nobody holds, nobody waits and no marker: the common case, told by one command.
 local present = redis.call('EXISTS', state, queue, waiters, marker)
-if present == 0 then
+if present == 0 and how == '' then
   local token = next_token(token_key, tonumber(ARGV[9]))
   redis.call('HSET', state, id, mode .. ' ' .. token .. ' ' .. int(now + ttl) .. ' ' .. ARGV[4] .. ' '
-    .. ARGV[6] .. ' ' .. owner .. ' ' .. client)
+    .. ARGV[6] .. ' ' .. owner .. ' ' .. client .. words)
   redis.call('PEXPIRE', state, int(ttl + delay + 2))
   return {'granted', token, ARGV[4]}
 end
 
+-- (records)
+
 -- Stand at the end of the queue.
 local function queue_up()
   local stream_id = redis.call('XADD', queue, '*', 'id', id,
-    'r', mode .. ' ' .. ARGV[6] .. ' ' .. owner .. ' ' .. client)
+    'r', mode .. ' ' .. ARGV[6] .. ' ' .. owner .. ' ' .. client .. words)
   redis.call('HSET', waiters, id, stream_id .. ' ' .. int(now + ARGV[5]) .. ' ' .. ARGV[5])
   keep_queue_until(queue, waiters, now + ARGV[5])
   return {'waiting', ARGV[5], '-1', token_floor(token_key)}
@@ -36,9 +48,8 @@ if present == 3 then
   local head = #holding == 2 and redis.call('XRANGE', queue, '-', '+', 'COUNT', '1')[1]
   local waiter = head and redis.call('HGET', waiters, head[2][2])
   if waiter then
-    local held_mode, deadline, length, holder = string.match(holding[2],
-      '^([^ ]+) [^ ]+ ([^ ]+) ([^ ]+) [^ ]+ ([^ ]+)')
-    local place, waits_until, waits_for = string.match(waiter, '^([^ ]+) ([^ ]+) ([^ ]+)')
+    local held_mode, _, deadline, length, _, holder = read_record(holding[2])
+    local place, waits_until, waits_for = read_place(waiter)
     local held, waits = deadline - now, waits_until - now
     if held_mode == 'x' and holder ~= owner and held > 0 and held <= tonumber(length)
       and place == head[1] and waits > 0 and waits <= tonumber(waits_for)
@@ -73,8 +84,12 @@ end
 local function become_holder(token)
   local record = {
     id = id, mode = mode, deadline = now + ttl, length = ttl, delay = delay,
-    owner = owner, client = client, live = true, closed_until = now + ttl + delay,
+    owner = owner, client = client, live = true, closed_until = now + ttl + delay, words = words,
   }
+  count_hold(record)
+  if string.find(how, 'begins', 1, true) then
+    begin(record)
+  end
   -- An out-of-memory server refuses the first of these writes, so none of them.
   record.token = token or next_token(token_key, options.retention)
   write_record(state, record)
@@ -109,10 +124,14 @@ end
 
 for _, record in ipairs(holders) do
   if record.id == id then
-    if record.live then
-      return finish({'granted', record.token, int(record.deadline - now)})
+    if not record.live then
+      return finish({'gone'})
     end
-    return finish({'gone'})
+    if string.find(how, 'begins', 1, true) and begin(record) then
+      write_record(state, record)
+      keep_state(state, holders)
+    end
+    return finish({'granted', record.token, int(record.deadline - now)})
   end
 end
 local known = not quiet and redis.call('HGET', waiters, id)
@@ -125,10 +144,21 @@ if known then
   redis.call('HDEL', waiters, id)
 end
 
--- Every request for a semaphore carries its limit in the mode; two limits for one name are a mistake.
+-- Every request for a semaphore carries its limit in the mode, and all records have the one that is in use. Two limits for
+-- one name are a mistake, unless a request says that it sets the limit: the others follow it.
 if #mode > 1 then
   local used = (holders[1] or head or {mode = mode}).mode
-  if used ~= mode then
+  if string.find(how, 'resize', 1, true) then
+    mode = mode .. 'r'
+    if used ~= mode and (holders[1] or head) then
+      set_mode(keys, holders, mode)
+      local again
+      head, again = grant_waiting(keys, options, holders, granted)
+      changed = changed or again
+    end
+  elseif string.sub(used, -1) == 'r' then
+    mode = used
+  elseif used ~= mode then
     return finish({'limit', used})
   end
 end
@@ -142,7 +172,7 @@ if held_token then
   local result = become_holder(held_token)
   if head and changed then
     hint(keys, options, head, holders)
-  elseif head and now + ttl + delay < earliest then
+  elseif head and holders[#holders].closed_until < earliest then
     hint(keys, options, head, holders)
   end
   return result

@@ -1,14 +1,16 @@
 -- extend: push the deadline of a waiter or a holder into the future, never nearer, and look.
 --
--- KEYS  1 state  2 queue  3 waiters  4 token  5 broken
+-- KEYS  1 state  2 queue  3 waiters  4 token  5 broken  6 record, of a name of kind `once` alone
 -- ARGV  1 id  2 length (ms)  3 owner  4 channel prefix  5 token retention (ms)  6 publish command
+--       7 "begins": if the request holds, its body begins; or none
 -- Result  {'held', token, ms left}
 --         {'waiting', ms left, ms until the earliest blocker ends if at the head, else -1, token floor}
+--         {'done', the result that is on record}
 --         {'gone', 'broken' | 'expired' | 'taken_over' | 'gone'}
-local state, queue, waiters, token_key, broken = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local id, length, owner = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local state, queue, waiters, token_key, broken, record_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local id, length, owner, begins = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[7] == 'begins'
 
--- (records)
+-- (holders)
 
 local function push(record)
   record.deadline = math.max(record.deadline, now + length)
@@ -23,11 +25,20 @@ if text then
   local record = decode_record(id, text)
   if record.live then
     push(record)
+    record.closed_until = math.max(record.closed_until, record.deadline + record.delay)
+    if begins then
+      begin(record)
+    end
     write_record(state, record)
-    keep_until(state, record.deadline + record.delay)
+    keep_until(state, record.closed_until)
     return {'held', record.token, int(record.deadline - now)}
   end
   why = 'expired'
+end
+
+local on_record = record_key and redis.call('HGET', record_key, 'result')
+if on_record then
+  return {'done', on_record}
 end
 
 -- (prelude)
@@ -44,7 +55,7 @@ if text then
   local own = entry and entry[2][2] == id
   if own and now < waiter.deadline then
     push(waiter)
-    redis.call('HSET', waiters, id, table.concat({waiter.stream_id, int(waiter.deadline), int(waiter.length)}, ' '))
+    write_place(waiters, id, waiter)
     keep_queue_until(queue, waiters, waiter.deadline)
   else
     if own then
@@ -65,26 +76,21 @@ local head, changed = grant_waiting(keys, options, holders, granted)
 local nearer = false
 if waiter and not granted[id] and string.sub(owner, 1, 1) == 'u' then
   local token, exclusive = hold_of(owner, holders)
-  local entry = redis.call('XRANGE', queue, waiter.stream_id, waiter.stream_id)[1]
-  local mode, delay, _, client = string.match(entry[2][4], '^([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+)$')
-  if token and (mode ~= 'x' or exclusive) then
-    local record = {
-      id = id, mode = mode, token = token, deadline = waiter.deadline, length = waiter.length,
-      delay = tonumber(delay), owner = owner, client = client, live = true,
-      closed_until = waiter.deadline + tonumber(delay),
-    }
-    nearer = record.closed_until < earliest_end(holders)
-    write_record(state, record)
-    holders[#holders + 1] = record
-    granted[id] = record
-    redis.call('XDEL', queue, waiter.stream_id)
-    redis.call('HDEL', waiters, id)
+  waiter.id = id
+  read_wish(waiter, redis.call('XRANGE', queue, waiter.stream_id, waiter.stream_id)[1])
+  if token and (waiter.mode ~= 'x' or exclusive) then
+    local earliest = earliest_end(holders)
+    granted[id] = admit(keys, options, holders, waiter, token)
+    nearer = granted[id].closed_until < earliest
     local again
     head, again = grant_waiting(keys, options, holders, granted)
     changed = changed or again or nearer
   end
 end
 
+if begins and granted[id] and begin(granted[id]) then
+  write_record(state, granted[id])
+end
 if next(granted) or #dead > 0 then
   keep_state(state, holders)
   bury(state, dead)

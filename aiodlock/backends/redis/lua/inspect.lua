@@ -4,7 +4,8 @@
 -- They are followed by the same four keys of the next name, and so on.
 -- Result  for each name
 --         {last token or '0', ms for which lock-delay still keeps the name closed,
---          {owner, mode, token, ms left, client, ...}, {owner, mode, ms waited, client, ...},
+--          {owner, mode, token, ms left, client, further words, ...},
+--          {owner, mode, ms waited, client, further words, ...},
 --          the number of holders' places that lock-delay keeps closed}
 local seen = {}
 for at = 0, #KEYS - 1, 4 do
@@ -14,7 +15,7 @@ for at = 0, #KEYS - 1, 4 do
   for _, record in ipairs((load_state(state, true))) do
     if record.live then
       local left = int(record.deadline - now)
-      for _, value in ipairs({record.owner, record.mode, record.token, left, record.client}) do
+      for _, value in ipairs({record.owner, record.mode, record.token, left, record.client, record.words}) do
         holding[#holding + 1] = value
       end
     else
@@ -31,9 +32,11 @@ for at = 0, #KEYS - 1, 4 do
   for _, entry in ipairs(entries) do
     local waiter = deadlines[entry[2][2]]
     if waiter and waiter.stream_id == entry[1] and now < waiter.deadline then
-      local mode, _, owner, client = string.match(entry[2][4], '^([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+)$')
+      read_wish(waiter, entry)
       local since = tonumber(string.match(entry[1], '^(%d+)'))
-      for _, value in ipairs({owner, mode, int(math.max(0, now - since)), client}) do
+      for _, value in ipairs({
+        waiter.owner, waiter.mode, int(math.max(0, now - since)), waiter.client, waiter.words,
+      }) do
         waiting[#waiting + 1] = value
       end
     end

@@ -2,8 +2,8 @@
 --
 -- KEYS  1 state  2 queue  3 waiters  4 token
 -- Result  {last token or '0', ms for which lock-delay still keeps the name closed,
---          {id, owner, mode, token, ms left, client, stage, ticket, ...},
---          {id, owner, mode, client, ticket, ...}, server time in us}
+--          {id, owner, mode, token, ms left, client, stage, ticket, further words, ...},
+--          {id, owner, mode, client, ticket, further words, ...}, server time in us}
 local state, queue, waiters, token_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
 local voted, closed = {}, 0
@@ -11,6 +11,7 @@ for _, vote in ipairs((load_votes(state, true))) do
   if vote.live then
     for _, value in ipairs({
       vote.id, vote.owner, vote.mode, vote.token, int(vote.deadline - now), vote.client, vote.stage, int(vote.ticket),
+      vote.words,
     }) do
       voted[#voted + 1] = value
     end
@@ -23,7 +24,7 @@ for _, id in ipairs(redis.call('ZRANGE', queue, 0, -1)) do
   local text = redis.call('HGET', waiters, id)
   local waiter = text and decode_vote(id, text)
   if waiter and waiter.live then
-    for _, value in ipairs({id, waiter.owner, waiter.mode, waiter.client, int(waiter.ticket)}) do
+    for _, value in ipairs({id, waiter.owner, waiter.mode, waiter.client, int(waiter.ticket), waiter.words}) do
       waiting[#waiting + 1] = value
     end
   end

@@ -1,10 +1,5 @@
 -- prelude: what the scripts share. It is put in front of each of them, or where one says so: what a script
 -- needs often enough comes before, since making these functions takes the server longer than most answers.
---
--- A state record      "mode token deadline length delay owner client"
--- A queue entry       id <request id>, r "mode delay owner client"
--- A waiters record    "stream-id deadline length"
--- Times are milliseconds of the server's clock, read once. Tokens are strings.
 
 local function bury(state, dead)
   for first = 1, #dead, 1000 do
@@ -52,12 +47,12 @@ local function hold_of(owner, holders)
   end
 end
 
--- `x` excludes all, `s` excludes `x`, `s3` is one of at most three.
+-- `x` excludes all, `s` excludes `x`, `s3` is one of at most three; `s3r` is the same, and a request said so (`resize`).
 local function compatible(mode, holders)
   if mode == 'x' then
     return #holders == 0
   end
-  local limit = tonumber(string.sub(mode, 2)) or math.huge
+  local limit = tonumber(string.match(mode, '%d+')) or math.huge
   if #holders >= limit then
     return false
   end
@@ -78,14 +73,19 @@ local function say(publish, channel, word, state, id, token)
   redis.call(publish, channel, table.concat({word, state, id, token}, ' '))
 end
 
+local function write_place(waiters, id, waiter, call)
+  (call or redis.call)('HSET', waiters, id, table.concat({
+    waiter.stream_id, int(waiter.deadline), int(waiter.length),
+  }, ' ') .. waiter.place_words)
+end
+
 -- All at once: many dead waiters cost together what one costs, also after the clock was set back.
 local function clamp_waiters(waiters)
   local fields = redis.call('HGETALL', waiters)
   for i = 1, #fields, 2 do
     local waiter = decode_waiter(fields[i + 1])
     if waiter.set_back then
-      redis.pcall('HSET', waiters, fields[i],
-        table.concat({waiter.stream_id, int(waiter.deadline), int(waiter.length)}, ' '))
+      write_place(waiters, fields[i], waiter, redis.pcall)
     end
   end
 end
@@ -105,8 +105,7 @@ local function find_head(queue, waiters)
     local own = waiter and waiter.stream_id == entry[1]
     if own and now < waiter.deadline then
       waiter.id = id
-      waiter.mode, waiter.delay, waiter.owner, waiter.client =
-        string.match(entry[2][4], '^([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+)$')
+      read_wish(waiter, entry)
       if waiter.set_back then
         clamp_waiters(waiters)
       end
@@ -118,6 +117,23 @@ local function find_head(queue, waiters)
     end
     dropped = dropped + 1
   end
+end
+
+-- The waiter holds from now on, with the deadline it had: a ghost that is granted costs no more than one that waits.
+local function admit(keys, options, holders, waiter, token)
+  local record = {
+    id = waiter.id, mode = waiter.mode, deadline = waiter.deadline, length = waiter.length, delay = waiter.delay,
+    owner = waiter.owner, client = waiter.client, live = true, closed_until = waiter.deadline + waiter.delay,
+    words = waiter.words,
+  }
+  count_hold(record)
+  -- An out-of-memory server refuses the first of these writes, so none of them.
+  record.token = token or next_token(keys.token, options.retention)
+  write_record(keys.state, record)
+  holders[#holders + 1] = record
+  redis.call('XDEL', keys.queue, waiter.stream_id)
+  redis.call('HDEL', keys.waiters, waiter.id)
+  return record
 end
 
 -- Grants from the head on, as far as the holders allow, each with a notice to the one who waits; those of the
@@ -136,19 +152,8 @@ local function grant_waiting(keys, options, holders, granted)
     if not again and not compatible(head.mode, holders) then
       return head, changed
     end
-    -- A granted waiter keeps the deadline it had: a ghost that is granted costs no more than one that waits.
-    local record = {
-      id = head.id, mode = head.mode, deadline = head.deadline, length = head.length,
-      delay = tonumber(head.delay), owner = head.owner, client = head.client, live = true,
-      closed_until = head.deadline + tonumber(head.delay),
-    }
-    -- An out-of-memory server refuses the first of these writes, so none of them.
-    record.token = again and token or next_token(keys.token, options.retention)
-    write_record(keys.state, record)
-    holders[#holders + 1] = record
+    local record = admit(keys, options, holders, head, again and token)
     granted[head.id] = record
-    redis.call('XDEL', keys.queue, head.stream_id)
-    redis.call('HDEL', keys.waiters, head.id)
     local channel = options.channel .. head.client
     if head.client == options.reader then
       local reply = options.reply
@@ -160,11 +165,43 @@ local function grant_waiting(keys, options, holders, granted)
   end
 end
 
+-- Another limit is in use: all who hold and wait have it from now on.
+local function set_mode(keys, holders, mode)
+  for _, record in ipairs(holders) do
+    record.mode = mode
+    write_record(keys.state, record)
+  end
+  local fields = redis.call('HGETALL', keys.waiters)
+  for i = 1, #fields, 2 do
+    local waiter = decode_waiter(fields[i + 1])
+    waiter.place_words = string.gsub(waiter.place_words, ' m=[^ ]+', '') .. ' m=' .. mode
+    write_place(keys.waiters, fields[i], waiter)
+  end
+end
+
 -- A head that did not know when to look is told to, unless it will ask soon enough by itself.
 local function hint(keys, options, head, holders)
   local look = earliest_end(holders)
   local next_extension = head.deadline - head.length * 2 / 3
   if look and look < next_extension then
     say(options.publish, options.channel .. head.client, 'look', keys.state, head.id, '0')
+  end
+end
+
+-- A success is on record: nobody holds and nobody waits any more. Each client is sent one message, with its requests, and they ask.
+local function tell_done(keys, options)
+  local clients, ids_of = {}, {}
+  for _, entry in ipairs(redis.call('XRANGE', keys.queue, '-', '+')) do
+    local _, _, _, client = read_entry(entry)
+    if not ids_of[client] then
+      clients[#clients + 1], ids_of[client] = client, {}
+    end
+    local ids = ids_of[client]
+    ids[#ids + 1] = entry[2][2]
+  end
+  redis.call('DEL', keys.state, keys.queue, keys.waiters)
+  for _, client in ipairs(clients) do
+    redis.call(options.publish, options.channel .. client,
+      'done ' .. keys.state .. ' ' .. table.concat(ids_of[client], ',') .. ' 0')
   end
 end

@@ -1,4 +1,4 @@
--- reading: how the holders and the waiters of a name are read. It stands between records and prelude. To tell people of a
+-- reading: how the holders and the waiters of a name are read. It stands between holders and prelude. To tell people of a
 -- name takes no more than these.
 
 -- Holders that block, and the ids of those that are overdue and past their lock-delay. The dead are
@@ -21,8 +21,19 @@ local function load_state(state, read_only)
 end
 
 local function decode_waiter(text)
-  local stream_id, deadline, length = string.match(text, '^([^ ]+) ([^ ]+) ([^ ]+)$')
-  local waiter = {stream_id = stream_id, deadline = clamp(deadline, length), length = tonumber(length)}
+  local stream_id, deadline, length, place_words = read_place(text)
+  local waiter = {
+    stream_id = stream_id, deadline = clamp(deadline, length), length = tonumber(length), place_words = place_words,
+  }
   waiter.set_back = waiter.deadline < tonumber(deadline)
   return waiter
+end
+
+-- What its queue entry says of it, too.
+local function read_wish(waiter, entry)
+  waiter.mode, waiter.delay, waiter.owner, waiter.client, waiter.words = read_entry(entry)
+  waiter.delay = tonumber(waiter.delay)
+  if waiter.place_words ~= '' then
+    waiter.mode = string.match(waiter.place_words, ' m=([^ ]+)') or waiter.mode
+  end
 end

@@ -1,43 +1,34 @@
--- records: how a record of the state is read, written and kept. It stands in front of the prelude, or where a script
--- says so: extending a lease needs this and nothing else, and it is what a server does most.
+-- records: how what is kept of a request is read and written. It stands at the head of each script, behind the time:
+-- the short ways and the general ones read with the same functions.
+--
+-- A state record      "mode token deadline length delay owner client"
+-- A queue entry       id <request id>, r "mode delay owner client"
+-- A waiters record    "stream-id deadline length"
+--
+-- Each may go on with further words, " key=value" each. A script that does not know a word keeps it, and copies those of a
+-- queue entry to the state record that follows it: so a later version adds words, and both work on the same names.
+-- The words of this version:
+--   h  hold_at_least (ms)             u  until when that keeps the name closed, since the grant
+--   b  the body has begun, so u counts      l  left: what is kept of it only keeps the name closed
+--   m  the mode that is in use for a semaphore, where it is another than that of the queue entry
+--   n, d  the note and the client's description, for people
+-- Times are milliseconds of the server's clock, read once. Tokens are strings.
 
--- A server that is out of memory refuses a script's write that may need more of it, but only the first:
--- Lua does not roll back. Extending and leaving begin with a write that needs none and does nothing, so
--- that holders are kept, released and followed while new requests are refused.
-local function need_no_memory(state)
-  redis.call('HDEL', state, '')
+-- mode, token, deadline, length, delay, owner, client, further words
+local function read_record(text)
+  return string.match(text, '^([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+)(.*)$')
 end
 
--- A deadline further away than the record's length means that the clock was set back. Whoever meets one
--- writes the clamped deadline, or the record would have its whole length left at every look.
-local function clamp(deadline, length)
-  return math.min(tonumber(deadline), now + tonumber(length))
+-- stream id, deadline, length, further words
+local function read_place(text)
+  return string.match(text, '^([^ ]+) ([^ ]+) ([^ ]+)(.*)$')
 end
 
-local function decode_record(id, text)
-  local mode, token, deadline, length, delay, owner, client =
-    string.match(text, '^([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+)$')
-  local record = {
-    id = id, mode = mode, token = token, deadline = clamp(deadline, length), length = tonumber(length),
-    delay = tonumber(delay), owner = owner, client = client,
-  }
-  record.set_back = record.deadline < tonumber(deadline)
-  record.live = now < record.deadline
-  record.closed_until = record.deadline + record.delay
-  return record
+-- mode, delay, owner, client, further words
+local function read_entry(entry)
+  return string.match(entry[2][4], '^([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+)(.*)$')
 end
 
-local function write_record(state, record, call)
-  (call or redis.call)('HSET', state, record.id, table.concat({
-    record.mode, record.token, int(record.deadline), int(record.length), int(record.delay),
-    record.owner, record.client,
-  }, ' '))
-end
-
--- The key outlives every record in it; it is never brought nearer.
-local function keep_until(key, moment)
-  local left = moment - now
-  if redis.call('PTTL', key) < left then
-    redis.call('PEXPIRE', key, int(left + 2))
-  end
+local function has_hold(words)
+  return string.find(words, ' h=', 1, true)
 end

@@ -2,6 +2,7 @@
 --
 -- A vote        "mode token deadline length delay owner client ticket stage", in the state hash
 -- A waiter      the same without a token yet: "mode 0 deadline length delay owner client ticket v"
+--               Both may go on with further words, which are kept, as `records` says.
 -- The queue     a sorted set of request ids; the scores are tickets, so it has the same order on every node.
 -- Stages        v  given, and may be asked back
 --               p  the same, with the token that the leaving holder proposed to all nodes: a request without
@@ -20,11 +21,11 @@ local function closed_until(vote)
 end
 
 local function decode_vote(id, text)
-  local mode, token, deadline, length, delay, owner, client, ticket, stage =
-    string.match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
+  local mode, token, deadline, length, delay, owner, client, ticket, stage, words = read_vote(text)
   local vote = {
     id = id, mode = mode, token = token, deadline = clamp(deadline, length), length = tonumber(length),
     delay = tonumber(delay), owner = owner, client = client, ticket = tonumber(ticket), stage = stage,
+    words = words,
   }
   vote.set_back = vote.deadline < tonumber(deadline)
   vote.live = now < vote.deadline
@@ -36,7 +37,7 @@ local function encode_vote(vote)
   return table.concat({
     vote.mode, vote.token, int(vote.deadline), int(vote.length), int(vote.delay), vote.owner, vote.client,
     int(vote.ticket), vote.stage,
-  }, ' ')
+  }, ' ') .. vote.words
 end
 
 local function load_votes(state, read_only)

@@ -1,5 +1,11 @@
--- tokens: what a quorum's node says and hears of them. It comes after the time, before the short ways that need no
--- prelude.
+-- tokens: what a quorum's node says and hears of them, and how it reads a vote. It comes after the records, before the short
+-- ways that need no prelude.
+
+-- mode, token, deadline, length, delay, owner, client, ticket, stage, further words
+local function read_vote(text)
+  return string.match(text,
+    '^([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+)(.*)$')
+end
 
 -- Every later vote of this node has a larger token than this, so a notice with one that is not larger is stale.
 local function vote_floor(key)

@@ -17,11 +17,10 @@ local wanted = what ~= 'yield' and ARGV[4] ~= '0' and ARGV[4] or nil
 
 -- Of a waiter who lives: the ms left, and its record in pieces.
 local function alive(text)
-  local mode, deadline, length, delay, owner, client, ticket =
-    string.match(text or '', '^([^ ]+) [^ ]+ ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+) ([^ ]+)')
+  local mode, _, deadline, length, delay, owner, client, ticket, _, words = read_vote(text or '')
   local left = mode and deadline - now
   if left and left > 0 and left <= tonumber(length) then
-    return left, mode, deadline, length, delay, owner, client, ticket
+    return left, mode, deadline, length, delay, owner, client, ticket, words
   end
 end
 
@@ -29,12 +28,12 @@ end
 -- common case. Who is the oldest then is told to look, unless it will ask soon enough by itself.
 local function hand_on()
   local given = redis.call('HGETALL', keys.state)
-  if #given ~= 2 or given[1] ~= id or now >= tonumber(string.match(given[2], '^[^ ]+ [^ ]+ ([^ ]+)')) then
+  if #given ~= 2 or given[1] ~= id or now >= tonumber((select(3, read_vote(given[2])))) then
     return
   end
   local oldest = redis.call('ZRANGE', keys.queue, '0', '1')
   local next_id, second_id = oldest[1], oldest[2]
-  local left, mode, deadline, length, delay, owner, client, ticket =
+  local left, mode, deadline, length, delay, owner, client, ticket, words =
     alive(next_id and redis.call('HGET', keys.waiters, next_id))
   if mode ~= 'x' then
     return
@@ -52,7 +51,7 @@ local function hand_on()
   local proposed = take_wanted(keys.token, options, wanted)
   local token = proposed or next_token(keys.token, options.retention)
   redis.call('HSET', keys.state, next_id, 'x ' .. token .. ' ' .. deadline .. ' ' .. length .. ' ' .. delay .. ' '
-    .. owner .. ' ' .. client .. ' ' .. ticket .. (proposed and ' p' or ' v'))
+    .. owner .. ' ' .. client .. ' ' .. ticket .. (proposed and ' p' or ' v') .. words)
   if second_id then
     redis.call('ZREM', keys.queue, next_id)
     redis.call('HDEL', keys.waiters, next_id)

@@ -8,6 +8,7 @@
 --         "held": the name is held by a majority with this token
 --       9 token, '0' with "ask" and "try"
 --       10 channel prefix  11 token retention (ms)  12 publish command
+--       13 further words of the record, as `records` says; '' for none
 -- Result  {'vote', token, ms left, stage, 1 if it is asked back, server time in us}
 --         {'waiting', ms left, ms until the earliest blocker ends if it is the oldest, else -1,
 --          token floor, server time in us}
@@ -27,17 +28,15 @@ if what == 'ask' and redis.call('EXISTS', keys.state, keys.queue, keys.waiters, 
   local oldest = #given == 2 and redis.call('ZRANGE', keys.queue, '0', '0')[1]
   local waiter = oldest and redis.call('HGET', keys.waiters, oldest)
   if waiter then
-    local given_mode, given_until, given_for, given_to =
-      string.match(given[2], '^([^ ]+) [^ ]+ ([^ ]+) ([^ ]+) [^ ]+ ([^ ]+)')
-    local waits_until, waits_for, waits_too, ticket =
-      string.match(waiter, '^[^ ]+ [^ ]+ ([^ ]+) ([^ ]+) [^ ]+ ([^ ]+) [^ ]+ ([^ ]+)')
+    local given_mode, _, given_until, given_for, _, given_to = read_vote(given[2])
+    local _, _, waits_until, waits_for, _, waits_too, _, ticket = read_vote(waiter)
     local given_left, waits_left = given_until - now, waits_until - now
     if given_mode == 'x' and given_to ~= owner and given_left > 0 and given_left <= tonumber(given_for)
       and given_to ~= waits_too and waits_left > 0 and waits_left <= tonumber(waits_for)
       and tonumber(ticket) < tonumber(ARGV[7]) and ahead <= 0 and redis.call('HEXISTS', keys.waiters, id) == 0
     then
       redis.call('HSET', keys.waiters, id, mode .. ' 0 ' .. int(now + length) .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
-        .. ' ' .. owner .. ' ' .. ARGV[6] .. ' ' .. ARGV[7] .. ' v')
+        .. ' ' .. owner .. ' ' .. ARGV[6] .. ' ' .. ARGV[7] .. ' v' .. ARGV[13])
       redis.call('ZADD', keys.queue, ARGV[7], id)
       keep_queue_until(keys.queue, keys.waiters, now + length)
       return {'waiting', ARGV[4], '-1', vote_floor(keys.token), int(now_us)}
@@ -133,6 +132,7 @@ else
     waiter = {
       id = id, mode = mode, token = '0', deadline = now + length, length = length, delay = tonumber(ARGV[5]),
       owner = owner, client = ARGV[6], ticket = tonumber(ARGV[7]), stage = 'v', live = true,
+      words = ARGV[13],
     }
   end
   if token and not deadlock then

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...._model import HolderInfo, LockInfo, WaiterInfo
-from ..replies import mode_of, owner_of, wrong_shape
+from ..replies import for_people, mode_of, owner_of, wrong_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class VoteView:
     client: bytes
     stage: bytes
     ticket: int
+    words: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class WaiterView:
     mode: bytes
     client: bytes
     ticket: int
+    words: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +52,16 @@ class NodeView:
         try:
             token, closed, voted, waiting, clock = reply
             votes = {
-                id: VoteView(owner, mode, int(token), int(left) / 1000, client, stage, int(ticket))
-                for id, owner, mode, token, left, client, stage, ticket in zip(
-                    *[iter(voted)] * 8, strict=True
+                id: VoteView(
+                    owner, mode, int(token), int(left) / 1000, client, stage, int(ticket), words
+                )
+                for id, owner, mode, token, left, client, stage, ticket, words in zip(
+                    *[iter(voted)] * 9, strict=True
                 )
             }
             waiters = {
-                id: WaiterView(owner, mode, client, int(ticket))
-                for id, owner, mode, client, ticket in zip(*[iter(waiting)] * 5, strict=True)
+                id: WaiterView(owner, mode, client, int(ticket), words)
+                for id, owner, mode, client, ticket, words in zip(*[iter(waiting)] * 6, strict=True)
             }
             return cls(int(token), int(closed) / 1000, votes, waiters, int(clock) / 1e6)
         except (ValueError, TypeError, OverflowError) as wrong:
@@ -98,6 +102,7 @@ def lock_info(name: str, views: Sequence[NodeView], nodes: int) -> LockInfo:
             count=before.count + 1 if before else 1,
             remaining=max(left, before.remaining if before else 0.0),
             client=vote.client.decode(),
+            **for_people(vote.words),
         )
     clock = max(view.clock for view in views)  # as tickets are made
     ordered = sorted(waiting.items(), key=lambda item: (item[1].ticket, item[0]))
@@ -108,6 +113,7 @@ def lock_info(name: str, views: Sequence[NodeView], nodes: int) -> LockInfo:
             position,
             max(0.0, clock - waiter.ticket / 1e6),
             waiter.client.decode(),
+            **for_people(waiter.words),
         )
         for position, (_, waiter) in enumerate(ordered)
     )

@@ -13,6 +13,7 @@ from ...._model import Request
 from ...base import Unanswered
 from ..inspection import names_of
 from ..keys import Keys, keys_of, name_of
+from ..packing import words_of
 from ..permissions import CHECKED, CHECKED_VOTING
 from ..refusals import is_refusal
 from ..replies import left_of, wrong_shape
@@ -122,6 +123,7 @@ class Voter:
                 tally.ticket,
                 *(what, token),
                 *self._to_clients,
+                words_of(request, self.server.settings.description),
             )
             message = tally.message = self._message(VOTE, request, arguments)
             tally.message_about = about
@@ -300,4 +302,4 @@ def _names(keys: Keys, request_id: str) -> tuple[str, ...]:
 
 def _key_of_members(prefix: str) -> str:
     """Return the key by which a node is known as a member of the quorum."""
-    return f"{prefix}:1:quorum"
+    return f"{prefix}:2:quorum"
