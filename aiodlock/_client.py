@@ -18,12 +18,15 @@ from ._lock import ANSWER_WITHIN, Lock, ReadWriteLock, Semaphore
 from ._locked import CallTemplate, check_function
 from ._model import Kind, LockInfo, Mode
 from ._multilock import MultiLock
+from ._once import Once
 from ._options import (
     SHORTEST_TTL,
     LockOptions,
     OnLost,
     check_flag,
+    check_kind,
     check_limit,
+    check_note,
     check_seconds,
     check_text,
     check_timeout,
@@ -83,6 +86,7 @@ class Client:
     :param listen_source: with PostgreSQL, the URL of the connection that listens for notifications, where
         ``source`` leads to a pooler in transaction mode.
     :param create: with PostgreSQL, create the schema that the locks live in if it is not there.
+    :param description: shown to people beside what this client holds and waits for; at most 200 characters.
     :raises TypeError: for input of a wrong type.
     :raises ValueError: for other bad input.
     :raises Unsupported: for ``min_replicas`` on ``memory://`` and on a quorum.
@@ -103,6 +107,7 @@ class Client:
         restart_delay: float | None = None,
         listen_source: str | None = None,
         create: bool = False,
+        description: str = "",
     ) -> None:
         if not isinstance(prefix, str):
             raise TypeError(f"prefix must be a str, not {prefix!r}")
@@ -139,6 +144,7 @@ class Client:
                 else check_seconds("restart_delay", restart_delay),
                 listen_source=listen_source,
                 create=create,
+                description=check_note("description", description),
             ),
         )
         self._described: str = self._store.described
@@ -230,6 +236,8 @@ class Client:
         on_lost: OnLost = "cancel",
         confirm_release: bool = True,
         owner: str | None = None,
+        hold_at_least: float = 0.0,
+        note: str = "",
         **wrong: Never,
     ) -> Lock:
         """Describe an exclusive lock. No I/O; needs no running client.
@@ -251,11 +259,27 @@ class Client:
         :param confirm_release: with False, leaving returns when the release is on its way; a release
             that fails is then known to the log and hooks alone.
         :param owner: makes one owner of several tasks, clients or processes. Default: the task.
+        :param hold_at_least: seconds from its grant for which the name stays closed, also when the body
+            ends or its process dies sooner.
+        :param note: shown to people who inspect the name; at most 200 characters.
+        :raises Unsupported: for ``hold_at_least`` where the store has none.
         """
         if wrong:
             refuse_keywords("lock()", wrong)
+        if hold_at_least and not self._store.capabilities.hold_at_least:
+            raise Unsupported(_needs("hold_at_least"))
         options = self._options(
-            ttl, timeout, auto_extend, max_hold, lock_delay, margin, on_lost, confirm_release, owner
+            ttl,
+            timeout,
+            auto_extend,
+            max_hold,
+            lock_delay,
+            margin,
+            on_lost,
+            confirm_release,
+            owner,
+            hold_at_least,
+            note,
         )
         return Lock(self, check_text("name", name), "exclusive", options)
 
@@ -273,10 +297,14 @@ class Client:
         write = self.lock(name, **options)
         return ReadWriteLock(self._in_mode(write, "shared"), write)
 
-    def semaphore(self, name: str, limit: int, **options: Any) -> Semaphore:
+    def semaphore(
+        self, name: str, limit: int, *, resize: bool = False, **options: Any
+    ) -> Semaphore:
         """Describe a lock with ``limit`` holders. Options as of ``lock``, without ``owner``.
 
-        A ``limit`` that differs from the one in use raises ValueError when acquiring.
+        A ``limit`` that differs from the one in use raises ValueError when acquiring. With
+        ``resize=True`` it is the one in use from then on, and the others follow it. Growing grants all
+        that fit, shrinking throws nobody out.
 
         ```python
         async with client.semaphore("mail", limit=3):  # three at a time
@@ -291,7 +319,102 @@ class Client:
                 "a semaphore needs one place that counts its holders, and a quorum has several: use one "
                 "server, Sentinel or a cluster"
             )
-        return Semaphore(self, described.name, "shared", described._options, check_limit(limit))
+        check_flag("resize", resize)
+        if resize and not self._store.capabilities.resize:
+            raise Unsupported(_needs("resize"))
+        return Semaphore(
+            self, described.name, "shared", described._options, check_limit(limit), resize
+        )
+
+    def once(self, name: str, *, keep: float, **options: Any) -> Once:
+        """Describe something to be done once: at most one success on record, for ``keep`` seconds.
+
+        The body that is first does it. When it ends without an exception, its success is on record with
+        the result that it assigned, and all others get that result at once. When it fails, the next one
+        is first. A crash between the effect and the record means that it is done again: hand the key on
+        to whatever has the effect, as an idempotency key.
+
+        ```python
+        async with client.once("order:42", keep=86400) as once:
+            if once.first:
+                once.result = "charged"
+        print(once.result)
+        ```
+
+        :param keep: seconds for which the success stays on record.
+        :param options: as of ``lock``, without ``owner`` and ``confirm_release``.
+        :raises Unsupported: on a store that keeps no records, such as a quorum.
+        """
+        for option in ("owner", "linger"):
+            if options.pop(option, None):
+                raise ValueError(f"{option} has no meaning for what is done once")
+        if options.pop("confirm_release", True) is not True:
+            raise ValueError("confirm_release=False would not tell whether a success is on record")
+        check_seconds("keep", keep, least=0.001)
+        described = self.lock(name, **options)
+        self._check_records()
+        return Once(self, described.name, described._options, keep)
+
+    def once_per(
+        self, template: str, *, keep: float, **options: Any
+    ) -> Callable[
+        [Callable[_P, Coroutine[Any, Any, _T]]],
+        Callable[_P, Coroutine[Any, Any, _T | str | bytes | None]],
+    ]:
+        """Let each call of an async function, or of a method, be done once; see ``once`` and ``locked``.
+
+        The call that is first returns what the function returns, every other call the result on record. A
+        result that is not a str, bytes or None is recorded without value.
+
+        ```python
+        @client.once_per("report:{day}", keep=86400)
+        async def report(day: str) -> str:
+            return "sent"
+
+
+        await report("2026-11-22")
+        ```
+        """
+        parsed = CallTemplate(template)
+        self.once("options", keep=keep, **options)  # wrong ones are told when decorating
+
+        def decorate(
+            function: Callable[_P, Coroutine[Any, Any, _T]],
+        ) -> Callable[_P, Coroutine[Any, Any, _T | str | bytes | None]]:
+            check_function(function, coroutine=True, instead="aiodlock.sync.Client.once_per")
+            name_of = parsed.of(function)
+
+            @functools.wraps(function)
+            async def once_per(*args: _P.args, **kwargs: _P.kwargs) -> _T | str | bytes | None:
+                async with self.once(name_of(*args, **kwargs), keep=keep, **options) as once:
+                    if not once.first:
+                        return once.result
+                    result = await function(*args, **kwargs)
+                    if isinstance(result, str | bytes):
+                        once.result = result
+                    return result
+
+            return once_per
+
+        return decorate
+
+    async def forget(self, name: str) -> bool:
+        """Take the success of ``once`` off the record, so that it can be done again; touch no running body.
+
+        ```python
+        await client.forget("order:42")
+        ```
+
+        :returns: whether a success was on record.
+        """
+        check_text("name", name)
+        self._check_records()
+        session = self._use(name)
+        return await self._answer_soon(lambda: session.backend.forget(name), name)
+
+    def _check_records(self) -> None:
+        if not self._store.capabilities.once:
+            raise Unsupported(_needs("once"))
 
     def election(self, name: str, **options: Any) -> Election:
         """Describe an election: one leader at a time. Options as of ``lock``, without ``owner``.
@@ -414,8 +537,10 @@ class Client:
             raise TypeError(f"hooks must be an aiodlock.Hooks, not {hooks!r}")
         self._hooks.append(hooks)
 
-    async def inspect(self, name: str) -> LockInfo:
+    async def inspect(self, name: str, *, kind: Kind = "lock") -> LockInfo:
         """Return who holds the lock and who waits for it, as of one moment.
+
+        ``kind`` is ``"lock"``, ``"semaphore"`` or ``"once"``: each has names of its own.
 
         ```python
         info = await client.inspect("order:42")
@@ -424,10 +549,10 @@ class Client:
 
         :raises BackendUnavailable: when nothing answers within 2 s.
         """
-        return await self._inspect("lock", check_text("name", name))
+        return await self._inspect(check_kind(kind), check_text("name", name))
 
-    async def locks(self, match: str = "*") -> AsyncIterator[LockInfo]:
-        """Iterate over every lock held or waited for whose name matches the glob.
+    async def locks(self, match: str = "*", *, kind: Kind | None = None) -> AsyncIterator[LockInfo]:
+        """Iterate over everything held or waited for whose name matches the glob: all kinds, or one.
 
         Not over a name that nobody waits for and only a lock-delay keeps closed; ``inspect`` tells that.
 
@@ -443,19 +568,34 @@ class Client:
             check_text("match", match)
         except ValueError:
             return  # no name is like that
+        kinds = self._kinds() if kind is None else (check_kind(kind),)
+        for one in kinds:
+            async for info in self._locks(session, match, one):
+                yield info
+
+    def _kinds(self) -> tuple[Kind, ...]:
+        can = self._store.capabilities
+        kinds: list[Kind] = ["lock"]
+        if can.semaphores:
+            kinds.append("semaphore")
+        if can.once:
+            kinds.append("once")
+        return tuple(kinds)
+
+    async def _locks(self, session: Session, match: str, kind: Kind) -> AsyncIterator[LockInfo]:
         seen: set[str] = set()
         started = now()
         while True:
             try:
                 page: list[str] = []
-                async for name in session.backend.names(match):
+                async for name in session.backend.names(match, kind):
                     if name not in seen:
                         page.append(name)
                     if len(page) >= _PAGE:
-                        for info in await self._inspect_all(page, seen):
+                        for info in await self._inspect_all(page, seen, kind):
                             yield info
                         page.clear()
-                for info in await self._inspect_all(page, seen):
+                for info in await self._inspect_all(page, seen, kind):
                     yield info
                 return
             except BackendUnavailable:
@@ -463,7 +603,7 @@ class Client:
                     raise
                 # The connection may just have been lost: reconnect, from the start.
 
-    async def break_lock(self, name: str) -> int:
+    async def break_lock(self, name: str, *, kind: Kind = "lock") -> int:
         """Release all holders by force; return their number. Waiters stay; lock-delay is ignored.
 
         The holders learn it at once, at worst at their next extension. When the connection is lost before
@@ -475,8 +615,9 @@ class Client:
         ```
         """
         check_text("name", name)
+        check_kind(kind)
         session = self._use(name)
-        return await self._answer_soon(lambda: session.backend.break_lock(name), name)
+        return await self._answer_soon(lambda: session.backend.break_lock(name, kind), name)
 
     async def check_sequencer(self, sequencer: str) -> bool:
         """Return whether exactly the grant that this string was made from holds at this moment.
@@ -495,11 +636,13 @@ class Client:
         info = await self._inspect(kind, name)
         return any(held.token == token and held.mode == mode for held in info.holders)
 
-    async def _inspect_all(self, names: list[str], seen: set[str]) -> list[LockInfo]:
+    async def _inspect_all(
+        self, names: list[str], seen: set[str], kind: Kind = "lock"
+    ) -> list[LockInfo]:
         """Return what is held or waited for of these."""
         if not names:
             return []
-        found = await self._inspect_many(names)
+        found = await self._inspect_many(names, kind)
         seen.update(names)
         return [info for info in found if info.holders or info.waiters]
 
@@ -511,10 +654,10 @@ class Client:
             # The connection may just have been lost: reconnect once.
             return [name async for name in self._use().backend.names("*")]
 
-    async def _inspect_many(self, names: Sequence[str]) -> list[LockInfo]:
+    async def _inspect_many(self, names: Sequence[str], kind: Kind = "lock") -> list[LockInfo]:
         """Return what is known of at least one name, asked together."""
         backend = self._use().backend
-        return await self._answer_soon(lambda: backend.inspect_all("lock", names), names[0])
+        return await self._answer_soon(lambda: backend.inspect_all(kind, names), names[0])
 
     async def _inspect(self, kind: Kind, name: str) -> LockInfo:
         session = self._use(name)
@@ -538,6 +681,10 @@ class Client:
             raise BackendUnavailable(
                 f"no answer about {name!r} within 2 s from {self._described}", name=name
             ) from backend.failure
+
+
+def _needs(what: str) -> str:
+    return f"{what} needs one Redis or Valkey server, Sentinel, a cluster or memory://"
 
 
 def _read_sequencer(text: str) -> tuple[Kind, str, Mode, int] | None:

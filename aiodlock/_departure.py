@@ -21,7 +21,7 @@ import anyio
 from ._backoff import pause_after
 from ._clock import now
 from ._errors import BackendError, BackendUnavailable, LockLost
-from ._model import ENDED, LOST, End, Left
+from ._model import ENDED, LOST, UNUSED, End, Left
 from ._request import Request, State
 
 if TYPE_CHECKING:
@@ -46,16 +46,17 @@ class Departure:
         if os.getpid() != session.pid:
             session.check_here()  # it raises
         session.begin_leaving(request)
+        end = ENDED if request.used else UNUSED
         give_up_at = now() + _WITHIN
         try:
             try:
-                left = await request.place.leave(ENDED, within=_WITHIN)
+                left = await request.place.leave(end, within=_WITHIN)
             except BackendUnavailable:
                 # Its connection was cut: once more, in the time that is left.
                 async with asyncio.timeout(give_up_at - now()):
-                    left = await request.place.leave(ENDED)
+                    left = await request.place.leave(end)
         except asyncio.CancelledError:
-            await self._hand_over(request, ENDED)
+            await self._hand_over(request, end)
             raise
         except (TimeoutError, BackendError) as error:
             _logger.info(
@@ -64,22 +65,22 @@ class Departure:
                 error,
                 extra={"event": "leave_delayed", "lock": request.name},
             )
-            session.start_soon(self._go_on, request, ENDED)
+            session.start_soon(self._go_on, request, end)
             return None
         except BaseException:
-            session.start_soon(self._go_on, request, ENDED)
+            session.start_soon(self._go_on, request, end)
             raise
         session.remove(request)
         return left
 
-    async def until_deadline(self, request: Request) -> Left:
+    async def until_deadline(self, request: Request, end: End = ENDED) -> Left:
         """Leave in the caller's task, and repeat that until the local deadline; then raise LockLost."""
         session = self._session
         session.begin_leaving(request)
         try:
-            left = await self._repeat(request, ENDED, request.place.deadline)
+            left = await self._repeat(request, end, request.place.deadline)
         except asyncio.CancelledError:
-            await self._hand_over(request, ENDED)
+            await self._hand_over(request, end)
             raise
         except (TimeoutError, BackendError) as error:
             session.start_soon(self._go_on, request, LOST)
@@ -102,7 +103,7 @@ class Departure:
         if request.serial:
             session.lose_if_overdue(request)  # only the clock may know, and a lock-delay is kept
         session.begin_leaving(request)
-        end = LOST if request.ran_out else ENDED
+        end = LOST if request.ran_out else ENDED if request.used else UNUSED
 
         def done(result: Left | BackendError) -> None:
             if isinstance(result, Left):

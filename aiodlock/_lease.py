@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Never
 from urllib.parse import quote
 
@@ -178,11 +179,23 @@ class Lease(Body):
         session.check_usable()
         if ttl is not None:
             request.ttl = ttl
+        await self._ask(lambda: request.place.extend(ttl))
+
+    async def _begin(self) -> None:
+        """The body begins, if it has not begun with the grant."""
+        request = self._request
+        if not request.used:
+            await self._ask(request.place.begin)
+            request.used = True
+
+    async def _ask(self, call: Callable[[], Awaitable[None]]) -> None:
+        """Tell the store something about this lease, until the local deadline."""
+        request, session = self._request, self._session
         failures = 0
         while True:
             try:
                 async with asyncio.timeout(max(0.001, request.ends_at - now())):
-                    await request.place.extend(ttl)
+                    await call()
                 self.ensure_held()
                 return
             except (TimeoutError, BackendError) as error:

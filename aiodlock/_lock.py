@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, NoReturn, TypeAlias
 from urllib.parse import quote
@@ -22,7 +24,7 @@ from ._errors import (
     concerning,
 )
 from ._lease import Lease, release_handle
-from ._model import Gone, Granted, Kind, Mode, Refused, Terms, Waiting
+from ._model import Gone, Granted, Kind, LockInfo, Mode, Refused, Terms, Waiting
 from ._options import LockOptions, check_timeout, refuse_attribute, refuse_keywords
 from ._request import Request, State
 from ._slices import Woken
@@ -45,6 +47,14 @@ _UNSET: Any = object()
 OwnRequests: TypeAlias = Mapping[str, Sequence[Request]]
 
 
+class AlreadyDone(Exception):
+    """A success is on record, with this result; ``Once`` catches it."""
+
+    def __init__(self, result: bytes) -> None:
+        super().__init__()
+        self.result: bytes = result
+
+
 class Acquirable:
     """What locks and semaphores share: the waiting loop, and ``async with``. Holds nothing itself.
 
@@ -54,7 +64,13 @@ class Acquirable:
     _kind: Kind = "lock"
 
     def __init__(
-        self, client: Client, name: str, mode: Mode, options: LockOptions, limit: int = 0
+        self,
+        client: Client,
+        name: str,
+        mode: Mode,
+        options: LockOptions,
+        limit: int = 0,
+        resize: bool = False,
     ) -> None:
         self._client = client
         self._name = name
@@ -74,6 +90,9 @@ class Acquirable:
             margin=options.margin,
             max_hold=options.max_hold,
             auto_extend=options.auto_extend,
+            hold_at_least=options.hold_at_least,
+            resize=resize,
+            note=options.note,
         )
         self._entered: Blocks[Lease] = Blocks()
 
@@ -179,6 +198,25 @@ class Acquirable:
         info = await self._client._inspect(self._kind, self._name)
         return bool(info.holders) or info.closed > 0
 
+    async def inspect(self) -> LockInfo:
+        """Return who holds it and who waits for it; as ``Client.inspect``.
+
+        ```python
+        info = await client.semaphore("mail", limit=3).inspect()
+        print(len(info.holders), "of 3 places are taken")
+        ```
+        """
+        return await self._client._inspect(self._kind, self._name)
+
+    async def break_lock(self) -> int:
+        """Release all holders by force; as ``Client.break_lock``.
+
+        ```python
+        await client.lock("report").break_lock()
+        ```
+        """
+        return await self._client.break_lock(self._name, kind=self._kind)
+
     async def __aenter__(self) -> Lease:
         lease = await self._acquire(self._options.timeout)
         self._entered.enter(lease._arm(), lease)
@@ -197,7 +235,12 @@ class Acquirable:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    async def _acquire(self, timeout: float | None, own: OwnRequests | None = None) -> Lease:
+    async def _acquire(
+        self,
+        timeout: float | None,
+        own: OwnRequests | None = None,
+        lease_type: type[Lease] = Lease,
+    ) -> Lease:
         """Wait for the turn. With ``own`` the hold belongs to its ``Lease``, not to the current task."""
         session = self._client._use(self._name)
         task = asyncio.current_task() if own is None else None
@@ -233,8 +276,9 @@ class Acquirable:
             session.telling.not_acquired(about, started, error)
             raise
         session.add_hold(request)
+        request.used = request.terms.begins
         # Before hooks run: whatever comes out of them, it is collected.
-        lease = Lease(session, request)
+        lease = lease_type(session, request)
         session.telling.acquired(request, about, started)
         return lease
 
@@ -357,6 +401,8 @@ class Acquirable:
                 session.departure.in_background(request)
             else:
                 session.remove(request)
+            if answer.why == "recorded":
+                raise AlreadyDone(answer.result)
             raise self._refused(answer)
         return answer
 
@@ -499,6 +545,14 @@ class Lock(Acquirable):
 
     def __repr__(self) -> str:
         return f"<Lock {self._name!r} {self._mode} on {self._client!r}>"
+
+    def _with_later_body(self) -> Lock:
+        """Return this lock, or one like it whose ``hold_at_least`` counts when a body is said to begin."""
+        if not self._options.hold_at_least:
+            return self
+        later = copy.copy(self)
+        later._terms = replace(self._terms, begins=False)
+        return later
 
 
 class ReadWriteLock:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ._errors import LossReason
 
 Mode = Literal["exclusive", "shared"]
-Kind = Literal["lock", "semaphore"]
+Kind = Literal["lock", "semaphore", "once"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,30 @@ class Terms:
     resize: bool = False
     #: For people.
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a request ends."""
+
+    #: The lease ran out for its holder, whose deadline is earlier than the store's: this leave must not
+    #: open a lock-delay.
+    lost: bool = False
+    #: No body has begun: ``hold_at_least`` keeps nothing closed.
+    unused: bool = False
+    #: Of kind ``once``: the result of the success that is to be put on record, and the seconds for which.
+    record: tuple[bytes, float] | None = None
+
+    @property
+    def word(self) -> Literal["ended", "lost", "unused"]:
+        """The way without a record, in the word of the protocol."""
+        return "lost" if self.lost else "unused" if self.unused else "ended"
+
+
+#: Its body has ended.
+ENDED = End()
+LOST = End(lost=True)
+UNUSED = End(unused=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +100,8 @@ class Request:
     listening: Any = None
     #: What the nodes of a quorum have said of it.
     tally: Any = None
+    #: How it ends, as soon as that is known.
+    end: End = ENDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,20 +146,6 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """How a request ends."""
-
-    #: The lease ran out for its holder, whose deadline is earlier than the store's: this leave must not
-    #: open a lock-delay.
-    lost: bool = False
-
-
-#: Its body has ended, or nobody wants it any more.
-ENDED = End()
-LOST = End(lost=True)
-
-
-@dataclass(frozen=True, slots=True)
 class Left:
     """What a leave found. ``gone``: neither a holder nor a waiter any more."""
 
@@ -150,6 +162,10 @@ class Capabilities:
     shared: bool = True
     semaphores: bool = True
     lock_delay: bool = True
+    #: Whether names stay closed for ``hold_at_least``, semaphores take ``resize``, and success is recorded.
+    hold_at_least: bool = False
+    resize: bool = False
+    once: bool = False
     break_lock: bool = True
     #: The shortest ttl that the store takes, and what lengths are rounded up to, in seconds.
     shortest_ttl: float = 0.05
@@ -216,3 +232,4 @@ class LockInfo:
     closed: float = 0.0
     #: How many holders' places lock-delay keeps closed; of a lock of any mode at most those it had.
     closed_places: int = 0
+    kind: Kind = "lock"

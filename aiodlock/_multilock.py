@@ -48,7 +48,9 @@ class MultiLock:
 
     def __init__(self, client: Client, locks: list[Lock], timeout: float | None) -> None:
         self._client = client
-        self._locks = tuple(sorted(locks, key=lambda lock: lock.name.encode()))
+        ordered = sorted(locks, key=lambda lock: lock.name.encode())
+        #: Their bodies begin together, when all names are granted.
+        self._locks = tuple(lock._with_later_body() for lock in ordered)
         self._timeout = timeout
         self._entered: Blocks[MultiLease] = Blocks()
 
@@ -158,6 +160,8 @@ class MultiLock:
                     lease = await lock._acquire(_shorter(time_left(), lock._options.timeout), own)
                     leases._leases[lock.name] = lease
                     leases._watch(lease, changed)
+                for lease in leases._leases.values():
+                    await lease._begin()
         except TimeoutError as ended:
             if isinstance(ended, AcquireTimeout) or not scope.expired():
                 raise

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Literal, NoReturn, get_args
+from typing import Literal, NoReturn, cast, get_args
+
+from ._model import Kind
 
 OnLost = Literal["cancel", "flag"]
 
 SHORTEST_TTL = 0.05
 LONGEST_SECONDS = 1e9
 LONGEST_NAME = 512
+LONGEST_NOTE = 200
 #: Of the ttl: the rest has room for a clock's drift and one extension.
 LARGEST_MARGIN = 0.9
 
@@ -29,12 +32,16 @@ class LockOptions:
     on_lost: OnLost = "cancel"
     confirm_release: bool = True
     owner: str | None = None
+    hold_at_least: float = 0.0
+    note: str = ""
 
     def __post_init__(self) -> None:
         check_seconds("ttl", self.ttl, least=SHORTEST_TTL)
         check_timeout(self.timeout)
         check_seconds("lock_delay", self.lock_delay)
         check_seconds("margin", self.margin)
+        check_seconds("hold_at_least", self.hold_at_least)
+        check_note("note", self.note)
         if self.max_hold is not None:
             check_seconds("max_hold", self.max_hold, least=SHORTEST_TTL)
         check_flag("auto_extend", self.auto_extend)
@@ -111,6 +118,28 @@ def refuse_keywords(
     elif close:
         message += f": did you mean {close[0]!r}?"
     raise TypeError(message)
+
+
+def check_kind(kind: object) -> Kind:
+    """Return a kind, or raise."""
+    if kind not in get_args(Kind):
+        raise ValueError(f"kind must be 'lock', 'semaphore' or 'once', not {kind!r}")
+    return cast("Kind", kind)
+
+
+def check_note(what: str, value: object) -> str:
+    """Return what is only for people, or raise."""
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a str, not {value!r}")
+    if len(value) > LONGEST_NOTE:
+        raise ValueError(
+            f"{what} must have at most {LONGEST_NOTE} characters, and has {len(value)}"
+        )
+    try:
+        value.encode()
+    except UnicodeEncodeError as wrong:
+        raise ValueError(f"{what} must not have lone surrogates: {value!r}") from wrong
+    return value
 
 
 def check_seconds(what: str, value: object, *, least: float = 0.0) -> float:

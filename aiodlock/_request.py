@@ -46,7 +46,8 @@ class Request(Hold):
     knows nothing of it any more, if somebody waits for that), ``reason`` (why the lease was lost),
     ``failure`` (what bodies get instead of ``LockLost``), ``told`` (what hooks were told of the lease,
     until they are told its end), ``alarm`` (its entry among the deadlines), ``successor`` (the request of
-    the same acquire after this one was lost), and what a ``Hold`` has.
+    the same acquire after this one was lost), ``used`` (its body has begun, or may have), and what a
+    ``Hold`` has.
 
     State        Next
     ASKING       WAITING (``queue``), HELD (``hold``), LEAVING
@@ -76,6 +77,7 @@ class Request(Hold):
         "token",
         "told",
         "ttl",
+        "used",
         "woken",
     )
 
@@ -97,6 +99,7 @@ class Request(Hold):
     token: int
     told: RequestInfo | None
     ttl: float
+    used: bool
     woken: Woken | None
 
     def __init__(
@@ -116,6 +119,7 @@ class Request(Hold):
         self.owner = owner
         self.ttl = terms.ttl
         self.state = State.ASKING
+        self.used = False
         self.token = self.failures = 0
         self.granted_at = self.queued_at = 0.0
         self.woken = self.left = self.reason = self.failure = None

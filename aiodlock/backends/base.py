@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from .._errors import BackendError, BackendUnavailable, LossReason
-from .._model import Capabilities, End, Gone, Granted, Left, LockInfo, Refused, Terms, Waiting
+from .._model import Capabilities, End, Gone, Granted, Kind, Left, LockInfo, Refused, Terms, Waiting
 
 
 class Unanswered(BackendUnavailable):
@@ -88,6 +88,10 @@ class Place(Protocol):
         ``Gone``: what an earlier message did is over already. The core leaves, and begins again.
         """
 
+    async def begin(self) -> None:
+        """A body begins now that was not to begin with the grant (``Terms.begins``). One attempt to tell
+        the store, which keeps the name closed for ``hold_at_least`` from then on; errors as ``extend``."""
+
     async def extend(self, ttl: float | None) -> None:
         """Extend the lease now; with ``ttl``, by that, and from now on. One attempt: the core repeats it.
 
@@ -148,14 +152,18 @@ class Backend(Protocol):
     def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
         """Have ``changed`` called when the name's holder may have changed; return what ends that."""
 
-    async def inspect(self, kind: str, name: str) -> LockInfo:
+    async def inspect(self, kind: Kind, name: str) -> LockInfo:
         """Return who holds and who waits."""
 
-    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
+    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
         """Return the same for several names, asked together."""
 
-    def names(self, match: str) -> AsyncIterator[str]:
-        """Iterate over every lock name held or waited for that matches the glob."""
+    def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
+        """Iterate over every name of the kind that is held or waited for and matches the glob."""
 
-    async def break_lock(self, name: str) -> int:
+    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
         """Release all holders of a name by force; return their number."""
+
+    async def forget(self, name: str) -> bool:
+        """Take the record of a success back (kind ``once``); return whether there was one. Asked only if
+        the capabilities say ``once``."""

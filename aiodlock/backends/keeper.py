@@ -138,6 +138,8 @@ class Keeper:
             if (
                 token > max(place.floor, place.broken)
                 and self.store.capabilities.notices == "grants"
+                # The body begins when the store knows that it does.
+                and not place.hold_at_least
             ):
                 self.granted(place, token, place.deadline)
             else:

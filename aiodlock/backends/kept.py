@@ -17,6 +17,7 @@ from .._model import (
     End,
     Gone,
     Granted,
+    Kind,
     Left,
     LockInfo,
     Refused,
@@ -113,13 +114,15 @@ class KeptStore(Protocol):
         self, kind: str, name: str, changed: Callable[[], object]
     ) -> Callable[[], object]: ...
 
-    async def inspect(self, kind: str, name: str) -> LockInfo: ...
+    async def inspect(self, kind: Kind, name: str) -> LockInfo: ...
 
-    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]: ...
+    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]: ...
 
-    def names(self, match: str) -> AsyncIterator[str]: ...
+    def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]: ...
 
-    async def break_lock(self, name: str) -> int: ...
+    async def break_lock(self, name: str, kind: Kind = "lock") -> int: ...
+
+    async def forget(self, name: str) -> bool: ...
 
 
 class Stage(Enum):
@@ -221,6 +224,10 @@ class KeptPlace(Request):
             terms.ttl,
             terms.waiter_ttl,
             terms.lock_delay,
+            terms.hold_at_least,
+            terms.begins,
+            terms.resize,
+            terms.note,
         )
         self.keeper = keeper
         self.terms = terms
@@ -309,9 +316,15 @@ class KeptPlace(Request):
         (answer,) = self.keeper.store.extend([(self, length)])
         self.keeper.on_answer(self, await answer, length, granted=True)
 
+    async def begin(self) -> None:
+        """Tell the store that the body begins; it hears that by the next extension."""
+        self.begins = True
+        await self.extend(None)
+
     async def leave(self, end: End, *, within: float | None = None) -> Left:
         """Leave once; the answer to a repetition tells what the first has done."""
         self.run_out()
+        self.end = end
         self.leaves += 1
         left = await self.keeper.store.leave(self, lost=end.lost, within=within)
         return self._on_left(left)
@@ -319,6 +332,7 @@ class KeptPlace(Request):
     def leave_soon(self, end: End, done: Callable[[Left | BackendError], object]) -> bool:
         """Send a leave that nobody waits for."""
         self.run_out()
+        self.end = end
 
         def on_answer(answer: Left | BackendError) -> None:
             done(self._on_left(answer) if isinstance(answer, Left) else answer)

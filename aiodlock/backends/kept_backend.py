@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from .._model import Capabilities, LockInfo, Terms
+from .._model import Capabilities, Kind, LockInfo, Terms
 from .base import Listener
 from .keeper import Keeper
 from .kept import KeptPlace, KeptStore
@@ -47,18 +47,22 @@ class KeptBackend:
         """Have ``changed`` called when the name's holder may have changed."""
         return self.store.observe(kind, name, changed)
 
-    async def inspect(self, kind: str, name: str) -> LockInfo:
+    async def inspect(self, kind: Kind, name: str) -> LockInfo:
         """Return who holds and who waits."""
         return await self.store.inspect(kind, name)
 
-    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
+    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
         """Return the same for several names."""
         return await self.store.inspect_all(kind, names)
 
-    def names(self, match: str) -> AsyncIterator[str]:
-        """Iterate over every lock name that matches the glob."""
-        return self.store.names(match)
+    def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
+        """Iterate over every name of the kind that matches the glob."""
+        return self.store.names(match, kind)
 
-    async def break_lock(self, name: str) -> int:
+    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
         """Release all holders of a name by force."""
-        return await self.store.break_lock(name)
+        return await self.store.break_lock(name, kind)
+
+    async def forget(self, name: str) -> bool:
+        """Take the record of a success back."""
+        return await self.store.forget(name)

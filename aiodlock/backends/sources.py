@@ -23,6 +23,7 @@ class StoreOptions:
     restart_delay: float | None
     listen_source: str | None
     create: bool
+    description: str = ""
 
 
 class Opener(Protocol):

@@ -26,7 +26,8 @@ async def test_success_is_told_to_whoever_asks_from_then_on(once: Direct) -> Non
     assert await once.leave("a", recorded=record()) == ["recorded"]
     for wait in (True, False):
         assert await once.acquire("b", wait=wait) == ["done", "bfine"]
-    assert await once.holders() == await once.waiters() == {}
+    assert await once.holders() == {}
+    assert await once.waiters() == {}
     assert await once.queue() == []
 
 

@@ -18,7 +18,7 @@ import anyio
 
 from aiodlock._clock import now
 from aiodlock._errors import BackendError, BackendUnavailable
-from aiodlock._model import Capabilities, Gone, Granted, Left, LockInfo, Refused, Request, Waiting
+from aiodlock._model import Gone, Granted, Kind, Left, LockInfo, Refused, Request, Waiting
 from aiodlock.backends.base import Unanswered
 from aiodlock.backends.kept import Notices
 from aiodlock.backends.memory import backend as memory_backend
@@ -48,7 +48,7 @@ class Call:
         self.key = key
         self.id = id
         self.options = options
-        self.lost: bool = options.get("lost", False)
+        self.lost: bool = options.get("end") == "lost"
         self.base = f"{_PREFIX}:2:{key.kind}:{{{key.name}}}"
         self.keys = [f"{self.base}:state".encode()]
 
@@ -126,6 +126,8 @@ class MachineServer:
             reply, messages = name.extend(moment, call.id, **options)
         elif call.script == "leave":
             reply, messages = name.leave(moment, call.id, **options)
+        elif call.script == "record":
+            reply, messages = name.record_success(moment, call.id, **options)
         else:
             broken, messages = name.break_(moment, **options)
             reply = ("broken", len(broken))
@@ -278,7 +280,7 @@ class MachineBackend:
     """
 
     def __init__(self, network: Network, process: Process, label: str, **options: Any) -> None:
-        self.capabilities = Capabilities()
+        self.capabilities = memory_backend.CAPABILITIES
         self.label = label
         self.failure: Exception | None = None
         self._network = network
@@ -438,6 +440,10 @@ class MachineBackend:
             round(request.ttl * 1000),
             round(request.waiter_ttl * 1000),
             round(request.lock_delay * 1000),
+            round(request.hold_at_least * 1000),
+            request.begins,
+            request.resize,
+            request.note,
         )
         call = Call(
             "acquire", self._key(request), request.id,
@@ -450,6 +456,8 @@ class MachineBackend:
             raise
         request.sent_on = None
         word = reply[0].decode()
+        if word == "done":
+            return Refused("recorded", result=reply[1])
         if word in ("busy", "deadlock", "limit"):
             return Refused(word, *reply[1:])
         return self.outcome(word, reply, sent)
@@ -472,7 +480,11 @@ class MachineBackend:
             reply.set_exception(BackendUnavailable("simulated: no connection"))
             reply.exception()
             return reply, 0.0
-        options = {"length": round(length * 1000), "retention": self._retention}
+        options = {
+            "length": round(length * 1000),
+            "begins": request.begins,
+            "retention": self._retention,
+        }
         call = Call("extend", self._key(request), request.id, **options)
         return self._send(self._line, call), now()
 
@@ -482,7 +494,12 @@ class MachineBackend:
     def _leaving(self, line: Line, request: Request, lost: bool) -> Call:
         other = request.sent_on is not None and request.sent_on is not line
         marker = _MARKER if request.ambiguous or other else 0
-        options = {"lost": lost, "marker": marker, "retention": self._retention}
+        options: dict[str, Any] = {"marker": marker, "retention": self._retention}
+        if request.end.record is not None:
+            result, keep = request.end.record
+            options |= {"result": result, "keep": round(keep * 1000)}
+            return Call("record", self._key(request), request.id, **options)
+        options["end"] = request.end.word
         return Call("leave", self._key(request), request.id, **options)
 
     async def leave(
@@ -516,7 +533,7 @@ class MachineBackend:
     async def leave_unknown(self, request_id: str, where: str) -> None:
         line = self._line or await self._wait_up()
         kind, _, name = where.partition(":")
-        options = {"retention": self._retention}
+        options = {"end": "unused", "retention": self._retention}
         await self._send(line, Call("leave", Key(_PREFIX, kind, name), request_id, **options))
 
     async def settle(self) -> None:
@@ -536,12 +553,12 @@ class MachineBackend:
         seen = await self._send(line, Call("inspect", Key(_PREFIX, kind, name)))
         return LockInfo(name, memory_backend._holders(seen), (), seen.token, seen.closed / 1000)
 
-    async def names(self, match: str) -> AsyncIterator[str]:
+    async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         nobody: tuple[str, ...] = ()
         for name in nobody:
             yield name
 
-    async def break_lock(self, name: str) -> int:
+    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
         line = self._line or await self._wait_up()
         options = {"remember": _MARKER, "retention": self._retention}
         reply = await self._send(line, Call("break", Key(_PREFIX, "lock", name), **options))

@@ -126,7 +126,7 @@ class _TwoSteps(RedisBackend):
         return await super().acquire(request, wait=wait)
 
 
-_FREE = "if present == 0 then"
+_FREE = "if present == 0 and how == '' then"
 
 
 class _FromTheFirst(RedisBackend):
@@ -918,8 +918,10 @@ VARIANTS = {
     ),
     "memory: leaving without a hand-off": Variant(
         _machine(
-            "        reply = self._remove(id, lost)\n        changed = self._sweep_and_grant()",
-            "        reply = self._remove(id, lost)\n        changed = False",
+            "        nearer = id in self.holders and self._closed_until(id) < closed_until\n"
+            "        changed = self._sweep_and_grant()",
+            "        nearer = id in self.holders and self._closed_until(id) < closed_until\n"
+            "        changed = False",
         ),
         ("handoff",),
         kind=MachineSimulation,

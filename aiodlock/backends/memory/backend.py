@@ -20,6 +20,7 @@ from ..._model import (
     Gone,
     Granted,
     HolderInfo,
+    Kind,
     Left,
     LockInfo,
     Refused,
@@ -41,6 +42,9 @@ def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
+CAPABILITIES = Capabilities(hold_at_least=True, resize=True, once=True)
+
+
 class MemoryBackend:
     """One client of a store. Mutable state: ``_listener``, while it runs; ``_observers`` of names."""
 
@@ -54,7 +58,7 @@ class MemoryBackend:
         unavailable_after: float,
         description: str = "",
     ) -> None:
-        self.capabilities: Capabilities = Capabilities()
+        self.capabilities: Capabilities = CAPABILITIES
         self.label: str = make_label()
         #: Shown to people beside it.
         self.description: str = description
@@ -91,6 +95,9 @@ class MemoryBackend:
             self._listener.on_granted(message.id, message.token, f"{key.kind}:{key.name}")
         elif message.word == "look":
             self._listener.on_look(message.id)
+        elif message.word == "done":
+            for request_id in message.id.split(","):
+                self._listener.on_look(request_id)
         else:
             self._listener.on_broken(message.id, message.token)
 
@@ -133,7 +140,15 @@ class MemoryBackend:
         sent, key = now(), self._key(request.kind, request.name)
         retention = self._retention
         return _outcome(
-            self._store.call(key, Name.extend, request.id, _ms(length), retention=retention), sent
+            self._store.call(
+                key,
+                Name.extend,
+                request.id,
+                _ms(length),
+                begins=request.begins,
+                retention=retention,
+            ),
+            sent,
         )
 
     def server_of(self, request: Request) -> object:
@@ -156,11 +171,24 @@ class MemoryBackend:
         return True
 
     def _leave(self, request: Request, lost: bool) -> Left:
+        end = request.end
+        if end.record is not None:
+            result, keep = end.record
+            reply = self._store.call(
+                self._key(request.kind, request.name),
+                Name.record_success,
+                request.id,
+                result,
+                keep=_ms(keep),
+                marker=self._marker if request.ambiguous else 0,
+                retention=self._retention,
+            )
+            return Left(*reply)
         reply = self._store.call(
             self._key(request.kind, request.name),
             Name.leave,
             request.id,
-            end="lost" if lost else "ended",
+            end=end.word,
             marker=self._marker if request.ambiguous else 0,
             retention=self._retention,
         )
@@ -168,7 +196,9 @@ class MemoryBackend:
 
     async def leave_unknown(self, request_id: str, where: str) -> None:
         kind, _, name = where.partition(":")
-        self._store.call(self._key(kind, name), Name.leave, request_id, retention=self._retention)
+        self._store.call(
+            self._key(kind, name), Name.leave, request_id, end="unused", retention=self._retention
+        )
 
     async def settle(self) -> None:
         """Do nothing: every call has been answered."""
@@ -191,7 +221,7 @@ class MemoryBackend:
 
     # -- for people --------------------------------------------------------------------------------
 
-    async def inspect(self, kind: str, name: str) -> LockInfo:
+    async def inspect(self, kind: Kind, name: str) -> LockInfo:
         await asyncio.sleep(0)
         self._check_running()
         seen = self._store.inspect(self._key(kind, name))
@@ -213,28 +243,34 @@ class MemoryBackend:
             seen.token,
             seen.closed / 1000,
             seen.closed_places,
+            kind,
         )
 
-    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
+    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
         return [await self.inspect(kind, name) for name in names]
 
-    async def names(self, match: str) -> AsyncIterator[str]:
+    async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         self._check_running()
-        for prefix, kind, name in self._store.known():
-            mine = prefix == self._prefix and kind == "lock"
+        for prefix, its_kind, name in self._store.known():
+            mine = prefix == self._prefix and its_kind == kind
             if mine and fnmatch.fnmatchcase(name, match):
                 yield name
 
-    async def break_lock(self, name: str) -> int:
+    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
         await asyncio.sleep(0)
         self._check_running()
         broken = self._store.call(
-            self._key("lock", name),
+            self._key(kind, name),
             Name.break_,
             remember=_ms(_REMEMBERED),
             retention=self._retention,
         )
         return len(broken)
+
+    async def forget(self, name: str) -> bool:
+        await asyncio.sleep(0)
+        self._check_running()
+        return self._store.call(self._key("once", name), Name.forget)
 
     # -- parts -------------------------------------------------------------------------------------
 

@@ -8,14 +8,14 @@ from ..._errors import Unsupported
 from ..._model import Capabilities
 from ..kept_backend import KeptBackend
 from ..sources import StoreOptions
-from .backend import MemoryBackend
+from .backend import CAPABILITIES, MemoryBackend
 from .store import Store, check_process, shared_store
 
 
 class MemoryOpener:
     """A store in memory, private to the client or shared by name."""
 
-    capabilities: Capabilities = Capabilities()
+    capabilities: Capabilities = CAPABILITIES
 
     def __init__(self, url: str, options: StoreOptions) -> None:
         self.described: str = url
@@ -36,6 +36,7 @@ class MemoryOpener:
             prefix=options.prefix,
             token_retention=options.token_retention,
             unavailable_after=options.unavailable_after,
+            description=options.description,
         )
         return KeptBackend(backend, unavailable_after=options.unavailable_after)
 

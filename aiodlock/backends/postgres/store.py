@@ -18,12 +18,13 @@ from urllib.parse import quote, unquote
 import asyncpg
 
 from ..._clock import local_deadline, now
-from ..._errors import BackendError, BackendUnavailable
+from ..._errors import BackendError, BackendUnavailable, Unsupported
 from ..._model import (
     Capabilities,
     Gone,
     Granted,
     HolderInfo,
+    Kind,
     Left,
     LockInfo,
     Mode,
@@ -358,19 +359,22 @@ class PostgresBackend:
             found[row["number"] - 1].append(row)
         return [_info(name, about) for name, about in zip(names, found, strict=True)]
 
-    async def names(self, match: str) -> AsyncIterator[str]:
+    async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         await self._up(hurry=True)
-        mine = f"{self._prefix}:l:"
+        mine = f"{self._prefix}:{kind[0]}:"
         for row in await self._fetch("select aiodlock.names($1) as key", mine):
             name = unquote(row["key"].removeprefix(mine))
             if fnmatch.fnmatchcase(name, match):
                 yield name
 
-    async def break_lock(self, name: str) -> int:
+    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
         await self._up(hurry=True)
-        key = self._key("lock", name)
+        key = self._key(kind, name)
         answer = await self._messages.submit(f"break\t{key}\t{_ms(_REMEMBERED)}")
         return int(answer.split(" ")[1])
+
+    async def forget(self, name: str) -> bool:
+        raise Unsupported("PostgreSQL does not record yet what is done once: use a Redis server")
 
 
 class _Answer:

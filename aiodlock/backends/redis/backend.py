@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from typing import Any
 
 from ..._errors import BackendError
-from ..._model import Capabilities, Gone, Granted, Left, LockInfo, Refused, Request, Waiting
+from ..._model import Capabilities, Gone, Granted, Kind, Left, LockInfo, Refused, Request, Waiting
 from .._label import make_label
 from ..kept import Notices
 from .calls import Calls, ClientChannel
@@ -80,14 +80,17 @@ class RedisBackend:
 
     # -- for people ------------------------------------------------------------------------------
 
-    async def inspect(self, kind: str, name: str) -> LockInfo:
+    async def inspect(self, kind: Kind, name: str) -> LockInfo:
         return await self._inspection.inspect(kind, name)
 
-    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
+    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
         return await self._inspection.inspect_all(kind, names)
 
-    def names(self, match: str) -> AsyncIterator[str]:
-        return self._inspection.names(match)
+    def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
+        return self._inspection.names(match, kind)
 
-    async def break_lock(self, name: str) -> int:
-        return await self._inspection.break_lock(name)
+    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
+        return await self._inspection.break_lock(name, kind)
+
+    async def forget(self, name: str) -> bool:
+        return await self.calls.forget(name)

@@ -11,7 +11,7 @@ from ..._errors import BackendError
 from ..._model import Gone, Granted, Left, Refused, Request, Waiting
 from ..base import Unanswered
 from .keys import Keys, base_of, keys_of, name_of
-from .packing import Packing, how_of, pack_extend, words_of
+from .packing import Packing, how_of, pack_call, pack_extend, words_of
 from .packing import Words as KeysAndArguments
 from .refusals import ReplyError
 from .replicas import ReplicatedWire
@@ -101,7 +101,15 @@ class Calls:
 
     def _acquiring(self, request: Request, wait: bool) -> KeysAndArguments:
         keys = self.keys(request)
-        names = (keys.state, keys.queue, keys.waiters, keys.token, keys.marker + request.id)
+        marker = keys.marker + request.id
+        names = (
+            keys.state,
+            keys.queue,
+            keys.waiters,
+            keys.token,
+            marker,
+            *_record_of(request, keys),
+        )
         arguments = (
             request.id,
             wire_mode(request),
@@ -130,8 +138,11 @@ class Calls:
     def _extend(
         self, wire: Wire | ReplicatedWire, request: Request, length: float
     ) -> Awaitable[Granted | Waiting | Gone]:
-        base = base_of(self._prefix, request.kind, request.name)
-        packed = pack_extend(base, request, _ms(length), self._channels.words(base))
+        if request.hold_at_least or request.kind == "once":
+            packed = pack_call(EXTEND, *self._extending(request, length))
+        else:
+            base = base_of(self._prefix, request.kind, request.name)
+            packed = pack_extend(base, request, _ms(length), self._channels.words(base))
         extension = _Extension(self, wire, request, length)
         wire.carry(packed, extension)
         return extension
@@ -149,11 +160,14 @@ class Calls:
     def _extending(self, request: Request, length: float) -> KeysAndArguments:
         keys = self.keys(request)
         names = (keys.state, keys.queue, keys.waiters, keys.token, keys.broken)
-        return names, (
+        begins = ["begins"] if request.hold_at_least and request.begins else []
+        words = self._channels.words(keys.base)
+        return (*names, *_record_of(request, keys)), (
             request.id,
             _ms(length),
             request.owner,
-            *self._channels.words(keys.base),
+            *words,
+            *begins,
         )
 
     def on_extended(self, request: Request, answer: object) -> None:
@@ -165,6 +179,8 @@ class Calls:
     async def leave(
         self, request: Request, *, lost: bool = False, within: float | None = None
     ) -> Left:
+        if request.end.record is not None:
+            return await self._record(request, *request.end.record)
         link = self._server.link
         wire = link.wire
         if wire is None:
@@ -203,6 +219,27 @@ class Calls:
         wire.send_packed(packed, later=True).add_done_callback(on_reply)
         return True
 
+    async def _record(self, request: Request, result: bytes, keep: float) -> Left:
+        keys = self.keys(request)
+        arguments = (
+            request.id,
+            *self._channels.words(keys.base),
+            self._marker_ms if request.ambiguous else 0,
+            "recorded",
+            result,
+            _ms(keep),
+        )
+        self._channels.on_leaving(request)
+        names = (*_leave_keys(keys, request.id), keys.record)
+        return left_of(await self._server.eval(LEAVE, names, arguments))
+
+    async def forget(self, name: str) -> bool:
+        """Take the record of a success back; return whether there was one."""
+        server = self._server
+        wire = server.link.wire or await server.link.wait_up(hurry=True)
+        key = keys_of(self._prefix, "once", name).record
+        return bool(await server.answer(wire.send("DEL", key)))
+
     @staticmethod
     def _late(request: Request, wire: Wire) -> bool:
         """Whether an acquire may still arrive after this leave."""
@@ -216,7 +253,7 @@ class Calls:
     async def leave_unknown(self, request_id: str, where: str) -> None:
         # Its own leave has written a marker where one was needed.
         keys = keys_of(self._prefix, *name_of(where))
-        arguments = (request_id, *self._channels.words(keys.base), 0, "ended")
+        arguments = (request_id, *self._channels.words(keys.base), 0, "unused")
         left_of(await self._server.eval(LEAVE, _leave_keys(keys, request_id), arguments))
 
     def _leaving(self, request: Request, late: bool, lost: bool) -> KeysAndArguments:
@@ -225,9 +262,9 @@ class Calls:
             request.id,
             *self._channels.words(keys.base),
             self._marker_ms if late else 0,
-            "lost" if lost else "ended",
+            request.end.word,
         )
-        return _leave_keys(keys, request.id), arguments
+        return (*_leave_keys(keys, request.id), *_record_of(request, keys)), arguments
 
     # -- messages ----------------------------------------------------------------------------------
 
@@ -309,6 +346,10 @@ def wire_mode(request: Request) -> str:
     if request.limit:
         return f"s{request.limit}"
     return "x" if request.mode == "exclusive" else "s"
+
+
+def _record_of(request: Request, keys: Keys) -> tuple[str, ...]:
+    return (keys.record,) if request.kind == "once" else ()
 
 
 def _leave_keys(keys: Keys, request_id: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from ..._model import LockInfo
+from ..._model import Kind, LockInfo
 from .keys import base_of, keys_of, name_of, parts_of, state_pattern
 from .replies import holders_of, waiters_of, wrong_shape
 from .scripts import BREAK, INSPECT
@@ -27,11 +27,11 @@ class Inspection:
         self._server = server
         self._prefix = server.settings.prefix
 
-    async def inspect(self, kind: str, name: str) -> LockInfo:
+    async def inspect(self, kind: Kind, name: str) -> LockInfo:
         (info,) = await self.inspect_all(kind, [name])
         return info
 
-    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
+    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
         link = self._server.link
         wire = link.wire or await link.wait_up(hurry=True)
         parts = [
@@ -41,7 +41,9 @@ class Inspection:
         replies = [wire.send("EVALSHA", INSPECT.sha, len(keys), *keys) for keys in calls]
         infos: list[LockInfo] = []
         for part, keys, reply in zip(parts, calls, replies, strict=True):
-            infos += _infos_of(part, await self._server.result(wire, reply, INSPECT, keys, ()))
+            infos += _infos_of(
+                kind, part, await self._server.result(wire, reply, INSPECT, keys, ())
+            )
         return infos
 
     def _inspected_keys(self, kind: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -51,12 +53,12 @@ class Inspection:
             keys += (f"{base}:state", f"{base}:queue", f"{base}:waiters", f"{base}:token")
         return tuple(keys)
 
-    async def names(self, match: str) -> AsyncIterator[str]:
-        async for name in names_of(self._server, match):
+    async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
+        async for name in names_of(self._server, match, kind):
             yield name
 
-    async def break_lock(self, name: str) -> int:
-        keys = keys_of(self._prefix, "lock", name)
+    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
+        keys = keys_of(self._prefix, kind, name)
         reply = await self._server.eval(
             BREAK,
             (keys.state, keys.queue, keys.waiters, keys.token, keys.broken),
@@ -68,7 +70,7 @@ class Inspection:
         return reply
 
 
-async def names_of(server: Server, match: str) -> AsyncIterator[str]:
+async def names_of(server: Server, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
     """Iterate over every name at the server that is held or waited for and that matches the glob."""
     parts = parts_of(match)
     if None not in parts:
@@ -76,7 +78,7 @@ async def names_of(server: Server, match: str) -> AsyncIterator[str]:
         return
     wire = await server.link.wait_up(hurry=True)
     seen: set[str] = set()
-    pattern = state_pattern(server.settings.prefix, "lock", match)
+    pattern = state_pattern(server.settings.prefix, kind, match)
     cursor = b"0"
     while True:
         reply = await server.answer(
@@ -95,7 +97,7 @@ async def names_of(server: Server, match: str) -> AsyncIterator[str]:
             break
 
 
-def _infos_of(names: Sequence[str], reply: Any) -> list[LockInfo]:
+def _infos_of(kind: Kind, names: Sequence[str], reply: Any) -> list[LockInfo]:
     try:
         return [
             LockInfo(
@@ -105,6 +107,7 @@ def _infos_of(names: Sequence[str], reply: Any) -> list[LockInfo]:
                 int(token),
                 int(closed_ms) / 1000,
                 int(closed_places),
+                kind,
             )
             for name, (token, closed_ms, holding, waiting, closed_places) in zip(
                 names, reply, strict=True

@@ -82,6 +82,8 @@ class Packing:
         packed = self._acquires.get(lock)
         if packed is None:
             names, arguments = words(request, wait)
+            if request.kind == "once":
+                return pack_call(ACQUIRE, names, arguments)
             (*before, marker), (_, mode, _, *others) = names, arguments
             size = len(names) + len(arguments)
             packed = _pack(ACQUIRE, size, before, marker, request, (mode,), others)
@@ -100,7 +102,9 @@ class Packing:
         words: Callable[[Request, bool, bool], Words],
     ) -> bytes:
         """Return the call of ``leave`` with the words that are given for it, in RESP."""
-        how = (request.kind, request.name, late, lost)
+        if request.kind == "once":
+            return pack_call(LEAVE, *words(request, late, lost))
+        how = (request.kind, request.name, late, request.end.word)
         packed = self._leaves.get(how)
         if packed is None:
             names, arguments = words(request, late, lost)
@@ -113,6 +117,13 @@ class Packing:
             f"{packed.head}${len(packed.marker) + size}\r\n{packed.marker}{id}\r\n"
             f"{packed.between}${size}\r\n{id}\r\n{packed.tail}"
         ).encode("ascii")
+
+
+def pack_call(script: Script, names: Sequence[str], arguments: Sequence[str | int]) -> bytes:
+    """Return any call of a script in RESP; what is called most is packed by parts instead."""
+    size = 3 + len(names) + len(arguments)
+    words = _resp("EVALSHA", script.sha, len(names), *names, *arguments)
+    return f"*{size}\r\n{words}".encode("ascii")
 
 
 def pack_extend(

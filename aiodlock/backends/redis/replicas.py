@@ -198,7 +198,9 @@ class ReplicatedLink:
 
 def capabilities(min_replicas: int) -> Capabilities:
     """Return what a backend can do: with replicas to ask, the notice of a grant is not the grant."""
-    return Capabilities(notices="hints" if min_replicas else "grants")
+    return Capabilities(
+        notices="hints" if min_replicas else "grants", hold_at_least=True, resize=True, once=True
+    )
 
 
 def _promises(answer: Any) -> bool:

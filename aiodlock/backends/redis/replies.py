@@ -43,6 +43,8 @@ def outcome_of(reply: Any, sent: float) -> Granted | Waiting | Refused | Gone:
                 look_ms = int(look)
                 look_at = now() + look_ms / 1000 if look_ms >= 0 else None
                 return Waiting(local_deadline(sent, int(left)), look_at, int(floor))
+            case [b"done", bytes(result)]:
+                return Refused("recorded", result=result)
             case [b"busy"]:
                 return Refused("busy")
             case [b"deadlock"]:
@@ -64,6 +66,8 @@ def left_of(reply: Any) -> Left:
             return _RELEASED
         case [b"withdrawn"]:
             return Left("withdrawn")
+        case [b"recorded"]:
+            return Left("recorded")
         case [b"gone", b"broken" | b"expired" | b"gone" as reason]:
             return Left("gone", reason.decode())
     raise wrong_shape("leave", reply)

@@ -238,7 +238,12 @@ class Server:
     # -- scripts -----------------------------------------------------------------------------------
 
     async def eval(
-        self, script: Script, keys: tuple[str, ...], arguments: Words = (), *, hurry: bool = False
+        self,
+        script: Script,
+        keys: tuple[str, ...],
+        arguments: tuple[str | int | bytes, ...] = (),
+        *,
+        hurry: bool = False,
     ) -> Any:
         """Run a script and return its result.
 
@@ -255,7 +260,7 @@ class Server:
         sent: asyncio.Future[Any],
         script: Script,
         keys: tuple[str, ...],
-        arguments: Words,
+        arguments: tuple[str | int | bytes, ...],
     ) -> Any:
         """Return the result of a script that was sent."""
         try:
@@ -273,7 +278,7 @@ class Server:
         refused: ReplyError,
         script: Script,
         keys: tuple[str, ...],
-        arguments: Words,
+        arguments: tuple[str | int | bytes, ...],
         within: float | None = None,
     ) -> Any:
         """Run a script that the server has forgotten; raise for any other refusal."""

@@ -53,6 +53,7 @@ def read_source(source: Any, options: StoreOptions) -> RedisOpener:
         unavailable_after=options.unavailable_after,
         configure_notifications=options.configure_notifications,
         min_replicas=options.min_replicas,
+        description=options.description,
     )
     if isinstance(source, list | tuple):
         return _quorum(source, options, settings)

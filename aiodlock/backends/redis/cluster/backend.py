@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from ...._errors import BackendError, BackendUnavailable
-from ...._model import Capabilities, Gone, Granted, Left, LockInfo, Refused, Request, Waiting
+from ...._model import Capabilities, Gone, Granted, Kind, Left, LockInfo, Refused, Request, Waiting
 from ..._label import make_label
 from ...kept import Notices
 from ..calls import Outcome
@@ -154,22 +154,25 @@ class ClusterBackend:
 
     # -- for people ------------------------------------------------------------------------------
 
-    async def inspect(self, kind: str, name: str) -> LockInfo:
+    async def inspect(self, kind: Kind, name: str) -> LockInfo:
         return await self._at(name, lambda node: node.inspection.inspect(kind, name))
 
-    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
+    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
         return await asyncio.gather(*(self.inspect(kind, name) for name in names))
 
-    async def names(self, match: str) -> AsyncIterator[str]:
+    async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         seen: set[str] = set()
         for node in list(self.topology.nodes.values()):
-            async for name in node.inspection.names(match):
+            async for name in node.inspection.names(match, kind):
                 if name not in seen:  # its slot may have moved meanwhile
                     seen.add(name)
                     yield name
 
-    async def break_lock(self, name: str) -> int:
-        return await self._at(name, lambda node: node.inspection.break_lock(name))
+    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
+        return await self._at(name, lambda node: node.inspection.break_lock(name, kind))
+
+    async def forget(self, name: str) -> bool:
+        return await self._at(name, lambda node: node.calls.forget(name))
 
 
 async def _unknown() -> Granted | Waiting | Gone:

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from ...._errors import BackendError
-from ...._model import Capabilities, Gone, Granted, Left, LockInfo, Refused, Request, Waiting
+from ...._errors import BackendError, Unsupported
+from ...._model import Capabilities, Gone, Granted, Kind, Left, LockInfo, Refused, Request, Waiting
 from ..._label import make_label
 from ...kept import Notices
 from ..calls import Outcome
@@ -161,11 +161,14 @@ class QuorumBackend:
     async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
         return await self._inspection.inspect_all(kind, names)
 
-    def names(self, match: str) -> AsyncIterator[str]:
+    def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         return self._inspection.names(match)
 
-    async def break_lock(self, name: str) -> int:
+    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
         return await self._inspection.break_lock(name)
+
+    async def forget(self, name: str) -> bool:
+        raise Unsupported("what is done once is recorded on one server, and a quorum has several")
 
 
 async def _gone() -> Gone:

@@ -1,0 +1,213 @@
+"""What is to be done once: at most one success on record, for as long as it is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ._bodies import Blocks
+from ._errors import DeadlockError, LockLost
+from ._lease import Lease
+from ._lock import Acquirable, AlreadyDone, OwnRequests
+from ._model import End, Kind
+from ._request import Request
+
+if TYPE_CHECKING:
+    from ._client import Client
+    from ._options import LockOptions
+    from ._session import Session
+
+#: The longest result, in bytes of UTF-8 where it is a str.
+LONGEST_RESULT = 64 * 1024
+
+
+class OnceRun:
+    """One entry of a ``Once``: whether it is the first, and the result.
+
+    ``lease`` is None unless ``first``. The first sets ``result`` in its body; all others find the result
+    that is on record.
+
+    Mutable state: ``_result``.
+    """
+
+    __slots__ = ("_result", "lease")
+
+    def __init__(self, lease: Lease | None, result: str | bytes | None = None) -> None:
+        self.lease: Lease | None = lease
+        self._result = result
+
+    def __repr__(self) -> str:
+        return f"<OnceRun first={self.first}>"
+
+    @property
+    def first(self) -> bool:
+        """Whether this body has to do it."""
+        return self.lease is not None
+
+    @property
+    def result(self) -> str | bytes | None:
+        """The result, of the type that was assigned; None if none was.
+
+        :raises RuntimeError: on assignment, when a success is on record already.
+        :raises TypeError: on assignment of anything but a str, bytes or None.
+        :raises ValueError: on assignment of more than 64 KiB.
+        """
+        return self._result
+
+    @result.setter
+    def result(self, value: str | bytes | None) -> None:
+        if self.lease is None:
+            raise RuntimeError(
+                "a success is on record already: only the body that is first has a result"
+            )
+        encode_result(value)
+        self._result = value
+
+
+class _OnceLock(Acquirable):
+    """The exclusive lock that a ``Once`` is made of: kind ``once``, with keys of its own."""
+
+    _kind: Kind = "once"
+
+    def _check_bodies(self, session: Session, bodies: Any) -> None:
+        super()._check_bodies(session, bodies)
+        for request in bodies:
+            if request.name == self._name and request.terms.kind == "once":
+                raise DeadlockError(
+                    f"{self._name!r} is entered again in its own body, which would wait for itself",
+                    name=self._name,
+                )
+
+
+class _OnceLease(Lease):
+    """The lease of the body that is first. Mutable state: ``record``, what leaving puts on record."""
+
+    __slots__ = ("record",)
+
+    def __init__(self, session: Session, request: Request) -> None:
+        super().__init__(session, request)
+        self.record: tuple[bytes, float] | None = None
+
+    async def _leave(self, *, wait: bool) -> Any:
+        if self.record is None:
+            return await super()._leave(wait=wait)
+        request, session = self._request, self._session
+        session.lose_if_overdue(request)
+        if self._serial not in request.handles and request.reason is None:
+            raise self._not_held()
+        if request.reason is not None:
+            return await super()._leave(wait=wait)
+        request.end_handle(self._serial)
+        try:
+            left = await session.departure.until_deadline(request, End(record=self.record))
+        except LockLost as lost:
+            raise LockLost(
+                f"outcome unknown: {lost}; whether the success is on record shows when it is entered again",
+                name=self.name,
+                reason=lost.reason,
+            ) from lost
+        if left.what != "recorded":
+            return session.lost_on_leaving(request, left.reason)
+        session.telling.released(request, request.granted_at)
+        return None
+
+
+class Once:
+    """Something to be done once; made by ``Client.once``. May be used by many tasks at once.
+
+    ```python
+    async with client.once("order:42", keep=86400) as once:
+        if once.first:
+            once.result = "charged"
+        print(once.result)
+    ```
+    """
+
+    def __init__(self, client: Client, name: str, options: LockOptions, keep: float) -> None:
+        self._lock = _OnceLock(client, name, "exclusive", options)
+        self._keep = keep
+        self._entered: Blocks[_OnceLease] = Blocks()
+        self._runs: dict[int, OnceRun] = {}
+        #: Tasks inside a body that is not the first, as often as they have entered.
+        self._others: list[asyncio.Task[Any] | None] = []
+
+    def __repr__(self) -> str:
+        return f"<Once {self.name!r} keep={self._keep:g} on {self._lock._client!r}>"
+
+    @property
+    def name(self) -> str:
+        """The name, as given. A lock of the same name is another thing."""
+        return self._lock.name
+
+    async def __aenter__(self) -> OnceRun:
+        run = await self._start()
+        lease = run.lease
+        if isinstance(lease, _OnceLease):
+            self._entered.enter(lease._arm(), lease)
+            self._runs[id(lease)] = run
+        else:
+            self._others.append(asyncio.current_task())
+        return run
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        task = asyncio.current_task()
+        if task in self._others:
+            self._others.remove(task)
+            return
+        meant = self._entered.take(self, exc)
+        if meant is not None:
+            entered_in, lease = meant
+            run = self._runs.pop(id(lease))
+            await self._finish(run, entered_in, exc_type, exc)
+
+    async def _start(self, own: OwnRequests | None = None) -> OnceRun:
+        try:
+            lease = await self._lock._acquire(self._lock._options.timeout, own, _OnceLease)
+        except AlreadyDone as done:
+            return OnceRun(None, decode_result(done.result))
+        return OnceRun(lease)
+
+    async def _finish(
+        self,
+        run: OnceRun,
+        task: asyncio.Task[Any],
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+    ) -> None:
+        """Leave the body that was first; without an exception, that is a success."""
+        lease = run.lease
+        assert isinstance(lease, _OnceLease)
+        if exc_type is None:
+            lease.record = (encode_result(run.result), self._keep)
+        await lease._end_block(task, exc_type, exc)
+
+
+def encode_result(value: object) -> bytes:
+    """Return a result as it is kept: a letter that tells its type, and its bytes."""
+    if value is None:
+        return b"n"
+    if isinstance(value, str):
+        kept = b"s" + value.encode()
+    elif isinstance(value, bytes):
+        kept = b"b" + value
+    else:
+        raise TypeError(f"result must be a str, bytes or None, not {value!r:.100}")
+    if len(kept) - 1 > LONGEST_RESULT:
+        raise ValueError(
+            f"result has {len(kept) - 1} bytes, and at most {LONGEST_RESULT} are kept: keep it elsewhere, "
+            "and its key here"
+        )
+    return kept
+
+
+def decode_result(kept: bytes) -> str | bytes | None:
+    """Return the result as it was assigned."""
+    if kept[:1] == b"s":
+        return kept[1:].decode()
+    return kept[1:] if kept[:1] == b"b" else None

@@ -1,0 +1,196 @@
+"""hold_at_least: a body that began keeps its name closed, also when it ends sooner or its process dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aiodlock import AcquireTimeout, Client, LockLost, WouldBlock
+
+from ..conftest import MakeClient
+from ..scenes import until
+from ..servers import CLUSTER, MEMORY, SCRIPTED, SENTINEL
+
+pytestmark = pytest.mark.stores(MEMORY, *SCRIPTED, CLUSTER, SENTINEL)
+
+
+async def closed(client: Client, name: str = "a") -> float:
+    return (await client.inspect(name)).closed
+
+
+@pytest.mark.parametrize("kind", ["lock", "semaphore"])
+async def test_short_body_leaves_the_name_closed_for_the_rest(
+    make_client: MakeClient, kind: str
+) -> None:
+    client, other = await make_client(), await make_client()
+    make: Callable[..., Any] = {
+        "lock": lambda c, **o: c.lock("a", **o),
+        "semaphore": lambda c, **o: c.semaphore("a", 1, **o),
+    }[kind]
+    started = asyncio.get_running_loop().time()
+    async with make(client, hold_at_least=0.6):
+        pass
+    assert 0.0 < (await make(client).inspect()).closed <= 0.6
+    assert await make(other).locked()
+    for one in (client, other):
+        with pytest.raises(WouldBlock):
+            await make(one).acquire_nowait()
+    async with make(other, timeout=5):
+        assert asyncio.get_running_loop().time() - started >= 0.59
+
+
+async def test_longer_body_leaves_it_open(client: Client) -> None:
+    async with client.lock("a", hold_at_least=0.05):
+        await asyncio.sleep(0.08)
+    assert await closed(client) == 0.0
+
+
+@pytest.mark.parametrize("way", ["release", "confirm", "exception", "lost with ttl"])
+async def test_whichever_way_the_body_is_left(make_client: MakeClient, way: str) -> None:
+    client, other = await make_client(), await make_client()
+    options: dict[str, Any] = {"hold_at_least": 30}
+    if way == "release":
+        lease = await client.lock("a", **options).acquire()
+        await lease.release()
+    elif way == "confirm":
+        async with client.lock("a", confirm_release=False, **options):
+            pass
+    elif way == "exception":
+        with pytest.raises(ValueError, match="failed"):
+            async with client.lock("a", **options):
+                raise ValueError("failed")
+    else:
+        with pytest.raises(LockLost):
+            async with client.lock("a", ttl=0.3, auto_extend=False, **options):
+                await asyncio.sleep(5)
+
+    async def is_closed() -> bool:
+        return await closed(other) > 20
+
+    await until(is_closed)
+
+
+async def test_waiter_that_is_granted_closes_too(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    async with client.lock("a"):
+        task = asyncio.create_task(other.lock("a", hold_at_least=30).acquire())
+        await until(lambda: _waits(client))
+    lease = await task
+    await lease.release()
+    assert await closed(client) > 20
+
+
+async def _waits(client: Client) -> bool:
+    return bool((await client.inspect("a")).waiters)
+
+
+async def test_body_that_never_began_closes_nothing(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    lock = other.lock("a", hold_at_least=30)
+    async with client.lock("a"):
+        task = asyncio.create_task(lock.acquire())
+        await until(lambda: _waits(client))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(AcquireTimeout):
+            await lock.acquire(timeout=0.01)
+    for _ in range(30):  # cancelled at any moment of an acquire that nothing is in the way of
+        task = asyncio.create_task(lock.acquire())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert await closed(client) == 0.0
+    async with client.lock("a", timeout=5):
+        pass
+
+
+async def test_multilock_that_is_rolled_back_closes_nothing(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    async with client.lock("b"):
+        with pytest.raises(AcquireTimeout):
+            await other.multilock("a", "b", timeout=0.1, hold_at_least=30).acquire()
+        assert await closed(client, "a") == 0.0
+    async with other.multilock("a", "b", hold_at_least=30):
+        pass
+    assert await closed(client, "a") > 20
+    assert await closed(client, "b") > 20
+
+
+async def test_break_opens(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    async with client.lock("a", hold_at_least=30):
+        pass
+    assert await other.lock("a").break_lock() == 0
+    async with other.lock("a", timeout=2):
+        pass
+
+
+async def test_its_own_task_waits_as_all_others(client: Client) -> None:
+    async with client.lock("a", hold_at_least=30):
+        async with client.lock("a", hold_at_least=30):
+            pass  # entered again: one hold
+        assert await closed(client) == 0.0
+    with pytest.raises(WouldBlock):
+        await client.lock("a").acquire_nowait()
+
+
+async def test_note_and_description_are_shown(make_client: MakeClient) -> None:
+    client = await make_client(description="billing@host7 🔒")
+    other = await make_client()
+    async with client.lock("a", note="invoice run 7"):
+        task = asyncio.create_task(client.lock("a", note=" = % x=1").acquire())
+        other_task = asyncio.create_task(other.lock("a").acquire())
+        await until(lambda: _two_wait(other))
+        info = await other.inspect("a")
+        (holder,) = info.holders
+        assert (holder.note, holder.description) == ("invoice run 7", "billing@host7 🔒")
+        noted = {(one.note, one.description) for one in info.waiters}
+        assert noted == {(" = % x=1", "billing@host7 🔒"), ("", "")}
+        for one in (task, other_task):
+            one.cancel()
+        await asyncio.gather(task, other_task, return_exceptions=True)
+
+
+async def _two_wait(client: Client) -> bool:
+    return len((await client.inspect("a")).waiters) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"hold_at_least": -1}, ValueError),
+        ({"hold_at_least": "1"}, TypeError),
+        ({"note": 7}, TypeError),
+        ({"note": "x" * 201}, ValueError),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        Client("memory://").lock("a", **options)
+
+
+async def test_resize_grants_all_that_fit_and_others_follow(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    small = client.semaphore("a", 1)
+    first = await small.acquire()
+    with pytest.raises(ValueError, match="limit 1"):
+        await other.semaphore("a", 3).acquire()
+    tasks = [asyncio.create_task(small.acquire()) for _ in range(2)]
+    await until(lambda: _places(client, 1, 2))
+    big = asyncio.create_task(other.semaphore("a", 4, resize=True).acquire())
+    leases = [first, await big, *[await task for task in tasks]]
+    assert await small.locked()
+    with pytest.raises(WouldBlock):
+        await small.acquire_nowait()
+    for lease in leases:
+        await lease.release()
+
+
+async def _places(client: Client, holders: int, waiters: int) -> bool:
+    info = await client.inspect("a", kind="semaphore")
+    return (sum(one.count for one in info.holders), len(info.waiters)) == (holders, waiters)

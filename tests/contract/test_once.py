@@ -1,0 +1,261 @@
+"""once: at most one success on record, told to everybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+import pytest
+
+from aiodlock import (
+    AcquireTimeout,
+    Client,
+    DeadlockError,
+    LockLost,
+    NotHeld,
+    Unsupported,
+)
+
+from ..conftest import MakeClient
+from ..scenes import until
+from ..servers import CLUSTER, MEMORY, SCRIPTED, SENTINEL, Store
+
+pytestmark = pytest.mark.stores(MEMORY, *SCRIPTED, CLUSTER, SENTINEL)
+
+
+async def enter(client: Client, name: str = "a", **options: Any) -> tuple[bool, object]:
+    async with client.once(name, keep=60, **options) as once:
+        if once.first:
+            once.result = "own"
+        return once.first, once.result
+
+
+async def fail(client: Client, name: str = "a") -> None:
+    with pytest.raises(ValueError, match="failed"):
+        async with client.once(name, keep=60):
+            raise ValueError("failed")
+
+
+async def waiting(client: Client, number: int, name: str = "a") -> None:
+    async def all_wait() -> bool:
+        return len((await client.inspect(name, kind="once")).waiters) == number
+
+    await until(all_wait)
+
+
+@pytest.mark.parametrize("result", [None, "", "charged 🔒", b"", b"\x00\r\n\xff", "x" * 65536])
+async def test_result_keeps_its_type_for_everybody(
+    make_client: MakeClient, result: str | bytes | None
+) -> None:
+    client, other = await make_client(), await make_client()
+    async with client.once("a", keep=60) as once:
+        assert once.first
+        assert once.lease is not None
+        assert once.lease.held
+        if result is not None:
+            once.result = result
+    for one in (client, other):
+        async with one.once("a", keep=60) as again:
+            assert (again.first, again.lease) == (False, None)
+            assert again.result == result
+            assert type(again.result) is type(result)
+
+
+async def test_success_ends_every_wait_on_several_clients(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    async with client.once("a", keep=60) as once:
+        tasks = [asyncio.create_task(enter(one)) for one in (client, other) for _ in range(4)]
+        await waiting(client, 8)
+        once.result = b"done"
+    async with asyncio.timeout(2.5):  # sooner than a waiter's next extension
+        assert await asyncio.gather(*tasks) == [(False, b"done")] * 8
+    assert (await client.inspect("a", kind="once")).waiters == ()
+
+
+async def test_failure_records_nothing_and_the_next_is_first(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    with pytest.raises(ValueError, match="failed"):  # noqa: PT012
+        async with client.once("a", keep=60) as once:
+            task = asyncio.create_task(enter(other))
+            await waiting(client, 1)
+            once.result = "never seen"
+            raise ValueError("failed")
+    assert await task == (True, "own")
+    assert await enter(client) == (False, "own")
+
+
+async def test_cancelled_body_records_nothing(client: Client) -> None:
+    async def body() -> None:
+        async with client.once("a", keep=60):
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(body())
+    await until(lambda: _held(client))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await enter(client) == (True, "own")
+
+
+async def _held(client: Client) -> bool:
+    return bool((await client.inspect("a", kind="once")).holders)
+
+
+@pytest.mark.parametrize("on_lost", ["cancel", "flag"])
+async def test_broken_body_records_nothing(make_client: MakeClient, on_lost: str) -> None:
+    client, other = await make_client(), await make_client()
+    with pytest.raises(LockLost):  # noqa: PT012
+        async with client.once("a", keep=60, on_lost=on_lost) as once:
+            assert await other.break_lock("a", kind="once") == 1
+            assert once.lease is not None
+            await once.lease.wait_lost()
+    assert await enter(other) == (True, "own")
+
+
+async def test_releasing_by_hand_records_nothing(client: Client) -> None:
+    with pytest.raises(NotHeld):  # noqa: PT012
+        async with client.once("a", keep=60) as once:
+            assert once.lease is not None
+            await once.lease.release()
+    assert await enter(client) == (True, "own")
+
+
+async def test_record_ends_with_keep(client: Client) -> None:
+    async with client.once("a", keep=0.3):
+        pass
+
+    async def first_again() -> bool:
+        return (await enter(client))[0]
+
+    await until(first_again)
+
+
+async def test_forget_takes_back_and_touches_no_running_body(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    await enter(client)
+    assert await other.forget("a")
+    async with client.once("a", keep=60) as once:
+        assert once.first
+        assert not await other.forget("a")
+        once.result = "second"
+    assert await enter(other) == (False, "second")
+
+
+async def test_entering_again_in_its_body_is_a_deadlock(client: Client) -> None:
+    async with client.once("a", keep=60) as once:
+        with pytest.raises(DeadlockError):
+            await enter(client)
+        async with client.lock("a"), client.once("b", keep=60):
+            pass  # other things
+        assert once.first
+
+
+async def test_it_does_not_wait_longer_than_asked(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    async with client.once("a", keep=60):
+        for timeout in (0, 0.05):
+            with pytest.raises(AcquireTimeout):
+                await enter(other, timeout=timeout)
+    assert await enter(other, timeout=0) == (False, None)
+
+
+async def test_all_kinds_are_listed_and_told_apart(client: Client) -> None:
+    async with client.once("a", keep=60), client.lock("a"), client.semaphore("a", 2):
+        listed = [(info.name, info.kind) async for info in client.locks("a*")]
+        assert sorted(listed) == [("a", "lock"), ("a", "once"), ("a", "semaphore")]
+        assert [info.kind async for info in client.locks(kind="once")] == ["once"]
+        assert [info.kind async for info in client.locks(kind="lock")] == ["lock"]
+        info = await client.semaphore("a", 2).inspect()
+        assert (info.kind, len(info.holders)) == ("semaphore", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"owner": "me"}, ValueError),
+        ({"linger": 1.0}, ValueError),
+        ({"confirm_release": False}, ValueError),
+        ({"keep": 0}, ValueError),
+        ({"keep": float("inf")}, ValueError),
+        ({"keep": "60"}, TypeError),
+        ({"ttll": 3}, TypeError),
+    ],
+)
+async def test_bad_options_are_refused(
+    client: Client, options: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        client.once("a", **{"keep": 60, **options})
+
+
+async def test_bad_results_are_refused_on_assignment(client: Client) -> None:
+    async with client.once("a", keep=60) as once:
+        for wrong in (42, ["x"]):
+            with pytest.raises(TypeError):
+                once.result = wrong  # type: ignore[assignment]
+        with pytest.raises(ValueError, match="65536"):
+            once.result = b"x" * 65537
+        with pytest.raises(ValueError, match="surrogates"):
+            once.result = "\ud800"
+        once.result = "fine"
+    async with client.once("a", keep=60) as once:
+        with pytest.raises(RuntimeError):
+            once.result = "late"
+        assert once.result == "fine"
+
+
+async def test_once_per_calls_the_function_once_per_name(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    calls: list[object] = []
+
+    def decorated(one: Client) -> Any:
+        @one.once_per("report:{day}", keep=60)
+        async def report(day: object, *, loud: bool = False) -> object:
+            calls.append(day)
+            return f"sent {day}" if day != "nothing" else 42
+
+        return report
+
+    for one in (client, other):
+        assert await decorated(one)("monday") == "sent monday"
+        assert await decorated(one)(day="tuesday") == "sent tuesday"
+    assert await decorated(client)("nothing") == 42
+    assert await decorated(other)("nothing") is None
+    key = uuid.uuid4()
+    assert await decorated(client)(key) == await decorated(other)(key)
+    assert calls == ["monday", "tuesday", "nothing", key]
+    with pytest.raises(TypeError):
+        await decorated(client)(4.2)
+
+
+async def test_one_object_serves_many_tasks(client: Client) -> None:
+    once = client.once("a", keep=60)
+    done = []
+
+    async def click() -> None:
+        async with once as run:
+            if run.first:
+                await asyncio.sleep(0.01)
+                done.append(1)
+                run.result = "ok"
+        assert run.result == "ok"
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(20):
+            tasks.create_task(click())
+    assert done == [1]
+
+
+@pytest.mark.stores(MEMORY)
+async def test_quorum_has_none(store: Store) -> None:
+    client = Client(["memory://"] * 3)
+    for call in (
+        lambda: client.once("a", keep=60),
+        lambda: client.once_per("a", keep=60),
+        lambda: client.lock("a", hold_at_least=1),
+    ):
+        with pytest.raises(Unsupported):
+            call()
+    with pytest.raises(Unsupported):
+        await client.forget("a")
