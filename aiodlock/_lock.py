@@ -62,6 +62,7 @@ class Acquirable:
     """
 
     _kind: Kind = "lock"
+    _lease_type: type[Lease] = Lease
 
     def __init__(
         self,
@@ -235,12 +236,7 @@ class Acquirable:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    async def _acquire(
-        self,
-        timeout: float | None,
-        own: OwnRequests | None = None,
-        lease_type: type[Lease] = Lease,
-    ) -> Lease:
+    async def _acquire(self, timeout: float | None, own: OwnRequests | None = None) -> Lease:
         """Wait for the turn. With ``own`` the hold belongs to its ``Lease``, not to the current task."""
         session = self._client._use(self._name)
         task = asyncio.current_task() if own is None else None
@@ -256,7 +252,11 @@ class Acquirable:
                 holds = session.holds("lock", self._name, task)
                 mine = self._live(session, holds) if holds else []
             else:
-                mine = [held for held in reversed(bodies) if held.options.owner is None]
+                mine = [
+                    held
+                    for held in reversed(bodies)
+                    if held.options.owner is None and held.terms.kind == "lock"
+                ]
             for held in mine:  # an exclusive hold counts also behind a later shared one
                 if held.terms.mode == self._mode:
                     return Lease(session, held)
@@ -278,7 +278,7 @@ class Acquirable:
         session.add_hold(request)
         request.used = request.terms.begins
         # Before hooks run: whatever comes out of them, it is collected.
-        lease = lease_type(session, request)
+        lease = self._lease_type(session, request)
         session.telling.acquired(request, about, started)
         return lease
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ._bodies import Blocks
 from ._errors import DeadlockError, LockLost
 from ._lease import Lease
-from ._lock import Acquirable, AlreadyDone, OwnRequests
+from ._lock import Acquirable, AlreadyDone
 from ._model import End, Kind
 from ._request import Request
 
@@ -65,22 +65,7 @@ class OnceRun:
         self._result = value
 
 
-class _OnceLock(Acquirable):
-    """The exclusive lock that a ``Once`` is made of: kind ``once``, with keys of its own."""
-
-    _kind: Kind = "once"
-
-    def _check_bodies(self, session: Session, bodies: Any) -> None:
-        super()._check_bodies(session, bodies)
-        for request in bodies:
-            if request.name == self._name and request.terms.kind == "once":
-                raise DeadlockError(
-                    f"{self._name!r} is entered again in its own body, which would wait for itself",
-                    name=self._name,
-                )
-
-
-class _OnceLease(Lease):
+class OnceLease(Lease):
     """The lease of the body that is first. Mutable state: ``record``, what leaving puts on record."""
 
     __slots__ = ("record",)
@@ -113,6 +98,22 @@ class _OnceLease(Lease):
         return None
 
 
+class OnceLock(Acquirable):
+    """The exclusive lock that a ``Once`` is made of: kind ``once``, with keys of its own."""
+
+    _kind: Kind = "once"
+    _lease_type = OnceLease
+
+    def _check_bodies(self, session: Session, bodies: Any) -> None:
+        super()._check_bodies(session, bodies)
+        for request in bodies:
+            if request.name == self._name and request.terms.kind == "once":
+                raise DeadlockError(
+                    f"{self._name!r} is entered again in its own body, which would wait for itself",
+                    name=self._name,
+                )
+
+
 class Once:
     """Something to be done once; made by ``Client.once``. May be used by many tasks at once.
 
@@ -125,9 +126,9 @@ class Once:
     """
 
     def __init__(self, client: Client, name: str, options: LockOptions, keep: float) -> None:
-        self._lock = _OnceLock(client, name, "exclusive", options)
+        self._lock = OnceLock(client, name, "exclusive", options)
         self._keep = keep
-        self._entered: Blocks[_OnceLease] = Blocks()
+        self._entered: Blocks[OnceLease] = Blocks()
         self._runs: dict[int, OnceRun] = {}
         #: Tasks inside a body that is not the first, as often as they have entered.
         self._others: list[asyncio.Task[Any] | None] = []
@@ -143,7 +144,7 @@ class Once:
     async def __aenter__(self) -> OnceRun:
         run = await self._start()
         lease = run.lease
-        if isinstance(lease, _OnceLease):
+        if isinstance(lease, OnceLease):
             self._entered.enter(lease._arm(), lease)
             self._runs[id(lease)] = run
         else:
@@ -166,9 +167,9 @@ class Once:
             run = self._runs.pop(id(lease))
             await self._finish(run, entered_in, exc_type, exc)
 
-    async def _start(self, own: OwnRequests | None = None) -> OnceRun:
+    async def _start(self) -> OnceRun:
         try:
-            lease = await self._lock._acquire(self._lock._options.timeout, own, _OnceLease)
+            lease = await self._lock._acquire(self._lock._options.timeout)
         except AlreadyDone as done:
             return OnceRun(None, decode_result(done.result))
         return OnceRun(lease)
@@ -182,7 +183,7 @@ class Once:
     ) -> None:
         """Leave the body that was first; without an exception, that is a success."""
         lease = run.lease
-        assert isinstance(lease, _OnceLease)
+        assert isinstance(lease, OnceLease)
         if exc_type is None:
             lease.record = (encode_result(run.result), self._keep)
         await lease._end_block(task, exc_type, exc)

@@ -14,6 +14,7 @@ A map of the package::
     _client.py     Client: connects on first use, in each process for itself
     _lock.py       Lock, ReadWriteLock, Semaphore     _lease.py     Lease
     _multilock.py  several locks as one               _election.py  Election
+    _once.py       what is to be done once
     _blocks.py     the open blocks of each thread     _source.py    a redis.Redis as a source
 """
 
@@ -39,3 +40,5 @@ from ._lock import ReadWriteLock as ReadWriteLock
 from ._lock import Semaphore as Semaphore
 from ._multilock import MultiLease as MultiLease
 from ._multilock import MultiLock as MultiLock
+from ._once import Once as Once
+from ._once import OnceRun as OnceRun

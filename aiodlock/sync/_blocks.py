@@ -72,7 +72,7 @@ class Here:
             request = lease._core._request
             if (
                 request.name in names
-                and request.terms.kind == "lock"
+                and request.terms.kind != "semaphore"
                 and lease._running is running
                 and not lease._is_over()
             ):

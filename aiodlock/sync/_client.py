@@ -19,7 +19,7 @@ from .._errors import BackendUnavailable, ClientClosed, LockLost
 from .._hooks import Hooks
 from .._lock import ANSWER_WITHIN
 from .._locked import CallTemplate, check_function
-from .._model import LockInfo
+from .._model import Kind, LockInfo
 from .._options import check_timeout
 from .._request import State
 from ._blocks import here
@@ -28,6 +28,7 @@ from ._iterate import iterate
 from ._lease import Lease
 from ._lock import Lock, ReadWriteLock, Semaphore
 from ._multilock import MultiLock
+from ._once import Once
 from ._options import ClientOptions, LockOptions, OnLost, OwnerlessOptions, UnnamedOptions
 from ._portal import Portal, TakeBack, check_no_loop, portal
 from ._source import SourceLike, asynchronous
@@ -43,7 +44,7 @@ _CLOSE_AT_EXIT = 0.5
 class Description:
     """What a lock is, from which each process makes its own on its own client."""
 
-    kind: Literal["write", "read", "semaphore"]
+    kind: Literal["write", "read", "semaphore", "once"]
     name: str
     options: dict[str, Any]
     limit: int = 0
@@ -52,6 +53,8 @@ class Description:
     def make(self, client: core.Client) -> core_lock.Acquirable:
         if self.kind == "semaphore":
             return client.semaphore(self.name, self.limit, **self.options)
+        if self.kind == "once":
+            return client.once(self.name, **self.options)._lock
         if self.kind == "read":
             return client.rwlock(self.name, **self.options).read
         return client.lock(self.name, **self.options)
@@ -310,7 +313,9 @@ class Client:
         read = Lock(self, self._describe("read", name, options))
         return ReadWriteLock(read, Lock(self, self._describe("write", name, options)))
 
-    def semaphore(self, name: str, limit: int, **options: Unpack[OwnerlessOptions]) -> Semaphore:
+    def semaphore(
+        self, name: str, limit: int, *, resize: bool = False, **options: Unpack[OwnerlessOptions]
+    ) -> Semaphore:
         """Describe a lock with ``limit`` holders. Options as of ``lock``, without ``owner``.
 
         ```python
@@ -318,7 +323,66 @@ class Client:
             ...
         ```
         """
-        return Semaphore(self, self._describe("semaphore", name, options, limit))
+        return Semaphore(
+            self, self._describe("semaphore", name, {**options, "resize": resize}, limit)
+        )
+
+    def once(self, name: str, *, keep: float, **options: Unpack[OwnerlessOptions]) -> Once:
+        """Describe something to be done once: at most one success on record; see ``aiodlock.Client.once``.
+
+        ```python
+        with locks.once("order:42", keep=86400) as once:
+            if once.first:
+                once.result = "charged"
+        print(once.result)
+        ```
+        """
+        return Once(self, self._describe("once", name, {**options, "keep": keep}), keep)
+
+    def once_per(
+        self, template: str, *, keep: float, **options: Unpack[OwnerlessOptions]
+    ) -> Callable[[Callable[_P, _T]], Callable[_P, _T | str | bytes | None]]:
+        """Let each call of a function, or of a method, be done once; see ``aiodlock.Client.once_per``.
+
+        ```python
+        @locks.once_per("report:{day}", keep=86400)
+        def report(day: str) -> str:
+            return "sent"
+
+
+        report("2026-11-22")
+        ```
+        """
+        parsed = CallTemplate(template)
+        self.once("options", keep=keep, **options)  # wrong ones are told when decorating
+
+        def decorate(function: Callable[_P, _T]) -> Callable[_P, _T | str | bytes | None]:
+            check_function(function, coroutine=False, instead="aiodlock.Client.once_per")
+            name_of = parsed.of(function)
+
+            @functools.wraps(function)
+            def once_per(*args: _P.args, **kwargs: _P.kwargs) -> _T | str | bytes | None:
+                with self.once(name_of(*args, **kwargs), keep=keep, **options) as once:
+                    if not once.first:
+                        return once.result
+                    result = function(*args, **kwargs)
+                    if isinstance(result, str | bytes):
+                        once.result = result
+                    return result
+
+            return once_per
+
+        return decorate
+
+    def forget(self, name: str) -> bool:
+        """Take the success of ``once`` off the record; return whether there was one.
+
+        ```python
+        locks.forget("order:42")
+        ```
+        """
+        running = self._use()
+        return running.call(lambda: running.inner.forget(name))
 
     def election(self, name: str, **options: Unpack[OwnerlessOptions]) -> Election:
         """Describe an election: one leader at a time. Options as of ``lock``, without ``owner``.
@@ -355,7 +419,11 @@ class Client:
         return MultiLock(self, names_or_locks, check_timeout(timeout), others, on_lost)
 
     def _describe(
-        self, kind: Literal["write", "read", "semaphore"], name: str, options: Any, limit: int = 0
+        self,
+        kind: Literal["write", "read", "semaphore", "once"],
+        name: str,
+        options: Any,
+        limit: int = 0,
     ) -> Description:
         on_lost, others = _split(dict(options))
         return Description(kind, name, others, limit, on_lost)
@@ -421,8 +489,10 @@ class Client:
         """
         self._template.add_hooks(hooks)
 
-    def inspect(self, name: str) -> LockInfo:
+    def inspect(self, name: str, *, kind: Kind = "lock") -> LockInfo:
         """Return who holds the lock and who waits for it, as of one moment.
+
+        ``kind`` is ``"lock"``, ``"semaphore"`` or ``"once"``: each has names of its own.
 
         ```python
         info = locks.inspect("order:42")
@@ -432,10 +502,10 @@ class Client:
         :raises BackendUnavailable: when nothing answers within 2 s.
         """
         running = self._use()
-        return running.call(lambda: running.inner.inspect(name))
+        return running.call(lambda: running.inner.inspect(name, kind=kind))
 
-    def locks(self, match: str = "*") -> Iterator[LockInfo]:
-        """Iterate over every lock held or waited for whose name matches the glob.
+    def locks(self, match: str = "*", *, kind: Kind | None = None) -> Iterator[LockInfo]:
+        """Iterate over everything held or waited for whose name matches the glob: all kinds, or one.
 
         ```python
         for info in locks.locks("order:*"):
@@ -443,9 +513,9 @@ class Client:
         ```
         """
         running = self._use()
-        return iterate(running, lambda: running.inner.locks(match))
+        return iterate(running, lambda: running.inner.locks(match, kind=kind))
 
-    def break_lock(self, name: str) -> int:
+    def break_lock(self, name: str, *, kind: Kind = "lock") -> int:
         """Release all holders by force; return their number. Waiters stay; lock-delay is ignored.
 
         ```python
@@ -454,7 +524,7 @@ class Client:
         ```
         """
         running = self._use()
-        return running.call(lambda: running.inner.break_lock(name))
+        return running.call(lambda: running.inner.break_lock(name, kind=kind))
 
     def check_sequencer(self, sequencer: str) -> bool:
         """Return whether exactly the grant that this string was made from holds at this moment.

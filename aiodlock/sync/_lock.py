@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Never, NoReturn
 from .. import _lease as core_lease
 from .. import _lock as core
 from .._errors import AcquireTimeout, NotHeld, WouldBlock
-from .._model import Mode
+from .._model import LockInfo, Mode
 from .._options import check_timeout, refuse_attribute, refuse_keywords
 from ._blocks import Entered, here
 from ._lease import Body, Lease, arm, call_when_lost, enter, leave
@@ -127,6 +127,28 @@ class Acquirable:
         running = self._client._use(self.name)
         made = self._made_for(running)
         return running.call(made.locked)
+
+    def inspect(self) -> LockInfo:
+        """Return who holds it and who waits for it.
+
+        ```python
+        print(len(locks.semaphore("mail", limit=3).inspect().holders), "of 3 places are taken")
+        ```
+        """
+        running = self._client._use(self.name)
+        made = self._made_for(running)
+        return running.call(made.inspect)
+
+    def break_lock(self) -> int:
+        """Release all holders by force; return their number.
+
+        ```python
+        locks.lock("report").break_lock()
+        ```
+        """
+        running = self._client._use(self.name)
+        made = self._made_for(running)
+        return running.call(made.break_lock)
 
     def __enter__(self) -> Lease:
         lease = self._acquire(self._core._options.timeout, block=True)

@@ -29,6 +29,7 @@ class ClientOptions(TypedDict, total=False):
     restart_delay: float | None
     listen_source: str | None
     create: bool
+    description: str
 
 
 class _SharedOptions(TypedDict, total=False):
@@ -36,6 +37,8 @@ class _SharedOptions(TypedDict, total=False):
     auto_extend: bool
     max_hold: float | None
     lock_delay: float
+    hold_at_least: float
+    note: str
     margin: float
     on_lost: OnLost
     confirm_release: bool
