@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
+from pathlib import Path
 
+import asyncpg
 import pytest
 
 from aiodlock import BackendError, BackendUnavailable, Client, LockLost, Unsupported
@@ -65,6 +68,47 @@ async def test_role_with_execute_alone_can_lock(empty: PostgresServer) -> None:
                 assert [info.name async for info in client.locks()] == [NAME]
                 assert await client.break_lock(NAME) == 1
                 await until_cancelled()
+
+
+def sql_of_the_page(heading: str) -> list[str]:
+    """Return the blocks of SQL below a heading of the page, as they stand."""
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "postgresql.md"
+    section = page.read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return re.findall(r"```sql\n(.*?)```", section, re.DOTALL)
+
+
+async def test_grants_of_the_page_let_a_role_lock(empty: PostgresServer) -> None:
+    install(empty)
+    (grants,) = sql_of_the_page("Rights")
+    empty.execute(grants)
+    async with Client(empty.url_of("locker")) as client, client.lock(NAME):
+        pass
+
+
+async def test_guards_of_the_page_refuse_a_stale_token(empty: PostgresServer) -> None:
+    install(empty)
+    column, guarded, *trigger = sql_of_the_page("Fencing in the same database")
+    empty.execute("drop table if exists account;")
+    empty.execute("drop function if exists refuse_stale_token;")
+    empty.execute("create table account (id integer, balance integer);")
+    empty.execute(column)
+    empty.execute("insert into account values (1, 0);")
+    async with Client(empty.url) as client:
+        async with client.lock(NAME) as lease:
+            old = lease.token
+        async with client.lock(NAME) as lease:
+            new = lease.token
+    connection = await asyncpg.connect(empty.url)
+    try:
+        assert await connection.execute(guarded, 10, new, 1) == "UPDATE 1"
+        assert await connection.execute(guarded, 20, old, 1) == "UPDATE 0"
+        await connection.execute("\n".join(trigger))
+        with pytest.raises(asyncpg.RaiseError, match="is stale"):
+            await connection.execute("update account set balance = 30, fence = $1", old)
+        await connection.execute("update account set balance = 40, fence = $1", new)
+        assert await connection.fetchval("select balance from account") == 40
+    finally:
+        await connection.close()
 
 
 async def test_role_without_rights_is_told_the_grants(empty: PostgresServer) -> None:
