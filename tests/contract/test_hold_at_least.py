@@ -12,9 +12,9 @@ from aiodlock import AcquireTimeout, Client, LockLost, WouldBlock
 
 from ..conftest import MakeClient
 from ..scenes import until
-from ..servers import CLUSTER, MEMORY, SCRIPTED, SENTINEL
+from ..servers import CLUSTER, MEMORY, POSTGRES, SCRIPTED, SENTINEL
 
-pytestmark = pytest.mark.stores(MEMORY, *SCRIPTED, CLUSTER, SENTINEL)
+pytestmark = pytest.mark.stores(MEMORY, *SCRIPTED, *POSTGRES, CLUSTER, SENTINEL)
 
 
 async def closed(client: Client, name: str = "a") -> float:

@@ -19,9 +19,9 @@ from aiodlock import (
 
 from ..conftest import MakeClient
 from ..scenes import until
-from ..servers import CLUSTER, MEMORY, SCRIPTED, SENTINEL, Store
+from ..servers import CLUSTER, MEMORY, POSTGRES, SCRIPTED, SENTINEL, Store
 
-pytestmark = pytest.mark.stores(MEMORY, *SCRIPTED, CLUSTER, SENTINEL)
+pytestmark = pytest.mark.stores(MEMORY, *SCRIPTED, *POSTGRES, CLUSTER, SENTINEL)
 
 
 async def enter(client: Client, name: str = "a", **options: Any) -> tuple[bool, object]:

@@ -14,12 +14,12 @@ from aiodlock.backends.postgres.schema import create_statements
 from ..postgres import PostgresServer
 from ..servers import Servers, installed
 from .test_mutants import BUDGET
-from .test_scripts import FEWEST, STEPS, USUAL, Locks, Semaphores, take_steps
+from .test_scripts import FEWEST, STEPS, USUAL, Locks, Onces, Semaphores, take_steps
 from .turns import Database, VirtualTurns
 
 
 @pytest.mark.timeout(300 + STEPS / 10)
-@pytest.mark.parametrize("machine", [Locks, Semaphores])
+@pytest.mark.parametrize("machine", [Locks, Semaphores, Onces])
 def test_functions_answer_and_tell_as_the_machine(
     postgres: PostgresServer, machine: type[Locks]
 ) -> None:

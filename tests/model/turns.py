@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Awaitable, Sequence
 from itertools import count
 from typing import Any, TypeVar
+from urllib.parse import quote, unquote
 
 import asyncpg
 
@@ -51,12 +52,17 @@ class Database:
         self.heard.append((_CHANNELS[channel], payload))
 
 
+def word_in(key: str, words: str) -> str:
+    """Return the value of one of the words that the scripts are given."""
+    return next((word[2:] for word in words.split(" ") if word.startswith(f"{key}=")), "")
+
+
 class VirtualTurns:
     """One name. The answers are put as those of the scripts are."""
 
     def __init__(self, database: Database, kind: str) -> None:
         self.time = 0
-        self.whole = False
+        self.whole = True
         self._database = database
         self._key = f"aiodlock:{kind[0]}:name{next(_names)}"
         self._clients: dict[str, str] = {}
@@ -80,19 +86,24 @@ class VirtualTurns:
     ) -> list[Any]:
         self._clients[id] = client
         patience = "wait" if wait else "nowait"
-        assert (words, how) == ("", "")
         message = (id, mode, owner or f"t{id}", ttl, waiter_ttl, delay, patience)
-        return self._turn(client, "acquire", *message)
+        hold, note = word_in("h", words), word_in("n", words)
+        more = (note, "", hold or 0, how) if hold or how else (note, "") if note else ()
+        return self._turn(client, "acquire", *message, *more)
 
     async def extend(
         self, id: str, length: int, *, owner: str = "", begins: bool = False
     ) -> list[Any]:
-        return self._turn(self._clients.get(id, "nobody"), "extend", id, length, owner)
+        more = ("begins",) if begins else ()
+        return self._turn(self._clients.get(id, "nobody"), "extend", id, length, *more)
 
     async def leave(
         self, id: str, *, ambiguous: bool = False, end: str = "ended", recorded: Sequence[Any] = ()
     ) -> list[Any]:
         client, marker = self._clients.get(id, "nobody"), _FOR_EVER if ambiguous else 0
+        if recorded:
+            result, keep = recorded
+            return self._turn(client, "leave", id, marker, "recorded", keep, quote(result))
         return self._turn(client, "leave", id, marker, end)
 
     async def break_lock(self) -> int:
@@ -100,21 +111,26 @@ class VirtualTurns:
 
     async def inspect(self) -> list[Any]:
         rows = self._fetch("select * from aiodlock.inspect($1)", self._key)
-        token, closed, closed_places = 0, 0, 0
+        token, closed, closed_places, places = 0, 0, 0, "s0"
+        rows.sort(key=lambda row: row["what"] != "name")
         holding: list[str] = []
         waiting: list[str] = []
         for row in rows:
             if row["what"] == "name":
                 token, closed, closed_places = row["token"], row["left_ms"], row["places"]
+                places = row["mode"]
             elif row["what"] == "holder":
-                words = (row["owner"], row["mode"], row["token"], row["left_ms"], row["client"], "")
+                note = f" n={row['note']}"
+                mode = places if row["mode"].startswith("s") and places != "s0" else row["mode"]
+                words = (row["owner"], mode, row["token"], row["left_ms"], row["client"], note)
                 holding += map(str, words)
             else:
-                waiting += [row["owner"], row["mode"], "", row["client"], ""]
+                mode = places if row["mode"].startswith("s") and places != "s0" else row["mode"]
+                waiting += [row["owner"], mode, "", row["client"], f" n={row['note']}"]
         return [token, closed, holding, waiting, closed_places]
 
     async def forget(self) -> bool:
-        raise NotImplementedError
+        return bool(self._turn("nobody", "forget") == ["forgot", "1"])
 
     def heard(self) -> list[tuple[str, str, str]]:
         self._database.do(_settle())
@@ -137,7 +153,10 @@ class VirtualTurns:
             "select * from aiodlock.waiter where key = $1 order by arrival", self._key
         )
         words = ("mode", "token", "deadline", "length", "delay", "owner", "client")
-        holders = name[0]["holders"] if name else []
+        holders = [dict(holder) for holder in name[0]["holders"]] if name else []
+        if name and name[0]["places"]:
+            places = f"s{name[0]['places']}{'r' * name[0]['resized']}"
+            holders = [{**holder, "mode": places} for holder in holders]
         return (
             {holder["id"]: " ".join(str(holder[word]) for word in words) for holder in holders},
             {row["id"]: f"{row['arrival']} {row['deadline']} {row['length']}" for row in waiting},
@@ -146,7 +165,7 @@ class VirtualTurns:
         )
 
     def clear(self) -> None:
-        for table in ("name", "waiter", "marker", "broken"):
+        for table in ("name", "waiter", "marker", "broken", "record"):
             self._database.do(self._database.connection.execute(f"delete from aiodlock.{table}"))
 
     def _turn(self, caller: str, verb: str, *words: object) -> list[Any]:
@@ -154,6 +173,8 @@ class VirtualTurns:
         rows = self._fetch("select aiodlock.turn($1, $2, $3)", caller, _FOR_EVER, message)
         answer, *heard = rows[0][0].split("\n")
         reply: list[Any] = answer.split(" ")
+        if reply[0] == "done":
+            reply[1] = unquote(reply[1])
         told = [told.split(" ") for told in heard]
         if reply[0] == "released":
             # What is granted to the same client is told by the reply, with its token.

@@ -42,6 +42,7 @@ class PostgresOpener:
             prefix=options.prefix,
             token_retention=options.token_retention,
             unavailable_after=options.unavailable_after,
+            description=options.description,
         )
         return KeptBackend(store, unavailable_after=options.unavailable_after)
 

@@ -13,12 +13,12 @@ import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, unquote_to_bytes
 
 import asyncpg
 
 from ..._clock import local_deadline, now
-from ..._errors import BackendError, BackendUnavailable, Unsupported
+from ..._errors import BackendError, BackendUnavailable
 from ..._model import (
     Capabilities,
     Gone,
@@ -70,7 +70,7 @@ class PostgresBackend:
     when a notification of our own arrives), ``_heard_once``.
     """
 
-    capabilities: Capabilities = Capabilities()
+    capabilities: Capabilities = Capabilities(hold_at_least=True, resize=True, once=True)
 
     def __init__(
         self,
@@ -82,9 +82,12 @@ class PostgresBackend:
         prefix: str,
         token_retention: float,
         unavailable_after: float,
+        description: str = "",
     ) -> None:
         self.label: str = make_label()
         self.polls: bool = False
+        #: Shown to people beside the label.
+        self.description: str = description
         self._described = described
         self._create = create
         self._prefix = prefix
@@ -232,6 +235,10 @@ class PostgresBackend:
                     listener.on_granted(request_id, int(token), key)
                 case ["look", request_id, _]:
                     listener.on_look(request_id)
+                case ["done", request_ids, _]:
+                    # Of very many waiters not all ids fit into a notification.
+                    for request_id in request_ids.split(","):
+                        listener.on_look(None if request_id == "*" else request_id)
                 case ["broken", request_id, _, token]:
                     listener.on_broken(request_id, int(token))
                 case _:
@@ -263,6 +270,7 @@ class PostgresBackend:
                 str(_ms(request.waiter_ttl)),
                 str(_ms(request.lock_delay)),
                 "wait" if wait else "nowait",
+                *self._further(request),
             )
         )
         try:
@@ -273,6 +281,14 @@ class PostgresBackend:
         request.sent_on = None
         return _outcome(answer, sent)
 
+    def _further(self, request: Request) -> Sequence[str]:
+        """Return what few requests have: texts for people, a hold, a limit that is to be in use."""
+        texts = quote(request.note, safe=""), quote(self.description, safe="")
+        if request.hold_at_least or request.resize:
+            how = ("begins" if request.begins else "later") if request.hold_at_least else ""
+            return *texts, str(_ms(request.hold_at_least)), how + "resize" * request.resize
+        return texts if any(texts) else ()
+
     def extend(
         self, batch: Sequence[tuple[Request, float]]
     ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
@@ -281,7 +297,8 @@ class PostgresBackend:
     def _extend(self, request: Request, length: float) -> Awaitable[Granted | Waiting | Gone]:
         sent = now()
         key = self._key(request.kind, request.name)
-        answer = self._messages.submit(f"extend\t{key}\t{request.id}\t{_ms(length)}")
+        begins = "\tbegins" if request.hold_at_least and request.begins else ""
+        answer = self._messages.submit(f"extend\t{key}\t{request.id}\t{_ms(length)}{begins}")
         return _Answer(answer, sent)
 
     def server_of(self, request: Request) -> object:
@@ -294,7 +311,12 @@ class PostgresBackend:
         )
         marker = self._marker_ttl if late else 0
         key = self._key(request.kind, request.name)
-        return f"leave\t{key}\t{request.id}\t{marker}\t{'lost' if lost else 'ended'}"
+        end = request.end
+        words: list[str] = [end.word]
+        if end.record is not None:
+            result, keep = end.record
+            words = ["recorded", str(_ms(keep)), quote(result, safe="")]
+        return "\t".join(("leave", key, request.id, str(marker), *words))
 
     async def leave(
         self, request: Request, *, lost: bool = False, within: float | None = None
@@ -323,7 +345,7 @@ class PostgresBackend:
 
     async def leave_unknown(self, request_id: str, where: str) -> None:
         await self._up()
-        _left(await self._messages.submit(f"leave\t{where}\t{request_id}\t0\tended"))
+        _left(await self._messages.submit(f"leave\t{where}\t{request_id}\t0\tunused"))
 
     async def settle(self) -> None:
         """Every answer is waited for by a call."""
@@ -348,16 +370,16 @@ class PostgresBackend:
         rows: list[Any] = await self._messages.query(fetch)
         return rows
 
-    async def inspect(self, kind: str, name: str) -> LockInfo:
+    async def inspect(self, kind: Kind, name: str) -> LockInfo:
         return (await self.inspect_all(kind, [name]))[0]
 
-    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
+    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
         await self._up(hurry=True)
         rows = await self._fetch(_INSPECT, [self._key(kind, name) for name in names])
         found: list[list[Any]] = [[] for _ in names]
         for row in rows:
             found[row["number"] - 1].append(row)
-        return [_info(name, about) for name, about in zip(names, found, strict=True)]
+        return [_info(kind, name, about) for name, about in zip(names, found, strict=True)]
 
     async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         await self._up(hurry=True)
@@ -374,7 +396,8 @@ class PostgresBackend:
         return int(answer.split(" ")[1])
 
     async def forget(self, name: str) -> bool:
-        raise Unsupported("PostgreSQL does not record yet what is done once: use a Redis server")
+        await self._up(hurry=True)
+        return await self._messages.submit(f"forget\t{self._key('once', name)}") == "forgot 1"
 
 
 class _Answer:
@@ -389,8 +412,8 @@ class _Answer:
     def __await__(self) -> Generator[Any, None, Granted | Waiting | Gone]:
         text = yield from self._answer
         outcome = _outcome(text, self._sent)
-        assert not isinstance(outcome, Refused)
-        return outcome
+        # A success is on record: whoever acquires anew is told the result.
+        return Gone("gone") if isinstance(outcome, Refused) else outcome
 
 
 def _outcome(answer: str, sent: float) -> Granted | Waiting | Refused | Gone:
@@ -400,6 +423,8 @@ def _outcome(answer: str, sent: float) -> Granted | Waiting | Refused | Gone:
         case ["waiting", left, look, floor]:
             look_at = now() + int(look) / 1000 if int(look) >= 0 else None
             return Waiting(local_deadline(sent, int(left)), look_at, int(floor))
+        case ["done", result]:
+            return Refused("recorded", result=unquote_to_bytes(result))
         case ["busy"]:
             return Refused("busy")
         case ["deadlock"]:
@@ -422,12 +447,14 @@ def _left(answer: str) -> Left:
             return Left("released")
         case ["withdrawn"]:
             return Left("withdrawn")
+        case ["recorded"]:
+            return Left("recorded")
         case ["gone", ("broken" | "expired" | "gone") as reason]:
             return Left("gone", reason)
     raise BackendError(f"an answer of the wrong shape: {answer!r:.200}")
 
 
-def _info(name: str, rows: Sequence[Any]) -> LockInfo:
+def _info(kind: Kind, name: str, rows: Sequence[Any]) -> LockInfo:
     holders: dict[tuple[str, Mode], HolderInfo] = {}
     waiters: list[WaiterInfo] = []
     token, closed, places = 0, 0.0, 0
@@ -439,7 +466,8 @@ def _info(name: str, rows: Sequence[Any]) -> LockInfo:
         mode: Mode = "exclusive" if row["mode"] == "x" else "shared"
         shown = unquote(owner[1:]) if owner.startswith("u") else owner[1:]
         if what == "waiter":
-            waiters.append(WaiterInfo(shown, mode, len(waiters), left, row["client"]))
+            place = len(waiters)
+            waiters.append(WaiterInfo(shown, mode, place, left, row["client"], *_texts(row)))
             continue
         before = holders.get((owner, mode))
         holders[owner, mode] = HolderInfo(
@@ -449,8 +477,15 @@ def _info(name: str, rows: Sequence[Any]) -> LockInfo:
             count=before.count + 1 if before else 1,
             remaining=max(left, before.remaining if before else 0.0),
             client=row["client"],
+            note=_texts(row)[0],
+            description=_texts(row)[1],
         )
-    return LockInfo(name, tuple(holders.values()), tuple(waiters), token, closed, places)
+    return LockInfo(name, tuple(holders.values()), tuple(waiters), token, closed, places, kind)
+
+
+def _texts(row: Any) -> tuple[str, str]:
+    """Return the note and the client's description."""
+    return unquote(row["note"]), unquote(row["description"])
 
 
 def _wire_mode(request: Request) -> str:
