@@ -60,9 +60,9 @@ class End:
 
 
 #: Its body has ended.
-ENDED = End()
-LOST = End(lost=True)
-UNUSED = End(unused=True)
+ENDED: End = End()
+LOST: End = End(lost=True)
+UNUSED: End = End(unused=True)
 
 
 @dataclass(slots=True, eq=False)

@@ -102,7 +102,7 @@ class OnceLock(Acquirable):
     """The exclusive lock that a ``Once`` is made of: kind ``once``, with keys of its own."""
 
     _kind: Kind = "once"
-    _lease_type = OnceLease
+    _lease_type: type[Lease] = OnceLease
 
     def _check_bodies(self, session: Session, bodies: Any) -> None:
         super()._check_bodies(session, bodies)

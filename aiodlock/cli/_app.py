@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import BackendError, Client, LockInfo
+from .._model import Kind
 from . import _doctor, _init, _run, _show
 from ._source import read_source
 
@@ -74,6 +75,10 @@ Header = Annotated[
 Name = Annotated[str, typer.Argument(help="The lock's name.", metavar="NAME")]
 Match = Annotated[
     str, typer.Argument(help="Only names that match this glob pattern.", metavar="PATTERN")
+]
+
+OneKind = Annotated[
+    Kind, typer.Option("--kind", help="What the name is: a lock, a semaphore, or done once.")
 ]
 
 _URL = "redis://localhost:6379/0"
@@ -150,6 +155,27 @@ def run(
             metavar="SECONDS",
         ),
     ] = None,
+    hold_at_least: Annotated[
+        float,
+        typer.Option(
+            help="The lock stays closed for this many seconds after its grant, also when the command ends "
+            "sooner. So several hosts whose clocks differ run a job once per period.",
+            metavar="SECONDS",
+            min=0.0,
+        ),
+    ] = 0.0,
+    once: Annotated[
+        float | None,
+        typer.Option(
+            help="Keep the command's success on record for this many seconds. If it is on record, the "
+            "command does not run, and the exit code is 0. A command that fails records nothing. Put the "
+            "period into the name, or keep it for half of the period.",
+            metavar="SECONDS",
+        ),
+    ] = None,
+    note: Annotated[
+        str, typer.Option(help="Shown to people who look at the lock.", metavar="TEXT")
+    ] = "",
     url: Url = _URL,
     prefix: Prefix = _PREFIX,
     as_json: Annotated[
@@ -179,6 +205,8 @@ def run(
             f"margin ({margin:g} s) must be at least {_run.SHORTEST_MARGIN} s and shorter than the "
             f"ttl ({ttl:g} s), because the command needs time to end"
         )
+    if once is not None and shared:
+        raise typer.BadParameter("--once and --shared contradict each other")
     wanted = _run.Run(
         url=url,
         name=name,
@@ -189,12 +217,34 @@ def run(
         timeout=0.0 if nonblock else timeout,
         quiet=quiet,
         conflict_exit_code=conflict_exit_code,
+        hold_at_least=hold_at_least,
+        note=note,
+        once=once,
         as_json=as_json,
         # If the store does not answer, the lease ends by itself: nobody has to wait for that.
         # A quorum waits for a client's ttl before it believes a server that was restarted.
         client_options={"prefix": prefix, "close_timeout": 1.0, "ttl": max(30.0, ttl)},
     )
     raise typer.Exit(_do(_run.run(wanted)))
+
+
+@app.command()
+def forget(name: Name, url: Url = _URL, prefix: Prefix = _PREFIX, as_json: Json = False) -> None:
+    """Take a success off the record, so that it can be done again; see `run --once`.
+
+    The exit code is 1 if no success was on record. A command that runs is not touched.
+    """
+
+    async def work() -> bool:
+        async with Client(read_source(url), prefix=prefix) as client:
+            return await client.forget(name)
+
+    known = _do(work())
+    if as_json:
+        _show.print_json({"name": name, "forgotten": known})
+    else:
+        print(f"{name!r} {'is forgotten' if known else 'was not on record'}")
+    raise typer.Exit(0 if known else 1)
 
 
 @app.command("ls")
@@ -223,27 +273,34 @@ async def _list(url: str, prefix: str, match: str) -> list[LockInfo]:
 
 
 @app.command()
-def show(name: Name, url: Url = _URL, prefix: Prefix = _PREFIX, as_json: Json = False) -> None:
+def show(
+    name: Name,
+    kind: OneKind = "lock",
+    url: Url = _URL,
+    prefix: Prefix = _PREFIX,
+    as_json: Json = False,
+) -> None:
     """Show who holds a lock, and who waits for it.
 
     The text is for people. Programs use `--json`.
     """
-    info = _do(_inspect(url, prefix, name))
+    info = _do(_inspect(url, prefix, name, kind))
     if as_json:
         _show.print_json(_show.as_dict(info))
     else:
         _show.print_one(info)
 
 
-async def _inspect(url: str, prefix: str, name: str) -> LockInfo:
+async def _inspect(url: str, prefix: str, name: str, kind: Kind) -> LockInfo:
     async with Client(read_source(url), prefix=prefix) as client:
-        return await client.inspect(name)
+        return await client.inspect(name, kind=kind)
 
 
 @app.command("break")
 def break_lock(
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    kind: OneKind = "lock",
     url: Url = _URL,
     prefix: Prefix = _PREFIX,
     as_json: Json = False,
@@ -257,7 +314,7 @@ def break_lock(
         if not sys.stdin.isatty():
             print("aiodlock: break asks for confirmation: in a script, give --yes", file=sys.stderr)
             raise typer.Exit(2)
-        found = _do(_inspect(url, prefix, name))
+        found = _do(_inspect(url, prefix, name, kind))
         print(f"{name!r} is {_show.who(found) or 'free'}.")
         if not found.holders and not found.closed:
             raise typer.Exit(1)
@@ -265,7 +322,7 @@ def break_lock(
 
     async def work() -> int:
         async with Client(read_source(url), prefix=prefix) as client:
-            return await client.break_lock(name)
+            return await client.break_lock(name, kind=kind)
 
     count = _do(work())
     if as_json:

@@ -9,10 +9,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import (
     AcquireTimeout,
@@ -20,7 +20,6 @@ from .. import (
     Client,
     ClientClosed,
     Lease,
-    Lock,
     LockError,
     LockInfo,
     LockLost,
@@ -28,9 +27,12 @@ from .. import (
 )
 from .._clock import now
 from .._errors import LossReason
+from .._model import Kind
 from ..backends._label import process_label
 from . import _show
 from ._source import read_source
+
+_T = TypeVar("_T")
 
 UNAVAILABLE, SOFTWARE, NOT_ACQUIRED, LOST = 69, 70, 75, 76
 
@@ -48,7 +50,7 @@ _ASK_EVERY = 0.5
 _SILENT = 0.5
 
 #: What ``--quiet`` keeps to itself. Failures are always told.
-_QUIET = frozenset(("waiting", "not_acquired"))
+_QUIET = frozenset(("waiting", "not_acquired", "done"))
 _WHY: dict[LossReason, str] = {
     "expired": "its lease could not be extended in time",
     "broken": "an operator released it by force",
@@ -74,6 +76,15 @@ class Run:
     conflict_exit_code: int = NOT_ACQUIRED
     as_json: bool = False
     client_options: dict[str, Any] = field(default_factory=dict)
+    hold_at_least: float = 0.0
+    note: str = ""
+    #: Seconds for which the command's success stays on record; None: nothing is recorded.
+    once: float | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """What is held: a lock, or what is to be done once."""
+        return "lock" if self.once is None else "once"
 
     def say(self, event: str, text: str, **facts: object) -> None:
         if self.quiet and event in _QUIET:
@@ -105,9 +116,9 @@ async def run(wanted: Run) -> int:
         acquired = acquiring.result()
         if isinstance(acquired, int):
             return acquired
-        client, lease = acquired
+        client, held = acquired
         try:
-            return await _guarded(wanted, lease, signals)
+            return await _guarded(wanted, held, signals)
         finally:
             await client.__aexit__(None, None, None)
 
@@ -131,7 +142,15 @@ def _caught(signals: asyncio.Queue[signal.Signals]) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-async def _acquire(wanted: Run) -> tuple[Client, Lease] | int:
+@dataclass
+class Held:
+    """The lease that the command runs under, and how it ends with the command's exit code."""
+
+    lease: Lease
+    end: Callable[[int], Awaitable[None]]
+
+
+async def _acquire(wanted: Run) -> tuple[Client, Held] | int:
     client = Client(read_source(wanted.url), **wanted.client_options)
     entered = False
     try:
@@ -142,10 +161,15 @@ async def _acquire(wanted: Run) -> tuple[Client, Lease] | int:
             "timeout": wanted.timeout,
             "margin": wanted.margin,
             "on_lost": "flag",
+            "hold_at_least": wanted.hold_at_least,
+            "note": wanted.note,
         }
-        lock = client.rwlock(wanted.name, **options)
         try:
-            return client, await _wait(wanted, client, lock.read if wanted.shared else lock.write)
+            held = await _hold(wanted, client, options)
+            if held is not None:
+                return client, held
+            wanted.say("done", f"{wanted.name!r} is done already: its success is on record")
+            code = 0
         except (AcquireTimeout, LockLost):
             await _say_not_acquired(wanted, client)
             code = wanted.conflict_exit_code
@@ -161,13 +185,32 @@ async def _acquire(wanted: Run) -> tuple[Client, Lease] | int:
     return code
 
 
-async def _wait(wanted: Run, client: Client, lock: Lock) -> Lease:
+async def _hold(wanted: Run, client: Client, options: dict[str, Any]) -> Held | None:
+    """Wait for the turn; None if it is done already."""
+    if wanted.once is None:
+        lock = client.rwlock(wanted.name, **options)
+        mode = lock.read if wanted.shared else lock.write
+        lease = await _wait(wanted, client, mode.acquire)
+        return Held(lease, lambda _: lease.release())
+    once = client.once(wanted.name, keep=wanted.once, **options)
+    run = await _wait(wanted, client, once.__aenter__)
+    if run.lease is None:
+        return None
+
+    async def end(code: int) -> None:
+        failed = None if code == 0 else ChildProcessError(f"the command ended with {code}")
+        await once.__aexit__(None if failed is None else type(failed), failed, None)
+
+    return Held(run.lease, end)
+
+
+async def _wait(wanted: Run, client: Client, acquire: Callable[[], Awaitable[_T]]) -> _T:
     """Acquire, and say once what is waited for."""
     if wanted.quiet:
-        return await lock.acquire()
+        return await acquire()
     telling = asyncio.create_task(_say_waiting(wanted, client))
     try:
-        return await lock.acquire()
+        return await acquire()
     finally:
         telling.cancel()
         await asyncio.wait({telling})
@@ -176,7 +219,7 @@ async def _wait(wanted: Run, client: Client, lock: Lock) -> Lease:
 async def _say_waiting(wanted: Run, client: Client) -> None:
     await asyncio.sleep(_SILENT)
     try:
-        info = await client.inspect(wanted.name)
+        info = await client.inspect(wanted.name, kind=wanted.kind)
     except LockError as error:
         wanted.say("waiting", f"waiting for {wanted.name!r}; {error}")
         return
@@ -191,7 +234,7 @@ async def _say_not_acquired(wanted: Run, client: Client) -> None:
     text = f"{wanted.name!r} was not acquired"
     text += f" within {wanted.timeout:g} s" if wanted.timeout else ""
     try:
-        info = await client.inspect(wanted.name)
+        info = await client.inspect(wanted.name, kind=wanted.kind)
     except LockError:
         wanted.say("not_acquired", text)
     else:
@@ -207,8 +250,9 @@ def _clients(info: LockInfo) -> list[str]:
     return list(dict.fromkeys(holder.client for holder in info.holders))
 
 
-async def _guarded(wanted: Run, lease: Lease, signals: asyncio.Queue[signal.Signals]) -> int:
+async def _guarded(wanted: Run, held: Held, signals: asyncio.Queue[signal.Signals]) -> int:
     """Run the command under the lease, through the guardian."""
+    lease = held.lease
     ours, theirs = socket.socketpair()
     environment = {
         **os.environ,
@@ -231,7 +275,7 @@ async def _guarded(wanted: Run, lease: Lease, signals: asyncio.Queue[signal.Sign
     finally:
         theirs.close()
     reader, writer = await asyncio.open_connection(sock=ours)
-    parts = _Supervision(wanted, lease, reader, writer, signals)
+    parts = _Supervision(wanted, held, reader, writer, signals)
     try:
         return await parts.run()
     finally:
@@ -251,12 +295,12 @@ class _Supervision:
     def __init__(
         self,
         wanted: Run,
-        lease: Lease,
+        held: Held,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         signals: asyncio.Queue[signal.Signals],
     ) -> None:
-        self._wanted, self._lease = wanted, lease
+        self._wanted, self._lease, self._held = wanted, held.lease, held
         self._reader, self._writer, self._signals = reader, writer, signals
         self._kill_at = 0.0
         self._pid = 0
@@ -330,13 +374,17 @@ class _Supervision:
             text = f"{name!r} was lost while the command ran: {_WHY[lost.reason]} (token {token})"
             self._wanted.say("lost", text, reason=lost.reason)
             with contextlib.suppress(LockError):
-                await lease.release()
+                await self._held.end(LOST)
             return LOST
         try:
-            await lease.release()
+            await self._held.end(code)
         except (LockLost, NotHeld, BackendError) as error:
             text = f"the command has ended, but releasing {self._wanted.name!r} failed: {error}"
-            self._wanted.say("release_failed", text)
+            if self._wanted.once is None:
+                self._wanted.say("release_failed", text)
+            else:
+                self._wanted.say("lost", f"{text}; whether its success is on record is unknown")
+                return LOST
         return code
 
     # -- helpers -------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ def _state(info: LockInfo) -> str:
     if info.holders:
         return f"held by {plural(len(info.holders), 'holder')}, {len(info.waiters)} waiting"
     if info.closed:
-        return f"closed for {info.closed:.1f} s more: a holder was lost (lock-delay)"
+        return f"closed for {info.closed:.1f} s more: by a lock-delay or hold_at_least"
     return "free"
 
 
@@ -176,7 +176,7 @@ def who(info: LockInfo) -> str:
         shared = "shared" if info.holders[0].mode == "shared" else "held"
         return f"{shared} by {_some(clients)}"
     if info.closed:
-        return f"closed for {info.closed:.1f} s more, because a holder was lost (lock-delay)"
+        return f"closed for {info.closed:.1f} s more by a lock-delay or hold_at_least"
     return ""
 
 

@@ -205,7 +205,7 @@ def _status(info: LockInfo) -> str:
     if info.holders:
         return f"held ({info.holders[0].mode})"
     if info.closed:
-        return f"closed for {lasting(info.closed)} more: a holder was lost (lock-delay)"
+        return f"closed for {lasting(info.closed)} more: by a lock-delay or hold_at_least"
     return "free"
 
 

@@ -42,7 +42,7 @@ def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-CAPABILITIES = Capabilities(hold_at_least=True, resize=True, once=True)
+CAPABILITIES: Capabilities = Capabilities(hold_at_least=True, resize=True, once=True)
 
 
 class MemoryBackend:
