@@ -194,13 +194,14 @@ class RequestInfo:
 
 @dataclass(frozen=True, slots=True)
 class HolderInfo:
-    """One holder: ``remaining`` seconds of its lease; ``count`` acquisitions that the store counts."""
+    """One holder: ``remaining`` seconds of its lease, None if the store cannot tell; ``count``
+    acquisitions that the store counts."""
 
     owner: str
     mode: Mode
     token: int
     count: int
-    remaining: float
+    remaining: float | None
     client: str
     #: What the lock's ``note`` and the client's ``description`` say.
     note: str = ""
@@ -209,12 +210,13 @@ class HolderInfo:
 
 @dataclass(frozen=True, slots=True)
 class WaiterInfo:
-    """One waiter: ``position`` 0 is next; ``waiting`` seconds since it was queued."""
+    """One waiter: ``position`` 0 is next; ``waiting`` seconds since it was queued, None if the store cannot
+    tell."""
 
     owner: str
     mode: Mode
     position: int
-    waiting: float
+    waiting: float | None
     client: str
     note: str = ""
     description: str = ""

@@ -165,11 +165,11 @@ class Screen:
         table = Table("place", "client", "token", "lease / waiting", title=f"lock {NAME!r}")
         info = self._info
         for holder in info.holders if info else ():
-            left = f"{holder.remaining:.1f} s left"
+            left = f"{holder.remaining or 0.0:.1f} s left"
             place = Text("holder", style="green")
             table.add_row(place, Text(holder.client), str(holder.token), left)
         for waiter in info.waiters[:8] if info else ():
-            waiting = f"{waiter.waiting:.1f} s waiting"
+            waiting = f"{waiter.waiting or 0.0:.1f} s waiting"
             table.add_row(f"waiter {waiter.position + 1}", Text(waiter.client), "", waiting)
         if not table.row_count:
             table.add_row("free", "", "", "")
@@ -252,7 +252,7 @@ async def show_deaths(screen: Screen, server: EmbeddedServer, folder: Path, ghos
                         break
                     await asyncio.sleep(0.005)
         survivor = started.pop()
-        left = (await client.inspect(NAME)).holders[0].remaining
+        left = (await client.inspect(NAME)).holders[0].remaining or 0.0
         for worker in started:
             worker.process.send_signal(signal.SIGKILL)
         killed_at = time.monotonic()

@@ -65,16 +65,16 @@ def summary(info: LockInfo) -> tuple[str, ...]:
     """Return a lock's line in ``ls`` and ``top``; see ``COLUMNS``."""
     mode = info.holders[0].mode if info.holders else ("closed" if info.closed else "free")
     holders = ",".join(sorted({printable(holder.client) for holder in info.holders})) or "-"
-    left = max((holder.remaining for holder in info.holders), default=info.closed)
-    longest = max((waiter.waiting for waiter in info.waiters), default=0.0)
+    left = _longest([holder.remaining for holder in info.holders] or [info.closed])
+    longest = _longest([waiter.waiting for waiter in info.waiters] or [0.0])
     return (
         printable(info.name),
         mode,
         str(len(info.holders)),
         holders,
-        f"{left:.1f}",
+        left,
         str(len(info.waiters)),
-        f"{longest:.1f}",
+        longest,
         str(info.token),
     )
 
@@ -127,6 +127,16 @@ def print_one(info: LockInfo) -> None:
         )
 
 
+def _longest(times: Sequence[float | None]) -> str:
+    """Return the longest, or that the store does not tell them."""
+    known = [seconds for seconds in times if seconds is not None]
+    return f"{max(known):.1f}" if known else "?"
+
+
+def _seconds(time: float | None, what: str) -> str:
+    return "" if time is None else f"{time:.1f} s {what}"
+
+
 def _state(info: LockInfo) -> str:
     if info.holders:
         return f"held by {plural(len(info.holders), 'holder')}, {len(info.waiters)} waiting"
@@ -136,14 +146,14 @@ def _state(info: LockInfo) -> str:
 
 
 def _holder_cells(one: HolderInfo) -> tuple[str, ...]:
-    facts = (f"token {one.token}", f"{one.remaining:.1f} s left")
+    facts = (f"token {one.token}", _seconds(one.remaining, "left"))
     times = f"acquired {plural(one.count, 'time')}"
     return ("holder", one.mode, printable(one.client), *facts, times, *_owner_cells(one))
 
 
 def _waiter_cells(one: WaiterInfo) -> tuple[str, ...]:
     place = f"waiter {one.position + 1}"
-    facts = ("", f"{one.waiting:.1f} s waited", "")
+    facts = ("", _seconds(one.waiting, "waited"), "")
     return (place, one.mode, printable(one.client), *facts, *_owner_cells(one))
 
 

@@ -100,7 +100,7 @@ async def _watch(wanted: Top, client: Client, hand_overs: HandOvers, ended: asyn
 
 
 def _facts(infos: list[LockInfo], hand_overs: float | None) -> dict[str, Any]:
-    waits = [waiter.waiting for info in infos for waiter in info.waiters]
+    waits = [waiter.waiting or 0.0 for info in infos for waiter in info.waiters]
     return {
         "locks": len(infos),
         "holders": sum(len(info.holders) for info in infos),

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from .._clock import now
 from .._model import HolderInfo, LockInfo, WaiterInfo
 from .._text import printable
-from ._watch import Loss, Seen, Totals, Watch
+from ._watch import Hold, Loss, Seen, Totals, Watch
 
 #: Rows of a page.
 ROWS = 50
@@ -156,7 +156,7 @@ def _row(seen: Seen, at: float) -> dict[str, Any]:
 
 def _holder(holder: HolderInfo, seen: Seen | None, at: float) -> dict[str, Any]:
     hold = seen.holds.get((holder.owner, holder.token)) if seen is not None else None
-    late = hold is not None and holder.remaining <= hold.longest_remaining / 2
+    late = _is_late(holder.remaining, hold)
     return {
         "client": printable(holder.client),
         "owner": _owner(holder),
@@ -213,8 +213,18 @@ def _rate(rate: float) -> str:
     return f"{rate:.1f}" if rate < 10 else f"{rate:,.0f}"
 
 
-def lasting(seconds: float) -> str:
-    """Say how long something lasts, for people: ``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
+def _is_late(remaining: float | None, hold: Hold | None) -> bool:
+    """Tell whether nobody has extended the lease in time. Not where the store does not tell its end."""
+    return hold is not None and remaining is not None and remaining <= hold.longest_remaining / 2
+
+
+def lasting(seconds: float | None) -> str:
+    """Say how long something lasts, for people: ``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``.
+
+    None, for what a store does not tell, is empty.
+    """
+    if seconds is None:
+        return ""
     if seconds < 10:
         return f"{max(0.0, seconds):.1f} s"
     whole = int(seconds)

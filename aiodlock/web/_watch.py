@@ -285,17 +285,17 @@ class Watch:
             key = (holder.owner, holder.token)
             hold = before.holds.get(key) if before is not None else None
             if hold is None:
-                hold = Hold(at - _age(holder), holder.remaining)
+                hold = Hold(at - _age(holder), 0.0)
                 if before is not None and before.info.waiters:
                     self._handed_over += 1
-            hold.longest_remaining = max(hold.longest_remaining, holder.remaining)
+            hold.longest_remaining = max(hold.longest_remaining, holder.remaining or 0.0)
             holds[key] = hold
         if before is not None:
             self._find_losses(before, holds, at)
         if not (info.holders or info.waiters or info.closed):
             self.names.pop(info.name, None)
             return
-        longest = max((waiter.waiting for waiter in info.waiters), default=None)
+        longest = max((waiter.waiting or 0.0 for waiter in info.waiters), default=None)
         self.names[info.name] = Seen(
             info,
             at,
@@ -311,7 +311,7 @@ class Watch:
         """Record the holders whose lease ran out: nobody extended it when it was last seen."""
         for holder in before.info.holders:
             key = (holder.owner, holder.token)
-            if key in holds or at < before.at + holder.remaining:
+            if key in holds or holder.remaining is None or at < before.at + holder.remaining:
                 continue
             # A live client extends at a third of the ttl, so two thirds are always left.
             if holder.remaining <= before.holds[key].longest_remaining / 2:

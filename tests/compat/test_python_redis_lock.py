@@ -92,7 +92,7 @@ async def test_another_object_of_the_same_owner_is_in_at_once(client: Client) ->
     second = await client.lock("a", owner="me").acquire_nowait()
     await second.extend(1000)
     assert second.token == first.token
-    assert (await client.inspect("a")).holders[0].remaining > 100
+    assert ((await client.inspect("a")).holders[0].remaining or 0.0) > 100
     await first.release()
     assert is_held(second)
     await client.lock("a", owner="me").release()
@@ -108,7 +108,7 @@ async def test_another_owner_cannot_extend_or_release(client: Client) -> None:
         with pytest.raises(NotHeld):
             await client.lock("a", owner="other").release()
         assert await client.lock("a").locked()
-        assert (await client.inspect("a")).holders[0].remaining <= 100
+        assert ((await client.inspect("a")).holders[0].remaining or 0.0) <= 100
 
 
 async def test_many_clients_never_overlap(make_client: MakeClient) -> None:

@@ -175,12 +175,12 @@ async def test_what_is_taken_is_extended_while_the_rest_is_waited_for(client: Cl
     await until_waiting(client, "b")
     clock = asyncio.get_running_loop().time
     (before,) = (await client.inspect("a")).holders
-    ends_at = clock() + before.remaining
+    ends_at = clock() + (before.remaining or 0.0)
 
     async def outlived() -> bool:
         (now,) = (await client.inspect("a")).holders
         assert now.token == before.token
-        return clock() + now.remaining >= ends_at + LASTING - 0.2
+        return clock() + (now.remaining or 0.0) >= ends_at + LASTING - 0.2
 
     await until(outlived, "a longer life")
     await blocker.release()

@@ -67,7 +67,7 @@ async def test_holder_that_was_stopped_is_told_before_it_acts_again(
     process.send_signal(signal.SIGSTOP)
     async with stalls() as stalled:
         (holder,) = (await client.inspect("name")).holders
-        ends_at = now() + holder.remaining
+        ends_at = now() + (holder.remaining or 0.0)
         lease = await task
         got_in = now()
         assert got_in <= ends_at + LATE + stalled()

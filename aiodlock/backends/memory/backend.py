@@ -325,7 +325,7 @@ def _holders(seen: machine.Seen) -> tuple[HolderInfo, ...]:
             mode=asked.mode,
             token=token,
             count=before.count + 1 if before else 1,
-            remaining=max(left / 1000, before.remaining if before else 0.0),
+            remaining=max(left / 1000, (before and before.remaining) or 0.0),
             client=asked.client,
             note=asked.note,
             description=asked.description,

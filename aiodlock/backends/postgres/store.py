@@ -475,7 +475,7 @@ def _info(kind: Kind, name: str, rows: Sequence[Any]) -> LockInfo:
             mode=mode,
             token=row["token"],
             count=before.count + 1 if before else 1,
-            remaining=max(left, before.remaining if before else 0.0),
+            remaining=max(left, (before and before.remaining) or 0.0),
             client=row["client"],
             note=_texts(row)[0],
             description=_texts(row)[1],

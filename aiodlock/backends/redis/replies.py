@@ -104,7 +104,7 @@ def holders_of(flat: Sequence[bytes]) -> tuple[HolderInfo, ...]:
             mode=mode_of(mode),
             token=int(token),
             count=before.count + 1 if before else 1,
-            remaining=max(int(left) / 1000, before.remaining if before else 0.0),
+            remaining=max(int(left) / 1000, (before and before.remaining) or 0.0),
             client=client.decode(),
             **for_people(words),
         )

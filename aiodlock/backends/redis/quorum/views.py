@@ -100,7 +100,7 @@ def lock_info(name: str, views: Sequence[NodeView], nodes: int) -> LockInfo:
             mode=mode_of(vote.mode),
             token=token,
             count=before.count + 1 if before else 1,
-            remaining=max(left, before.remaining if before else 0.0),
+            remaining=max(left, (before and before.remaining) or 0.0),
             client=vote.client.decode(),
             **for_people(vote.words),
         )
