@@ -37,7 +37,7 @@ test: test-suite
 # On the memory store and on one server: what a change needs in the first place.
 test-suite: setup
 	$(BIN)/python -m pytest --numprocesses 8 --dist worksteal --ignore=tests/topology --ignore=tests/recipes \
-		--store memory,valkey9 $(ARGS)
+		--ignore=tests/etcd --store memory,valkey9 $(ARGS)
 
 # The scripts and the heart of the contract on the other servers, which differ in little but their Lua.
 test-scripts: setup
@@ -54,6 +54,8 @@ test-topologies: setup
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/topology $(ARGS)
 	$(BIN)/python -m pytest --numprocesses 2 tests/contract --store cluster,sentinel,replicated,quorum,quorum5 $(ARGS)
 	$(BIN)/python -m pytest --numprocesses 2 tests/contract tests/acceptance --store postgres,postgres18 $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 tests/etcd tests/contract/test_locking.py tests/contract/test_shared.py \
+		tests/contract/test_semaphore.py --store etcd $(ARGS)
 
 # The recipes, with the frameworks that they are for.
 test-recipes: setup

@@ -52,7 +52,7 @@ _PAGE = 500
 
 
 class Client:
-    """Locks on one Redis or Valkey server, a cluster, a quorum of servers, PostgreSQL, or in memory.
+    """Locks on one Redis or Valkey server, a cluster, a quorum of servers, PostgreSQL, etcd, or in memory.
 
     Constructing does no I/O and binds no event loop. Entering (``async with``) connects, within 5 s;
     leaving ends every wait with ``ClientClosed``, cancels bodies that still hold, releases, and stops.
@@ -64,8 +64,8 @@ class Client:
             print(lease.token)
     ```
 
-    :param source: ``redis://``, ``rediss://``, ``unix://``, ``postgresql://``, ``memory://`` (private to
-        this client), ``memory://NAME`` (shared by all clients of this process, on any event loop),
+    :param source: ``redis://``, ``rediss://``, ``unix://``, ``postgresql://``, ``etcd://``, ``memory://``
+        (private to this client), ``memory://NAME`` (shared by all clients of this process, on any loop),
         ``redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB``, ``redis+cluster://HOST:PORT,HOST:PORT`` (those
         nodes are asked first), or a ready ``redis.asyncio.Redis`` (as ``Sentinel.master_for`` makes) or
         ``RedisCluster``, whose connection settings are used and which stays yours. A list of at least

@@ -16,9 +16,22 @@ from hypothesis import settings
 
 import aiodlock
 
+from .etcd import servers as etcd_servers
 from .postgres import PostgresServer
 from .proxy import FaultProxy
-from .servers import ALL, FAKEREDIS, MEMORY, OTHERS, POSTGRES, REAL, Servers, Store, installed
+from .servers import (
+    ALL,
+    BEYOND,
+    ETCD,
+    FAKEREDIS,
+    MEMORY,
+    OTHERS,
+    POSTGRES,
+    REAL,
+    Servers,
+    Store,
+    installed,
+)
 
 # Times vary too much between servers for a deadline per example.
 settings.register_profile("aiodlock", deadline=None, print_blob=True)
@@ -78,6 +91,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     left to do takes from the back. So they do not run beside each other while there is anything else.
     """
     items.sort(key=_place)
+    for item in items:
+        why = _differs(item)
+        if why is not None:
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+def _differs(item: pytest.Item) -> str | None:
+    """Tell why a test is not for its store, if that does something else than the others."""
+    if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+        return None
+    store = item.callspec.params.get("store")
+    return etcd_servers.DIFFERS.get(item.originalname) if store in ETCD else None
 
 
 def _place(item: pytest.Item) -> int:
@@ -121,7 +146,7 @@ def _wanted(metafunc: pytest.Metafunc) -> list[str]:
     if only_real:
         return [name for name in names if name in REAL]
     if _SCRIPTED & set(metafunc.fixturenames) or any(metafunc.definition.iter_markers("scripted")):
-        names = [name for name in names if name not in (MEMORY, *POSTGRES)]
+        names = [name for name in names if name not in (MEMORY, *BEYOND)]
     return names
 
 

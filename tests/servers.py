@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import socket
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import aiodlock.backends.memory.store as memory_store
 from aiodlock._embedded import EmbeddedServer, find_redis62, find_redis_on_path, find_valkey9
 from aiodlock.backends.postgres.schema import create_statements
 
+from .etcd.servers import EtcdCluster, find_etcd
 from .postgres import PostgresServer, find_debian, find_wheel
 from .topology.cluster import Cluster
 from .topology.servers import SentinelService
@@ -38,7 +40,11 @@ REPLICATED = "replicated"
 QUORUM, QUORUM5 = "quorum", "quorum5"
 # Debian's PostgreSQL, and the newest that a wheel brings.
 POSTGRES = ("postgres", "postgres18")
-OTHERS = (CLUSTER, SENTINEL, REPLICATED, QUORUM, QUORUM5, *POSTGRES)
+# One member of etcd's, and three.
+ETCD = ("etcd", "etcd3")
+# Stores beyond Redis: nobody looks at their keys.
+BEYOND = (*POSTGRES, *ETCD)
+OTHERS = (CLUSTER, SENTINEL, REPLICATED, QUORUM, QUORUM5, *BEYOND)
 
 #: Where what is kept can be deleted from outside.
 SERVED = (*SCRIPTED, *OTHERS)
@@ -74,6 +80,8 @@ def installed(name: str) -> bool:
     """Tell whether this machine is expected to run the store. Debian's servers may be missing."""
     if name in _POSTGRES:
         return _POSTGRES[name]() is not None
+    if name in ETCD:
+        return find_etcd() is not None
     return name != "redis70" or find_redis_on_path() is not None
 
 
@@ -105,6 +113,7 @@ class Store:
     #: The servers of a quorum, the dead ones too.
     quorum: list[EmbeddedServer] = field(default_factory=list)
     postgres: PostgresServer | None = None
+    etcd: EtcdCluster | None = None
     fake: FakeServer | None = None
     #: What the clients of tests are given besides their own options.
     options: dict[str, Any] = field(default_factory=dict)
@@ -153,6 +162,8 @@ class Store:
         """Delete everything, behind the clients' backs."""
         if self.postgres is not None:
             self.postgres.execute(_EMPTY)
+        elif self.etcd is not None:
+            await asyncio.to_thread(self.etcd.empty)
         else:
             await (await self.raw()).flushall()
 
@@ -174,6 +185,10 @@ class Store:
             if not markers:
                 rows += self.postgres.execute("select id from aiodlock.marker")
             return [row[0] for row in rows]
+        if self.etcd is not None:
+            found = await asyncio.to_thread(self.etcd.keys)
+            kinds = ("/q/", "/d/") if markers else ("/q/", "/d/", "/x/")
+            return [key for key in found if any(kind in key for kind in kinds)]
         keys = [str(key) for key in await (await self.raw()).keys("*")]
         allowed = (":marker:", ":token") if markers else (":token",)
         return [key for key in keys if not any(part in key for part in allowed)]
@@ -233,6 +248,7 @@ class Servers:
         self._service: SentinelService | None = None
         self._quorums: dict[str, list[EmbeddedServer]] = {}
         self._postgres: dict[str, PostgresServer] = {}
+        self._etcd: dict[str, EtcdCluster] = {}
         self._installed: set[str] = set()
 
     def postgres(self, name: str) -> PostgresServer:
@@ -265,6 +281,9 @@ class Servers:
             return Store(name, "", quorum=self._quorum(name))
         if name in POSTGRES:
             return self._postgres_store(name)
+        if name in ETCD:
+            cluster = self._etcd_cluster(name)
+            return Store(name, cluster.url, etcd=cluster)
         server = self._server(name)
         reset(server)
         return Store(name, server.url, server)
@@ -291,6 +310,9 @@ class Servers:
             server.stop()
         for postgres in self._postgres.values():
             postgres.stop()
+        for cluster in self._etcd.values():
+            cluster.stop()
+        self._etcd.clear()
         self._postgres.clear()
         self._quorums.clear()
         self._running.clear()
@@ -325,6 +347,14 @@ class Servers:
                 server.start()
             reset(server)
         return self._quorums[name]
+
+    def _etcd_cluster(self, name: str) -> EtcdCluster:
+        if name not in self._etcd:
+            self._etcd[name] = EtcdCluster(3 if name == "etcd3" else 1)
+        cluster = self._etcd[name]
+        cluster.start()
+        cluster.empty()
+        return cluster
 
     def _server(self, name: str) -> EmbeddedServer:
         if name not in self._running:

@@ -53,6 +53,8 @@ _SCHEMES = {
     "rediss+cluster": "redis.sources",
     "postgresql": "postgres.sources",
     "postgres": "postgres.sources",
+    "etcd": "etcd.sources",
+    "etcds": "etcd.sources",
 }
 #: Which one reads the ready clients of a driver, and lists of sources.
 _DRIVERS = {"redis": "redis.sources"}

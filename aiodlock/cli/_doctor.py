@@ -89,6 +89,10 @@ async def _examine(url: str, prefix: str, fix: bool) -> list[Finding]:
         from ._doctor_postgres import examine as examine_postgres
 
         return [await _try_a_lock(url, prefix), *await examine_postgres(url)]
+    if url.startswith(("etcd:", "etcds:")):
+        from ._doctor_etcd import examine as examine_etcd
+
+        return [await _try_a_lock(url, prefix), *await examine_etcd(url)]
     refused: BackendError | None = None
     async with Redis.from_url(url, decode_responses=True) as server:
         try:

@@ -12,7 +12,7 @@ import aiodlock
 
 from ..proxy import FaultProxy
 from ..scenes import held_elsewhere
-from ..servers import POSTGRES, Store
+from ..servers import BEYOND, Store
 
 WRONG = (TypeError, ValueError)
 #: Never entered, and nothing listens: what reached the network would raise something else.
@@ -98,7 +98,7 @@ async def test_bad_name_is_refused_by_what_only_looks(name: Any) -> None:
 
 
 @pytest.mark.scripted
-@pytest.mark.stores("memory", "fakeredis", "valkey9", *POSTGRES)
+@pytest.mark.stores("memory", "fakeredis", "valkey9", *BEYOND)
 async def test_any_other_name_is_legal_and_its_own(store: Store, client: aiodlock.Client) -> None:
     leases = {name: await client.lock(name).acquire() for name in GOOD_NAMES}
     seen = {info.name: info async for info in client.locks()}
@@ -121,14 +121,14 @@ async def test_any_other_name_is_legal_and_its_own(store: Store, client: aiodloc
     assert not [info async for info in client.locks()]
 
 
-@pytest.mark.stores("memory", "fakeredis", "valkey9", *POSTGRES)
+@pytest.mark.stores("memory", "fakeredis", "valkey9", *BEYOND)
 async def test_names_that_unicode_calls_equal_are_two_locks(client: aiodlock.Client) -> None:
     async with client.lock("\u00e9"):
         assert not await client.lock("e\u0301").locked()
 
 
 @pytest.mark.scripted
-@pytest.mark.stores("memory", "fakeredis", "valkey9", *POSTGRES)
+@pytest.mark.stores("memory", "fakeredis", "valkey9", *BEYOND)
 async def test_letters_and_digits_stay_readable_in_keys(
     store: Store, client: aiodlock.Client
 ) -> None:
@@ -137,7 +137,7 @@ async def test_letters_and_digits_stay_readable_in_keys(
         assert all("Order42%" in key for key in keys), keys
 
 
-@pytest.mark.stores("memory", "fakeredis", "valkey9", *POSTGRES)
+@pytest.mark.stores("memory", "fakeredis", "valkey9", *BEYOND)
 async def test_an_encoded_name_is_another_name(client: aiodlock.Client) -> None:
     async with client.lock("%7B"):
         assert not await client.lock("{").locked()
@@ -310,7 +310,7 @@ def test_configure_notifications_is_a_bool(value: Any) -> None:
         aiodlock.Client("memory://", configure_notifications=value)
 
 
-@pytest.mark.stores("memory", "fakeredis", "valkey9", *POSTGRES)
+@pytest.mark.stores("memory", "fakeredis", "valkey9", *BEYOND)
 async def test_extend_checks_its_ttl(client: aiodlock.Client) -> None:
     async with client.lock("x") as lease:
         for value in (*NOT_SECONDS, *INFINITE, 0, 0.01, -1):
@@ -319,7 +319,7 @@ async def test_extend_checks_its_ttl(client: aiodlock.Client) -> None:
         assert lease.held
 
 
-@pytest.mark.stores("memory", "fakeredis", "valkey9", *POSTGRES)
+@pytest.mark.stores("memory", "fakeredis", "valkey9", *BEYOND)
 async def test_extend_may_not_contradict_the_margin(client: aiodlock.Client) -> None:
     async with client.lock("x", ttl=2, margin=0.5) as lease:
         with pytest.raises(ValueError):

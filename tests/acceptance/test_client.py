@@ -18,9 +18,9 @@ import aiodlock
 from ..conftest import MakeClient
 from ..proxy import FaultProxy
 from ..scenes import SOON, is_free, takes, until, until_cancelled, until_held, until_waiting
-from ..servers import POSTGRES, Servers, Store
+from ..servers import BEYOND, Servers, Store
 
-pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9", *POSTGRES)
+pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9", *BEYOND)
 
 
 def in_a_thread(make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -358,10 +358,11 @@ async def test_leaving_cancels_bodies_that_hold_and_releases(
 ) -> None:
     watcher = await make_client()
     client = await aiodlock.Client(store.source).__aenter__()
-    cleaned = []
+    begun, cleaned = asyncio.Event(), []
 
     async def body() -> None:
         async with client.lock("x"):
+            begun.set()
             try:
                 await until_cancelled()
             finally:
@@ -369,7 +370,7 @@ async def test_leaving_cancels_bodies_that_hold_and_releases(
                 cleaned.append(await watcher.lock("x").locked())
 
     task = asyncio.create_task(body())
-    await until_held(watcher, "x")
+    await begun.wait()
     async with takes(at_most=SOON):
         await client.__aexit__(None, None, None)
     assert cleaned == [True], "the name was still ours while the body cleaned up"

@@ -15,9 +15,9 @@ from aiodlock.testing import lose
 
 from ..conftest import MakeClient
 from ..scenes import BRIEF, held_elsewhere, until_held
-from ..servers import POSTGRES
+from ..servers import BEYOND
 
-pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9", *POSTGRES)
+pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9", *BEYOND)
 
 NAME = "order:42"
 

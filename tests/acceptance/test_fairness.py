@@ -28,9 +28,9 @@ from ..scenes import (
     until_held,
     until_waiting,
 )
-from ..servers import POSTGRES, Store
+from ..servers import BEYOND, Store
 
-pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9", *POSTGRES)
+pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9", *BEYOND)
 
 
 class Queue:

@@ -28,9 +28,9 @@ from ..scenes import (
     until_free,
     until_waiting,
 )
-from ..servers import POSTGRES, Store
+from ..servers import BEYOND, Store
 
-pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9", *POSTGRES)
+pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9", *BEYOND)
 
 
 async def test_a_task_gets_in_again_with_the_same_token(client: aiodlock.Client) -> None:

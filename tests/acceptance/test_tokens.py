@@ -11,9 +11,9 @@ import aiodlock
 from ..conftest import MakeClient
 from ..proxy import FaultProxy, named
 from ..scenes import held_elsewhere, until, until_cancelled, until_free, until_waiting
-from ..servers import POSTGRES, Store
+from ..servers import BEYOND, Store
 
-pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9", *POSTGRES)
+pytestmark = pytest.mark.stores("memory", "fakeredis", "valkey9", *BEYOND)
 
 
 async def token_key(store: Store, token: int) -> str:

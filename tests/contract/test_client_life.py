@@ -24,7 +24,7 @@ from aiodlock import (
 )
 
 from ..conftest import MakeClient
-from ..scenes import takes, until, until_cancelled, until_free, until_held, until_waiting
+from ..scenes import takes, until, until_cancelled, until_free, until_waiting
 from ..servers import Store
 
 
@@ -452,16 +452,17 @@ async def test_leaving_the_client_waits_for_a_body_that_is_only_flagged(
 ) -> None:
     leaving = aiodlock.Client(store.source)
     await leaving.__aenter__()
-    told, finish = asyncio.Event(), asyncio.Event()
+    begun, told, finish = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def body() -> None:
         async with leaving.lock("x", on_lost="flag") as lease:
+            begun.set()
             await lease.wait_lost()
             told.set()
             await finish.wait()
 
     working = asyncio.create_task(body())
-    await until_held(client, "x")
+    await begun.wait()
     closing = asyncio.create_task(leaving.__aexit__(None, None, None))
     await told.wait()
     with pytest.raises(aiodlock.WouldBlock):

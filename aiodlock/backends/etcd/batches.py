@@ -1,0 +1,111 @@
+"""Transactions of one turn of the loop go out as one: a call costs the client half a millisecond, and the
+cluster one write to the disk.
+
+At most one of each name is in a batch. etcd looks at all comparisons before it carries out the first
+step, so two requests of one name would both find it free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from ..._errors import BackendError, BackendUnavailable
+from . import link as api
+from . import messages as m
+from .link import Link
+
+#: So many calls are on their way at most: what comes meanwhile goes out together.
+_FLYING = 16
+#: A transaction takes 128 steps. Those inside it count, too.
+_TOGETHER = 60
+
+_Call = tuple[m.TxnRequest, "asyncio.Future[m.TxnResponse]"]
+
+
+class Batches:
+    """What is to be sent. Mutable state: ``_waiting`` (by name, in order), ``_flying`` (calls without
+    an answer), ``_scheduled`` (whether the end of this turn sends)."""
+
+    def __init__(self, link: Link, start: Callable[..., bool]) -> None:
+        self._link = link
+        self._start = start
+        self._waiting: dict[bytes, deque[_Call]] = {}
+        self._flying = 0
+        self._scheduled = False
+
+    async def transact(self, name: bytes, request: m.TxnRequest) -> m.TxnResponse:
+        """Carry out a transaction about one name. Cancelled, it may be carried out all the same."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[m.TxnResponse] = loop.create_future()
+        self._waiting.setdefault(name, deque()).append((request, answer))
+        if not self._scheduled and self._flying < _FLYING:
+            self._scheduled = True
+            loop.call_soon(self._send)
+        return await answer
+
+    def _send(self) -> None:
+        self._scheduled = False
+        while self._waiting and self._flying < _FLYING:
+            batch = self._next_batch()
+            self._flying += 1
+            if not self._start(self._fly, batch):
+                self._flying -= 1
+                _fail(
+                    batch, BackendUnavailable(f"{self._link.described}: the client is not running")
+                )
+
+    def _next_batch(self) -> list[_Call]:
+        batch: list[_Call] = []
+        for name in list(self._waiting)[:_TOGETHER]:
+            calls = self._waiting.pop(name)
+            batch.append(calls.popleft())
+            if calls:
+                self._waiting[name] = calls  # behind the others
+        return batch
+
+    async def _fly(self, batch: list[_Call]) -> None:
+        try:
+            await self._call([call for call in batch if not call[1].done()])
+        finally:
+            _fail(batch, BackendUnavailable(f"{self._link.described}: the client was left"))
+            self._flying -= 1
+            if self._waiting:
+                self._send()
+
+    async def _call(self, batch: list[_Call]) -> None:
+        if len(batch) < 2:
+            for request, answer in batch:
+                try:
+                    result = await self._link.call(api.TXN, request)
+                except BackendError as failed:
+                    _fail(batch, failed)
+                else:
+                    if not answer.done():
+                        answer.set_result(result)
+            return
+        steps = [m.RequestOp(request_txn=request) for request, _ in batch]
+        try:
+            together = await self._link.call(api.TXN, m.TxnRequest(success=steps))
+        except BackendUnavailable as away:
+            _fail(batch, away)
+        except BackendError:
+            # Nothing was carried out, because of one of them: each by itself.
+            for call in batch:
+                await self._call([call])
+        else:
+            for (_, answer), step in zip(batch, together.responses, strict=True):
+                assert step.response_txn is not None
+                # Inside a transaction the answers have no header of their own.
+                step.response_txn.header = together.header
+                if not answer.done():
+                    answer.set_result(step.response_txn)
+
+
+def _fail(batch: list[_Call], error: BackendError) -> None:
+    for _, answer in batch:
+        if not answer.done():
+            fresh = type(error)(str(error))
+            fresh.__cause__ = error.__cause__ or error
+            answer.set_exception(fresh)

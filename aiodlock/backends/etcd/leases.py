@@ -1,0 +1,283 @@
+"""The leases of a client at the cluster: one for each length in whole seconds, all on one keep-alive
+stream.
+
+A lease of etcd's belongs to no request: any number of keys end with it. So a client with a thousand
+requests renews one lease. The store never ends one request alone; whoever leaves has to delete it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from ..._clock import local_deadline, now
+from ..._errors import BackendError
+from ..base import Unanswered
+from . import link as api
+from . import messages as m
+from .link import LeaseNotFound, Link
+
+_logger = logging.getLogger("aiodlock")
+
+#: A renewal that has no answer for so long gives the endpoint up (seconds; less for short leases).
+_PATIENCE = 1.0
+_LEAST_PATIENCE = 0.3
+#: A lease that no request uses is kept for so long, in case another comes (seconds).
+_IDLE = 30.0
+
+
+class SharedLease:
+    """One lease. ``seconds`` is what the server made of the length that was asked for.
+
+    Mutable state: ``renewed_at`` (when the last renewal was sent that was answered), ``alive``,
+    ``pace`` (it is renewed so often), ``users`` (requests whose keys end with it), ``unused_since``,
+    ``_sent`` (when the renewals were sent on this stream), ``silent_since`` (when the first one was
+    sent of those without an answer), ``due`` (of the next renewal), ``answered`` (who waits for the
+    next answer).
+    """
+
+    __slots__ = (
+        "_answered",
+        "_sent",
+        "alive",
+        "asked",
+        "due",
+        "id",
+        "pace",
+        "renewed_at",
+        "seconds",
+        "silent_since",
+        "unused_since",
+        "users",
+    )
+
+    def __init__(self, id: int, asked: int, seconds: int, sent: float) -> None:
+        self.id: int = id
+        self.asked: int = asked
+        self.seconds: int = seconds
+        self.renewed_at: float = sent
+        self.alive: bool = True
+        self.pace: float = seconds / 3
+        self.users: int = 0
+        self.unused_since: float = sent
+        self.due: float = sent + self.pace
+        self.silent_since: float | None = None
+        self._sent: deque[float] = deque()
+        self._answered: list[asyncio.Future[None]] = []
+
+    def __repr__(self) -> str:
+        return f"<SharedLease {self.id:x} of {self.seconds} s, {self.users} users>"
+
+    def deadline(self, length: float) -> float:
+        """Return until when a key with this lease certainly lives, if it may live for ``length`` at
+        most."""
+        return local_deadline(self.renewed_at, round(min(length, self.seconds) * 1000))
+
+    def hurry(self, length: float) -> None:
+        """Renew often enough for a request that lives for ``length``."""
+        self.pace = length / 3
+        self.due = min(self.due, self.renewed_at + self.pace)
+
+    def sent(self, moment: float) -> None:
+        """A renewal is on its way."""
+        self._sent.append(moment)
+        self.due = moment + self.pace
+        if self.silent_since is None:
+            self.silent_since = moment
+
+    def heard(self, ttl: int) -> None:
+        """The oldest renewal on its way was answered."""
+        if self._sent:
+            self.renewed_at = self._sent.popleft()
+            self.seconds = ttl
+        self.silent_since = self._sent[0] if self._sent else None
+        self._wake()
+
+    def begin_stream(self) -> None:
+        """No answers come any more to what was sent before: renew at once."""
+        self._sent.clear()
+        self.due = 0.0
+
+    def end(self) -> None:
+        """The lease has ended."""
+        self.alive = False
+        self._wake()
+
+    def _wake(self) -> None:
+        for waiting in self._answered:
+            if not waiting.done():
+                waiting.set_result(None)
+        self._answered.clear()
+
+    async def next_answer(self) -> None:
+        """Wait until a renewal is answered, or the lease has ended."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._answered.append(waiting)
+        await waiting
+
+
+class Leases:
+    """All leases of a client.
+
+    Mutable state: ``_by_length`` (the lease in use for each length), ``_by_id``, ``_making`` (one at a time
+    asks for a lease of a length), ``_wake`` (set when a renewal is due earlier than was planned).
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        on_ended: Callable[[SharedLease], None],
+        on_silent: Callable[[SharedLease, Exception], None],
+    ) -> None:
+        self._link = link
+        self._on_ended = on_ended
+        self._on_silent = on_silent
+        self._by_length: dict[int, SharedLease] = {}
+        self._by_id: dict[int, SharedLease] = {}
+        self._making: dict[int, asyncio.Lock] = {}
+        self._wake = asyncio.Event()
+
+    def all(self) -> list[SharedLease]:
+        """Return the leases that live as far as is known."""
+        return list(self._by_id.values())
+
+    # -- having one ------------------------------------------------------------------------------
+
+    def known(self, length: float) -> SharedLease | None:
+        """Return the lease for this length, if there is one."""
+        return self._by_length.get(_seconds(length))
+
+    async def get(self, length: float) -> SharedLease:
+        """Return a lease that lives for at least ``length`` after each renewal."""
+        asked = _seconds(length)
+        lease = self._by_length.get(asked)
+        if lease is None:
+            async with self._making.setdefault(asked, asyncio.Lock()):
+                lease = self._by_length.get(asked)
+                if lease is None:
+                    lease = await self.make(asked)
+                    self._by_length[asked] = self._by_id[lease.id] = lease
+                    self._wake.set()
+        lease.unused_since = now()
+        if length / 3 < lease.pace:
+            lease.hurry(length)
+            self._wake.set()
+        return lease
+
+    async def make(self, seconds: float) -> SharedLease:
+        """Return a lease that nobody renews."""
+        asked, sent = _seconds(seconds), now()
+        answer = await self._link.call(api.LEASE_GRANT, m.LeaseGrantRequest(ttl=asked))
+        return SharedLease(answer.id, asked, answer.ttl, sent)
+
+    def use(self, lease: SharedLease) -> None:
+        """Count one more key."""
+        lease.users += 1
+
+    def release(self, lease: SharedLease) -> None:
+        """Count one key less."""
+        lease.users -= 1
+        if not lease.users:
+            lease.unused_since = now()
+            lease.pace = lease.seconds / 3
+
+    async def renew(self, lease: SharedLease) -> None:
+        """Renew a lease now, and wait for the answer.
+
+        :raises Unanswered: if there is none in time.
+        """
+        lease.due = 0.0
+        self._wake.set()
+        try:
+            async with asyncio.timeout(api.CALL_WITHIN):
+                began = now()
+                while lease.alive and lease.renewed_at < began:
+                    await lease.next_answer()
+        except TimeoutError as silent:
+            raise Unanswered(f"{self._link.described}: a lease was not renewed in time") from silent
+
+    def ended(self, lease: SharedLease) -> None:
+        """The lease has ended at the cluster, with all its keys."""
+        if not lease.alive:
+            return
+        lease.end()
+        self._drop(lease)
+        self._on_ended(lease)
+
+    def _drop(self, lease: SharedLease) -> None:
+        self._by_id.pop(lease.id, None)
+        if self._by_length.get(lease.asked) is lease:
+            del self._by_length[lease.asked]
+
+    # -- keeping them ----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Renew all until cancelled."""
+        await self._link.stream(api.KEEP_ALIVE, self._renew_all, self._heard)
+
+    async def _renew_all(self, send: Callable[[m.LeaseKeepAliveRequest], Awaitable[None]]) -> None:
+        generation = self._link.generation
+        for lease in self._by_id.values():
+            lease.begin_stream()
+        opened_at = now()
+        while True:
+            self._wake.clear()
+            moment = now()
+            await self._drop_unused(moment)
+            # A long one before a short one: a lock-delay must end after the lease that it follows.
+            for lease in sorted(self._by_id.values(), key=lambda one: -one.seconds):
+                since = lease.silent_since
+                patience = max(_LEAST_PATIENCE, min(_PATIENCE, lease.pace))
+                if since is not None and moment - max(since, opened_at) > patience:
+                    error = Unanswered(
+                        f"{self._link.endpoint} has not answered a renewal for {moment - since:.1f} s"
+                    )
+                    self._on_silent(lease, error)
+                    self._link.failed(generation, error)
+                    raise error
+                if lease.due <= moment:
+                    lease.sent(now())
+                    await send(m.LeaseKeepAliveRequest(lease.id))
+            pause = self._until_next(now())
+            try:
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    def _until_next(self, moment: float) -> float:
+        due = [lease.due - moment for lease in self._by_id.values()]
+        waited = [_LEAST_PATIENCE for lease in self._by_id.values() if lease.silent_since]
+        # The clock of leases goes on while the machine sleeps, that of the loop does not.
+        return max(0.0, min((*due, *waited), default=1.0)) if due else 1.0
+
+    def _heard(self, answer: m.LeaseKeepAliveResponse) -> None:
+        lease = self._by_id.get(answer.id)
+        if lease is None:
+            return
+        if answer.ttl > 0:
+            lease.heard(answer.ttl)
+        else:
+            self.ended(lease)
+
+    async def _drop_unused(self, moment: float) -> None:
+        for lease in self.all():
+            if not lease.users and moment - lease.unused_since > _IDLE:
+                self._drop(lease)  # it ends by itself
+
+    async def revoke(self, lease: SharedLease) -> None:
+        """End a lease at the cluster, with whatever still belongs to it."""
+        self._drop(lease)
+        try:
+            await self._link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(lease.id), within=1.0)
+        except LeaseNotFound:
+            pass
+        except BackendError as failed:
+            _logger.debug("a lease was not revoked, it ends by itself: %s", failed)
+
+
+def _seconds(length: float) -> int:
+    return max(1, math.ceil(length - 1e-9))

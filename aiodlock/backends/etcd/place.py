@@ -1,0 +1,636 @@
+"""One request's place: its key in the queue, then among the holders, until it is deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+from ..._clock import local_deadline, now
+from ..._errors import BackendError, BackendUnavailable, LossReason
+from ..._model import LOST, End, Gone, Granted, Left, Refused, Terms, Waiting
+from ..base import Listener, Unanswered
+from . import messages as m
+from . import recipe
+from .leases import SharedLease
+from .link import LeaseNotFound, NoSpace
+from .recipe import Keys, Queue, Record, Turn
+from .room import Room
+
+if TYPE_CHECKING:
+    from .store import EtcdBackend
+
+_logger = logging.getLogger("aiodlock")
+
+#: A holder's key is moved from the lease of its waiting to that of its ttl after so long: who leaves sooner
+#: is spared that write (seconds).
+_MOVE_AFTER = 0.05
+#: Pauses between repetitions in the background (seconds).
+_PAUSE = 0.1
+#: So often a single try is repeated when others change the name meanwhile.
+_TRIES = 5
+
+State = Literal["new", "asking", "waiting", "held", "left"]
+
+
+class EtcdPlace:
+    """A request. Mutable state:
+
+    ``state``; ``token``; ``created`` (the revision in which its key was made, 0 if not known);
+    ``_lease`` (that its key ends with); ``_delay_lease`` (the same for its lock-delay; None without);
+    ``_ttl`` (of a holder); ``_until`` (the end of what is not extended by itself); ``_deadline`` (the
+    latest that was told); ``_ambiguous`` (a message that makes the key may be carried out later);
+    ``_leaves`` (how many leaves were sent); ``_failed`` (the last message had no answer); ``_room``
+    (while it waits); ``_timer`` (of what is due).
+    """
+
+    __slots__ = (
+        "_ambiguous",
+        "_deadline",
+        "_delay_lease",
+        "_failed",
+        "_keys",
+        "_lease",
+        "_leaves",
+        "_listener",
+        "_room",
+        "_store",
+        "_terms",
+        "_timer",
+        "_ttl",
+        "_until",
+        "created",
+        "id",
+        "owner",
+        "settled",
+        "state",
+        "token",
+    )
+
+    def __init__(
+        self, store: EtcdBackend, terms: Terms, request_id: str, owner: str, listener: Listener
+    ) -> None:
+        self.id: str = request_id
+        self.owner: str = owner
+        self.state: State = "new"
+        #: Whether the key is where ``lease`` says: not while it is moved.
+        self.settled: bool = True
+        self.token: int = 0
+        self.created: int = 0
+        self._store = store
+        self._terms = terms
+        self._listener = listener
+        self._keys: Keys = store.keys(terms.kind, terms.name)
+        self._ttl: float = terms.ttl
+        self._lease: SharedLease | None = None
+        self._delay_lease: SharedLease | None = None
+        self._until: float = math.inf
+        self._deadline: float = 0.0
+        self._ambiguous = False
+        self._leaves = 0
+        self._failed = False
+        self._room: Room | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<EtcdPlace {self._terms.name!r} {self.state} id={self.id}>"
+
+    # -- what the core reads ---------------------------------------------------------------------
+
+    @property
+    def deadline(self) -> float:
+        """Until when the store certainly honours the request: it lives as long as its lease."""
+        if self._lease is not None and self._lease.alive:
+            length = self._ttl if self.state == "held" else self._terms.waiter_ttl
+            end = min(self._lease.deadline(length), self._until)
+            self._deadline = max(self._deadline, end)
+        return self._deadline
+
+    @property
+    def capped(self) -> bool:
+        """Whether the deadline is that near because of ``max_hold``."""
+        maximum = self._terms.max_hold
+        return maximum is not None and not self._terms.auto_extend and self._ttl >= maximum
+
+    @property
+    def silent(self) -> bool:
+        """Whether the last message had no answer."""
+        lease = self._lease
+        if lease is not None and lease.silent_since is not None:
+            return self._failed or now() - lease.silent_since > _PAUSE
+        return self._failed
+
+    @property
+    def ends_by(self) -> float:
+        """A lease that is shared does not end while the client lives."""
+        return math.inf
+
+    @property
+    def lease(self) -> SharedLease | None:
+        """The lease that its key ends with."""
+        return self._lease
+
+    @property
+    def terms(self) -> Terms:
+        """What it asks for."""
+        return self._terms
+
+    @property
+    def key(self) -> bytes:
+        """Its key."""
+        return self._keys.request(self.id)
+
+    # -- asking ----------------------------------------------------------------------------------
+
+    async def acquire(self, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+        """Ask. Repeating it is harmless: the key is made once."""
+        if self.state == "left":
+            return Gone("gone")
+        if self.state in ("waiting", "held"):
+            return (
+                Granted(self.token, self.deadline) if self.token else Waiting(self.deadline, None)
+            )
+        self.state = "asking"
+        self._store.add(self)
+        try:
+            answer = await self._queue() if wait else await self._try()
+        except BackendUnavailable:
+            self._failed = True
+            raise
+        except LeaseNotFound as ended:
+            # Nothing was written. Another lease is made for the next attempt.
+            raise BackendUnavailable(f"a lease ended before it was used: {ended}") from ended
+        self._failed = False
+        if isinstance(answer, Refused) and not answer.unsure:
+            self.abandon()
+        return answer
+
+    async def _leases(self) -> tuple[SharedLease, SharedLease, SharedLease | None]:
+        terms, pool = self._terms, self._store.leases
+        holder = await pool.get(self._ttl)
+        waiter = holder if terms.waiter_ttl >= self._ttl else await pool.get(terms.waiter_ttl)
+        delay = await pool.get(self._ttl + terms.lock_delay) if terms.lock_delay else None
+        return holder, waiter, delay
+
+    def _value(self, order: int | None = None) -> bytes:
+        terms = self._terms
+        return recipe.value_of(terms.mode, self.owner, self._store.label, terms.limit, order=order)
+
+    def _record(self) -> Record:
+        """Return this request as one that comes now."""
+        terms = self._terms
+        order = self._store.far_future
+        return Record(self.id, terms.mode, self.owner, self._store.label, terms.limit, order, order)
+
+    async def _send(self, request: m.TxnRequest, lease: SharedLease) -> m.TxnResponse:
+        """Send what may make the key. Without an answer it may still be carried out, now or later."""
+        before, self._ambiguous = self._ambiguous, True
+        try:
+            answer = await self._store.transact(self._keys, request)
+        except LeaseNotFound:
+            self._ambiguous = before
+            self._store.leases.ended(lease)
+            raise
+        except Unanswered:
+            raise
+        except BackendError:
+            self._ambiguous = before
+            raise
+        self._ambiguous = before
+        return answer
+
+    async def _queue(self) -> Granted | Waiting | Refused | Gone:
+        holder, waiter, delay = await self._leases()
+        leases = recipe.Leases(holder.id, waiter.id, delay.id if delay else 0)
+        room = self._store.rooms.of(self._keys)
+        self._room = room
+        room.add(self)
+        sent = now()
+        with room.opening() as opens:
+            request = recipe.enter(self._keys, self.id, self._value(), leases, read=opens)
+            answer = await self._send(request, waiter)
+            assert answer.header is not None
+            if opens and not answer.succeeded and room.queue is None:
+                read = answer.responses[1].response_range
+                assert read is not None
+                room.begin(Queue(self._keys, answer.header.revision, read.kvs))
+        if answer.succeeded:
+            self.created = answer.header.revision
+            return self._hold(self.created, holder, delay, sent)
+        nested = answer.responses[0].response_txn
+        assert nested is not None
+        await room.open()
+        if nested.succeeded:
+            queue = await room.reached(answer.header.revision)
+        else:
+            # An earlier attempt has made the key, or it has left.
+            found = (await self._store.read(self._keys)).find(self.id)
+            if found is None:
+                return Gone("gone")
+            queue = await room.reached(found.created)
+        found = queue.find(self.id)
+        if found is None:
+            return Gone("expired" if not waiter.alive else "gone")
+        self.created = found.created
+        self._use(holder if found.lease == holder.id else waiter)
+        return await self._take(queue.turn_of(found), found, queue)
+
+    async def _take(
+        self, turn: Turn, record: Record, queue: Queue
+    ) -> Granted | Waiting | Refused | Gone:
+        """Do what the state of the queue means for a request that was just queued."""
+        match turn.what:
+            case "waits":
+                self.state = "waiting"
+                return Waiting(self.deadline, None)
+            case "holds" | "joins":
+                held = await self._confirm(turn, record, queue)
+                if held is None:
+                    self.state = "waiting"  # what it was to join is gone
+                    return Waiting(self.deadline, None)
+                return Granted(held, self.deadline)
+            case "gone":
+                return Gone("gone")
+            case "deadlock" | "limit":
+                pass
+        try:
+            await self.leave(LOST)
+        except BackendError:
+            return Refused(turn.what, turn.used, unsure=True)
+        return Refused(turn.what, turn.used, unsure=self._ambiguous)
+
+    async def _confirm(self, turn: Turn, record: Record, queue: Queue) -> int | None:
+        """Write what a grant needs, if it needs anything; return the token, or None if it is no grant."""
+        delay: SharedLease | None = None
+        order = turn.order
+        if turn.what == "joins":
+            mate = queue.find(turn.mate)
+            holder, _, delay = await self._leases()
+            if mate is None:
+                return None
+            leases = recipe.Leases(holder.id, 0, delay.id if delay else 0)
+            joining = recipe.join(self._keys, record, mate, self._value(order), leases)
+            answer = await self._send(joining, holder)
+            if not answer.succeeded:
+                assert answer.responses[0].response_range is not None
+                now_there = Queue(self._keys, 0, answer.responses[0].response_range.kvs)
+                mine = now_there.find(self.id)
+                if mine is None or not mine.joined:
+                    return None
+                order = mine.order
+            self._hold(order, holder, delay, now())
+            return order
+        if self._terms.lock_delay and not record.joined:
+            holder, _, delay = await self._leases()
+            leases = recipe.Leases(holder.id, 0, delay.id if delay else 0)
+            plain, with_order = self._value(), self._value(order)
+            moving = recipe.move(self._keys, self.id, self.created, plain, with_order, leases)
+            if not (await self._send(moving, holder)).succeeded:
+                return None
+            self._hold(order, holder, delay, now())
+            return order
+        assert self._lease is not None
+        self._hold(order, self._lease, None, now())
+        return order
+
+    def _hold(
+        self, order: int, lease: SharedLease, delay: SharedLease | None, sent: float
+    ) -> Granted:
+        """Be the holder."""
+        self.created = self.created or order
+        self.token, self.state = order, "held"
+        self._use(lease)
+        if delay is not None and delay is not self._delay_lease:
+            self._store.leases.use(delay)
+            self._delay_lease = delay
+        self._wait_no_more()
+        if not self._terms.auto_extend:
+            self._until = local_deadline(sent, round(self._ttl * 1000))
+        if lease.seconds < self._ttl:
+            self._timer = self._store.later(_MOVE_AFTER, self._move_soon)
+        return Granted(order, self.deadline)
+
+    def _use(self, lease: SharedLease) -> None:
+        if lease is not self._lease:
+            pool, before = self._store.leases, self._lease
+            pool.use(lease)
+            self._lease = lease
+            if before is not None:
+                pool.release(before)
+
+    def _wait_no_more(self) -> None:
+        if self._room is not None:
+            self._room.remove(self)
+            self._room = None
+
+    async def _try(self) -> Granted | Refused | Gone:
+        """Ask once: be granted at once, or leave nothing behind."""
+        await self._store.until_left(self._keys)
+        holder, waiter, delay = await self._leases()
+        leases = recipe.Leases(holder.id, waiter.id, delay.id if delay else 0)
+        sent = now()
+        request = recipe.enter_if_free(self._keys, self.id, self._value(), leases)
+        joins = 0
+        for _ in range(_TRIES):
+            answer = await self._send(request, holder)
+            assert answer.header is not None
+            if answer.succeeded:
+                self.created = answer.header.revision
+                return self._hold(joins or self.created, holder, delay, sent)
+            read = answer.responses[0].response_range
+            assert read is not None
+            queue = Queue(self._keys, answer.header.revision, read.kvs)
+            mine = queue.find(self.id)
+            if mine is not None:  # an earlier attempt was carried out
+                self.created = mine.created
+                return self._hold(mine.order, holder, delay, sent)
+            joins, record = 0, self._record()
+            turn = queue.turn_of(record)
+            if turn.what == "deadlock" or turn.what == "limit":
+                return Refused(turn.what, turn.used, unsure=self._ambiguous)
+            if turn.what == "joins":
+                mate = queue.find(turn.mate)
+                assert mate is not None
+                joining = Record(self.id, record.mode, self.owner, record.client, 0, turn.order, 0)
+                request = recipe.join(self._keys, joining, mate, self._value(turn.order), leases)
+                joins = turn.order
+            elif queue.would_hold(record):
+                request = recipe.enter_unless_changed(
+                    self._keys, self.id, self._value(), leases, queue.revision
+                )
+            else:
+                break
+        return Refused("busy", unsure=self._ambiguous)
+
+    # -- what is heard ---------------------------------------------------------------------------
+
+    def on_turn(self, turn: Turn) -> None:
+        """The room has seen that it holds, or may join its owner's other request."""
+        if self.state != "waiting":
+            return
+        if turn.what == "holds" and not self._terms.lock_delay:
+            assert self._lease is not None
+            self._hold(turn.order, self._lease, None, now())
+            self._tell_granted()
+        elif self._timer is None:
+            self._timer = self._store.later(0.0, self._confirm_soon)
+
+    def _tell_granted(self) -> None:
+        if self.deadline - self._terms.margin > now():
+            self._listener.granted()
+        else:
+            self._store.start(self._extend_first)
+
+    async def _extend_first(self) -> None:
+        """Too little is left for a body: renew, and tell then."""
+        lease = self._lease
+        assert lease is not None
+        try:
+            await self._store.leases.renew(lease)
+        except BackendError:
+            pass
+        if self.state == "held":
+            if lease.alive and self.deadline - self._terms.margin > now():
+                self._listener.granted()
+            else:
+                self._listener.gone("expired")
+
+    def _confirm_soon(self) -> None:
+        self._timer = None
+        self._store.start(self._confirm_waiting)
+
+    async def _confirm_waiting(self) -> None:
+        """Write what the grant of a waiter needs, until that is answered."""
+        while self.state == "waiting" and self._room is not None:
+            queue = self._room.queue
+            record = None if queue is None else queue.find(self.id)
+            if queue is None or record is None:
+                return  # the room tells when it knows more
+            turn = queue.turn_of(record)
+            if turn.what not in ("holds", "joins"):
+                return
+            try:
+                token = await self._confirm(turn, record, queue)
+            except BackendError as failed:
+                self._listener_failed(failed)
+            else:
+                if token is not None:
+                    self._tell_granted()
+                    return
+            await asyncio.sleep(_PAUSE)
+
+    def _listener_failed(self, error: BackendError) -> None:
+        if self.state in ("waiting", "held"):
+            self._failed = isinstance(error, BackendUnavailable)
+            self._listener.extension_failed(error)
+
+    def on_vanished(self) -> None:
+        """The room has seen that its key is gone."""
+        self.on_gone("gone")
+
+    def on_gone(self, reason: LossReason) -> None:
+        """The store does not know the request any more."""
+        if self.state not in ("waiting", "held"):
+            return
+        self._stop()
+        self.state = "left" if self.state == "waiting" else "held"
+        self._listener.gone(reason)
+
+    def on_silent(self, error: Exception) -> None:
+        """What keeps it alive has had no answer."""
+        if self.state in ("waiting", "held"):
+            self._listener.extension_failed(error)
+
+    def on_unavailable(self, error: BackendUnavailable) -> None:
+        """Nothing has answered for too long."""
+        if self.state == "waiting":
+            self._listener.unavailable(error)
+
+    # -- holding ---------------------------------------------------------------------------------
+
+    def _move_soon(self) -> None:
+        self._timer = None
+        if self.state == "held":
+            self._store.start(self._move)
+
+    async def _move(self) -> None:
+        """Have the holder's key end with the lease of its ttl, until that is answered."""
+        while self.state == "held":
+            try:
+                await self._move_once()
+                return
+            except BackendError as failed:
+                self._listener_failed(failed)
+            await asyncio.sleep(_PAUSE)
+
+    async def _move_once(self) -> None:
+        holder, _, delay = await self._leases()
+        if holder is self._lease and delay is self._delay_lease:
+            return
+        # The old lease promises nothing any more from then on: the new one has to promise as much.
+        await self._store.leases.renew(holder)
+        leases = recipe.Leases(holder.id, 0, delay.id if delay else 0)
+        value = self._value(self.token if self.token != self.created else None)
+        moving = recipe.move(
+            self._keys, self.id, self.created, value, self._value(self.token), leases
+        )
+        self.settled = False
+        try:
+            answer = await self._store.transact(self._keys, moving)
+        except LeaseNotFound:
+            self._store.leases.ended(holder)
+            raise
+        self.settled = True
+        if self.state == "held" and answer.succeeded:
+            self._use(holder)
+            if delay is not None and delay is not self._delay_lease:
+                if self._delay_lease is not None:
+                    self._store.leases.release(self._delay_lease)
+                self._store.leases.use(delay)
+                self._delay_lease = delay
+        elif self.state == "held":
+            self.on_gone("gone")
+
+    async def extend(self, ttl: float | None) -> None:
+        """Extend now; with ``ttl`` by that from now on."""
+        if ttl is not None:
+            self._ttl = ttl
+        sent = now()
+        await self._move_once()
+        if self.state != "held" or self._lease is None:
+            return
+        await self._store.leases.renew(self._lease)
+        reason = await self._store.why_gone(self)
+        if reason is not None:
+            self.on_gone(reason)
+        elif not self._terms.auto_extend:
+            self._until = local_deadline(sent, round(self._ttl * 1000))
+
+    async def begin(self) -> None:
+        """Do nothing: this store has no ``hold_at_least``."""
+
+    def run_out(self) -> None:
+        """The lease counts as lost here. Its key would live on with the client: end it when it is due."""
+        if self.state == "held" and self._lease is not None:
+            self._cancel_timer()
+            pause = max(0.0, self.deadline - now())
+            self._timer = self._store.later(pause, lambda: self._store.start(self._end_overdue))
+
+    async def _end_overdue(self) -> None:
+        while self.state == "held":
+            try:
+                await self._leave_once(LOST)
+                return
+            except BackendError as failed:
+                _logger.debug("ending an overdue lease failed: %s", failed)
+            await asyncio.sleep(_PAUSE)
+
+    # -- leaving ---------------------------------------------------------------------------------
+
+    async def leave(self, end: End, *, within: float | None = None) -> Left:
+        """Delete the key."""
+        self._stop()
+        if self.state == "new":
+            self.state = "left"
+            return Left("withdrawn")
+        self.state = "left"
+        try:
+            async with asyncio.timeout(within):
+                left = await self._leave_once(end)
+        except TimeoutError as silent:
+            raise Unanswered(f"no answer for {within:g} s") from silent
+        self.abandon()
+        return left
+
+    async def _leave_once(self, end: End) -> Left:
+        self._leaves += 1
+        repeated = self._leaves > 1
+        store, message = self._store, self._store.message_key(self.id)
+        if end.lost and self._delay_lease is not None:
+            return await self._leave_closed(message)
+        marker = await store.leases.make(store.marker_ttl) if self._ambiguous else None
+        leaving = recipe.leave(
+            self._keys,
+            self.id,
+            message,
+            delay=self._delay_lease is not None,
+            marker_lease=marker.id if marker is not None else 0,
+        )
+        try:
+            answer = await store.transact(self._keys, leaving)
+        except NoSpace:
+            # Nothing can be written, so no late duplicate either: delete alone.
+            answer = await store.transact(
+                self._keys,
+                recipe.leave(self._keys, self.id, message, delay=self._delay_lease is not None),
+            )
+        if answer.succeeded:
+            return Left("released" if self.token else "withdrawn")
+        found = answer.responses[0].response_range
+        if found is not None and found.kvs:
+            return Left("gone", "broken")
+        if repeated:
+            return Left("released" if self.token else "withdrawn")
+        if self._delay_lease is not None:
+            # It ended before, so the name is closed for a while: from now on, as this client keeps that
+            # lease.
+            await self._leave_closed(message)
+        return Left("gone", "gone" if self._lease is None or self._lease.alive else "expired")
+
+    async def _leave_closed(self, message: bytes) -> Left:
+        """Delete the key, and have the lock-delay end so much later."""
+        store = self._store
+        delay = await store.leases.make(self._terms.lock_delay)
+        closing = recipe.leave_closed(
+            self._keys, self.id, self._value(self.token), message, delay.id
+        )
+        answer = await store.transact(self._keys, closing)
+        found = None if answer.succeeded else answer.responses[1].response_range
+        if found is not None and found.kvs:
+            return Left("gone", "broken")
+        return Left("gone", "expired")
+
+    def leave_soon(self, end: End, done: Callable[[Left | BackendError], object]) -> bool:
+        """Send a leave that nobody awaits."""
+        if not self._store.is_up:
+            return False
+
+        on_its_way = self._store.leaving(self._keys)
+
+        async def leave() -> None:
+            try:
+                left: Left | BackendError = await self.leave(end)
+            except BackendError as failed:
+                left = failed
+            finally:
+                on_its_way.set_result(None)
+            done(left)
+
+        if self._store.start(leave):
+            return True
+        on_its_way.set_result(None)
+        return False
+
+    def abandon(self) -> None:
+        """Forget what is kept of it here."""
+        self._stop()
+        self.state = "left"
+        self._store.remove(self)
+        pool = self._store.leases
+        if self._lease is not None:
+            pool.release(self._lease)
+            self._lease = None
+        if self._delay_lease is not None:
+            pool.release(self._delay_lease)
+            self._delay_lease = None
+
+    def _stop(self) -> None:
+        self._wait_no_more()
+        self._cancel_timer()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

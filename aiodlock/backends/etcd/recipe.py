@@ -1,0 +1,430 @@
+"""The recipe: who holds a name is decided by which keys there are. Pure: no I/O, no clock.
+
+Each request is a key below its name, made in one transaction. The keys' order is that of their
+``create_revision``, which the cluster gives and which is the token, too. A request holds when no
+earlier request stands in its way. Nothing that comes later can change that, and what is earlier can
+only go. So whoever saw it once, in any state of the store however old, knows it for as long as the own
+key lives.
+
+Keys below ``PREFIX/1/KIND/NAME/``:
+
+- ``q/REQUEST``: a request, waiting or holding. It ends with its client's lease.
+- ``d/REQUEST``: the lock-delay of a holder, on a lease that is longer by the delay. It blocks what the
+  holder blocked, once ``q/REQUEST`` is gone.
+- ``x/REQUEST``: a marker that refuses late duplicates of a request that has left.
+
+Keys below ``PREFIX/1/c/CLIENT/`` are messages to a client: ``REQUEST`` says that an operator broke that
+one's lease.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import quote, unquote
+
+from ..._model import Mode
+from . import messages as m
+from .messages import KeyValue
+
+_VERSION = "1"
+_KINDS: dict[str, str] = {"lock": "l", "semaphore": "s"}
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+def _after(prefix: bytes) -> bytes:
+    """Return the first key behind those that begin with the prefix."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one name."""
+
+    base: bytes
+    end: bytes
+
+    @classmethod
+    def of(cls, prefix: str, kind: str, name: str) -> Keys:
+        """Return the keys of a name. Percent-encoded, it holds no slash."""
+        base = f"{prefix}/{_VERSION}/{_KINDS[kind]}/{quote(name, safe='')}/".encode()
+        return cls(base, _after(base))
+
+    def request(self, id: str) -> bytes:
+        """Return the key of a request."""
+        return self.base + b"q/" + id.encode()
+
+    def delay(self, id: str) -> bytes:
+        """Return the key of a holder's lock-delay."""
+        return self.base + b"d/" + id.encode()
+
+    @property
+    def delays(self) -> tuple[bytes, bytes]:
+        """Return the range of all lock-delays."""
+        start = self.base + b"d/"
+        return start, _after(start)
+
+    def marker(self, id: str) -> bytes:
+        """Return the key that refuses late duplicates of a request."""
+        return self.base + b"x/" + id.encode()
+
+    def split(self, key: bytes) -> tuple[str, str]:
+        """Return what a key of this name is (q, d or x), and the request's id."""
+        what, _, id = key[len(self.base) :].decode().partition("/")
+        return what, id
+
+
+def mailbox(prefix: str, client: str) -> tuple[bytes, bytes]:
+    """Return the range of the messages to a client."""
+    start = f"{prefix}/{_VERSION}/c/{client}/".encode()
+    return start, _after(start)
+
+
+def all_names(prefix: str, kind: str) -> tuple[bytes, bytes]:
+    """Return the range of every name of a kind."""
+    start = f"{prefix}/{_VERSION}/{_KINDS[kind]}/".encode()
+    return start, _after(start)
+
+
+def name_of(prefix: str, kind: str, key: bytes) -> str | None:
+    """Return the name that the key of a request belongs to; None for other keys."""
+    start, _ = all_names(prefix, kind)
+    quoted, _, rest = key[len(start) :].decode().partition("/")
+    return unquote(quoted) if rest.startswith("q/") else None
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A request as the store has it. ``order``: its place, smaller is earlier; also the token of a holder.
+
+    ``created`` is the revision in which its key was made. A request that joined another one of its
+    owner has that one's order.
+    """
+
+    id: str
+    mode: Mode
+    owner: str
+    client: str
+    limit: int
+    order: int
+    created: int
+    lease: int = 0
+
+    @property
+    def joined(self) -> bool:
+        """Whether its owner held by another request when it came."""
+        return self.order != self.created
+
+
+def value_of(mode: Mode, owner: str, client: str, limit: int, *, order: int | None = None) -> bytes:
+    """Return what stands in a request's key, readable for people. ``order``: given for one that joins."""
+    fields: dict[str, object] = {"mode": mode, "owner": owner, "client": client}
+    if limit:
+        fields["limit"] = limit
+    if order is not None:
+        fields["order"] = order
+    return json.dumps(fields, ensure_ascii=False, separators=(", ", ": ")).encode()
+
+
+def read_record(id: str, kv: KeyValue) -> Record:
+    """Return what a key says. Fields that are not known are ignored.
+
+    :raises ValueError: if it is no record.
+    """
+    try:
+        fields = json.loads(kv.value)
+        mode: Mode = "shared" if fields["mode"] == "shared" else "exclusive"
+        return Record(
+            id,
+            mode,
+            str(fields["owner"]),
+            str(fields["client"]),
+            int(fields.get("limit", 0)),
+            int(fields.get("order", kv.create_revision)),
+            kv.create_revision,
+            kv.lease,
+        )
+    except (KeyError, TypeError, AttributeError) as wrong:
+        raise ValueError(f"not a record of aiodlock: {kv.value[:200]!r}") from wrong
+
+
+# -- who holds -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a request is told by the state of its name.
+
+    ``holds``: it holds, with ``order`` as token. ``joins``: its owner holds by the request ``mate``,
+    which has that order: it may get in beside it. ``waits``: it stands behind others. ``deadlock``: its
+    owner holds in shared mode, and it asks exclusively. ``limit``: the semaphore is in use with another
+    limit. ``gone``: there is no such request.
+    """
+
+    what: Literal["holds", "joins", "waits", "deadlock", "limit", "gone"]
+    order: int = 0
+    mate: str = ""
+    used: int = 0
+
+
+class Queue:
+    """The requests of one name at one revision.
+
+    Mutable state: ``requests`` that have a place of their own, by id in the order of arrival;
+    ``joined``, those that got in beside another one of their owner; ``delays`` by request id; ``revision``.
+    """
+
+    def __init__(self, keys: Keys, revision: int = 0, kvs: Iterable[KeyValue] = ()) -> None:
+        self._keys = keys
+        self.requests: OrderedDict[str, Record] = OrderedDict()
+        self.joined: dict[str, Record] = {}
+        self.delays: dict[str, Record] = {}
+        self.revision: int = revision
+        for kv in sorted(kvs, key=lambda kv: kv.create_revision):
+            self.put(kv)
+
+    def put(self, kv: KeyValue) -> str | None:
+        """Take a key that was written; return the id if it is that of a request."""
+        what, id = self._keys.split(kv.key)
+        if what == "q":
+            record = read_record(id, kv)
+            if record.joined:
+                self.requests.pop(id, None)
+                self.joined[id] = record
+            else:
+                self.requests[id] = record  # a new one is the latest; an old one keeps its place
+            return id
+        if what == "d":
+            self.delays[id] = read_record(id, kv)
+        return None
+
+    def delete(self, key: bytes) -> str | None:
+        """Take a key that was deleted; return the id if it is that of a request."""
+        what, id = self._keys.split(key)
+        if what == "q":
+            self.requests.pop(id, None)
+            self.joined.pop(id, None)
+            return id
+        if what == "d":
+            self.delays.pop(id, None)
+        return None
+
+    def find(self, id: str) -> Record | None:
+        """Return a request."""
+        return self.requests.get(id) or self.joined.get(id)
+
+    def closed(self) -> list[Record]:
+        """Return the lock-delays of holders that are gone."""
+        return [delay for id, delay in self.delays.items() if self.find(id) is None]
+
+    def holders(self) -> Iterator[Record]:
+        """Iterate over the requests that hold. The others that have a place of their own stand behind
+        them."""
+        yield from self.joined.values()
+        blockers = [*self.joined.values(), *self.closed()]
+        exclusive = shared = False
+        taken = len(blockers)
+        for record in self.requests.values():
+            if record.limit:
+                if taken >= record.limit:
+                    return
+                taken += 1
+            else:
+                earlier = [other.mode for other in blockers if other.order < record.order]
+                if exclusive or "exclusive" in earlier:
+                    return
+                if record.mode == "exclusive":
+                    if shared or "shared" in earlier:
+                        return
+                    exclusive = True
+                shared = True
+            yield record
+
+    def waiters(self) -> list[Record]:
+        """Return the requests that wait, the head first."""
+        holding = {record.id for record in self.holders()}
+        return [record for record in self.requests.values() if record.id not in holding]
+
+    def turn_of(self, record: Record) -> Turn:
+        """Return how it stands with a request, which need not be in the queue yet."""
+        if record.limit:
+            for other in self.requests.values():
+                if other.limit != record.limit and other.order < record.order:
+                    return Turn("limit", used=other.limit)
+                break
+        holders = list(self.holders())
+        return self.turn_among(record, holders)
+
+    def turn_among(self, record: Record, holders: list[Record]) -> Turn:
+        """Return the same, where the holders are known."""
+        if record.joined:
+            return Turn("holds", record.order)
+        if not record.limit:
+            mates = [r for r in holders if r.owner == record.owner and r.id != record.id]
+            if mates:
+                best = min(mates, key=lambda mate: (mate.mode != "exclusive", mate.order))
+                if best.mode == "exclusive" or record.mode == "shared":
+                    return Turn("joins", best.order, best.id)
+                return Turn("deadlock")
+        if any(holder.id == record.id for holder in holders):
+            return Turn("holds", record.order)
+        return Turn("waits")
+
+    def would_hold(self, record: Record) -> bool:
+        """Whether a request that comes now would hold at once."""
+        self.requests[record.id] = record
+        try:
+            return any(holder.id == record.id for holder in self.holders())
+        finally:
+            del self.requests[record.id]
+
+
+# -- transactions ----------------------------------------------------------------------------------
+
+
+def _absent(key: bytes, end: bytes = b"") -> m.Compare:
+    return m.Compare(m.EQUAL, m.CREATE, key, create_revision=0, range_end=end)
+
+
+def _present(key: bytes) -> m.Compare:
+    return m.Compare(m.GREATER, m.CREATE, key, create_revision=0)
+
+
+def _made_in(key: bytes, revision: int) -> m.Compare:
+    return m.Compare(m.EQUAL, m.CREATE, key, create_revision=revision)
+
+
+def _put(key: bytes, value: bytes, lease: int) -> m.RequestOp:
+    return m.RequestOp(request_put=m.PutRequest(key, value, lease))
+
+
+def _delete(key: bytes, end: bytes = b"") -> m.RequestOp:
+    return m.RequestOp(request_delete_range=m.DeleteRangeRequest(key, end))
+
+
+def _read(key: bytes, end: bytes = b"") -> m.RequestOp:
+    return m.RequestOp(request_range=m.RangeRequest(key, end))
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """Ids of the leases of one request's keys: as a holder, as a waiter, for the lock-delay (0: has
+    none)."""
+
+    holder: int
+    waiter: int
+    delay: int = 0
+
+
+def enter(keys: Keys, id: str, value: bytes, leases: Leases, *, read: bool) -> m.TxnRequest:
+    """Take a free name at once; else queue, and with ``read`` tell all there is.
+
+    Repeating it changes nothing, and neither does it once the request has left a marker.
+    """
+    key = keys.request(id)
+    steps = [_put(key, value, leases.holder)]
+    if leases.delay:
+        steps.append(_put(keys.delay(id), value, leases.delay))
+    queue = m.TxnRequest(
+        compare=[_absent(key), _absent(keys.marker(id))],
+        success=[_put(key, value, leases.waiter)],
+    )
+    otherwise = [m.RequestOp(request_txn=queue)]
+    if read:
+        otherwise.append(_read(keys.base, keys.end))
+    return m.TxnRequest([_absent(keys.base, keys.end)], steps, otherwise)
+
+
+def enter_if_free(keys: Keys, id: str, value: bytes, leases: Leases) -> m.TxnRequest:
+    """Take a free name at once; else tell all there is."""
+    taking = enter(keys, id, value, leases, read=False)
+    taking.failure = [_read(keys.base, keys.end)]
+    return taking
+
+
+def enter_unless_changed(
+    keys: Keys, id: str, value: bytes, leases: Leases, revision: int
+) -> m.TxnRequest:
+    """Take a name that was seen, if nothing was added to it since that revision."""
+    key = keys.request(id)
+    steps = [_put(key, value, leases.holder)]
+    if leases.delay:
+        steps.append(_put(keys.delay(id), value, leases.delay))
+    unchanged = m.Compare(m.LESS, m.MOD, keys.base, mod_revision=revision + 1, range_end=keys.end)
+    compare = [unchanged, _absent(key), _absent(keys.marker(id))]
+    return m.TxnRequest(compare, steps, [_read(keys.base, keys.end)])
+
+
+def join(keys: Keys, record: Record, mate: Record, value: bytes, leases: Leases) -> m.TxnRequest:
+    """Get in beside the owner's other request, if that one still holds.
+
+    Who holds goes on holding until its key is gone: so the same key is enough to know it.
+    """
+    key = keys.request(record.id)
+    mine = _made_in(key, record.created) if record.created else _absent(key)
+    steps = [_put(key, value, leases.holder)]
+    if leases.delay:
+        steps.append(_put(keys.delay(record.id), value, leases.delay))
+    compare = [mine, _absent(keys.marker(record.id)), _made_in(keys.request(mate.id), mate.created)]
+    return m.TxnRequest(compare, steps, [_read(keys.base, keys.end)])
+
+
+def move(
+    keys: Keys, id: str, created: int, value: bytes, delay_value: bytes, leases: Leases
+) -> m.TxnRequest:
+    """Move a holder's keys to these leases; the lock-delay's is made if it is not there yet."""
+    key = keys.request(id)
+    steps = [_put(key, value, leases.holder)]
+    if leases.delay:
+        steps.append(_put(keys.delay(id), delay_value, leases.delay))
+    return m.TxnRequest([_made_in(key, created)], steps, [])
+
+
+def leave(
+    keys: Keys, id: str, message: bytes, *, delay: bool, marker_lease: int = 0
+) -> m.TxnRequest:
+    """Release or withdraw; else tell whether it was broken. With ``marker_lease`` refuse late
+    duplicates."""
+    key = keys.request(id)
+    success, failure = [_delete(key)], [_read(message)]
+    if delay:
+        success.append(_delete(keys.delay(id)))
+    if marker_lease:
+        for steps in (success, failure):
+            steps.append(_put(keys.marker(id), b"{}", marker_lease))
+    return m.TxnRequest([_present(key)], success, failure)
+
+
+def leave_closed(
+    keys: Keys, id: str, value: bytes, message: bytes, delay_lease: int
+) -> m.TxnRequest:
+    """End a lease that was lost: its lock-delay begins now, unless it has ended already."""
+    key, delay = keys.request(id), keys.delay(id)
+    success = [_delete(key), _put(delay, value, delay_lease)]
+    return m.TxnRequest([_present(delay)], success, [_delete(key), _read(message)])
+
+
+def break_holders(
+    keys: Keys, prefix: str, holders: list[Record], message_lease: int
+) -> m.TxnRequest:
+    """End these holders and every lock-delay, if these are still the same; tell their clients."""
+    compare = [_made_in(keys.request(record.id), record.created) for record in holders]
+    steps = [_delete(*keys.delays)]
+    for record in holders:
+        start, _ = mailbox(prefix, record.client)
+        steps.append(_delete(keys.request(record.id)))
+        steps.append(_put(start + record.id.encode(), keys.base, message_lease))
+    return m.TxnRequest(compare, steps, [])
+
+
+def look(keys: Keys, id: str, message: bytes) -> m.TxnRequest:
+    """Tell whether a request has its key; if not, whether it was broken."""
+    return m.TxnRequest([_present(keys.request(id))], [], [_read(message)])

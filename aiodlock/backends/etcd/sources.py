@@ -1,0 +1,101 @@
+"""``etcd://`` and ``etcds://``."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from ..._errors import Unsupported
+from ..._model import Capabilities
+from ..sources import StoreOptions
+
+try:
+    from .link import Access
+    from .store import EtcdBackend
+except ImportError as _missing:
+    if (_missing.name or "").partition(".")[0] != "grpc":
+        raise
+    raise ImportError("etcd:// needs the driver grpcio: pip install 'aiodlock[etcd]'") from _missing
+
+_PORT = 2379
+_FILES = ("ca", "cert", "key")
+
+
+class EtcdOpener:
+    """A cluster."""
+
+    capabilities: Capabilities = EtcdBackend.capabilities
+
+    def __init__(self, url: str, options: StoreOptions) -> None:
+        self._access, self.described = read_url(url)
+        self._options = options
+
+    def open(self) -> EtcdBackend:
+        """Make a backend."""
+        options = self._options
+        return EtcdBackend(
+            self._access,
+            self.described,
+            prefix=options.prefix,
+            unavailable_after=options.unavailable_after,
+        )
+
+
+def read_source(source: str, options: StoreOptions) -> EtcdOpener:
+    """Return what opens the cluster of a URL."""
+    if options.min_replicas:
+        raise Unsupported(
+            "min_replicas is for Redis and Valkey: in etcd a majority of the members has each write"
+        )
+    if options.restart_delay is not None:
+        raise ValueError("restart_delay is for a quorum: give a list of sources")
+    if options.configure_notifications:
+        raise ValueError("configure_notifications is for Redis and Valkey: leave it out")
+    return EtcdOpener(source, options)
+
+
+def read_url(url: str) -> tuple[Access, str]:
+    """Return where a URL leads, and that as text without the password."""
+    scheme, separator, _ = url.partition("://")
+    if scheme.lower() not in ("etcd", "etcds") or not separator:
+        raise ValueError("source must be a URL: etcd://host1:2379,host2:2379,host3:2379")
+    tls = scheme.lower() == "etcds"
+    try:
+        parts = urlsplit(url)
+        login, _, hosts = parts.netloc.rpartition("@")
+        endpoints = tuple(_endpoint(host) for host in hosts.split(","))
+        if parts.path.strip("/") or parts.fragment:
+            raise ValueError(
+                "it has no path; prefix= of the client keeps clusters' users apart, and '#' in a "
+                "password is written %23"
+            )
+        query = parse_qs(parts.query, strict_parsing=bool(parts.query))
+        if unknown := set(query) - set(_FILES):
+            raise ValueError(f"unknown options: {', '.join(sorted(unknown))}")
+        if query and not tls:
+            raise ValueError("ca, cert and key are for etcds://")
+        files = {name: query[name][-1] if name in query else None for name in _FILES}
+        if (files["cert"] is None) != (files["key"] is None):
+            raise ValueError("cert and key belong together")
+    except ValueError as wrong:
+        raise ValueError(f"source is not a URL that can be read: {wrong}") from None
+    user, _, password = login.partition(":")
+    access = Access(
+        endpoints,
+        tls=tls,
+        ca=files["ca"],
+        cert=files["cert"],
+        key=files["key"],
+        user=unquote(user) or None,
+        password=unquote(password) or None,
+    )
+    return access, f"{scheme.lower()}://{hosts}"
+
+
+def _endpoint(host: str) -> str:
+    parts = urlsplit(f"//{host}")
+    if not parts.hostname:
+        raise ValueError("a host is missing")
+    if parts.port == 0:
+        raise ValueError("port 0")
+    name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{name}:{parts.port or _PORT}"

@@ -1,0 +1,125 @@
+"""Everything that a client watches at the cluster, on one stream.
+
+A watch goes on after a cut where it was. What the store has forgotten by then (a compaction) is told to its
+owner, who reads anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import count
+
+from . import link as api
+from . import messages as m
+from .link import Link
+
+
+class Watch:
+    """One range. ``start``: the revision from which on its changes are not known yet."""
+
+    __slots__ = ("created", "end", "heard", "id", "key", "missed", "start")
+
+    def __init__(
+        self,
+        id: int,
+        key: bytes,
+        end: bytes,
+        start: int,
+        heard: Callable[[list[m.Event], int], None],
+        missed: Callable[[], None],
+    ) -> None:
+        self.id: int = id
+        self.key: bytes = key
+        self.end: bytes = end
+        self.start: int = start
+        self.heard: Callable[[list[m.Event], int], None] = heard
+        self.missed: Callable[[], None] = missed
+        self.created: bool = False
+
+
+class Watches:
+    """The stream and what is watched on it.
+
+    Mutable state: ``_watches`` by id, ``_unsent`` (messages for the stream), ``_first`` (set when the
+    stream has answered for the first time).
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._watches: dict[int, Watch] = {}
+        self._ids = count(1)
+        self._unsent: asyncio.Queue[m.WatchRequest] = asyncio.Queue()
+        self._first = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._watches)
+
+    def watch(
+        self,
+        key: bytes,
+        end: bytes,
+        start: int,
+        heard: Callable[[list[m.Event], int], None],
+        missed: Callable[[], None],
+    ) -> Watch:
+        """Have ``heard`` called with the changes of each answer from revision ``start`` on, and the
+        revision up to which they are known then; 0 as start: from now on.
+
+        ``missed`` is called when changes can not be had any more. The watch has ended then.
+        """
+        watch = Watch(next(self._ids), key, end, start, heard, missed)
+        self._watches[watch.id] = watch
+        self._unsent.put_nowait(_create(watch))
+        return watch
+
+    def end(self, watch: Watch) -> None:
+        """Stop."""
+        if self._watches.pop(watch.id, None) is not None:
+            self._unsent.put_nowait(m.WatchRequest(cancel_request=m.WatchCancelRequest(watch.id)))
+
+    async def first_answer(self) -> None:
+        """Wait until the cluster has confirmed a watch."""
+        await self._first.wait()
+
+    async def run(self) -> None:
+        """Keep the stream until cancelled."""
+        await self._link.stream(api.WATCH, self._send, self._heard)
+
+    async def _send(self, send: Callable[[m.WatchRequest], Awaitable[None]]) -> None:
+        while not self._unsent.empty():
+            self._unsent.get_nowait()
+        for watch in list(self._watches.values()):
+            await send(_create(watch))
+        while True:
+            await send(await self._unsent.get())
+
+    def _heard(self, answer: m.WatchResponse) -> None:
+        self._first.set()
+        watch = self._watches.get(answer.watch_id)
+        if watch is None:
+            return
+        revision = answer.header.revision if answer.header is not None else 0
+        if answer.canceled:
+            # Compacted, or refused: its owner has to find out.
+            del self._watches[watch.id]
+            watch.missed()
+            return
+        if answer.created:
+            if not watch.start:
+                watch.start = revision + 1
+            watch.created = True
+        if answer.events:
+            # A stream that was opened anew may tell again what was known.
+            last = max(event.kv.mod_revision for event in answer.events if event.kv is not None)
+            events = [e for e in answer.events if e.kv and e.kv.mod_revision >= watch.start]
+            watch.start = max(watch.start, last + 1)
+            watch.heard(events, last)
+
+
+def _create(watch: Watch) -> m.WatchRequest:
+    return m.WatchRequest(
+        create_request=m.WatchCreateRequest(
+            key=watch.key, range_end=watch.end, start_revision=watch.start, watch_id=watch.id
+        )
+    )

@@ -1,0 +1,132 @@
+"""``aiodlock doctor`` for etcd: each member, its version and its alarms, and how long a write takes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from .. import BackendError, BackendUnavailable
+from ..backends.etcd import link as api
+from ..backends.etcd import messages as m
+from ..backends.etcd.link import Access, Link
+from ..backends.etcd.sources import read_url
+from ..backends.etcd.store import too_old
+from ._doctor import Finding, Level
+
+_WITHIN = 3.0
+#: A write that takes longer than this is worth a note (seconds).
+_SLOW = 0.05
+
+
+async def examine(url: str) -> list[Finding]:
+    """Return the findings, in a fixed order.
+
+    :raises BackendUnavailable: no member answers.
+    """
+    access, described = read_url(url)
+    members = await asyncio.gather(*(_member(access, one) for one in access.endpoints))
+    answered = [found for found in members if isinstance(found, m.StatusResponse)]
+    if not answered:
+        raise BackendUnavailable(f"{described}: no member answers")
+    findings = [
+        _about(endpoint, found, len(access.endpoints))
+        for endpoint, found in zip(access.endpoints, members, strict=True)
+    ]
+    findings.append(_alarms(answered))
+    findings.append(await _write(access, described))
+    return findings
+
+
+@asynccontextmanager
+async def _opened(access: Access, described: str) -> AsyncIterator[Link]:
+    link = Link(access, described)
+    running = asyncio.create_task(link.run())
+    opening = asyncio.create_task(link.opened())
+    try:
+        await asyncio.wait({running, opening}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()  # it raises
+        yield link
+    finally:
+        running.cancel()
+        opening.cancel()
+        await asyncio.gather(running, opening, return_exceptions=True)
+
+
+async def _member(access: Access, endpoint: str) -> m.StatusResponse | BackendError:
+    try:
+        async with _opened(replace(access, endpoints=(endpoint,)), endpoint) as link:
+            return await link.call(api.STATUS, m.StatusRequest(), within=_WITHIN)
+    except BackendError as failed:
+        return failed
+
+
+def _about(endpoint: str, found: m.StatusResponse | BackendError, members: int) -> Finding:
+    if isinstance(found, BackendError):
+        return Finding(
+            f"member {endpoint}",
+            "warning",
+            str(found),
+            "Locks work as long as a majority of the members does.",
+            "Bring this member back before another one fails.",
+        )
+    text = f"etcd {found.version}"
+    honest = too_old(found.version)
+    if not found.leader:
+        return Finding(
+            f"member {endpoint}",
+            "warning",
+            f"{text}, knows no leader",
+            "This member is cut off from the majority: clients go on with another one.",
+            "Check the network between the members.",
+        )
+    if honest is not None:
+        level: Level = "warning" if members > 1 else "note"
+        return Finding(
+            f"member {endpoint}",
+            level,
+            text,
+            f"Before {honest}, a member can confirm the renewal of a lease that the cluster has ended, for "
+            "example after a change of the leader. A holder believes in its lease then while another "
+            "one holds. Tokens refuse the first one's writes.",
+            f"Upgrade to {honest} or later.",
+        )
+    return Finding(f"member {endpoint}", "ok", text)
+
+
+def _alarms(answered: list[m.StatusResponse]) -> Finding:
+    errors = sorted({error for found in answered for error in found.errors})
+    size = max(found.db_size for found in answered) / 1e6
+    if any("NOSPACE" in error for error in errors):
+        return Finding(
+            "alarms",
+            "error",
+            "; ".join(errors),
+            "The database is full: locks can be released, and none can be acquired.",
+            "Compact, defragment, disarm the alarm, and raise quota-backend-bytes.",
+        )
+    errors = [error for error in errors if "no leader" not in error]
+    if errors:
+        return Finding("alarms", "error", "; ".join(errors), "", "See etcd's documentation.")
+    return Finding("alarms", "ok", f"none; the database has {size:.1f} MB")
+
+
+async def _write(access: Access, described: str) -> Finding:
+    async with _opened(access, described) as link:
+        grant = await link.call(api.LEASE_GRANT, m.LeaseGrantRequest(ttl=1))
+        began = time.perf_counter()
+        await link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(grant.id))
+        took = time.perf_counter() - began
+    found = f"a write takes {took * 1000:.1f} ms; the shortest lease is {grant.ttl} s"
+    if took > _SLOW:
+        return Finding(
+            "writes",
+            "note",
+            found,
+            "Each acquisition and each release is a write on a majority of the members.",
+            "Give etcd a disk of its own, with a short fsync.",
+        )
+    return Finding("writes", "ok", found)

@@ -1,0 +1,154 @@
+"""etcd as a store, beside aetcd's ``Lock`` and raw transactions, in one run.
+
+``python -m benchmarks.etcd`` prints a table in Markdown. A server of its own is started, with fsync as
+shipped. The repetitions of all contenders take turns, and the table has their medians. ``--quick`` for
+a short run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiodlock
+from aiodlock.backends.etcd import link as api
+from aiodlock.backends.etcd import messages as m
+from aiodlock.backends.etcd.store import EtcdBackend
+from tests.etcd.servers import EtcdCluster
+
+#: Acquire and release a name once.
+Pair = Callable[[str], Awaitable[None]]
+
+
+@asynccontextmanager
+async def _ours(cluster: EtcdCluster) -> AsyncIterator[Pair]:
+    async with aiodlock.Client(cluster.url) as client:
+        locks: dict[str, aiodlock.Lock] = {}
+
+        async def pair(name: str) -> None:
+            if name not in locks:
+                locks[name] = client.lock(name)
+            async with locks[name]:
+                pass
+
+        yield pair
+
+
+@asynccontextmanager
+async def _aetcd(cluster: EtcdCluster) -> AsyncIterator[Pair]:
+    import aetcd
+
+    client: Any = aetcd.Client(host="127.0.0.1", port=cluster.nodes[0].port)
+    await client.connect()
+    try:
+
+        async def pair(name: str) -> None:
+            lock = client.lock(name.encode(), ttl=30)
+            while not await lock.acquire():
+                pass
+            await lock.release()
+
+        yield pair
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def _raw(cluster: EtcdCluster) -> AsyncIterator[Pair]:
+    """Two transactions on the channel that ours uses."""
+    async with aiodlock.Client(cluster.url) as client:
+        session = client._session
+        assert session is not None
+        store = session.backend
+        assert isinstance(store, EtcdBackend)
+        link = store._link
+
+        async def pair(name: str) -> None:
+            key = f"raw/{name}".encode()
+            put = m.RequestOp(request_put=m.PutRequest(key, b"x" * 100))
+            delete = m.RequestOp(request_delete_range=m.DeleteRangeRequest(key))
+            await link.call(api.TXN, m.TxnRequest(success=[put]))
+            await link.call(api.TXN, m.TxnRequest(success=[delete]))
+
+        yield pair
+
+
+async def _one_task(pair: Pair, pairs: int) -> None:
+    for _ in range(pairs):
+        await pair("one")
+
+
+async def _names(pair: Pair, pairs: int) -> None:
+    async def work(name: str) -> None:
+        for _ in range(max(1, pairs // 64)):
+            await pair(name)
+
+    await asyncio.gather(*(work(f"name{n}") for n in range(64)))
+
+
+async def _one_name(pair: Pair, pairs: int) -> None:
+    async def work() -> None:
+        for _ in range(max(1, pairs // 16)):
+            await pair("shared")
+
+    await asyncio.gather(*(work() for _ in range(16)))
+
+
+async def _crowd(pair: Pair, pairs: int) -> None:
+    await asyncio.gather(*(pair("crowd") for _ in range(pairs)))
+
+
+#: Case, what it does, pairs of ours, pairs of aetcd's (0: it is not asked).
+_CASES: tuple[tuple[str, Callable[[Pair, int], Awaitable[None]], int, int], ...] = (
+    ("one task", _one_task, 300, 300),
+    ("64 tasks on 64 names", _names, 1920, 640),
+    ("16 tasks on one name", _one_name, 480, 32),
+    ("1,000 waiters of one name", _crowd, 1000, 0),
+)
+
+
+async def _measure(cluster: EtcdCluster, quick: bool) -> None:
+    share = 4 if quick else 1
+    rounds = 3 if quick else 5
+    contenders: dict[str, Any] = {"aiodlock": _ours, "aetcd": _aetcd, "two transactions": _raw}
+    try:
+        import aetcd  # noqa: F401
+    except ImportError:
+        del contenders["aetcd"]
+    figures: dict[tuple[str, str], list[float]] = {}
+    for _ in range(rounds):
+        for who, opened in contenders.items():
+            async with opened(cluster) as pair:
+                await pair("warm")
+                for case, run, ours, theirs in _CASES:
+                    pairs = (theirs if who == "aetcd" else ours) // share
+                    if not pairs or (who == "two transactions" and run not in (_one_task, _names)):
+                        continue
+                    began = time.perf_counter()
+                    await run(pair, pairs)
+                    figures.setdefault((case, who), []).append(
+                        pairs / (time.perf_counter() - began)
+                    )
+    print(f"| pairs per second | {' | '.join(contenders)} |")
+    print(f"|---|{'---|' * len(contenders)}")
+    for case, *_ in _CASES:
+        found = [figures.get((case, who)) for who in contenders]
+        cells = [f"{statistics.median(one):,.0f}" if one else "" for one in found]
+        print(f"| {case} | {' | '.join(cells)} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.etcd", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a quarter of the pairs, three rounds")
+    quick = parser.parse_args().quick
+    with EtcdCluster() as cluster:
+        asyncio.run(_measure(cluster, quick))
+
+
+if __name__ == "__main__":
+    main()

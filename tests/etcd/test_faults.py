@@ -1,0 +1,504 @@
+"""What goes wrong between a client and etcd: on one member, and on three."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from aiodlock._clock import now
+from aiodlock._errors import BackendError, BackendUnavailable
+from aiodlock._model import ENDED, LOST, Granted, Left, Waiting
+from aiodlock.backends.base import Unanswered
+from aiodlock.backends.etcd import link as api
+from aiodlock.backends.etcd import messages as m
+from aiodlock.backends.etcd.place import EtcdPlace
+
+from .conftest import Direct, Heard
+from .servers import EtcdCluster, EtcdNode
+
+MakeDirect = Callable[..., Coroutine[Any, Any, Direct]]
+
+
+async def _acquire(place: EtcdPlace, heard: Heard, within: float = 20.0) -> None:
+    """Acquire as the core does: again after what had no answer, then wait."""
+    async with asyncio.timeout(within):
+        while True:
+            try:
+                answer = await place.acquire(wait=True)
+                break
+            except BackendUnavailable:
+                await asyncio.sleep(0.05)
+        if isinstance(answer, Waiting):
+            await heard.until("granted", within)
+        else:
+            assert isinstance(answer, Granted), answer
+
+
+async def _leave(place: EtcdPlace, within: float = 20.0) -> Left:
+    async with asyncio.timeout(within):
+        while True:
+            try:
+                return await place.leave(ENDED, within=1.0)
+            except BackendUnavailable:
+                await asyncio.sleep(0.05)
+
+
+async def _left(direct: Direct, name: str = "name") -> list[bytes]:
+    """Return the keys of a name that are no markers."""
+    keys = direct.store.keys("lock", name)
+    answer = await direct.store._link.call(api.RANGE, m.RangeRequest(keys.base, keys.end))
+    return [kv.key for kv in answer.kvs if b"/x/" not in kv.key]
+
+
+# -- lost answers ----------------------------------------------------------------------------------
+
+
+class Faulty:
+    """Loses answers of transactions. Mutable state: ``lose`` (so many of the next ones)."""
+
+    def __init__(self, direct: Direct, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lose = 0
+        self.requests: list[m.TxnRequest] = []
+        call = direct.store._link.call
+
+        async def lossy(method: Any, request: Any, within: float = 2.0) -> Any:
+            answer = await call(method, request, within)
+            if method is api.TXN:
+                self.requests.append(request)
+                if self.lose:
+                    self.lose -= 1
+                    raise Unanswered("the answer was lost")
+            return answer
+
+        monkeypatch.setattr(direct.store._link, "call", lossy)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+async def test_acquire_whose_answer_is_lost_is_repeated_with_the_same_token(
+    one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch, wait: bool
+) -> None:
+    direct = await make_direct(one_node)
+    faulty = Faulty(direct, monkeypatch)
+    place, _ = direct.place()
+    faulty.lose = 1
+    with pytest.raises(Unanswered):
+        await place.acquire(wait=wait)
+    assert len(await _left(direct)) == 1
+    answer = await place.acquire(wait=wait)
+    assert isinstance(answer, Granted)
+    assert len(await _left(direct)) == 1
+    assert (await place.leave(ENDED)).what == "released"
+    assert await _left(direct) == []
+
+
+async def test_late_duplicate_of_an_acquire_is_refused_after_the_leave(
+    one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct = await make_direct(one_node)
+    faulty = Faulty(direct, monkeypatch)
+    place, _ = direct.place()
+    faulty.lose = 1
+    with pytest.raises(Unanswered):
+        await place.acquire(wait=True)
+    late = faulty.requests[-1]
+    await place.leave(ENDED)
+    assert await _left(direct) == []
+    await direct.store._link.call(api.TXN, late)
+    assert await _left(direct) == []
+
+
+async def test_leave_whose_answer_is_lost_is_released_when_repeated(
+    one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct = await make_direct(one_node)
+    faulty = Faulty(direct, monkeypatch)
+    place, heard = direct.place()
+    other, other_heard = direct.place()
+    await _acquire(place, heard)
+    assert isinstance(await other.acquire(wait=True), Waiting)
+    faulty.lose = 1
+    with pytest.raises(Unanswered):
+        await place.leave(ENDED)
+    assert await place.leave(ENDED) == Left("released")
+    await other_heard.until("granted")
+    await other.leave(ENDED)
+    assert await _left(direct) == []
+
+
+async def test_join_whose_answer_is_lost_is_repeated(
+    one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct = await make_direct(one_node)
+    faulty = Faulty(direct, monkeypatch)
+    first, heard = direct.place(owner="ann")
+    other, _ = direct.place()
+    await _acquire(first, heard)
+    assert isinstance(await other.acquire(wait=True), Waiting)
+    for lost in (1, 2):
+        mate, mate_heard = direct.place(owner="ann")
+        faulty.lose = lost
+        await _acquire(mate, mate_heard)
+        assert mate.token == first.token
+        await mate.leave(ENDED)
+    await first.leave(ENDED)
+    await _leave(other)
+
+
+async def test_cancelled_acquire_leaves_nothing(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    direct = await make_direct(one_node)
+    for pause in range(12):
+        place, _ = direct.place()
+        task = asyncio.create_task(place.acquire(wait=True))
+        await asyncio.sleep(pause * 0.0003)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await place.leave(ENDED)
+    await asyncio.sleep(0.1)
+    assert await _left(direct) == []
+
+
+# -- leases that end ---------------------------------------------------------------------------------
+
+
+async def _revoke(direct: Direct, place: EtcdPlace) -> None:
+    assert place.lease is not None
+    await direct.store._link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(place.lease.id))
+
+
+async def test_waiter_whose_lease_ended_is_told_while_its_predecessor_holds(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    direct = await make_direct(one_node)
+    holder, heard = direct.place(ttl=30.0, waiter_ttl=30.0)
+    waiter, waiter_heard = direct.place(ttl=2.0)
+    await _acquire(holder, heard)
+    assert isinstance(await waiter.acquire(wait=True), Waiting)
+    await _revoke(direct, waiter)
+    async with asyncio.timeout(5.0):
+        while not waiter_heard.words:
+            await asyncio.sleep(0.01)
+    assert waiter_heard.words[0].startswith("gone")
+    await waiter.leave(ENDED)
+    await holder.leave(ENDED)
+
+
+async def test_holder_whose_lease_ended_is_told_and_another_lease_is_made(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    direct = await make_direct(one_node)
+    place, heard = direct.place(ttl=2.0)
+    await _acquire(place, heard)
+    await _revoke(direct, place)
+    await heard.until("gone: expired")
+    assert await place.leave(ENDED) == Left("gone", "expired")
+    again, again_heard = direct.place(ttl=2.0)
+    await _acquire(again, again_heard)
+    await again.leave(ENDED)
+
+
+async def test_acquire_with_a_lease_that_ended_unnoticed_uses_another(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    direct = await make_direct(one_node)
+    place, heard = direct.place(ttl=25.0, waiter_ttl=25.0)
+    await _acquire(place, heard)
+    await place.leave(ENDED)
+    lease = direct.store.leases.known(25.0)
+    assert lease is not None
+    await direct.store._link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(lease.id))
+    again, again_heard = direct.place(ttl=25.0, waiter_ttl=25.0)
+    await _acquire(again, again_heard)
+    await again.leave(ENDED)
+
+
+async def test_key_deleted_by_others_is_noticed(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    direct = await make_direct(one_node)
+    place, heard = direct.place(ttl=3.0)
+    await _acquire(place, heard)
+    deletion = m.RequestOp(request_delete_range=m.DeleteRangeRequest(place.key))
+    await direct.store._link.call(api.TXN, m.TxnRequest(success=[deletion]))
+    await heard.until("gone: gone")
+
+
+async def test_key_of_a_request_that_is_over_is_deleted(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    direct = await make_direct(one_node)
+    place, heard = direct.place(ttl=3.0)
+    await _acquire(place, heard)
+    assert place.lease is not None
+    ghost = direct.store.keys("lock", "name").request(f"{direct.store.label}-999")
+    put = m.RequestOp(request_put=m.PutRequest(ghost, b"{}", place.lease.id))
+    await direct.store._link.call(api.TXN, m.TxnRequest(success=[put]))
+    async with asyncio.timeout(10.0):
+        while ghost in await _left(direct):
+            await asyncio.sleep(0.05)
+    assert place.key in await _left(direct)
+    await place.leave(ENDED)
+
+
+async def test_dead_client_costs_its_lease(
+    one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = await make_direct(one_node, prefix="both")
+    direct = await make_direct(one_node, prefix="both")
+    holder, heard = dead.place(ttl=2.0)
+    await _acquire(holder, heard)
+    waiter, waiter_heard = direct.place(ttl=2.0)
+    assert isinstance(await waiter.acquire(wait=True), Waiting)
+    began = now()
+    monkeypatch.setattr(dead.store.leases, "_by_id", {})  # it renews nothing any more
+    await waiter_heard.until("granted")
+    assert holder.deadline <= now()
+    assert now() - began < 2.0 + 2.0
+    await waiter.leave(ENDED)
+
+
+async def test_lock_delay_keeps_the_name_of_a_lost_holder_closed(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    direct = await make_direct(one_node)
+    holder, heard = direct.place(ttl=2.0, lock_delay=2.0)
+    await _acquire(holder, heard)
+    waiter, waiter_heard = direct.place(ttl=2.0)
+    assert isinstance(await waiter.acquire(wait=True), Waiting)
+    began = now()
+    await holder.leave(LOST)
+    info = await direct.store.inspect("lock", "name")
+    assert info.closed_places == 1
+    assert info.closed > 0
+    await waiter_heard.until("granted")
+    assert now() - began >= 1.9
+    await waiter.leave(ENDED)
+
+
+async def test_waiter_that_is_granted_opens_its_lock_delay_when_it_is_lost(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    direct = await make_direct(one_node)
+    first, first_heard = direct.place(ttl=2.0)
+    second, second_heard = direct.place(ttl=2.0, lock_delay=2.0)
+    third, third_heard = direct.place(ttl=2.0)
+    await _acquire(first, first_heard)
+    for place in (second, third):
+        assert isinstance(await place.acquire(wait=True), Waiting)
+    await first.leave(ENDED)
+    await second_heard.until("granted")
+    began = now()
+    await second.leave(LOST)
+    await third_heard.until("granted")
+    assert now() - began >= 1.9
+    await third.leave(ENDED)
+    assert await _left(direct) == []
+
+
+async def test_run_out_lease_of_a_live_client_opens_the_name(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    direct = await make_direct(one_node)
+    holder, heard = direct.place(ttl=1.0, auto_extend=False)
+    waiter, waiter_heard = direct.place(ttl=2.0)
+    await _acquire(holder, heard)
+    assert isinstance(await waiter.acquire(wait=True), Waiting)
+    deadline = holder.deadline
+    holder.run_out()
+    await waiter_heard.until("granted")
+    assert deadline <= now() <= deadline + 1.0
+    await waiter.leave(ENDED)
+
+
+# -- what the server does ------------------------------------------------------------------------------
+
+
+async def test_waiter_is_granted_though_what_it_missed_was_compacted(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    direct = await make_direct(one_node)
+    holder, heard = direct.place()
+    waiter, waiter_heard = direct.place()
+    await _acquire(holder, heard)
+    assert isinstance(await waiter.acquire(wait=True), Waiting)
+    # Its watch goes back behind what the store remembers.
+    room = direct.store.rooms.of(direct.store.keys("lock", "name"))
+    assert room._watch is not None
+    await holder.leave(ENDED)
+    await waiter_heard.until("granted")
+    third, third_heard = direct.place()
+    assert isinstance(await third.acquire(wait=True), Waiting)
+    room._watch.start = 1
+    revision = (await direct.store.read(room.keys)).revision
+    await asyncio.to_thread(one_node.call, "kv/compaction", revision=str(revision))
+    link = direct.store._link
+    link.failed(link.generation, Unanswered("cut by the test"))
+    await waiter.leave(ENDED)
+    await third_heard.until("granted")
+    await third.leave(ENDED)
+
+
+@pytest.fixture
+def small_cluster() -> Any:
+    with EtcdCluster(quota_backend_bytes=16 * 1024 * 1024) as cluster:
+        yield cluster
+
+
+async def test_full_store_refuses_and_releases(
+    small_cluster: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    direct = await make_direct(small_cluster)
+    holder, heard = direct.place(ttl=2.0)
+    waiter, waiter_heard = direct.place(ttl=2.0)
+    await _acquire(holder, heard)
+    assert isinstance(await waiter.acquire(wait=True), Waiting)
+    put = m.RequestOp(request_put=m.PutRequest(b"ballast", bytes(1_000_000)))
+
+    async def fill() -> None:
+        for _ in range(40):
+            await direct.store._link.call(api.TXN, m.TxnRequest(success=[put]), 10.0)
+
+    with pytest.raises(BackendError, match="NOSPACE"):
+        await fill()
+    refused, _ = direct.place("another")
+    with pytest.raises(BackendError, match="NOSPACE"):
+        await refused.acquire(wait=True)
+    await asyncio.sleep(2.5)  # leases are renewed all the same
+    assert heard.words == []
+    assert holder.deadline > now()
+    assert await holder.leave(ENDED) == Left("released")
+    await waiter_heard.until("granted")
+    assert await waiter.leave(ENDED) == Left("released")
+    assert await _left(direct) == []
+
+
+# -- three members ---------------------------------------------------------------------------------------
+
+
+async def _leader(cluster: EtcdCluster, direct: Direct) -> EtcdNode:
+    def ask(node: EtcdNode) -> bool:
+        url = f"http://{node.endpoint}/v3/maintenance/status"
+        request = urllib.request.Request(url, data=b"{}", method="POST")
+        try:
+            with urllib.request.urlopen(request, timeout=2.0) as answer:
+                status = json.load(answer)
+        except OSError:
+            return False
+        return bool(status.get("leader") == status["header"]["member_id"])
+
+    async with asyncio.timeout(10.0):
+        while True:
+            for node in cluster.nodes:
+                if node.running and await asyncio.to_thread(ask, node):
+                    return node
+            await asyncio.sleep(0.1)
+
+
+def _use(direct: Direct, cluster: EtcdCluster, node: EtcdNode) -> None:
+    """Have the client talk to this member."""
+    link = direct.store._link
+    while link.endpoint != node.endpoint:
+        link._switched_at = 0.0
+        link.failed(link.generation, Unanswered("moved by the test"))
+
+
+@pytest.mark.parametrize("how", ["kill", "pause"])
+@pytest.mark.parametrize("at", ["leader", "follower"])
+async def test_locks_go_on_when_the_leader_fails(
+    three_nodes: EtcdCluster, make_direct: MakeDirect, how: str, at: str
+) -> None:
+    direct = await make_direct(three_nodes)
+    leader = await _leader(three_nodes, direct)
+    followers = [node for node in three_nodes.nodes if node is not leader]
+    _use(direct, three_nodes, leader if at == "leader" else followers[0])
+    holder, heard = direct.place(ttl=10.0, waiter_ttl=10.0)
+    waiter, waiter_heard = direct.place(ttl=10.0, waiter_ttl=10.0)
+    await _acquire(holder, heard)
+    assert isinstance(await waiter.acquire(wait=True), Waiting)
+    token = holder.token
+    getattr(leader, how)()
+    fresh, fresh_heard = direct.place("another", ttl=10.0)
+    began = now()
+    await _acquire(fresh, fresh_heard)
+    assert now() - began < 8.0
+    assert heard.words == []
+    assert holder.deadline > now()
+    assert (await _leave(holder)).what == "released"
+    await waiter_heard.until("granted")
+    assert waiter.token > token
+    if how == "pause":
+        leader.resume()
+    assert (await _leave(waiter)).what == "released"
+    await _leave(fresh)
+    assert await _left(direct) == []
+
+
+async def test_client_without_any_member_loses_its_leases_in_time(
+    three_nodes: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    direct = await make_direct(three_nodes)
+    holder, heard = direct.place(ttl=3.0)
+    await _acquire(holder, heard)
+    for node in three_nodes.nodes:
+        node.pause()
+    paused = now()
+    await asyncio.sleep(3.2)
+    assert holder.deadline <= paused + 3.0  # nothing was believed beyond the last answer
+    assert heard.errors
+    nowait, _ = direct.place("another")
+    began = now()
+    with pytest.raises(BackendUnavailable):
+        await nowait.acquire(wait=False)
+    assert now() - began < 4.5
+    for node in three_nodes.nodes:
+        node.resume()
+    again, again_heard = direct.place("third")
+    await _acquire(again, again_heard)
+    await _leave(again)
+    await _leave(nowait)
+    await _leave(holder)
+    assert await _left(direct) == []
+
+
+async def test_member_is_replaced_under_load(
+    three_nodes: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    direct = await make_direct(three_nodes)
+    tokens: list[int] = []
+    busy = 0
+    stop = False
+
+    async def work() -> None:
+        nonlocal busy
+        while not stop:
+            place, heard = direct.place(ttl=10.0)
+            await _acquire(place, heard)
+            assert busy == 0
+            busy = 1
+            tokens.append(place.token)
+            await asyncio.sleep(0)
+            busy = 0
+            await _leave(place)
+
+    tasks = [asyncio.create_task(work()) for _ in range(3)]
+    try:
+        for node in three_nodes.nodes:
+            await asyncio.sleep(0.5)
+            node.kill()
+            done = len(tokens)
+            async with asyncio.timeout(15.0):
+                while len(tokens) < done + 5:
+                    await asyncio.sleep(0.05)
+            await asyncio.to_thread(node.start)
+            await asyncio.to_thread(three_nodes.until_healthy)
+    finally:
+        stop = True
+        await asyncio.gather(*tasks)
+    assert tokens == sorted(set(tokens))
+    assert await _left(direct) == []
