@@ -14,7 +14,7 @@ stop the thread: check ``lease.held``, and hand ``lease.token`` to whatever you 
 A map of the package::
 
     _dependencies.py  lifespan, LockClient, Locked      _names.py       a lock's name out of a request
-    _disconnect.py    leaving the queue when the client is gone
+    _disconnect.py    leaving the queue when the client is gone      _once.py    requests that are done once
     _problems.py      what goes wrong, as HTTP errors
 """
 
@@ -30,6 +30,7 @@ except ImportError as _missing:
 from ._dependencies import LockClient as LockClient
 from ._dependencies import Locked as Locked
 from ._dependencies import lifespan as lifespan
+from ._once import Once as Once
 from ._problems import ClientGone as ClientGone
 from ._problems import LeaseLost as LeaseLost
 from ._problems import LockProblem as LockProblem
@@ -46,6 +47,7 @@ __all__ = [
     "LockTimedOut",
     "Locked",
     "NameRefused",
+    "Once",
     "StoreAway",
     "lifespan",
     "responses",

@@ -132,7 +132,7 @@ def _all_routes(
             yield from _all_routes(router.routes, inner, hidden, depth + 1)
 
 
-def _parameter(name: str, annotation: object) -> inspect.Parameter:
+def parameter(name: str, annotation: object) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
 
 
@@ -143,7 +143,7 @@ class _Dependency(params.Depends):
         super().__init__(dependency=self, scope=scope)
         # Annotations that are strings are not resolved on an object (seen with FastAPI 0.121). Written
         # past __setattr__, as the base is a frozen dataclass.
-        connection = _parameter("connection", HTTPConnection)
+        connection = parameter("connection", HTTPConnection)
         self.__dict__["__signature__"] = inspect.Signature([connection, *parameters])
 
     def __hash__(self) -> int:
@@ -244,12 +244,12 @@ class Locked(_Dependency):
 
     def _parameters(self) -> Iterator[inspect.Parameter]:
         """What FastAPI is asked for: the client, and the fields whose place is told."""
-        yield _parameter("client", Annotated[Client, LockClient])
+        yield parameter("client", Annotated[Client, LockClient])
         template: Template = self.__dict__["_template"]
         for number, field in enumerate(template.fields):
             marker = field.marker()
             if marker is not None:
-                yield _parameter(f"field{number}", Annotated[str, marker])
+                yield parameter(f"field{number}", Annotated[str, marker])
 
     async def __call__(
         self, connection: HTTPConnection, client: Client, **fields: str

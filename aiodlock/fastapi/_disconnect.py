@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import MutableMapping
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias, TypeVar
 
 from fastapi import Request
 
@@ -13,6 +13,8 @@ from .._errors import LockError
 from .._lease import Lease
 from .._lock import Lock
 from ._problems import ClientGone
+
+_T = TypeVar("_T")
 
 #: How much of a body that nobody reads is kept while its request waits for a lock.
 _MOST_KEPT = 64 * 1024
@@ -39,17 +41,26 @@ class Watch:
         request._receive = self.receive
 
     async def acquire(self, lock: Lock) -> Lease:
+        """Acquire a lock, or leave the queue when the client disconnects."""
+        return await self.wait_for(lock.name, lock.acquire, lambda lease: lease.release())
+
+    async def wait_for(
+        self,
+        name: str,
+        acquire: Callable[[], Awaitable[_T]],
+        take_back: Callable[[_T], Awaitable[object]],
+    ) -> _T:
         """Acquire, or leave the queue when the client disconnects: servers do not cancel a handler.
 
         The lock is acquired in this task, for reentrancy goes by task; what is cancelled is only the
         waiting, as ``asyncio.timeout`` does it.
         """
         self._waiting = scope = asyncio.Timeout(None)
-        gone = ClientGone("The client closed its request.", name=lock.name)
+        gone = ClientGone("The client closed its request.", name=name)
         try:
             async with scope:
                 self._ask()
-                lease = await lock.acquire()
+                acquired = await acquire()
         except TimeoutError as error:
             if not self._gone or isinstance(error, LockError):
                 raise
@@ -57,9 +68,9 @@ class Watch:
         finally:
             self._waiting = None
         if self._gone:  # just as the lock was granted
-            await lease.release()
+            await take_back(acquired)
             raise gone
-        return lease
+        return acquired
 
     def _ask(self) -> None:
         async def ask() -> _Message:

@@ -1,0 +1,162 @@
+"""A dependency by which a request is done once, however often it is sent."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.requests import HTTPConnection
+
+from .._client import Client
+from .._once import OnceRun
+from .._options import check_seconds
+from ._dependencies import Locked, parameter
+from ._disconnect import Watch
+from ._problems import as_problems
+
+#: What the handler of this request has answered.
+_answers: ContextVar[list[object]] = ContextVar("aiodlock_answers")
+
+
+class _Failed(Exception):
+    """The handler has answered with an error: nothing is recorded."""
+
+
+class Once(Locked):
+    """``once: Annotated[OnceRun, Once("orders:{order_id}", keep=86400)]``: do a request once.
+
+    The first request has ``once.first`` and assigns ``once.result``. Every other one waits for it, and gets
+    the result that is on record. A handler that raises, or answers with 4xx or 5xx, records nothing: the
+    next request is first. The template is one as of ``Locked``, and the same errors come out.
+
+    ```python
+    from typing import Annotated
+
+    from fastapi import FastAPI
+
+    from aiodlock.fastapi import Once
+
+    app = FastAPI()
+
+
+    @app.post("/orders/{order_id}/pay")
+    async def pay(
+        order_id: int, once: Annotated[aiodlock.OnceRun, Once("orders:{order_id}", keep=86400)]
+    ) -> str:
+        if once.first:
+            once.result = "paid"
+        return str(once.result)
+    ```
+
+    :param keep: seconds for which a success stays on record.
+    :param timeout: seconds to wait for the first, then 423; 0 tries once; None waits for ever.
+    :param lock_options: as of ``Client.once``.
+    """
+
+    def __init__(
+        self,
+        name_template: str,
+        *,
+        keep: float,
+        timeout: float | None = 10.0,
+        **lock_options: Any,
+    ) -> None:
+        for option in ("owner", "confirm_release", "shared"):
+            if option in lock_options:
+                raise ValueError(f"{option} has no meaning for what is done once")
+        super().__init__(name_template, timeout=timeout, **lock_options)
+        self.__dict__["_keep"] = check_seconds("keep", keep, least=0.001)
+
+    def _parameters(self) -> Iterator[inspect.Parameter]:
+        yield from super()._parameters()
+        yield parameter("response", Response)
+
+    def __repr__(self) -> str:
+        return f"Once({self.__dict__['_template'].text!r})"
+
+    async def __call__(  # type: ignore[override]
+        self,
+        connection: HTTPConnection,
+        client: Client,
+        response: Response,
+        **fields: str,
+    ) -> AsyncIterator[OnceRun]:
+        inner = self.__dict__
+        name, timeout = inner["_template"].fill(connection), inner["_timeout"]
+        once = client.once(name, keep=inner["_keep"], **{**inner["_options"], "timeout": timeout})
+        answers = _answers_of(connection)
+        with as_problems(name, timeout):
+            watch = Watch(connection) if isinstance(connection, Request) else None
+
+            async def take_back(_: OnceRun) -> None:
+                await once.__aexit__(_Failed, _Failed(), None)
+
+            try:
+                if watch is None:
+                    run = await once.__aenter__()
+                else:
+                    run = await watch.wait_for(name, once.__aenter__, take_back)
+                try:
+                    yield run
+                except BaseException as failure:
+                    await once.__aexit__(type(failure), failure, failure.__traceback__)
+                    raise
+                failed = _Failed() if any(map(_is_error, (*answers, response))) else None
+                await once.__aexit__(None if failed is None else _Failed, failed, None)
+            finally:
+                if watch is not None:
+                    watch.end()
+
+
+def _is_error(answer: object) -> bool:
+    # None: of the response that the handler may change, and has not.
+    return isinstance(answer, Response) and (answer.status_code or 200) >= 400
+
+
+def _answers_of(connection: HTTPConnection) -> list[object]:
+    """Return the list that gets what the handler of this request answers.
+
+    A dependency is not told that, so the handler of its route is wrapped, once.
+    """
+    answers: list[object] = []
+    _answers.set(answers)
+    route = connection.scope.get("route")
+    if isinstance(route, APIRoute):
+        handler = route.dependant.call
+        if handler is not None and not getattr(handler, "tells_aiodlock", False):
+            route.dependant.call = _telling(handler, bool(_is_async(handler)))
+    return answers
+
+
+def _is_async(handler: Callable[..., Any]) -> bool:
+    from starlette._utils import is_async_callable
+
+    return is_async_callable(handler)
+
+
+def _telling(handler: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
+    if is_async:
+
+        @functools.wraps(handler)
+        async def answering(*args: Any, **kwargs: Any) -> Any:
+            answer = await handler(*args, **kwargs)
+            _answers.get([]).append(answer)
+            return answer
+
+        wrapped: Callable[..., Any] = answering
+    else:
+
+        @functools.wraps(handler)
+        def answering_in_thread(*args: Any, **kwargs: Any) -> Any:
+            answer = handler(*args, **kwargs)
+            _answers.get([]).append(answer)
+            return answer
+
+        wrapped = answering_in_thread
+    wrapped.tells_aiodlock = True  # type: ignore[attr-defined]
+    return wrapped

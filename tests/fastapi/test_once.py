@@ -1,0 +1,120 @@
+"""`Once` in FastAPI: five clicks are one effect."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import pytest
+from fastapi import FastAPI, HTTPException, Response
+from fastapi.responses import JSONResponse
+
+from aiodlock import OnceRun
+from aiodlock.fastapi import Once, lifespan
+
+from ..servers import Store
+from .conftest import Serve
+
+pytestmark = pytest.mark.stores("memory", "valkey9")
+
+
+@pytest.fixture
+def app(store: Store) -> FastAPI:
+    return FastAPI(lifespan=lifespan(store.source, ttl=2))
+
+
+async def test_five_clicks_are_one_effect_and_one_answer(app: FastAPI, serve: Serve) -> None:
+    effects: list[int] = []
+
+    @app.post("/orders/{order_id}")
+    async def pay(
+        order_id: int, once: Annotated[OnceRun, Once("orders:{order_id}", keep=600)]
+    ) -> Any:
+        if once.first:
+            await asyncio.sleep(0.05)
+            effects.append(order_id)
+            once.result = f"receipt {order_id}"
+        return once.result
+
+    async with serve(app) as http:
+        clicks = [http.post(f"/orders/{order}") for order in range(4) for _ in range(5)]
+        answers = await asyncio.gather(*clicks)
+        assert [answer.status_code for answer in answers] == [200] * 20
+        assert [answer.json() for answer in answers] == [
+            f"receipt {order}" for order in range(4) for _ in range(5)
+        ]
+    assert sorted(effects) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("way", ["raises", "answers", "raises another"])
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_handler_that_fails_records_nothing(
+    app: FastAPI, serve: Serve, way: str, kind: str
+) -> None:
+    tries: list[int] = []
+
+    def work(once: OnceRun) -> Any:
+        assert once.first
+        tries.append(1)
+        once.result = "never on record" if len(tries) == 1 else "second"
+        if len(tries) > 1:
+            return once.result
+        if way == "raises":
+            raise HTTPException(409, "not now")
+        if way == "answers":
+            return JSONResponse({"why": "not now"}, status_code=503)
+        raise RuntimeError("failed")
+
+    if kind == "async":
+
+        @app.post("/a")
+        async def in_loop(once: Annotated[OnceRun, Once("a", keep=600)]) -> Any:
+            return work(once)
+    else:
+
+        @app.post("/a")
+        def in_thread(once: Annotated[OnceRun, Once("a", keep=600)]) -> Any:
+            return work(once)
+
+    async with serve(app) as http:
+        first = await http.post("/a")
+        assert first.status_code >= 400
+        second = await http.post("/a")
+        assert (second.status_code, second.json()) == (200, "second")
+
+
+async def test_status_that_the_handler_sets_counts_too(app: FastAPI, serve: Serve) -> None:
+    tries: list[int] = []
+
+    @app.post("/a")
+    async def handler(response: Response, once: Annotated[OnceRun, Once("a", keep=600)]) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            response.status_code = 422
+        return once.first
+
+    async with serve(app) as http:
+        assert [(await http.post("/a")).json() for _ in range(3)] == [True, True, False]
+
+
+async def test_request_that_waits_too_long_gets_423(app: FastAPI, serve: Serve) -> None:
+    began, end = asyncio.Event(), asyncio.Event()
+
+    @app.post("/a")
+    async def handler(once: Annotated[OnceRun, Once("a", keep=600, timeout=0.1)]) -> bool:
+        began.set()
+        await end.wait()
+        return once.first
+
+    async with serve(app) as http:
+        first = asyncio.create_task(http.post("/a"))
+        await began.wait()
+        assert (await http.post("/a")).status_code == 423
+        end.set()
+        assert (await first).json() is True
+
+
+@pytest.mark.parametrize("wrong", [{"owner": "me"}, {"shared": True}, {"keep": 0}, {"ttll": 1}])
+def test_bad_options_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        Once("a", **{"keep": 600, **wrong})
