@@ -7,16 +7,19 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import typer.main
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 
 from aiodlock.cli import _bench, _doctor, _show
 from aiodlock.cli._app import app
 from tools.npm import SCRIPTS, fetch
+from tools.standard_library import BASE, write_inventory
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = "<!-- the commands -->"
@@ -30,11 +33,16 @@ FROM_ROOT = {
 DIAGRAM = '<pre class="mermaid">'
 
 
+@event_priority(100)  # type: ignore[misc,untyped-decorator,unused-ignore]  # before mkdocstrings
 def on_config(config: Any, **_: Any) -> Any:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    config.site_name = f"aiodlock {project['version']}"
-    config.repo_url = project["urls"]["Repository"]
+    config.site_name = f"aiodlock {_project()['version']}"
+    config.repo_url = _repository()
     config.repo_name = "Repository"
+    inventory = ROOT / "build" / "python.inv"
+    inventory.parent.mkdir(exist_ok=True)
+    write_inventory(inventory)
+    python = config.plugins["mkdocstrings"].config.handlers.setdefault("python", {})
+    python["inventories"] = [{"url": inventory.as_uri(), "base_url": BASE}]
     return config
 
 
@@ -64,8 +72,21 @@ def on_post_page(output: str, *, page: Any, **_: Any) -> str:
 
 
 def _moved(text: str) -> str:
-    """Let links of a file in the root lead from a page in ``docs/project``."""
-    return text.replace("](docs/", "](../")
+    """Let links of a file in the root lead from a page in ``docs/project``, or to the repository."""
+    text = text.replace("](docs/", "](../")
+    return re.sub(
+        r"\]\((?!https?://|\.\./|#)([^)]*/[^)]*)\)", rf"]({_repository()}/blob/main/\1)", text
+    )
+
+
+def _project() -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    return project
+
+
+def _repository() -> str:
+    repository: str = _project()["urls"]["Repository"]
+    return repository
 
 
 def _commands() -> str:

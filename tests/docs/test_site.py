@@ -119,6 +119,16 @@ def test_pages_ask_no_other_host(site: Path, browser: Browser) -> None:
     assert not failed
 
 
+def test_types_of_the_standard_library_are_linked(site: Path) -> None:
+    page = (site / "reference" / "client.html").read_text()
+    for described in (
+        "library/functions.html#float",
+        "library/stdtypes.html#str",
+        "library/collections.abc.html#collections.abc.Callable",
+    ):
+        assert f'href="https://docs.python.org/3/{described}"' in page
+
+
 def test_site_has_what_readers_need_and_nothing_else(site: Path) -> None:
     assert not list(site.rglob("__pycache__")) + list(site.rglob("*.py"))
     front = (site / "index.html").read_text("utf-8")
