@@ -140,4 +140,50 @@ ETCD = (
     ),
 )
 
-CONFIGURATIONS = (*QUORUM, *ETCD)
+_SESSION = "session"
+
+ZOOKEEPER = (
+    Configuration("session: it lives as long as said", (), model=_SESSION, small=True),
+    Configuration(
+        "session: it lives as long as said, with a new leader",
+        ("DEPOSED",),
+        model=_SESSION,
+        small=True,
+    ),
+    Configuration(
+        "session, naive: ping sent + timeout", ("PING",), model=_SESSION, caught=True, small=True
+    ),
+    Configuration(
+        "session, naive: write sent + timeout", ("WRITE",), model=_SESSION, caught=True, small=True
+    ),
+    Configuration(
+        "session, naive: pings, and write sent + timeout - 2 ticks",
+        ("MINUS_TICKS", "T=6", "MAX=13"),
+        model=_SESSION,
+        caught=True,
+        small=True,
+    ),
+    Configuration(
+        "session, naive: two writes a half tick apart",
+        ("TWO_WRITES",),
+        model=_SESSION,
+        caught=True,
+        small=True,
+    ),
+    Configuration(
+        "session, naive: three writes without a pause",
+        ("NO_GAP",),
+        model=_SESSION,
+        caught=True,
+        small=True,
+    ),
+    Configuration(
+        "session, naive: round trips to a leader that is none any more",
+        ("DEPOSED", "SYNC_ONLY"),
+        model=_SESSION,
+        caught=True,
+        small=True,
+    ),
+)
+
+CONFIGURATIONS = (*QUORUM, *ETCD, *ZOOKEEPER)

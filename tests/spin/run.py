@@ -145,6 +145,6 @@ def _only_events(replay: str) -> str:
             events[-1] += f", {event}"
             if len(events) > 1 and events[-1] == events[-2]:
                 events.pop()
-        elif event.startswith(("request", "node", "the client", "the lease")):
+        elif event.startswith(("request", "node", "the ")):
             events.append(event)
     return "\n".join(f"    {event}" for event in events)

@@ -1,0 +1,451 @@
+"""One session: a connection that is replaced when it is lost, heartbeats, and watches that outlive it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+from ..._clock import now
+from ..._errors import BackendError, BackendUnavailable
+from . import jute
+from .connection import Answer, Connection, connect
+from .lifetime import Lifetime
+from .sasl import DigestMd5, SaslError
+
+T = TypeVar("T")
+
+#: Heartbeats per timeout of the session.
+_BEATS = 8
+_SHORTEST_PAUSE = 0.005
+#: For how long a server may be silent, and how long connecting to it may take (seconds, and shares of the
+#: timeout).
+_LONGEST_SILENCE, _SHORTEST_SILENCE, _SILENCE = 5.0, 0.2, 1 / 3
+_CONNECT_WITHIN = 1.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+_CLOSE_WITHIN = 0.5
+#: Servers refuse messages of a megabyte.
+_WATCHES_AT_ONCE = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Who a client says it is: by ZooKeeper's own ``digest``, or by SASL (DIGEST-MD5)."""
+
+    mechanism: Literal["digest", "sasl"]
+    user: str
+    password: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ensemble:
+    """Where the servers are, and how they are used."""
+
+    hosts: tuple[tuple[str, int], ...]
+    #: The node under which everything is kept.
+    root: str
+    #: tickTime of the servers, in seconds.
+    tick: float
+    credentials: Credentials | None
+    tls: ssl.SSLContext | None
+    #: The source as text, without secrets.
+    described: str
+
+    @property
+    def acl(self) -> tuple[jute.Acl, ...]:
+        """Return who may do what with our nodes."""
+        return (jute.ANYONE,) if self.credentials is None else (jute.CREATOR,)
+
+
+class Member(Protocol):
+    """What lives in a session, and ends with it."""
+
+    def on_up(self) -> None:
+        """There is a connection again, in the same session. Watches are set again."""
+
+    def on_down(self, error: BackendUnavailable, silent: float) -> None:
+        """There is no connection, for so many seconds now."""
+
+    def on_over(self) -> None:
+        """The session has expired."""
+
+
+class Session:
+    """One session at a time, with one timeout. When it has expired, the next one is made.
+
+    Mutable state: ``lifetime`` (of the present session), ``members``, ``looking`` (called at each
+    heartbeat), ``used_at`` (when a member last left), ``negotiated`` (the timeout that the servers
+    granted, 0 before), ``failure``; ``_connection`` (None while there is none, or it is not ready),
+    ``_up`` (resolved while there is one), ``_id``, ``_password``, ``_number`` (of the present session),
+    ``_seen`` (the newest transaction), ``_data_watches`` and ``_child_watches`` (by path), ``_progress``
+    (who waits for the deadline to move), ``_beating`` (the heartbeat on its way).
+    """
+
+    def __init__(self, ensemble: Ensemble, timeout: float, label: str) -> None:
+        self.timeout: float = timeout
+        self.lifetime: Lifetime = Lifetime(ensemble.tick)
+        self.members: set[Member] = set()
+        self.looking: set[Callable[[], object]] = set()
+        self.used_at: float = now()
+        self.negotiated: float = 0.0
+        self.failure: Exception | None = None
+        self._ensemble = ensemble
+        self._label = label
+        self._hosts = list(ensemble.hosts)
+        random.shuffle(self._hosts)
+        self._pause = max(_SHORTEST_PAUSE, timeout / _BEATS)
+        self._patience = min(_LONGEST_SILENCE, max(_SHORTEST_SILENCE, timeout * _SILENCE))
+        self._loop = asyncio.get_running_loop()
+        self._connection: Connection | None = None
+        self._up: asyncio.Future[None] = self._loop.create_future()
+        self._id = 0
+        self._password = bytes(16)
+        self._number = 0
+        self._seen = 0
+        self._data_watches: dict[str, list[Callable[[], object]]] = {}
+        self._child_watches: dict[str, list[Callable[[], object]]] = {}
+        self._progress: list[Callable[[], object]] = []
+        self._running: asyncio.Task[Any] | None = None
+        self._beating: asyncio.Future[Answer[jute.Stat]] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Session {self._id:#x} of {self.timeout:g} s at {self._ensemble.described}>"
+
+    # -- for those who use it ------------------------------------------------------------------------
+
+    @property
+    def id(self) -> int:
+        """The session's id: nodes tell it as their ``ephemeral_owner``."""
+        return self._id
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a connection that requests can be sent on."""
+        return self._connection is not None and self._connection.is_open
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the server owes answers for longer than a heartbeat takes."""
+        if self._connection is None:
+            return True
+        since = self._connection.waiting_since
+        return since is not None and now() - since > self.timeout / _BEATS
+
+    async def wait_up(self, within: float) -> None:
+        """Wait for a connection, or raise BackendUnavailable."""
+        if self.is_up:
+            return
+        try:
+            async with asyncio.timeout(within):
+                await asyncio.shield(self._up)
+        except TimeoutError:
+            raise self._unavailable() from self.failure
+
+    def submit(self, call: jute.Call[T]) -> asyncio.Future[Answer[T]]:
+        """Send a request. Raises BackendUnavailable when there is no connection."""
+        if self._connection is None:
+            raise self._unavailable() from self.failure
+        return self._connection.submit(call)
+
+    async def ask(self, call: jute.Call[T]) -> Answer[T]:
+        """Send a request and return its answer. Cancelling does not take it back."""
+        return await asyncio.shield(self.submit(call))
+
+    def _unavailable(self) -> BackendUnavailable:
+        described, failure = self._ensemble.described, self.failure
+        return BackendUnavailable(
+            f"no connection to {described}" + (f": {failure}" if failure else "")
+        )
+
+    def watch(
+        self, path: str, changed: Callable[[], object]
+    ) -> asyncio.Future[Answer[tuple[bytes, jute.Stat]]]:
+        """Read a node, and have ``changed`` called once when it is changed or deleted."""
+        answer = self.submit(jute.get_data(path, watch=True))
+        watching = self._data_watches.setdefault(path, [])
+        watching.append(changed)
+
+        def on_answer(answer: asyncio.Future[Answer[tuple[bytes, jute.Stat]]]) -> None:
+            # Without a node there is no watch. After a lost connection the next one sets it.
+            if isinstance(answer.exception(), jute.ZooKeeperError):
+                self.unwatch(path, changed)
+
+        answer.add_done_callback(on_answer)
+        return answer
+
+    def unwatch(self, path: str, changed: Callable[[], object]) -> None:
+        """Call it no more. (The server still tells, once, and nobody listens.)"""
+        _remove(self._data_watches, path, changed)
+
+    def watch_children(self, path: str, changed: Callable[[], object]) -> Callable[[], None]:
+        """Have ``changed`` called once when a child comes or goes. The caller lists them with ``watch``."""
+        self._child_watches.setdefault(path, []).append(changed)
+        return lambda: _remove(self._child_watches, path, changed)
+
+    def watch_creation(self, path: str, changed: Callable[[], object]) -> None:
+        """Have ``changed`` called once when a node is made, or if it is there already."""
+
+        def on_answer(answer: asyncio.Future[Answer[jute.Stat]]) -> None:
+            if answer.exception() is None:
+                self.unwatch(path, changed)
+                changed()
+
+        answer = self.submit(jute.exists(path, watch=True))
+        self._data_watches.setdefault(path, []).append(changed)
+        answer.add_done_callback(on_answer)
+
+    def on_progress(self, moved: Callable[[], object]) -> None:
+        """Have ``moved`` called once when the deadline has moved."""
+        self._progress.append(moved)
+
+    async def heartbeat(self) -> None:
+        """Send a heartbeat, and return when it is answered."""
+        await self.ask(jute.set_data(self._node, b""))
+
+    # -- life ----------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End it: nothing lives in it."""
+        if self._running is not None:
+            self._running.cancel()
+
+    async def run(self) -> None:
+        """Keep the session up until cancelled, then close it.
+
+        :raises BackendError: when the servers do not accept the credentials.
+        """
+        self._running = asyncio.current_task()
+        pause, down_since = _FIRST_PAUSE, now()
+        try:
+            while True:
+                try:
+                    connection = await self._connect()
+                except (OSError, TimeoutError, BackendUnavailable, jute.ZooKeeperError) as failed:
+                    self.failure = _worded(failed)
+                    self._hosts.append(self._hosts.pop(0))
+                    self._tell_down(now() - down_since)
+                    await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                    pause = min(2 * pause, _LONGEST_PAUSE, max(_FIRST_PAUSE, self.timeout / _BEATS))
+                    continue
+                pause = _FIRST_PAUSE
+                await self._beat(connection)
+                down_since = now()
+                self._on_down()
+        finally:
+            await self._close()
+
+    async def _connect(self) -> Connection:
+        """Connect to the first of the hosts, with the session or for a new one."""
+        host, port = self._hosts[0]
+        async with asyncio.timeout(max(self._patience, _CONNECT_WITHIN)):
+            sent = now()
+            connection = await connect(
+                host, port, self._ensemble.tls, self._on_event, self._on_commit
+            )
+            try:
+                timeout = round(self.timeout * 1000)
+                welcome = await connection.hello(self._seen, timeout, self._id, self._password)
+                if not welcome.timeout:
+                    self._expire()
+                    raise BackendUnavailable("the session has expired")
+                fresh = welcome.session != self._id
+                self._id, self._password = welcome.session, welcome.password
+                self.negotiated = welcome.timeout / 1000
+                self.lifetime.attached(sent, welcome.timeout)
+                await self._prepare(connection, fresh)
+            except BaseException as failed:
+                connection.abort(failed)
+                raise
+        self._on_ready(connection)
+        return connection
+
+    async def _prepare(self, connection: Connection, fresh: bool) -> None:
+        """Authenticate, set the watches of before, and have a write committed."""
+        credentials = self._ensemble.credentials
+        try:
+            if credentials is not None and credentials.mechanism == "digest":
+                proof = f"{credentials.user}:{credentials.password}".encode()
+                await connection.submit(jute.auth("digest", proof))
+            elif credentials is not None:
+                await self._authenticate(connection, credentials)
+        except (jute.ZooKeeperError, SaslError) as refused:
+            raise BackendError(
+                f"{self._ensemble.described} does not accept the user or the password: {refused}"
+            ) from refused
+        for watches in self._watches_of_before():
+            connection.submit(watches)
+        try:
+            if fresh:
+                self._number += 1
+                await connection.submit(self._enrol())
+            else:
+                await connection.submit(jute.set_data(self._node, b""))
+        except jute.ZooKeeperError as refused:
+            if refused.code == jute.NO_AUTH:
+                raise BackendError(
+                    f"{self._ensemble.described}: the ACL of {self._ensemble.root} does not admit this "
+                    "client; another user may have made the node"
+                ) from refused
+            if refused.code != jute.NO_NODE:
+                raise
+            await self._make_root(connection)
+            await connection.submit(self._enrol())
+
+    async def _authenticate(self, connection: Connection, credentials: Credentials) -> None:
+        exchange = DigestMd5(credentials.user, credentials.password)
+        challenge = await connection.submit(jute.sasl(b""))
+        proof = await connection.submit(jute.sasl(exchange.respond(challenge.value)))
+        exchange.check(proof.value)
+
+    @property
+    def _node(self) -> str:
+        return f"{self._ensemble.root}/clients/{self._label}-{self._number}"
+
+    def _enrol(self) -> jute.Call[str]:
+        return jute.create(self._node, b"", jute.EPHEMERAL, self._ensemble.acl)
+
+    async def _make_root(self, connection: Connection) -> None:
+        """Make the nodes under which everything is kept; those that exist stay."""
+        path = ""
+        steps = self._ensemble.root.strip("/").split("/")
+        paths = [path := f"{path}/{step}" for step in steps]
+        paths += [f"{path}/{part}" for part in ("clients", "ids", "locks", "semaphores")]
+        for path in paths:
+            try:
+                await connection.submit(jute.create(path, b"", jute.PERSISTENT, self._ensemble.acl))
+            except jute.ZooKeeperError as refused:
+                # Above the root others may have decided who creates what.
+                if refused.code not in (jute.NODE_EXISTS, jute.NO_AUTH):
+                    raise
+
+    async def make_root(self) -> None:
+        """Make the nodes under which everything is kept anew, after somebody has deleted them."""
+        if self._connection is None:
+            raise self._unavailable()
+        await self._make_root(self._connection)
+
+    def _on_ready(self, connection: Connection) -> None:
+        self._connection, self.failure = connection, None
+        if not self._up.done():
+            self._up.set_result(None)
+        for member in list(self.members):
+            member.on_up()
+
+    def _on_down(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._seen = max(self._seen, connection.last_zxid)
+        self._up = self._loop.create_future()
+        self._hosts.append(self._hosts.pop(0))
+        self._tell_down(0.0)
+
+    def _tell_down(self, silent: float) -> None:
+        if self.members:
+            error = self._unavailable()
+            error.__cause__ = self.failure
+            for member in list(self.members):
+                member.on_down(error, silent)
+
+    def _expire(self) -> None:
+        """A server said that the session is no more, and with it whatever lived in it."""
+        self.lifetime.over = True
+        self._id, self._password = 0, bytes(16)
+        self.lifetime = Lifetime(self._ensemble.tick)
+        self._data_watches.clear()
+        members, self.members = self.members, set()
+        for member in members:
+            member.on_over()
+
+    async def _close(self) -> None:
+        """End the session: its nodes vanish at once."""
+        connection = self._connection
+        self._connection, self.failure = None, BackendUnavailable("the client was closed")
+        if connection is not None and connection.is_open:
+            try:
+                async with asyncio.timeout(_CLOSE_WITHIN):
+                    await connection.submit(jute.CLOSE_CALL)
+            except (TimeoutError, BackendError, jute.ZooKeeperError):
+                pass  # it expires by itself
+            connection.abort(BackendUnavailable("closed"))
+            await connection.closed
+
+    # -- heartbeats ----------------------------------------------------------------------------------
+
+    async def _beat(self, connection: Connection) -> None:
+        """Write a little, often, until the connection is lost."""
+        while True:
+            done, _ = await asyncio.wait([connection.closed], timeout=self._pause)
+            if done:
+                return
+            since = connection.waiting_since
+            if since is not None and now() - since > self._patience:
+                connection.abort(
+                    BackendUnavailable(
+                        f"{connection.server} has not answered for {now() - since:.1f} s"
+                    )
+                )
+            elif self._beating is None or self._beating.done():
+                self._beating = connection.submit(jute.set_data(self._node, b""))
+                self._beating.add_done_callback(self._on_beat)
+                for look in list(self.looking):
+                    look()
+
+    def _on_beat(self, answer: asyncio.Future[Answer[jute.Stat]]) -> None:
+        error = answer.exception()
+        if isinstance(error, jute.ZooKeeperError) and error.code == jute.NO_NODE and self.is_up:
+            self.submit(self._enrol())  # somebody has deleted it
+
+    def _on_commit(self, sent: float) -> None:
+        lifetime = self.lifetime
+        before = lifetime.deadline
+        lifetime.committed(sent, now())
+        if self._progress and lifetime.deadline > before:
+            waiting, self._progress = self._progress, []
+            for moved in waiting:
+                moved()
+
+    # -- watches -------------------------------------------------------------------------------------
+
+    def _on_event(self, event: jute.Event) -> None:
+        watches = self._child_watches if event.kind == jute.CHILDREN_CHANGED else self._data_watches
+        for changed in watches.pop(event.path, ()):
+            changed()
+
+    def _watches_of_before(self) -> list[jute.Call[None]]:
+        """Return what sets the watches of the last connection, in messages that are not too long."""
+        calls = []
+        data: list[str] = []
+        children: list[str] = []
+        size = 0
+        for paths, into in ((self._data_watches, data), (self._child_watches, children)):
+            for path in paths:
+                into.append(path)
+                size += 4 + len(path.encode())
+                if size > _WATCHES_AT_ONCE:
+                    calls.append(jute.set_watches(self._seen, tuple(data), (), tuple(children)))
+                    data.clear()
+                    children.clear()
+                    size = 0
+        if size:
+            calls.append(jute.set_watches(self._seen, data, (), children))
+        return calls
+
+
+def _remove(
+    watches: dict[str, list[Callable[[], object]]], path: str, changed: Callable[[], object]
+) -> None:
+    watching = watches.get(path)
+    if watching is not None and changed in watching:
+        watching.remove(changed)
+        if not watching:
+            del watches[path]
+
+
+def _worded(failed: Exception) -> Exception:
+    """Return the reason of a failed attempt in words."""
+    if isinstance(failed, TimeoutError) and not str(failed):
+        return TimeoutError("no answer in time")
+    return failed

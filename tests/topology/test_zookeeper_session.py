@@ -1,0 +1,338 @@
+"""The client of ZooKeeper against real servers: sessions, watches, who it is, TLS, several hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trustme
+from cryptography.hazmat.primitives import serialization
+
+from aiodlock import BackendError, BackendUnavailable
+from aiodlock._clock import now
+from aiodlock.backends.zookeeper import jute
+from aiodlock.backends.zookeeper.address import read_url
+from aiodlock.backends.zookeeper.session import Credentials, Ensemble, Session
+
+from ..scenes import until
+from ..zookeeper import Links, ZooKeeperEnsemble, ZooKeeperServer, free_port, installed
+
+pytestmark = pytest.mark.skipif(not installed(), reason="no ZooKeeper")
+
+TICK = 0.05
+TTL = 2.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ZooKeeperServer]:
+    with ZooKeeperServer(tick=TICK, java=["-Dznode.container.checkIntervalMs=500"]) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def links() -> Iterator[Links]:
+    links = Links()
+    yield links
+    links.stop()
+
+
+def _ensemble(
+    *ports: int,
+    root: str = "/aiodlock",
+    credentials: Credentials | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> Ensemble:
+    hosts = tuple(("127.0.0.1", port) for port in ports)
+    return Ensemble(hosts, root, TICK, credentials, tls, "the test's servers")
+
+
+@asynccontextmanager
+async def _running(ensemble: Ensemble, ttl: float = TTL) -> AsyncIterator[Session]:
+    session = Session(ensemble, ttl, f"test-{os.urandom(4).hex()}")
+    running = asyncio.create_task(session.run())
+    try:
+        up = asyncio.create_task(session.wait_up(10.0))
+        await asyncio.wait([running, up], return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            up.cancel()
+            await running
+        await up
+        yield session
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def _until_it_beats(session: Session) -> None:
+    async def answered() -> bool:
+        try:
+            await session.wait_up(1.0)
+            await session.heartbeat()
+        except BackendUnavailable:
+            return False
+        return True
+
+    await until(answered, "an answer to a heartbeat", within=60.0)
+
+
+class _Member:
+    def __init__(self, session: Session) -> None:
+        self.told: list[str] = []
+        session.members.add(self)
+
+    def on_up(self) -> None:
+        self.told.append("up")
+
+    def on_down(self, error: BackendUnavailable, silent: float) -> None:
+        self.told.append("down")
+
+    def on_over(self) -> None:
+        self.told.append("over")
+
+
+async def test_session_has_time_from_its_first_moment_and_keeps_it(server: ZooKeeperServer) -> None:
+    async with _running(_ensemble(server.port)) as session:
+        least = session.lifetime.deadline - now()
+        assert TTL / 2 < least < TTL
+        end = now() + TTL
+        while now() < end:
+            least = min(least, session.lifetime.deadline - now())
+            await asyncio.sleep(0.02)
+        assert least > TTL / 3
+
+
+async def test_session_that_is_closed_leaves_nothing(server: ZooKeeperServer) -> None:
+    async with _running(_ensemble(server.port)) as watching:
+        async with _running(_ensemble(server.port)) as session:
+            path = f"/aiodlock/ids/{os.urandom(4).hex()}"
+            await session.ask(jute.create(path, b"", jute.EPHEMERAL))
+            await watching.ask(jute.sync("/"))
+            await watching.ask(jute.exists(path))
+        with pytest.raises(jute.ZooKeeperError):
+            await watching.ask(jute.exists(path))
+
+
+async def test_session_goes_on_after_a_cut_with_its_nodes_and_watches(
+    server: ZooKeeperServer, links: Links
+) -> None:
+    link = links.add(server.port)
+    async with (
+        _running(_ensemble(link.port)) as session,
+        _running(_ensemble(server.port)) as other,
+    ):
+        path = f"/aiodlock/ids/{os.urandom(4).hex()}"
+        watched = f"/aiodlock/ids/{os.urandom(4).hex()}"
+        await session.ask(jute.create(path, b"", jute.EPHEMERAL))
+        await other.ask(jute.create(watched, b"", jute.EPHEMERAL))
+        gone = asyncio.Event()
+        await session.watch(watched, gone.set)
+        member, number = _Member(session), session.id
+        link.cut()
+        await until(lambda: not session.is_up)
+        with pytest.raises(BackendUnavailable):
+            session.submit(jute.exists(path))
+        await other.ask(jute.delete(watched))  # while nobody can be told
+        link.heal()
+        await session.wait_up(10.0)
+        await asyncio.wait_for(gone.wait(), 10.0)
+        assert session.id == number
+        assert (await session.ask(jute.exists(path))).value.ephemeral_owner == number
+        assert (member.told[0], member.told[-1]) == ("down", "up")
+
+
+async def test_request_whose_answer_is_lost_says_so(server: ZooKeeperServer, links: Links) -> None:
+    link = links.add(server.port)
+    async with _running(_ensemble(link.port)) as session:
+        link.stall("back")
+        answer = session.submit(jute.exists("/aiodlock"))
+        await asyncio.sleep(0.05)
+        link.cut()
+        with pytest.raises(BackendUnavailable, match="was lost"):
+            await answer
+
+
+async def test_server_that_is_silent_is_left_for_another(
+    server: ZooKeeperServer, links: Links
+) -> None:
+    silent, well = links.add(server.port), links.add(server.port)
+    async with _running(_ensemble(silent.port, well.port)) as session:
+        number = session.id
+        for _ in range(2):  # whichever it is connected to
+            for link, other in ((silent, well), (well, silent)):
+                other.heal()
+                link.stall()
+                link.cut()
+                await _until_it_beats(session)
+        assert session.id == number
+
+
+async def test_expired_session_tells_and_the_next_one_begins(
+    server: ZooKeeperServer, links: Links
+) -> None:
+    link = links.add(server.port)
+    async with _running(_ensemble(link.port), 0.5) as session:
+        member, number, lifetime = _Member(session), session.id, session.lifetime
+        link.cut()
+        async with _running(_ensemble(server.port)) as other:
+
+            async def expired() -> bool:
+                await other.ask(jute.sync("/"))
+                nodes = (await other.ask(jute.get_children("/aiodlock/clients"))).value[0]
+                return not any(node.startswith(session._label) for node in nodes)
+
+            await until(expired)
+        assert now() > lifetime.deadline
+        link.heal()
+        await session.wait_up(10.0)
+        assert session.id != number
+        assert member.told[-1] == "over"
+        assert lifetime.over
+        assert not session.lifetime.over
+        assert session.lifetime.deadline > now()
+
+
+async def test_chroot_is_made(server: ZooKeeperServer) -> None:
+    root = f"/deep/{os.urandom(4).hex()}/aiodlock"
+    async with _running(_ensemble(server.port, root=root)) as session:
+        await session.ask(jute.exists(f"{root}/locks"))
+
+
+async def test_everything_that_was_deleted_is_made_anew(server: ZooKeeperServer) -> None:
+    root = f"/{os.urandom(4).hex()}"
+    async with _running(_ensemble(server.port, root=root)) as session:
+        for path in (f"{root}/ids", f"{root}/locks"):
+            await session.ask(jute.delete(path))
+        await session.make_root()
+        await session.ask(jute.exists(f"{root}/ids"))
+
+
+async def test_container_is_deleted_by_the_servers_and_create2_tells_its_stat(
+    server: ZooKeeperServer,
+) -> None:
+    async with _running(_ensemble(server.port)) as session:
+        path = f"/aiodlock/locks/{os.urandom(4).hex()}"
+        answer = await session.ask(jute.create2(path, b"", jute.CONTAINER))
+        told, stat = answer.value
+        assert (told, stat.created) == (path, answer.zxid)
+        node = (await session.ask(jute.create2(f"{path}/a", b"x", jute.EPHEMERAL))).value[1]
+        assert node.ephemeral_owner == session.id
+        await session.ask(jute.delete(f"{path}/a"))
+        gone = asyncio.Event()
+        await session.watch(path, gone.set)
+        await asyncio.wait_for(gone.wait(), 30.0)
+
+
+async def test_watches_of_children_and_of_nodes_to_come_are_told_once(
+    server: ZooKeeperServer,
+) -> None:
+    async with _running(_ensemble(server.port)) as session:
+        path = f"/aiodlock/locks/{os.urandom(4).hex()}"
+        made, changed = asyncio.Event(), asyncio.Event()
+        session.watch_creation(path, made.set)
+        await session.ask(jute.create(path, b"", jute.PERSISTENT))
+        await asyncio.wait_for(made.wait(), 10.0)
+        session.watch_children(path, changed.set)
+        await session.ask(jute.get_children(path, watch=True))
+        await session.ask(jute.create(f"{path}/a", b"", jute.EPHEMERAL))
+        await asyncio.wait_for(changed.wait(), 10.0)
+
+
+async def test_user_of_digest_owns_its_nodes_and_strangers_are_refused(
+    server: ZooKeeperServer,
+) -> None:
+    root = f"/{os.urandom(4).hex()}"
+    alice = Credentials("digest", "alice", "secret")
+    async with _running(_ensemble(server.port, root=root, credentials=alice)) as session:
+        await session.ask(jute.create(f"{root}/ids/a", b"", jute.EPHEMERAL, (jute.CREATOR,)))
+        async with _running(_ensemble(server.port)) as stranger:
+            with pytest.raises(jute.ZooKeeperError, match="not permitted"):
+                await stranger.ask(jute.get_children(root))
+    with pytest.raises(BackendError, match="does not admit this client"):
+        async with _running(_ensemble(server.port, root=root)):
+            pass
+
+
+_JAAS = """
+Server {
+    org.apache.zookeeper.server.auth.DigestLoginModule required user_alice="se cret";
+};
+"""
+
+
+def test_sasl_proves_the_password_both_ways(tmp_path: Path) -> None:
+    (tmp_path / "jaas.conf").write_text(_JAAS)
+    java = [
+        f"-Djava.security.auth.login.config={tmp_path / 'jaas.conf'}",
+        "-Dzookeeper.authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+    ]
+
+    async def enter(port: int, password: str) -> None:
+        credentials = Credentials("sasl", "alice", password)
+        async with _running(_ensemble(port, credentials=credentials)) as session:
+            await session.ask(jute.create("/aiodlock/ids/a", b"", jute.EPHEMERAL, (jute.CREATOR,)))
+
+    with ZooKeeperServer(tick=TICK, java=java) as server:
+        asyncio.run(enter(server.port, "se cret"))
+        with pytest.raises(BackendError, match="user or the password"):
+            asyncio.run(enter(server.port, "wrong"))
+
+
+def test_tls_checks_the_servers_name(tmp_path: Path) -> None:
+    ca, stranger = trustme.CA(), trustme.CA()
+    certificate = ca.issue_cert("127.0.0.1")
+    store = tmp_path / "server.pem"
+    key = serialization.load_pem_private_key(certificate.private_key_pem.bytes(), None)
+    # Java reads no other format.
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    store.write_bytes(private + certificate.cert_chain_pems[0].bytes())
+    ca.cert_pem.write_to_path(tmp_path / "ca.pem")
+    stranger.cert_pem.write_to_path(tmp_path / "stranger.pem")
+    secure = free_port()
+    lines = [
+        f"secureClientPort={secure}",
+        "secureClientPortAddress=127.0.0.1",
+        f"ssl.keyStore.location={store}",
+        "ssl.keyStore.type=PEM",
+        f"ssl.trustStore.location={tmp_path / 'ca.pem'}",
+        "ssl.trustStore.type=PEM",
+        "ssl.clientAuth=none",
+    ]
+    java = ["-Dzookeeper.serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory"]
+
+    async def enter(ca: str) -> None:
+        ensemble = read_url(
+            f"zookeepers://127.0.0.1:{secure}?ca={tmp_path / ca}&tick_time={TICK}", "aiodlock"
+        )
+        async with _running(ensemble) as session:
+            await session.heartbeat()
+
+    with ZooKeeperServer(tick=TICK, lines=lines, java=java) as server:
+        assert server.running
+        asyncio.run(enter("ca.pem"))
+        with pytest.raises(BackendUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            asyncio.run(enter("stranger.pem"))
+
+
+async def test_session_moves_to_another_server_when_its_own_stops() -> None:
+    with ZooKeeperEnsemble(tick=TICK) as ensemble:
+        ports = [door.port for door in ensemble.doors.values()]
+        async with _running(_ensemble(*ports), 8.0) as session:
+            number = session.id
+            path = f"/aiodlock/ids/{os.urandom(4).hex()}"
+            await session.ask(jute.create(path, b"", jute.EPHEMERAL))
+            for one in ensemble.servers.values():
+                one.pause()
+                await _until_it_beats(session)
+                one.resume()
+            assert session.id == number
+            assert (await session.ask(jute.exists(path))).value.ephemeral_owner == number
+            assert session.lifetime.deadline > now()

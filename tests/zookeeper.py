@@ -1,0 +1,466 @@
+"""ZooKeeper servers to test against: Debian's, one alone, or an ensemble of three with links to cut."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from aiodlock.backends.zookeeper import jute
+from aiodlock.backends.zookeeper.address import read_url
+from aiodlock.backends.zookeeper.session import Session
+
+#: A tick that lets sessions be as short as most tests want them, in seconds.
+TICK = 0.02
+#: What this store does in another way than the tests of all stores have it, by test.
+DIFFERS = {
+    "test_inspect_tells_holders_and_waiters": "the servers do not tell how long leases have left",
+    "test_granted_waiter_lives_longer_than_its_ttl": "the servers do not tell for how long waiters wait",
+    "test_break_lock_tells_all_holders_and_lets_the_next_in": "it takes a lock-delay",
+    "test_places_that_a_lock_delay_closes_count_as_taken": "it takes a lock-delay",
+    "test_extending_by_hand_again_and_again_takes_no_memory": "its leases have no keeper",
+    "test_abandoned_head_costs_one_waiter_ttl": "waiters end with their session",
+    "test_new_ttl_holds_from_then_on": "another ttl is another session",
+}
+_JAR = Path("/usr/share/java/zookeeper.jar")
+#: What Debian's jar does not name, and TLS needs.
+_NETTY = Path("/usr/share/java/netty-codec.jar")
+_MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+_JAVA = (
+    *("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"),
+    *("-Dzookeeper.preAllocSize=512", "-Dzookeeper.jmx.log4j.disable=true"),
+    # Else servers that start one after the other may take a minute to hear of each other.
+    "-Dzookeeper.fastleader.minNotificationInterval=50",
+    "-Dzookeeper.fastleader.maxNotificationInterval=500",
+)
+
+
+def installed() -> bool:
+    """Tell whether this machine can run a server."""
+    return shutil.which("java") is not None and _JAR.exists()
+
+
+class ZooKeeperServer:
+    """A private server. ``url`` stays the same over restarts."""
+
+    def __init__(
+        self,
+        *,
+        tick: float = TICK,
+        shortest: float | None = None,
+        longest: float = 60.0,
+        sync: bool = False,
+        lines: Sequence[str] = (),
+        java: Sequence[str] = (),
+        number: int = 0,
+        port: int = 0,
+    ) -> None:
+        """:param sync: whether a commit waits for the disk. :param number: in an ensemble, from 1."""
+        self.port = port or free_port()
+        self._number = number
+        shortest = 2 * tick if shortest is None else shortest
+        self._lines = [
+            f"tickTime={round(tick * 1000)}",
+            "initLimit=400",
+            f"clientPort={self.port}",
+            "clientPortAddress=127.0.0.1",
+            "admin.enableServer=false",
+            "maxClientCnxns=0",
+            f"minSessionTimeout={round(shortest * 1000)}",
+            f"maxSessionTimeout={round(longest * 1000)}",
+            "4lw.commands.whitelist=*",
+            *([] if any(line.startswith("syncLimit") for line in lines) else ["syncLimit=200"]),
+            *lines,
+        ]
+        self._java = [f"-Dzookeeper.forceSync={'yes' if sync else 'no'}", *java]
+        self._directory: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = os.getpid()
+
+    def __enter__(self) -> ZooKeeperServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        return f"zookeeper://127.0.0.1:{self.port}"
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def directory(self) -> Path:
+        if self._directory is None:
+            self._directory = Path(tempfile.mkdtemp(prefix="aiodlock-zookeeper-"))
+        return self._directory
+
+    def start(self, *, wait: bool = True) -> None:
+        """Start, and return when it serves. The data of before is still there."""
+        data = self.directory / "data"
+        data.mkdir(exist_ok=True)
+        if self._number:
+            (data / "myid").write_text(f"{self._number}\n")
+        configuration = self.directory / "zoo.cfg"
+        configuration.write_text("\n".join([*self._lines, f"dataDir={data}"]))
+        with (self.directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                ["java", *_JAVA, *self._java, "-cp", f"{_JAR}:{_NETTY}", _MAIN, str(configuration)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.directory,
+                start_new_session=True,
+            )
+        atexit.register(self.stop)
+        if wait:
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when it serves."""
+        give_up = time.monotonic() + 60
+        while not self.mode():
+            log = self.directory / "log"
+            assert self.running, f"ZooKeeper did not start: {log.read_text()[-2000:]}"
+            assert time.monotonic() < give_up, "ZooKeeper does not serve"
+            time.sleep(0.02)
+
+    def ask(self, word: str) -> str:
+        """Return the answer to a four-letter word, or nothing."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=2.0) as connection:
+                connection.sendall(word.encode())
+                with connection.makefile("rb") as answer:
+                    return answer.read().decode()
+        except OSError:
+            return ""
+
+    def mode(self) -> str:
+        """Return "standalone", "leader" or "follower"; nothing while it does not serve."""
+        lines = self.ask("srvr").splitlines()
+        return next((line.partition(": ")[2] for line in lines if line.startswith("Mode:")), "")
+
+    def stop(self) -> None:
+        """Stop at once, as a crash does, and remove everything."""
+        if os.getpid() != self._owner:
+            return
+        self.crash()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
+
+    def crash(self) -> None:
+        """Kill the server."""
+        if self.running:
+            self._signal(signal.SIGKILL)
+            assert self._process is not None
+            self._process.wait()
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.running:
+            assert self._process is not None
+            self._process.send_signal(number)
+
+
+class Links:
+    """Proxies in a thread of their own, so that tests of any event loop can use them.
+
+    A link can be stalled (bytes stay in it, as when packets are lost) or cut (connections are reset, and
+    refused).
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._links: list[Link] = []
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def add(self, to: int, port: int = 0) -> Link:
+        """Make a link to a local port."""
+        link = Link(self._loop, to, port or free_port())
+        asyncio.run_coroutine_threadsafe(link.listen(), self._loop).result(10)
+        self._links.append(link)
+        return link
+
+    def stop(self) -> None:
+        async def cancel_all() -> None:
+            for link in self._links:
+                link.close()
+            await asyncio.sleep(0.01)  # for connections that are being accepted
+            mine = asyncio.current_task()
+            tasks = [task for task in asyncio.all_tasks() if task is not mine]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0.01)  # for transports to close
+
+        asyncio.run_coroutine_threadsafe(cancel_all(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+class Link:
+    """One port that leads to another."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, to: int, port: int) -> None:
+        self.port = port
+        self._to = to
+        self._loop = loop
+        self._flows: dict[str, asyncio.Event] = {}
+        self._cut = False
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+
+    async def listen(self) -> None:
+        self._flows = {"there": asyncio.Event(), "back": asyncio.Event()}
+        self.heal_here()
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    def stall(self, *ways: str) -> None:
+        """Let no byte through any more: "there", "back", or both."""
+
+        def stall() -> None:
+            for way in ways or ("there", "back"):
+                self._flows[way].clear()
+
+        self._call(stall)
+
+    def cut(self) -> None:
+        """Reset the connections, and refuse new ones."""
+
+        def cut() -> None:
+            self._cut = True
+            for writer in self._writers:
+                writer.transport.abort()
+
+        self._call(cut)
+
+    def heal(self) -> None:
+        """Let everything through again."""
+        self._call(self.heal_here)
+
+    def heal_here(self) -> None:
+        self._cut = False
+        for flow in self._flows.values():
+            flow.set()
+
+    def _call(self, function: Callable[[], None]) -> None:
+        async def call() -> None:
+            function()
+
+        asyncio.run_coroutine_threadsafe(call(), self._loop).result(10)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._cut:
+            writer.transport.abort()
+            return
+        try:
+            onward, out = await asyncio.open_connection("127.0.0.1", self._to)
+        except OSError:
+            writer.transport.abort()
+            return
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            raise
+        self._writers |= {writer, out}
+        pumps = [
+            asyncio.ensure_future(self._pump(reader, out, "there")),
+            asyncio.ensure_future(self._pump(onward, writer, "back")),
+        ]
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            writer.transport.abort()
+            out.transport.abort()
+            self._writers -= {writer, out}
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str
+    ) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65536):
+                await self._flows[way].wait()
+                writer.write(data)
+                await writer.drain()
+
+
+class ZooKeeperEnsemble:
+    """Three servers. Each one reaches the others' quorum ports, and clients reach each one, through links.
+
+    ``peers[a, b]`` is the link from server a to the quorum port of server b; ``doors[a]`` is for clients.
+    """
+
+    def __init__(self, *, tick: float = TICK, sync_limit: int = 200, longest: float = 60.0) -> None:
+        self.links = Links()
+        numbers = (1, 2, 3)
+        quorum = {number: free_port() for number in numbers}
+        election = {number: free_port() for number in numbers}
+        clients = {number: free_port() for number in numbers}
+        self.peers = {
+            (a, b): self.links.add(quorum[b], free_port())
+            for a in numbers
+            for b in numbers
+            if a != b
+        }
+        self.doors = {number: self.links.add(clients[number], free_port()) for number in numbers}
+        self.servers: dict[int, ZooKeeperServer] = {}
+        for number in numbers:
+            lines = [f"syncLimit={sync_limit}"]
+            for other in numbers:
+                port = quorum[other] if other == number else self.peers[number, other].port
+                lines.append(f"server.{other}=127.0.0.1:{port}:{election[other]}")
+            self.servers[number] = ZooKeeperServer(
+                tick=tick, longest=longest, lines=lines, number=number, port=clients[number]
+            )
+
+    def __enter__(self) -> ZooKeeperEnsemble:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        for server in self.servers.values():
+            server.start(wait=False)
+        for server in self.servers.values():
+            server.wait()
+
+    def stop(self) -> None:
+        for server in self.servers.values():
+            server.resume()
+            server.stop()
+        self.links.stop()
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"127.0.0.1:{door.port}" for door in self.doors.values())
+        return f"zookeeper://{hosts}"
+
+    def url_of(self, number: int) -> str:
+        """Return the URL of one server alone."""
+        return f"zookeeper://127.0.0.1:{self.doors[number].port}"
+
+    def leader(self) -> int:
+        """Return the number of the leader, as soon as there is one."""
+        give_up = time.monotonic() + 60
+        while time.monotonic() < give_up:
+            for number, server in self.servers.items():
+                if server.mode() == "leader":
+                    return number
+            time.sleep(0.05)
+        raise AssertionError("no leader")
+
+    def follower(self) -> int:
+        """Return the number of a follower."""
+        return next(
+            number for number, server in self.servers.items() if server.mode() == "follower"
+        )
+
+    def isolate(self, number: int, *, reset: bool = False) -> None:
+        """Take a server away from the others. Its clients still reach it."""
+        for (a, b), link in self.peers.items():
+            if number in (a, b):
+                link.cut() if reset else link.stall()
+
+    def heal(self) -> None:
+        """Let everything flow, run and serve again."""
+        for link in (*self.peers.values(), *self.doors.values()):
+            link.heal()
+        for server in self.servers.values():
+            server.resume()
+            if not server.running:
+                server.start(wait=False)
+        for server in self.servers.values():
+            server.wait()
+
+
+_given: set[int] = set()
+
+
+def free_port() -> int:
+    """Return a free port that was not returned before: nobody may listen on it yet.
+
+    It is below the range that the kernel takes ports of outgoing connections from, and a random one, so
+    that processes side by side do not choose the same.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if port not in _given:
+            _given.add(port)
+            return port
+
+
+@asynccontextmanager
+async def looking(url: str) -> AsyncIterator[tuple[Session, str]]:
+    """Give a session beside those of clients, and the root under which clients keep everything."""
+    ensemble = read_url(url, "aiodlock")
+    session = Session(ensemble, 5.0, "tests")
+    task = asyncio.create_task(session.run())
+    try:
+        await session.wait_up(10.0)
+        await session.ask(jute.sync("/"))
+        yield session, ensemble.root
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _children(session: Session, path: str) -> list[str]:
+    try:
+        return [f"{path}/{node}" for node in (await session.ask(jute.get_children(path))).value[0]]
+    except jute.ZooKeeperError:
+        return []
+
+
+async def left(url: str, *, receipts: bool) -> list[str]:
+    """Return the nodes of requests that are there."""
+    async with looking(url) as (session, root):
+        queues = await _children(session, f"{root}/locks")
+        queues += await _children(session, f"{root}/semaphores")
+        found = [node for queue in queues for node in await _children(session, queue)]
+        return found + (await _children(session, f"{root}/ids") if receipts else [])
+
+
+async def empty(url: str) -> None:
+    """Delete the requests' nodes, behind the clients' backs."""
+    async with looking(url) as (session, root):
+        queues = await _children(session, f"{root}/locks")
+        queues += await _children(session, f"{root}/semaphores")
+        for queue in [*queues, f"{root}/ids"]:
+            for node in await _children(session, queue):
+                with suppress(jute.ZooKeeperError):
+                    await session.ask(jute.delete(node))
