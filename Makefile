@@ -56,6 +56,8 @@ test-topologies: setup
 	$(BIN)/python -m pytest --numprocesses 2 tests/contract tests/acceptance --store postgres,postgres18 $(ARGS)
 	$(BIN)/python -m pytest --numprocesses 2 tests/etcd tests/contract/test_locking.py tests/contract/test_shared.py \
 		tests/contract/test_semaphore.py --store etcd $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 tests/contract/test_locking.py tests/contract/test_shared.py \
+		tests/contract/test_semaphore.py tests/contract/test_multilock.py --store zookeeper $(ARGS)
 
 # The recipes, with the frameworks that they are for.
 test-recipes: setup

@@ -52,7 +52,7 @@ _PAGE = 500
 
 
 class Client:
-    """Locks on one Redis or Valkey server, a cluster, a quorum of servers, PostgreSQL, etcd, or in memory.
+    """Locks on Redis or Valkey, alone, in a cluster or a quorum, PostgreSQL, etcd, ZooKeeper, or in memory.
 
     Constructing does no I/O and binds no event loop. Entering (``async with``) connects, within 5 s;
     leaving ends every wait with ``ClientClosed``, cancels bodies that still hold, releases, and stops.
@@ -66,6 +66,7 @@ class Client:
 
     :param source: ``redis://``, ``rediss://``, ``unix://``, ``postgresql://``, ``etcd://``, ``memory://``
         (private to this client), ``memory://NAME`` (shared by all clients of this process, on any loop),
+        ``zookeeper://HOST:PORT,HOST:PORT/CHROOT`` (``zookeepers://`` for TLS),
         ``redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB``, ``redis+cluster://HOST:PORT,HOST:PORT`` (those
         nodes are asked first), or a ready ``redis.asyncio.Redis`` (as ``Sentinel.master_for`` makes) or
         ``RedisCluster``, whose connection settings are used and which stays yours. A list of at least
@@ -281,6 +282,10 @@ class Client:
             hold_at_least,
             note,
         )
+        if lock_delay and not self._store.capabilities.lock_delay:
+            raise Unsupported(
+                "lock_delay needs a store that remembers lost holders: this one forgets them"
+            )
         return Lock(self, check_text("name", name), "exclusive", options)
 
     def rwlock(self, name: str, **options: Any) -> ReadWriteLock:

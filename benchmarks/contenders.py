@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -167,11 +168,14 @@ async def _raw(servers: Servers) -> AsyncIterator[MakeHold]:
 
 
 def _ours(
-    *, exclusive: bool = False, **options: Any
+    *,
+    exclusive: bool = False,
+    source: Callable[[Servers], str] = attrgetter("redis"),
+    **options: Any,
 ) -> Callable[[Servers], AbstractAsyncContextManager[MakeHold]]:
     @asynccontextmanager
     async def opened(servers: Servers) -> AsyncIterator[MakeHold]:
-        async with aiodlock.Client(servers.redis) as client:
+        async with aiodlock.Client(source(servers)) as client:
 
             def make(name: str, shared: bool) -> Hold:
                 if shared and not exclusive:
@@ -355,9 +359,14 @@ THREADED = Contender(
 )
 NODE = Contender("node-redlock", "node-redlock (node, ioredis)", open_run=_node_redlock)
 POSTGRES = Contender("postgres", "PostgreSQL advisory locks (asyncpg)", _postgres)
+OURS_ZOOKEEPER = Contender(
+    "ours-zookeeper",
+    "aiodlock on ZooKeeper",
+    _ours(source=lambda servers: f"zookeeper://{servers.zookeeper}"),
+)
 KAZOO = Contender("kazoo", "kazoo on ZooKeeper (threads)", open_run=_kazoo)
 
 ALL = (
     *(RAW, OURS, UNCONFIRMED, FEW, EXCLUSIVE),
-    *(REDIS_PY, FIFO, POTTERY, THREADED, NODE, POSTGRES, KAZOO),
+    *(REDIS_PY, FIFO, POTTERY, THREADED, NODE, POSTGRES, OURS_ZOOKEEPER, KAZOO),
 )

@@ -16,6 +16,7 @@ from hypothesis import settings
 
 import aiodlock
 
+from . import zookeeper
 from .etcd import servers as etcd_servers
 from .postgres import PostgresServer
 from .proxy import FaultProxy
@@ -28,6 +29,7 @@ from .servers import (
     OTHERS,
     POSTGRES,
     REAL,
+    ZOOKEEPER,
     Servers,
     Store,
     installed,
@@ -102,7 +104,9 @@ def _differs(item: pytest.Item) -> str | None:
     if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
         return None
     store = item.callspec.params.get("store")
-    return etcd_servers.DIFFERS.get(item.originalname) if store in ETCD else None
+    if store in ETCD:
+        return etcd_servers.DIFFERS.get(item.originalname)
+    return zookeeper.DIFFERS.get(item.originalname) if store in ZOOKEEPER else None
 
 
 def _place(item: pytest.Item) -> int:

@@ -19,10 +19,12 @@ import aiodlock.backends.memory.store as memory_store
 from aiodlock._embedded import EmbeddedServer, find_redis62, find_redis_on_path, find_valkey9
 from aiodlock.backends.postgres.schema import create_statements
 
+from . import zookeeper
 from .etcd.servers import EtcdCluster, find_etcd
 from .postgres import PostgresServer, find_debian, find_wheel
 from .topology.cluster import Cluster
 from .topology.servers import SentinelService
+from .zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 
 MEMORY = "memory"
 #: The scripts without a server.
@@ -42,8 +44,10 @@ QUORUM, QUORUM5 = "quorum", "quorum5"
 POSTGRES = ("postgres", "postgres18")
 # One member of etcd's, and three.
 ETCD = ("etcd", "etcd3")
+# One server of Debian's ZooKeeper, and an ensemble of three.
+ZOOKEEPER = ("zookeeper", "zookeeper3")
 # Stores beyond Redis: nobody looks at their keys.
-BEYOND = (*POSTGRES, *ETCD)
+BEYOND = (*POSTGRES, *ETCD, *ZOOKEEPER)
 OTHERS = (CLUSTER, SENTINEL, REPLICATED, QUORUM, QUORUM5, *BEYOND)
 
 #: Where what is kept can be deleted from outside.
@@ -82,6 +86,8 @@ def installed(name: str) -> bool:
         return _POSTGRES[name]() is not None
     if name in ETCD:
         return find_etcd() is not None
+    if name in ZOOKEEPER:
+        return zookeeper.installed()
     return name != "redis70" or find_redis_on_path() is not None
 
 
@@ -114,6 +120,8 @@ class Store:
     quorum: list[EmbeddedServer] = field(default_factory=list)
     postgres: PostgresServer | None = None
     etcd: EtcdCluster | None = None
+    #: Whether it is one of ZOOKEEPER. Each test has a root of its own there.
+    zookeeper: bool = False
     fake: FakeServer | None = None
     #: What the clients of tests are given besides their own options.
     options: dict[str, Any] = field(default_factory=dict)
@@ -160,7 +168,9 @@ class Store:
 
     async def empty(self) -> None:
         """Delete everything, behind the clients' backs."""
-        if self.postgres is not None:
+        if self.zookeeper:
+            await zookeeper.empty(self.url)
+        elif self.postgres is not None:
             self.postgres.execute(_EMPTY)
         elif self.etcd is not None:
             await asyncio.to_thread(self.etcd.empty)
@@ -177,6 +187,8 @@ class Store:
                 if (name := names.find(key))
                 and (name.holders or name.waiters or (name.markers and not markers))
             ]
+        if self.zookeeper:
+            return await zookeeper.left(self.url, receipts=not markers)
         if self.postgres is not None:
             rows = self.postgres.execute(
                 "select key from aiodlock.name where cardinality(holders) > 0 union "
@@ -249,6 +261,7 @@ class Servers:
         self._quorums: dict[str, list[EmbeddedServer]] = {}
         self._postgres: dict[str, PostgresServer] = {}
         self._etcd: dict[str, EtcdCluster] = {}
+        self._zookeeper: dict[str, ZooKeeperServer | ZooKeeperEnsemble] = {}
         self._installed: set[str] = set()
 
     def postgres(self, name: str) -> PostgresServer:
@@ -284,6 +297,10 @@ class Servers:
         if name in ETCD:
             cluster = self._etcd_cluster(name)
             return Store(name, cluster.url, etcd=cluster)
+        if name in ZOOKEEPER:
+            url = self._zookeeper_server(name).url
+            tick = zookeeper.TICK
+            return Store(name, f"{url}/t{next(_numbers)}?tick_time={tick}", zookeeper=True)
         server = self._server(name)
         reset(server)
         return Store(name, server.url, server)
@@ -298,7 +315,17 @@ class Servers:
         self._installed.add(name)
         return Store(name, server.url, postgres=server)
 
+    def _zookeeper_server(self, name: str) -> ZooKeeperServer | ZooKeeperEnsemble:
+        if name not in self._zookeeper:
+            make = ZooKeeperServer if name == "zookeeper" else ZooKeeperEnsemble
+            self._zookeeper[name] = make()
+            self._zookeeper[name].start()
+        return self._zookeeper[name]
+
     def stop(self) -> None:
+        for one in self._zookeeper.values():
+            one.stop()
+        self._zookeeper.clear()
         if self._cluster is not None:
             self._cluster.__exit__(None, None, None)
             self._cluster = None

@@ -32,6 +32,7 @@ DIFFERS = {
     "test_extending_by_hand_again_and_again_takes_no_memory": "its leases have no keeper",
     "test_abandoned_head_costs_one_waiter_ttl": "waiters end with their session",
     "test_new_ttl_holds_from_then_on": "another ttl is another session",
+    "test_extending_never_brings_the_deadline_nearer": "another ttl is another session",
 }
 _JAR = Path("/usr/share/java/zookeeper.jar")
 #: What Debian's jar does not name, and TLS needs.

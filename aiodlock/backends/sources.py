@@ -55,6 +55,8 @@ _SCHEMES = {
     "postgres": "postgres.sources",
     "etcd": "etcd.sources",
     "etcds": "etcd.sources",
+    "zookeeper": "zookeeper.sources",
+    "zookeepers": "zookeeper.sources",
 }
 #: Which one reads the ready clients of a driver, and lists of sources.
 _DRIVERS = {"redis": "redis.sources"}

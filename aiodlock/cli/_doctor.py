@@ -93,6 +93,10 @@ async def _examine(url: str, prefix: str, fix: bool) -> list[Finding]:
         from ._doctor_etcd import examine as examine_etcd
 
         return [await _try_a_lock(url, prefix), *await examine_etcd(url)]
+    if url.startswith(("zookeeper:", "zookeepers:")):
+        from ._doctor_zookeeper import examine as examine_zookeeper
+
+        return [await _try_a_lock(url, prefix), *await examine_zookeeper(url, prefix)]
     refused: BackendError | None = None
     async with Redis.from_url(url, decode_responses=True) as server:
         try:

@@ -9,10 +9,10 @@ import pytest
 from aiodlock import AcquireTimeout, Client, LockLost, Semaphore, WouldBlock
 
 from ..scenes import BRIEF, PATIENCE, until, until_free
-from ..servers import ALL, CLUSTER, POSTGRES, REPLICATED, SENTINEL
+from ..servers import ALL, CLUSTER, POSTGRES, REPLICATED, SENTINEL, ZOOKEEPER
 
 # A quorum has no one place that could count: it refuses them.
-pytestmark = pytest.mark.stores(*ALL, *POSTGRES, CLUSTER, SENTINEL, REPLICATED)
+pytestmark = pytest.mark.stores(*ALL, *POSTGRES, *ZOOKEEPER, CLUSTER, SENTINEL, REPLICATED)
 
 
 async def test_at_most_limit_hold_at_a_time(client: Client) -> None:

@@ -1,0 +1,217 @@
+"""One request's node in a queue: its creation, its move to the owner's seat, its deletion."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from ..._errors import BackendError
+from ..._model import Terms
+from ..base import Unanswered
+from . import jute
+from .connection import Answer
+from .lifetime import Lifetime
+from .queue import Barred, Blocked, Entry, Holds, Joins, node_name, owner_tag, standing
+from .session import Session
+
+if TYPE_CHECKING:
+    from .store import ZooKeeperBackend
+
+_Made: TypeAlias = Answer[list[object]]
+
+
+class QueueNode:
+    """What a request has in the store: a node in its queue, and a receipt. Every step may be repeated.
+
+    Mutable state: ``lifetime`` (of the session in which it is made), ``path`` (once known), ``created``
+    (by which transaction; of its owner's first node if that is earlier), ``making`` (the transaction that
+    makes it, on its way), ``ambiguous`` (one went unanswered: a late duplicate may come), ``_joined`` (it
+    is in its owner's seat).
+    """
+
+    def __init__(self, store: ZooKeeperBackend, terms: Terms, request_id: str, owner: str) -> None:
+        self.directory: str = store.directory(terms.kind, terms.name)
+        self.lifetime: Lifetime | None = None
+        self.path: str | None = None
+        self.created: int = 0
+        self.making: asyncio.Future[_Made] | None = None
+        self.ambiguous: bool = False
+        self._store = store
+        self._terms = terms
+        self._owner = owner
+        self._id = _short(request_id)
+        mode = "x" if terms.mode == "exclusive" else "s"
+        self._mode = str(terms.limit) if terms.limit else mode
+        self._tag = "" if terms.limit else owner_tag(_short_owner(owner), self._id)
+        self._receipt = f"{store.root}/ids/{self._id}"
+        self._joined = False
+
+    def is_over(self) -> bool:
+        """Whether the session in which it was made has ended, and it with that."""
+        return self.lifetime is None or self.lifetime.over
+
+    def __repr__(self) -> str:
+        return f"<QueueNode {self._id} {self.path}>"
+
+    @property
+    def may_join(self) -> bool:
+        """Whether its owner may come to hold by another request."""
+        return self._tag != "" and not self._joined and self._owner.startswith("u")
+
+    def where(self, entries: list[Entry]) -> Holds | Blocked | Joins | Barred | None:
+        """Tell where it stands; None if it is not there."""
+        mine = self._find(entries)
+        return None if mine is None else standing(entries, mine, joined=self._joined)
+
+    async def enter(self, session: Session) -> list[Entry]:
+        """Make the node, unless that is done; return the queue as it is after that."""
+        while self.path is None and not self.is_over():
+            making = self.making = session.submit(self.creation())
+            making.add_done_callback(self._on_made)
+            # Both are on their way at once: the queue is read behind the node's creation.
+            reading = self._store.read_queue(session, self.directory)
+            try:
+                await asyncio.shield(making)
+            except jute.Aborted as aborted:
+                if aborted.code == jute.NODE_EXISTS and aborted.index == 0:
+                    # An attempt that had no answer was carried out.
+                    entries = await asyncio.shield(reading)
+                    await self._adopt(session, entries)
+                    return entries
+                if aborted.code != jute.NO_NODE:
+                    raise
+                await self._store.make_directory(session, self.directory)
+                continue
+            return await asyncio.shield(reading)
+        return await asyncio.shield(self._store.read_queue(session, self.directory))
+
+    def creation(self) -> jute.Call[list[object]]:
+        """Return the transaction that makes a receipt and the node.
+
+        Both or none are made. The receipt has the request's id for its name, so repeating it makes nothing.
+        """
+        acl = self._store.acl
+        path = f"{self.directory}/{node_name(self._mode, self._id, self._tag)}"
+        flags = jute.EPHEMERAL | jute.SEQUENTIAL
+        return jute.multi(
+            (
+                jute.create(self._receipt, b"", jute.EPHEMERAL, acl),
+                jute.create(path, self.about(), flags, acl),
+            )
+        )
+
+    def about(self, token: int = 0) -> bytes:
+        """Return what the node tells people, and a joined one's token."""
+        store = self._store
+        about = [self._owner, store.label, token, self._terms.note, store.description]
+        return json.dumps(about, separators=(",", ":")).encode()
+
+    def _on_made(self, making: asyncio.Future[_Made]) -> None:
+        """Note the node, whether anybody still waits for the answer or not."""
+        error = making.exception()
+        if error is None:
+            answer = making.result()
+            self.path, self.created = cast("str", answer.value[1]), answer.zxid
+        elif isinstance(error, Unanswered):
+            self.ambiguous = True
+        self.making = None
+
+    async def _adopt(self, session: Session, entries: list[Entry]) -> None:
+        """Take the node that an unanswered attempt has made: of this request, and of this session."""
+        for entry in entries:
+            if entry.request == self._id:
+                path = f"{self.directory}/{entry.node}"
+                data, stat = (await session.ask(jute.get_data(path))).value
+                if stat.ephemeral_owner != session.id:
+                    raise BackendError(f"{path} belongs to another session", name=self._terms.name)
+                self.path = path
+                self.created = _token_of(data) or stat.created
+
+    def _find(self, entries: list[Entry]) -> Entry | None:
+        return next((entry for entry in entries if entry.request == self._id), None)
+
+    async def join(self, session: Session, seat: Entry) -> None:
+        """Change over to the seat of the owner, who holds by another request, unless that has just gone."""
+        assert self.path is not None
+        path = f"{self.directory}/{seat.node}"
+        try:
+            data, stat = (await session.ask(jute.get_data(path))).value
+            token = _token_of(data) or stat.created
+            name = f"{node_name(self._mode, self._id, self._tag)}{seat.node.rpartition(':')[2]}"
+            node = f"{self.directory}/{name}"
+            await session.ask(
+                jute.multi(
+                    (
+                        jute.check(path),
+                        jute.create(node, self.about(token), jute.EPHEMERAL, self._store.acl),
+                        jute.delete(self.path),
+                    )
+                )
+            )
+        except jute.ZooKeeperError as refused:
+            if refused.code != jute.NO_NODE:
+                raise
+            return
+        except BaseException:
+            # It is one of the two. The next attempt adopts it, or a leave finds it.
+            self.path, self.ambiguous = None, True
+            raise
+        self.path, self._joined, self.created = node, True, token
+
+    # -- deleting ------------------------------------------------------------------------------------
+
+    def deletion(self, node: str) -> jute.Call[list[object]]:
+        """Return the transaction that deletes the node.
+
+        After a lost answer the receipt stays as long as the session: it refuses what may still come.
+        """
+        calls: list[jute.Call[Any]] = [jute.delete(node)]
+        if not self.ambiguous:
+            calls.append(jute.delete(self._receipt))
+        return jute.multi(calls)
+
+    async def find(self, session: Session) -> None:
+        """Find what an unanswered attempt has made. Behind the receipt no late duplicate makes anything."""
+        try:
+            await session.ask(jute.create(self._receipt, b"", jute.EPHEMERAL, self._store.acl))
+        except jute.ZooKeeperError as refused:
+            if refused.code not in (jute.NODE_EXISTS, jute.NO_NODE):
+                raise
+        try:
+            entries = await asyncio.shield(self._store.read_queue(session, self.directory))
+        except jute.ZooKeeperError as refused:
+            if refused.code != jute.NO_NODE:
+                raise
+            return
+        mine = self._find(entries)
+        if mine is not None:
+            self.path = f"{self.directory}/{mine.node}"
+
+    async def delete(self, session: Session, node: str) -> None:
+        """Delete it and its receipt."""
+        try:
+            await session.ask(self.deletion(node))
+        except jute.Aborted as aborted:
+            if aborted.index == 0 or aborted.code != jute.NO_NODE:
+                raise
+            await session.ask(jute.delete(node))  # its receipt was deleted by somebody
+
+
+def _short(request_id: str) -> str:
+    """Return what is unique in a request's id without the host and the process that it begins with."""
+    return "-".join(request_id.split("-")[-2:])
+
+
+def _short_owner(owner: str) -> str:
+    """Return an owner as the names of nodes know it: a task is called by its first request."""
+    return f"t{_short(owner[1:])}" if owner.startswith("t") else owner
+
+
+def _token_of(data: bytes) -> int:
+    """Return the token in a joined node's data; 0 in others."""
+    try:
+        token = json.loads(data)[2]
+    except (ValueError, LookupError, TypeError):
+        return 0
+    return token if isinstance(token, int) else 0

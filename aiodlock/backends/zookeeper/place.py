@@ -1,0 +1,441 @@
+"""One request's place: a node in a queue, from the transaction that makes it to its deletion."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, cast
+
+from ..._clock import now
+from ..._errors import BackendError, BackendUnavailable, LossReason, Unsupported
+from ..._model import End, Gone, Granted, Left, Refused, Terms, Waiting
+from ..base import Listener, Unanswered
+from . import jute
+from .connection import Answer
+from .node import QueueNode
+from .queue import Barred, Blocked, Entry, Holds, Joins
+from .session import Session
+
+if TYPE_CHECKING:
+    from .store import ZooKeeperBackend
+
+#: How long an acquire waits for a connection before it says that there is none.
+_WAIT_UP = 1.0
+#: The timeout that servers grant is in whole milliseconds.
+_ROUNDED = 0.0015
+
+
+class _State(Enum):
+    NEW = "new"
+    ASKING = "asking"  # the node may be there
+    WAITING = "waiting"
+    HELD = "held"
+    OVER = "over"  # left, or its session has ended
+
+
+class ZooKeeperPlace:
+    """A member of the session whose timeout is the lock's ttl.
+
+    Mutable state: ``token``; ``_state``; ``_session``; ``_watched``; ``_looking`` (the queue is being
+    read); ``_until`` (the end of a lease that is not extended); ``_deleting`` (a leave was sent),
+    ``_discards`` (the lease ran out, and the node must go), ``_broken`` (somebody else has deleted the
+    node).
+    """
+
+    capped: bool = False
+    ends_by: float = math.inf
+
+    def __init__(
+        self,
+        store: ZooKeeperBackend,
+        terms: Terms,
+        request_id: str,
+        owner: str,
+        listener: Listener,
+    ) -> None:
+        self.token: int = 0
+        self._store = store
+        self._terms = terms
+        self._listener = listener
+        self._node = QueueNode(store, terms, request_id, owner)
+        self._state = _State.NEW
+        self._session: Session | None = None
+        self._watched: list[tuple[str, Callable[[], object]]] = []
+        self._looking = False
+        self._until = math.inf
+        self._deleting = False
+        self._discards = False
+        self._broken = False
+
+    def __repr__(self) -> str:
+        return f"<ZooKeeperPlace {self._terms.name!r} {self._state.value} {self._node!r}>"
+
+    # -- what the core pulls -------------------------------------------------------------------------
+
+    @property
+    def deadline(self) -> float:
+        """Until when the session certainly lives, and the lease is not at its own end."""
+        return (
+            0.0 if self._node.lifetime is None else min(self._node.lifetime.deadline, self._until)
+        )
+
+    @property
+    def silent(self) -> bool:
+        """Whether the servers owe answers."""
+        return self._session is None or self._session.is_silent
+
+    # -- acquiring -----------------------------------------------------------------------------------
+
+    async def acquire(self, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+        try:
+            session = self._session = self._session or self._store.session_of(self._terms)
+            await session.wait_up(_WAIT_UP)
+            self._check_ttl(session)
+            if self._node.lifetime is None:
+                self._node.lifetime = session.lifetime
+                session.members.add(self)
+            self._state = _State.ASKING
+            return await self._ask(session, wait=wait)
+        except jute.ZooKeeperError as refused:
+            raise self._refused(refused) from refused
+
+    def _check_ttl(self, session: Session) -> None:
+        ttl, granted = self._terms.ttl, session.negotiated
+        if granted > session.timeout + _ROUNDED and self._terms.max_hold is None:
+            raise Unsupported(
+                f"ttl={ttl:g} is shorter than the shortest session that these servers grant, {granted:g} s "
+                "(minSessionTimeout, by default 2 * tickTime)",
+                name=self._terms.name,
+            )
+        if granted < session.timeout - _ROUNDED:
+            raise Unsupported(
+                f"ttl={ttl:g} is longer than the longest session that these servers grant, {granted:g} s "
+                "(maxSessionTimeout, by default 20 * tickTime)",
+                name=self._terms.name,
+            )
+
+    def _refused(self, refused: jute.ZooKeeperError) -> BackendError:
+        return BackendError(
+            f"{self._store.described} refused what was asked about {self._node.directory}: {refused}",
+            name=self._terms.name,
+        )
+
+    async def _ask(self, session: Session, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+        while not self._node.is_over():
+            entries = await self._node.enter(session)
+            if self._node.is_over():
+                break
+            match self._node.where(entries):
+                case None:
+                    return Gone("broken")  # somebody has deleted it before it was known here
+                case Joins(seat):
+                    await self._node.join(session, seat)
+                case Barred(limit):
+                    # The core leaves: the node is there.
+                    return Refused("limit" if limit else "deadlock", limit, unsure=True)
+                case Blocked(nodes):
+                    if not wait:
+                        return Refused("busy", unsure=True)
+                    self._watch_own(session)
+                    self._watch_blockers(session, nodes)
+                    self._state = _State.WAITING
+                    return Waiting(self.deadline, None)
+                case Holds(followed):
+                    if not self._has_time:
+                        self._watch_own(session)
+                        session.on_progress(self._on_progress)
+                        self._state = _State.WAITING
+                        return Waiting(self.deadline, None)
+                    self._hold(session, followed)
+                    return Granted(self.token, self.deadline)
+        return Gone("expired")
+
+    @property
+    def _has_time(self) -> bool:
+        return self.deadline - self._terms.margin > now()
+
+    # -- waiting -------------------------------------------------------------------------------------
+
+    def _watch_own(self, session: Session) -> None:
+        assert self._node.path is not None
+        if self._node.may_join and self._state is not _State.HELD:
+            session.looking.add(self._look)  # nothing tells it that its owner holds now
+        self._watch(session, self._node.path, self._on_own_gone)
+
+    def _watch(self, session: Session, path: str, changed: Callable[[], object]) -> None:
+        self._watched.append((path, changed))
+
+        def on_answer(answer: asyncio.Future[Answer[tuple[bytes, jute.Stat]]]) -> None:
+            if isinstance(answer.exception(), jute.ZooKeeperError):
+                changed()  # it has gone already
+
+        session.watch(path, changed).add_done_callback(on_answer)
+
+    def _unwatch(self) -> None:
+        watched, self._watched = self._watched, []
+        if self._session is not None:
+            self._session.looking.discard(self._look)
+            for path, changed in watched:
+                self._session.unwatch(path, changed)
+
+    def _look(self) -> None:
+        """Read the queue, as what blocked the request may have gone."""
+        if self._state is not _State.WAITING or self._looking:
+            return
+        session = self._session
+        assert session is not None
+        if session.is_up:
+            self._looking = True
+            self._store.read_queue(session, self._node.directory).add_done_callback(self._on_looked)
+
+    def _on_looked(self, reading: asyncio.Future[list[Entry]]) -> None:
+        self._looking = False
+        session, error = self._session, reading.exception()
+        if self._state is not _State.WAITING or session is None:
+            return
+        if isinstance(error, jute.ZooKeeperError):
+            self._lose("gone")  # the queue itself was deleted
+            return
+        if error is not None or self._node.is_over():
+            return  # it looks again when there is a connection
+        entries = reading.result()
+        match self._node.where(entries):
+            case None:
+                self._lose("gone")
+            case Holds(followed):
+                if self._has_time:
+                    self._hold(session, followed)
+                    self._listener.granted()
+                else:
+                    session.on_progress(self._on_progress)
+            case Blocked(nodes):
+                if session.is_up:  # else it looks again when there is a connection
+                    self._watch_blockers(session, nodes)
+            case Joins(seat):
+                self._store.start(self._change_over(session, seat))
+            case Barred():
+                pass  # it waits on: the owner came to hold by another request meanwhile
+
+    def _watch_blockers(self, session: Session, nodes: tuple[str, ...]) -> None:
+        """Watch these, and no others."""
+        paths = {f"{self._node.directory}/{node}" for node in nodes}
+        for path, changed in list(self._watched):
+            if changed != self._on_own_gone:
+                self._watched.remove((path, changed))
+                session.unwatch(path, changed)
+        for path in paths:
+            self._watch(session, path, self._look)
+
+    async def _change_over(self, session: Session, seat: Entry) -> None:
+        self._unwatch()
+        try:
+            await self._node.join(session, seat)
+        except (jute.ZooKeeperError, BackendError):
+            pass
+        if self._state is _State.WAITING and self._node.path is not None and session.is_up:
+            self._watch_own(session)
+        self._look()
+
+    def _on_progress(self) -> None:
+        """The deadline has moved: a grant may have time now."""
+        if self._state is _State.WAITING and not self._has_time:
+            self.token = self._node.created
+            self._lose("expired")  # granted, too late
+        self._look()
+
+    # -- holding -------------------------------------------------------------------------------------
+
+    def _hold(self, session: Session, followed: bool) -> None:
+        assert self._node.path is not None
+        watches = self._state is not _State.WAITING
+        self._state, self.token = _State.HELD, self._node.created
+        if not self._terms.auto_extend:
+            self._until = now() + self._terms.ttl
+        session.looking.discard(self._look)
+        if watches:
+            self._store.watch_soon(self)
+        for path, changed in list(self._watched):
+            if changed != self._on_own_gone:
+                self._watched.remove((path, changed))
+                session.unwatch(path, changed)
+        if self._terms.limit and followed and session.is_up:
+            session.submit(jute.set_data(self._node.path, self._node.about()))  # tells the next one
+
+    def watch_held(self) -> None:
+        """See whether the node is deleted by others, unless the lease has ended meanwhile."""
+        if self._state is _State.HELD and self._session is not None and self._session.is_up:
+            self._watch_own(self._session)
+
+    def _on_own_gone(self) -> None:
+        """The node was changed or has gone."""
+        if self._state not in (_State.WAITING, _State.HELD):
+            return
+        session, node = self._session, self._node.path
+        if session is None or node is None:
+            return
+        self._watched = [one for one in self._watched if one[1] != self._on_own_gone]
+
+        def on_answer(answer: asyncio.Future[Answer[tuple[bytes, jute.Stat]]]) -> None:
+            if isinstance(answer.exception(), jute.ZooKeeperError):
+                self._broken = True
+                self._lose("broken" if self._state is _State.HELD else "gone")
+
+        if session.is_up:
+            self._watched.append((node, self._on_own_gone))
+            session.watch(node, self._on_own_gone).add_done_callback(on_answer)
+
+    def _lose(self, reason: LossReason) -> None:
+        if self._state in (_State.WAITING, _State.HELD):
+            self._unwatch()
+            self._state = _State.OVER
+            self._listener.gone(reason)
+
+    async def begin(self) -> None:
+        """Nothing has to be told: no name stays closed after its body."""
+
+    async def extend(self, ttl: float | None) -> None:
+        session = self._session
+        assert session is not None
+        if ttl is not None and self._terms.auto_extend and ttl != self._terms.ttl:
+            raise Unsupported(
+                f"ttl={ttl:g}: on ZooKeeper a lease that is extended by itself lasts as long as the "
+                f"client's session, {self._terms.ttl:g} s",
+                name=self._terms.name,
+            )
+        await session.wait_up(_WAIT_UP)
+        await session.heartbeat()
+        if self._node.is_over():
+            self._lose("expired")
+        elif not self._terms.auto_extend:
+            length = self._terms.ttl if ttl is None else ttl
+            self._until = max(self._until, now() + length)
+
+    def run_out(self) -> None:
+        """The lease counts as lost: the node goes at its end, whether the body has ended or not."""
+        self._stop()
+        pause = max(0.0, min(self._terms.margin, self.deadline - now()))
+        asyncio.get_running_loop().call_later(pause, self._discard)
+
+    def _discard(self) -> None:
+        if self._deleting or self._node.is_over() or self._session is None:
+            return
+        if self._node.path is None:
+            return
+        self._discards = True
+        if self._session.is_up:
+            self._session.submit(self._node.deletion(self._node.path))
+
+    # -- what the session tells ----------------------------------------------------------------------
+
+    def on_up(self) -> None:
+        if self._discards:
+            self._discard()
+        self._look()
+
+    def on_down(self, error: BackendUnavailable, silent: float) -> None:
+        if self._state in (_State.WAITING, _State.HELD):
+            self._listener.extension_failed(error)
+        if self._state is _State.WAITING and silent >= self._store.unavailable_after:
+            self._listener.unavailable(error)
+
+    def on_over(self) -> None:
+        self._lose("expired")
+
+    # -- leaving -------------------------------------------------------------------------------------
+
+    async def leave(self, end: End, *, within: float | None = None) -> Left:
+        try:
+            async with asyncio.timeout(within):
+                return await self._leave()
+        except TimeoutError as silent:
+            raise Unanswered(f"{self._store.described}: no answer for {within:g} s") from silent
+        except jute.ZooKeeperError as refused:
+            raise self._refused(refused) from refused
+
+    async def _leave(self) -> Left:
+        session, held = self._session, self.token != 0
+        found = self._left_already()
+        if found is not None:
+            return found
+        assert session is not None
+        self._stop()
+        if self._node.making is not None:
+            await asyncio.wait([self._node.making])
+        await session.wait_up(_WAIT_UP)
+        if self._node.is_over():
+            return self._left_already() or Left("gone", "expired")
+        if self._node.path is None:
+            await self._node.find(session)
+        repeated, self._deleting = self._deleting, True
+        try:
+            if self._node.path is not None:
+                await self._node.delete(session, self._node.path)
+        except jute.ZooKeeperError as refused:
+            if refused.code != jute.NO_NODE:
+                raise
+            self.abandon()
+            return self._left_gone(repeated)
+        self.abandon()
+        return Left("released" if held else "withdrawn")
+
+    def _left_already(self) -> Left | None:
+        """Return what a leave finds that has nothing to delete."""
+        if self._session is None or self._node.lifetime is None:
+            self._state = _State.OVER
+            return Left("withdrawn")
+        if self._node.lifetime.over:
+            self._stop()
+            self.abandon()
+            return Left("released") if self._deleting else Left("gone", "expired")
+        return None
+
+    def _left_gone(self, repeated: bool) -> Left:
+        if self._discards:
+            return Left("gone", "expired")
+        if repeated and not self._broken:
+            return Left("released")
+        return Left("gone", "broken")
+
+    def _stop(self) -> None:
+        """Hear of nothing any more."""
+        self._state = _State.OVER
+        self._unwatch()
+
+    def leave_soon(self, end: End, done: Callable[[Left | BackendError], object]) -> bool:
+        session = self._session
+        if session is None or self._node.lifetime is None:
+            self._state = _State.OVER
+            asyncio.get_running_loop().call_soon(done, Left("withdrawn"))
+            return True
+        path = self._node.path
+        if self._node.is_over() or not session.is_up or path is None or self._node.ambiguous:
+            return False
+        held = self.token != 0
+        self._stop()
+        repeated, self._deleting = self._deleting, True
+
+        def on_answer(answer: asyncio.Future[Answer[list[object]]]) -> None:
+            error = answer.exception()
+            if error is None:
+                self.abandon()
+                done(Left("released" if held else "withdrawn"))
+            elif (
+                isinstance(error, jute.Aborted) and error.index == 0 and error.code == jute.NO_NODE
+            ):
+                self.abandon()
+                done(self._left_gone(repeated))
+            elif isinstance(error, jute.ZooKeeperError):
+                done(self._refused(error))
+            else:
+                done(cast("BackendError", error))
+
+        session.submit(self._node.deletion(path)).add_done_callback(on_answer)
+        return True
+
+    def abandon(self) -> None:
+        self._stop()
+        if self._session is not None and self in self._session.members:
+            self._session.members.discard(self)
+            self._session.used_at = now()

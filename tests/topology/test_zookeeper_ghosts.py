@@ -1,0 +1,269 @@
+"""No node stays in a queue without its client: the ghosts of other clients of ZooKeeper, each as a test."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from typing import Literal
+
+import pytest
+
+from aiodlock import BackendUnavailable
+from aiodlock._clock import now
+from aiodlock._model import ENDED, Gone, Granted, Left, Refused, Waiting
+from aiodlock.backends.zookeeper import jute
+from aiodlock.backends.zookeeper.store import ZooKeeperBackend
+
+from ..scenes import until
+from ..zookeeper import ZooKeeperServer, installed
+from .zookeeper_places import Asker, asker, running
+from .zookeeper_proxy import ON_THE_WAY, FrameProxy
+
+pytestmark = pytest.mark.skipif(not installed(), reason="no ZooKeeper")
+
+TICK = 0.05
+TTL = 3.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ZooKeeperServer]:
+    with ZooKeeperServer(tick=TICK) as server:
+        yield server
+
+
+@pytest.fixture
+def name() -> str:
+    return f"name-{os.urandom(4).hex()}"
+
+
+async def _nodes(backend: ZooKeeperBackend, name: str) -> list[str]:
+    session = backend._main
+    await session.wait_up(10.0)
+    session.submit(jute.sync("/"))
+    try:
+        return (await session.ask(jute.get_children(backend.directory("lock", name)))).value[0]
+    except jute.ZooKeeperError:
+        return []
+
+
+async def _persist(asked: Asker) -> Granted | Waiting | Refused | Gone:
+    """Ask as the core does: again after each attempt that had no answer."""
+    while True:
+        try:
+            return await asked.place.acquire(wait=True)
+        except BackendUnavailable:
+            await asyncio.sleep(0.01)
+
+
+async def _leave(asked: Asker) -> Left:
+    while True:
+        try:
+            return await asked.place.leave(ENDED, within=2.0)
+        except BackendUnavailable:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("what", ["request", "answer"])
+@pytest.mark.parametrize("nth", range(1, 6))
+async def test_connection_lost_at_any_message_costs_no_place_and_leaves_no_ghost(
+    server: ZooKeeperServer, name: str, nth: int, what: Literal["request", "answer"]
+) -> None:
+    """CONNECTIONLOSS though the node was created (CURATOR-79). The first messages make the directory."""
+    async with (
+        FrameProxy(server.port) as proxy,
+        running(proxy.url, tick=TICK, ttl=TTL) as near,
+        running(server.url, tick=TICK, ttl=TTL) as far,
+    ):
+        loss = proxy.lose(what, *ON_THE_WAY, nth=nth)
+        asked = asker(near, name=name, ttl=TTL)
+        session = near.session_of(asked.place._terms)
+        number = session.id
+        granted = await _persist(asked)
+        assert isinstance(granted, Granted), granted
+        assert len(await _nodes(far, name)) == 1
+        assert session.id == number
+        left = await _leave(asked)
+        assert left == Left("released")
+        assert await _nodes(far, name) == []
+        if nth <= 4:  # the multi that fails for the directory, the queue, the directory, the multi
+            assert loss.happened.is_set()
+        began = now()
+        after = asker(far, name=name, ttl=TTL)
+        assert (await after.acquire()).token > granted.token
+        assert now() - began < TTL / 2
+        await after.leave()
+
+
+@pytest.mark.parametrize("what", ["request", "answer"])
+async def test_release_whose_message_is_lost_is_repeated(
+    server: ZooKeeperServer, name: str, what: Literal["request", "answer"]
+) -> None:
+    """kazoo #732: a lock that was released while SUSPENDED stayed for as long as the session."""
+    async with (
+        FrameProxy(server.port) as proxy,
+        running(proxy.url, tick=TICK, ttl=TTL) as near,
+        running(server.url, tick=TICK, ttl=TTL) as far,
+    ):
+        asked, next_one = asker(near, name=name, ttl=TTL), asker(far, name=name, ttl=TTL)
+        await asked.acquire()
+        await next_one.queue()
+        session = near.session_of(asked.place._terms)
+        number = session.id
+        loss = proxy.lose(what, jute.MULTI)
+        with pytest.raises(BackendUnavailable):
+            await asked.place.leave(ENDED, within=2.0)
+        await loss.happened.wait()
+        assert await _leave(asked) == Left("released")
+        await asyncio.wait_for(next_one.heard.changed.wait(), TTL)
+        assert session.id == number
+        await next_one.leave()
+
+
+async def test_release_while_there_is_no_connection_is_done_when_there_is_one(
+    server: ZooKeeperServer, name: str
+) -> None:
+    """kazoo #732 again, with the connection away for the whole of the first attempt."""
+    async with (
+        FrameProxy(server.port) as proxy,
+        running(proxy.url, tick=TICK, ttl=TTL) as near,
+        running(server.url, tick=TICK, ttl=TTL) as far,
+    ):
+        asked = asker(near, name=name, ttl=TTL)
+        await asked.acquire()
+        session = near.session_of(asked.place._terms)
+        proxy.refuses = True
+        proxy.cut()
+        await until(lambda: not session.is_up)
+        with pytest.raises(BackendUnavailable):
+            await asked.place.leave(ENDED, within=0.1)
+        proxy.refuses = False
+        assert await _leave(asked) == Left("released")
+        assert await _nodes(far, name) == []
+
+
+async def test_acquire_that_is_cancelled_while_its_node_is_made_leaves_none(
+    server: ZooKeeperServer, name: str
+) -> None:
+    """CURATOR-79: an interrupted acquire left its node behind."""
+    async with (
+        FrameProxy(server.port) as proxy,
+        running(proxy.url, tick=TICK, ttl=TTL) as near,
+        running(server.url, tick=TICK, ttl=TTL) as far,
+    ):
+        warm = asker(near, name=name, ttl=TTL)
+        await warm.acquire()
+        await warm.leave()
+        for pause in (0, 1, 2, 3):
+            asked = asker(near, name=name, ttl=TTL)
+            asking = asyncio.create_task(asked.place.acquire(wait=True))
+            for _ in range(pause):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            await _leave(asked)
+            assert await _nodes(far, name) == []
+
+
+async def test_acquire_cancelled_after_its_answer_was_lost_leaves_none_and_no_late_duplicate(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with (
+        FrameProxy(server.port) as proxy,
+        running(proxy.url, tick=TICK, ttl=TTL) as near,
+        running(server.url, tick=TICK, ttl=TTL) as far,
+    ):
+        warm = asker(near, name=name, ttl=TTL)
+        await warm.acquire()
+        await warm.leave()
+        asked = asker(near, name=name, ttl=TTL)
+        loss = proxy.lose("answer", jute.MULTI)
+        with pytest.raises(BackendUnavailable):
+            await asked.place.acquire(wait=True)
+        await loss.happened.wait()
+        assert await _leave(asked) == Left("withdrawn")
+        assert await _nodes(far, name) == []
+        # What the lost connection may still have carried: the receipt refuses it.
+        session = near.session_of(asked.place._terms)
+        with pytest.raises(jute.Aborted, match="exists"):
+            await session.ask(asked.place._node.creation())
+
+
+async def test_node_of_a_dying_session_is_never_taken_for_ones_own(
+    server: ZooKeeperServer, name: str
+) -> None:
+    """CURATOR-498, -604: a client that came back found its node by its id, and held by it until the old
+    session,
+    to which the node belonged, expired."""
+    async with (
+        FrameProxy(server.port) as proxy,
+        running(proxy.url, tick=TICK, ttl=TTL) as near,
+        running(server.url, tick=TICK, ttl=TTL) as far,
+    ):
+        ttl = 0.5
+        warm = asker(near, name=name, ttl=ttl)
+        await warm.acquire()
+        await warm.leave()
+        asked = asker(near, name=name, ttl=ttl)
+        session = near.session_of(asked.place._terms)
+        proxy.lose("answer", jute.MULTI)
+        number = session.id
+        attempt = asyncio.create_task(asked.place.acquire(wait=True))
+        await asyncio.gather(attempt, return_exceptions=True)
+        # The session dies with the node in it; a new one begins.
+        proxy.refuses = True
+        proxy.cut()
+        await until(lambda: not session.is_up)
+        await asyncio.sleep(2 * ttl)
+        proxy.refuses = False
+        await until(lambda: session.is_up and session.id != number)
+        assert await _persist(asked) == Gone("expired")
+        assert asked.place.token == 0
+        assert await _leave(asked) == Left("gone", "expired")
+        again, other = asker(near, name=name, ttl=ttl), asker(far, name=name, ttl=TTL)
+        granted = await again.acquire()
+        await other.queue()
+        (own, _) = sorted(await _nodes(far, name), key=lambda node: node.split(":")[3])
+        path = f"{near.directory('lock', name)}/{own}"
+        answer = await session.ask(jute.get_data(path))
+        assert answer.value[1].ephemeral_owner == session.id
+        assert answer.value[1].created == granted.token
+        await again.leave()
+        await other.leave()
+
+
+async def test_waiter_whose_node_is_deleted_is_told(server: ZooKeeperServer, name: str) -> None:
+    """It would sleep for ever if it watched its predecessor alone (as in etcd #19597)."""
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        holder, waiter = asker(backend, name=name, ttl=TTL), asker(backend, name=name, ttl=TTL)
+        await holder.acquire()
+        await waiter.queue()
+        assert waiter.place._node.path is not None
+        await backend._main.ask(jute.delete(waiter.place._node.path))
+        await asyncio.wait_for(waiter.heard.changed.wait(), 10.0)
+        assert waiter.heard.told == ["gone"]
+        await waiter.leave()
+        await holder.leave()
+
+
+async def test_waiters_that_die_cost_one_session_together(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        holder, last = asker(backend, name=name, ttl=TTL), asker(backend, name=name, ttl=TTL)
+        await holder.acquire()
+        async with (
+            FrameProxy(server.port) as proxy,
+            running(proxy.url, tick=TICK, ttl=0.6) as dying,
+        ):
+            for _ in range(5):
+                await asker(dying, name=name, ttl=0.6).queue()
+            await last.queue()
+            proxy.refuses = True
+            proxy.cut()
+            began = now()
+            await holder.leave()
+            await asyncio.wait_for(last.heard.changed.wait(), 10.0)
+            assert now() - began < 0.6 + 1.0
+        assert last.heard.told == ["granted"]
+        await last.leave()

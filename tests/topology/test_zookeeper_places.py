@@ -1,0 +1,265 @@
+"""What places on ZooKeeper do that others need not: sessions, seats, and the ends of leases."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from aiodlock import Unsupported
+from aiodlock._model import ENDED, Gone, Left, Refused, Waiting
+from aiodlock.backends.zookeeper import jute
+
+from ..scenes import until
+from ..zookeeper import ZooKeeperServer, installed
+from .zookeeper_places import asker, running
+
+pytestmark = pytest.mark.skipif(not installed(), reason="no ZooKeeper")
+
+TICK = 0.05
+TTL = 2.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ZooKeeperServer]:
+    with ZooKeeperServer(tick=TICK, shortest=0.3, longest=4.0) as server:
+        yield server
+
+
+@pytest.fixture
+def name() -> str:
+    return f"name-{os.urandom(4).hex()}"
+
+
+async def test_ttl_that_the_servers_do_not_grant_is_refused_with_their_figure(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        with pytest.raises(Unsupported, match=r"ttl=0\.2 is shorter .* 0\.3 s"):
+            await asker(backend, name=name, ttl=0.2).place.acquire(wait=True)
+        with pytest.raises(Unsupported, match=r"ttl=5 is longer .* 4 s"):
+            await asker(backend, name=name, ttl=5.0).place.acquire(wait=True)
+        # What is held for a short time at most is deleted by the client itself.
+        brief = asker(backend, name=name, ttl=0.2, max_hold=0.2)
+        await brief.acquire()
+        await brief.leave()
+
+
+async def test_each_ttl_has_a_session_whose_timeout_it_is(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        one, other = asker(backend, name=name, ttl=1.0), asker(backend, name=f"{name}-2", ttl=3.0)
+        await one.acquire()
+        await other.acquire()
+        assert one.place._session is not other.place._session
+        for asked in (one, other):
+            assert asked.place._session is not None
+            assert asked.place._session.negotiated == asked.place._terms.ttl
+            await asked.leave()
+
+
+async def test_token_is_the_nodes_czxid(server: ZooKeeperServer, name: str) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        tokens = []
+        for _ in range(3):
+            asked = asker(backend, name=name, ttl=TTL)
+            granted = await asked.acquire()
+            assert asked.place._node.path is not None
+            stat = (await backend._main.ask(jute.exists(asked.place._node.path))).value
+            assert granted.token == stat.created
+            tokens.append(granted.token)
+            await asked.leave()
+        assert tokens == sorted(set(tokens))
+
+
+async def test_owner_holds_on_when_the_client_that_came_first_dies(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as lasting:
+        second = asker(lasting, "ubob", name=name, ttl=TTL)
+        stranger = asker(lasting, name=name, ttl=TTL)
+        async with running(server.url, tick=TICK, ttl=TTL) as dying:
+            first = asker(dying, "ubob", name=name, ttl=TTL)
+            token = (await first.acquire()).token
+            await stranger.queue()
+            assert (await second.acquire()).token == token
+        # The session of the first is closed now, its nodes are gone.
+        assert len((await lasting.inspect("lock", name)).holders) == 1
+        third = asker(lasting, "ubob", name=name, ttl=TTL)
+        assert (await third.acquire()).token == token
+        assert stranger.heard.told == []
+        await second.leave()
+        assert stranger.heard.told == []
+        await third.leave()
+        await asyncio.wait_for(stranger.heard.changed.wait(), 10.0)
+        assert stranger.heard.told == ["granted"]
+        assert stranger.place.token > token
+        await stranger.leave()
+
+
+async def test_waiter_whose_owner_comes_to_hold_joins_when_it_looks(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        holder, first, between, second = (
+            asker(backend, owner, name=name, ttl=TTL) for owner in (None, "ubob", None, "ubob")
+        )
+        await holder.acquire()
+        await first.queue()
+        await between.queue()
+        await second.queue()
+        await holder.leave()
+        await until(lambda: first.heard.told == ["granted"])
+        await until(lambda: second.heard.told == ["granted"])
+        assert second.place.token == first.place.token
+        assert between.heard.told == []
+        for asked in (first, second, between):
+            await asked.leave()
+
+
+async def test_downgrade_lets_a_waiting_reader_in(server: ZooKeeperServer, name: str) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        writing = asker(backend, "ubob", name=name, ttl=TTL)
+        reading = asker(backend, "ubob", name=name, ttl=TTL, mode="shared")
+        other = asker(backend, name=name, ttl=TTL, mode="shared")
+        await writing.acquire()
+        await other.queue()
+        await reading.acquire()
+        await asyncio.sleep(0.1)
+        assert other.heard.told == []
+        await writing.leave()
+        await until(lambda: other.heard.told == ["granted"])
+        upgrade = asker(backend, "ubob", name=name, ttl=TTL)
+        assert await upgrade.place.acquire(wait=True) == Refused("deadlock", unsure=True)
+        for asked in (upgrade, reading, other):
+            await asked.leave()
+
+
+async def test_task_gets_in_again_in_shared_mode_while_it_holds_exclusively(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        writing = asker(backend, name=name, ttl=TTL)
+        token = (await writing.acquire()).token
+        own = f"t{writing.request_id}"
+        reading = asker(backend, own, name=name, ttl=TTL, mode="shared")
+        assert (await reading.acquire()).token == token
+        await reading.leave()
+        await writing.leave()
+
+
+async def test_lease_that_ran_out_is_deleted_though_the_session_lives(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        holder = asker(backend, name=name, ttl=0.5, auto_extend=False)
+        waiter = asker(backend, name=name, ttl=TTL)
+        await holder.acquire()
+        await waiter.queue()
+        await asyncio.sleep(0.5)
+        holder.place.run_out()
+        await asyncio.wait_for(waiter.heard.changed.wait(), 1.0)
+        assert waiter.heard.told == ["granted"]
+        assert await holder.leave() == Left("gone", "expired")
+        await waiter.leave()
+
+
+async def test_margin_that_no_session_leaves_is_a_lease_that_comes_too_late(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        asked = asker(backend, name=name, ttl=TTL, margin=0.99 * TTL)
+        answer = await asked.place.acquire(wait=True)
+        assert isinstance(answer, Waiting)
+        await asyncio.wait_for(asked.heard.changed.wait(), 10.0)
+        assert asked.heard.told == ["expired"]
+        assert asked.place.token > 0
+        await asked.leave()
+
+
+async def test_break_deletes_the_holders_and_tells_them(server: ZooKeeperServer, name: str) -> None:
+    async with (
+        running(server.url, tick=TICK, ttl=TTL) as near,
+        running(server.url, tick=TICK, ttl=TTL) as far,
+    ):
+        held = [asker(near, name=name, ttl=TTL, mode="shared") for _ in range(3)]
+        for one in held:
+            await one.acquire()
+        waiter = asker(far, name=name, ttl=TTL)
+        await waiter.queue()
+        assert await far.break_lock(name) == 3
+        await until(lambda: all(one.heard.told == ["broken"] for one in held))
+        await until(lambda: waiter.heard.told == ["granted"])
+        assert [await one.leave() for one in held] == [Left("gone", "broken")] * 3
+        await waiter.leave()
+        assert await far.break_lock(name) == 0
+
+
+@pytest.mark.parametrize("odd", [".", "..", "a/b", "\0", "\n", "😀", "zookeeper", "%2E", "a:b"])
+async def test_any_text_is_a_name(server: ZooKeeperServer, odd: str) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        asked = asker(backend, name=odd, ttl=TTL)
+        await asked.acquire()
+        assert [name async for name in backend.names("*")] == [odd]
+        assert len((await backend.inspect("lock", odd)).holders) == 1
+        await asked.leave()
+        assert [name async for name in backend.names("*")] == []
+
+
+async def test_observer_is_told_of_a_queue_that_comes_and_of_its_changes(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        changed = asyncio.Event()
+        stop = backend.observe("lock", name, changed.set)
+        await asyncio.sleep(0.1)
+        asked = asker(backend, name=name, ttl=TTL)
+        await asked.acquire()
+        await asyncio.wait_for(changed.wait(), 10.0)
+        await asyncio.sleep(0.1)
+        changed.clear()
+        await asked.leave()
+        await asyncio.wait_for(changed.wait(), 10.0)
+        stop()
+        changed.clear()
+        again = asker(backend, name=name, ttl=TTL)
+        await again.acquire()
+        await asyncio.sleep(0.1)
+        assert not changed.is_set()
+        await again.leave()
+
+
+async def test_everything_that_was_deleted_ends_what_was_held_and_waited_for(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        holder, waiter = asker(backend, name=name, ttl=TTL), asker(backend, name=name, ttl=TTL)
+        await holder.acquire()
+        await waiter.queue()
+        path = backend.directory("lock", name)
+        nodes = (await backend._main.ask(jute.get_children(path))).value[0]
+        await asyncio.sleep(0.1)
+        for node in nodes:
+            await backend._main.ask(jute.delete(f"{path}/{node}"))
+        await until(lambda: holder.heard.told == ["broken"])
+        await until(lambda: waiter.heard.told[-1:] in (["gone"], ["granted"]))
+        await waiter.place.leave(ENDED, within=5.0)
+        await holder.leave()
+        again = asker(backend, name=name, ttl=TTL)
+        await again.acquire()
+        await again.leave()
+
+
+async def test_request_whose_session_has_ended_is_gone(server: ZooKeeperServer, name: str) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        holder = asker(backend, name=name, ttl=TTL)
+        await holder.acquire()
+        session = holder.place._session
+        assert session is not None
+        session._expire()
+        assert holder.heard.told == ["expired"]
+        assert await holder.place.acquire(wait=True) == Gone("expired")
+        assert await holder.leave() == Left("gone", "expired")
