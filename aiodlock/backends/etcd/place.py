@@ -175,8 +175,8 @@ class EtcdPlace:
         return holder, waiter, delay
 
     def _value(self, order: int | None = None) -> bytes:
-        terms = self._terms
-        return recipe.value_of(terms.mode, self.owner, self._store.label, terms.limit, order=order)
+        store = self._store
+        return recipe.value_of(self._terms, self.owner, store.label, store.description, order)
 
     def _record(self) -> Record:
         """Return this request as one that comes now."""

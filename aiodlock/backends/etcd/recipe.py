@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import quote, unquote
 
-from ..._model import Mode
+from ..._model import Mode, Terms
 from . import messages as m
 from .messages import KeyValue
 
@@ -117,6 +117,9 @@ class Record:
     order: int
     created: int
     lease: int = 0
+    #: For people.
+    note: str = ""
+    description: str = ""
 
     @property
     def joined(self) -> bool:
@@ -124,13 +127,17 @@ class Record:
         return self.order != self.created
 
 
-def value_of(mode: Mode, owner: str, client: str, limit: int, *, order: int | None = None) -> bytes:
+def value_of(terms: Terms, owner: str, client: str, description: str, order: int | None) -> bytes:
     """Return what stands in a request's key, readable for people. ``order``: given for one that joins."""
-    fields: dict[str, object] = {"mode": mode, "owner": owner, "client": client}
-    if limit:
-        fields["limit"] = limit
+    fields: dict[str, object] = {"mode": terms.mode, "owner": owner, "client": client}
+    if terms.limit:
+        fields["limit"] = terms.limit
     if order is not None:
         fields["order"] = order
+    if terms.note:
+        fields["note"] = terms.note
+    if description:
+        fields["description"] = description
     return json.dumps(fields, ensure_ascii=False, separators=(", ", ": ")).encode()
 
 
@@ -151,6 +158,8 @@ def read_record(id: str, kv: KeyValue) -> Record:
             int(fields.get("order", kv.create_revision)),
             kv.create_revision,
             kv.lease,
+            str(fields.get("note", "")),
+            str(fields.get("description", "")),
         )
     except (KeyError, TypeError, AttributeError) as wrong:
         raise ValueError(f"not a record of aiodlock: {kv.value[:200]!r}") from wrong

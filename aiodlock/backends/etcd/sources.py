@@ -37,6 +37,7 @@ class EtcdOpener:
             self.described,
             prefix=options.prefix,
             unavailable_after=options.unavailable_after,
+            description=options.description,
         )
 
 

@@ -75,9 +75,16 @@ class EtcdBackend:
     far_future = (1 << 63) - 1
 
     def __init__(
-        self, access: Access, described: str, *, prefix: str, unavailable_after: float
+        self,
+        access: Access,
+        described: str,
+        *,
+        prefix: str,
+        unavailable_after: float,
+        description: str = "",
     ) -> None:
         self.label: str = make_label()
+        self.description: str = description
         self.version: str = ""
         self.marker_ttl: float = max(unavailable_after, _REMEMBERED)
         self._described = described
@@ -403,7 +410,15 @@ class EtcdBackend:
             name,
             _holders(holders),
             tuple(
-                WaiterInfo(_owner(waiter), waiter.mode, position, None, waiter.client)
+                WaiterInfo(
+                    _owner(waiter),
+                    waiter.mode,
+                    position,
+                    None,
+                    waiter.client,
+                    waiter.note,
+                    waiter.description,
+                )
                 for position, waiter in enumerate(queue.waiters())
             ),
             token,
@@ -474,5 +489,7 @@ def _holders(records: Sequence[Record]) -> tuple[HolderInfo, ...]:
             count=before.count + 1 if before else 1,
             remaining=None,
             client=record.client,
+            note=record.note,
+            description=record.description,
         )
     return tuple(found.values())

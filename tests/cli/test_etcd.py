@@ -1,0 +1,50 @@
+"""The command on etcd: doctor, ls, show, break."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from aiodlock import Client
+
+from ..etcd.servers import find_etcd
+from ..servers import Servers
+
+pytestmark = pytest.mark.skipif(find_etcd() is None, reason="etcd is not installed")
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "aiodlock", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+async def test_people_see_and_break_locks(servers: Servers) -> None:
+    url = servers.store("etcd").url
+    async with Client(url) as client:
+        lease = await client.lock("order:42", on_lost="flag").acquire()
+        listed = command("ls", "--url", url, "--json")
+        assert "order:42" in listed.stdout
+        assert str(lease.token) in command("show", "order:42", "--url", url).stdout
+        broken = command("break", "order:42", "--url", url, "--yes")
+        assert broken.returncode == 0, broken.stderr
+        assert (await lease.wait_lost()).reason == "broken"
+
+
+def test_doctor_examines_every_member(servers: Servers) -> None:
+    url = servers.store("etcd").url
+    done = command("doctor", "--url", f"{url},127.0.0.1:1")
+    lines = [line.split("\t") for line in done.stdout.splitlines()]
+    found = {line[1]: line[0] for line in lines}
+    member = url.removeprefix("etcd://")
+    assert found["lock"] == "ok"
+    assert found[f"member {member}"] in ("ok", "warning")  # an old one is warned of
+    assert found["member 127.0.0.1:1"] == "warning"
+    assert found["alarms"] == "ok"
+    assert "writes" in found
