@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from . import _deadlocks
 from ._errors import BackendError, LockLost
 from ._request import Request
 from ._scope import BodyScope
@@ -36,6 +37,7 @@ class Bodies:
 
     def enter(self, task: _Task, requests: Sequence[Request]) -> None:
         """The task is in one more block on these requests: their losses cancel it, together once."""
+        _deadlocks.enter(task)
         if len(requests) == 1 and task not in self._open:  # as nearly always
             (request,) = requests
             self._open[task] = [request]

@@ -88,6 +88,8 @@ class Client:
         ``source`` leads to a pooler in transaction mode.
     :param create: with PostgreSQL, create the schema that the locks live in if it is not there.
     :param description: shown to people beside what this client holds and waits for; at most 200 characters.
+    :param deadlock_after: seconds after which a wait without a timeout, of a task that is inside other
+        blocks, is checked for a deadlock; see ``DeadlockError``. None: never.
     :raises TypeError: for input of a wrong type.
     :raises ValueError: for other bad input.
     :raises Unsupported: for ``min_replicas`` on ``memory://`` and on a quorum.
@@ -109,6 +111,7 @@ class Client:
         listen_source: str | None = None,
         create: bool = False,
         description: str = "",
+        deadlock_after: float | None = 2.0,
     ) -> None:
         if not isinstance(prefix, str):
             raise TypeError(f"prefix must be a str, not {prefix!r}")
@@ -126,6 +129,9 @@ class Client:
         self._token_retention = check_seconds("token_retention", token_retention, least=1.0)
         self._unavailable_after = check_seconds("unavailable_after", unavailable_after)
         self._close_timeout = check_seconds("close_timeout", close_timeout)
+        self._deadlock_after = (
+            None if deadlock_after is None else check_seconds("deadlock_after", deadlock_after)
+        )
         check_flag("configure_notifications", configure_notifications)
         check_flag("create", create)
         if listen_source is not None and not isinstance(listen_source, str):
@@ -181,7 +187,10 @@ class Client:
         self._entering = True
         try:
             session = Session(
-                self._make_backend(), unavailable_after=self._unavailable_after, hooks=self._hooks
+                self._make_backend(),
+                unavailable_after=self._unavailable_after,
+                hooks=self._hooks,
+                deadlock_after=self._deadlock_after,
             )
             await session.start()
         finally:

@@ -67,7 +67,22 @@ class NotHeld(LockError, RuntimeError):
 
 
 class DeadlockError(LockError, RuntimeError):
-    """The owner holds the name in shared mode and asks for it exclusively: it would wait for itself."""
+    """The wait would never end.
+
+    Either the owner holds the name in shared mode and asks for it exclusively. Then ``cycle`` is empty. Or
+    the requests in ``cycle`` wait for each other. Each is a tuple of name, owner, client and note.
+    Each waits for the next. The first one got this error.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        name: str | None = None,
+        cycle: tuple[tuple[str, str, str, str], ...] = (),
+    ) -> None:
+        super().__init__(message, name=name)
+        self.cycle: tuple[tuple[str, str, str, str], ...] = cycle
 
 
 class ClientClosed(LockError, RuntimeError):

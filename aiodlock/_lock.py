@@ -14,6 +14,7 @@ from urllib.parse import quote
 from ._backoff import LONGEST, pause_after
 from ._bodies import Blocks
 from ._clock import now
+from ._cycles import IMPATIENT
 from ._errors import (
     AcquireTimeout,
     BackendError,
@@ -246,7 +247,7 @@ class Acquirable:
         if bodies:
             self._check_bodies(session, bodies)
         request_id = session.new_id()
-        owner = self._owner(request_id)
+        owner = self._owner(request_id, timeout is None)
         if self._options.owner is None and self._kind == "lock":
             if own is None:
                 holds = session.holds("lock", self._name, task)
@@ -268,6 +269,7 @@ class Acquirable:
             await session.slices.turn()
             session.check_usable()
         request = Request(session, self._terms, self._options, request_id, owner, task)
+        request.patient = timeout is None
         started = now()
         about = session.telling.acquiring(request)
         try:
@@ -349,10 +351,14 @@ class Acquirable:
         woken.slices, woken.cancelled_with = session.slices, None
         if request.task is not None and session.bodies.of(request.task()):
             session.deadlines.add(request)  # it may wait for what its own task holds
+        deadlocks = session.deadlocks
+        watched = deadlocks is not None and deadlocks.waits(request)
         try:
             await woken
         finally:
             request.woken = None
+            if deadlocks is not None and watched:
+                deadlocks.ends(request)
 
     async def _try_once(self, session: Session, request: Request) -> None:
         session.requests[request.id] = request
@@ -411,9 +417,10 @@ class Acquirable:
         session.departure.in_background(request)
         request_id = session.new_id()
         owner = request.owner
-        if owner == self._owner(request.id):
-            owner = self._owner(request_id)
+        if owner == self._owner(request.id, request.patient):
+            owner = self._owner(request_id, request.patient)
         fresh = Request(session, self._terms, self._options, request_id, owner, task)
+        fresh.patient = request.patient
         request.successor = fresh
         return fresh
 
@@ -425,10 +432,13 @@ class Acquirable:
 
     # -- reentrancy --------------------------------------------------------------------------------
 
-    def _owner(self, request_id: str) -> str:
+    def _owner(self, request_id: str, patient: bool) -> str:
         named = self._options.owner
-        # The first letter keeps a task's id from ever being equal to a user's string.
-        return f"t{request_id}" if named is None else f"u{quote(named, safe='')}"
+        if named is not None:
+            return f"u{quote(named, safe='')}"
+        # The first letter keeps a task's id from ever being equal to a user's string. The last one tells
+        # those who look for deadlocks that the request gives up by itself.
+        return f"t{request_id}" if patient else f"t{request_id}{IMPATIENT}"
 
     def _check_bodies(self, session: Session, bodies: Sequence[Request]) -> None:
         """Inside a block whose lease is lost, the name is not to be had again: raise its loss."""

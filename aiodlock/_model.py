@@ -8,7 +8,8 @@ from typing import Any, Literal
 from ._errors import LossReason
 
 Mode = Literal["exclusive", "shared"]
-Kind = Literal["lock", "semaphore", "once"]
+#: Under ``wait``, clients tell each other what their tasks wait for.
+Kind = Literal["lock", "semaphore", "once", "wait"]
 
 
 @dataclass(frozen=True, slots=True)

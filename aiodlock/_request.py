@@ -41,12 +41,13 @@ class State(Enum):
 class Request(Hold):
     """Mutable state of one request on this side. It listens to its place; the session owns it.
 
-    ``state``, ``token``, ``granted_at``, ``queued_at``, ``ttl`` (of its extensions), ``failures`` (attempts
-    to ask without an answer), ``woken`` (the future of the waiting task), ``left`` (resolved when the store
-    knows nothing of it any more, if somebody waits for that), ``reason`` (why the lease was lost),
-    ``failure`` (what bodies get instead of ``LockLost``), ``told`` (what hooks were told of the lease,
-    until they are told its end), ``alarm`` (its entry among the deadlines), ``successor`` (the request of
-    the same acquire after this one was lost), ``used`` (its body has begun, or may have), and what a
+    ``state``, ``token``, ``granted_at``, ``queued_at``, ``ttl`` (of its extensions), ``patient`` (it waits
+    without a timeout), ``failures`` (attempts to ask without an answer), ``woken`` (the future of the
+    waiting task), ``left`` (resolved when the store knows nothing of it any more, if somebody waits for
+    that), ``reason`` (why the lease was lost), ``failure`` (what bodies get instead of ``LockLost``),
+    ``told`` (what hooks were told of the lease, until they are told its end), ``alarm`` (its entry among
+    the deadlines), ``successor`` (the request of the same acquire after this one was lost),
+    ``used`` (its body has begun, or may have), and what a
     ``Hold`` has.
 
     State        Next
@@ -67,6 +68,7 @@ class Request(Hold):
         "left",
         "options",
         "owner",
+        "patient",
         "place",
         "queued_at",
         "reason",
@@ -89,6 +91,7 @@ class Request(Hold):
     left: asyncio.Future[None] | None
     options: LockOptions
     owner: str
+    patient: bool
     place: Place
     queued_at: float
     reason: LossReason | None
@@ -118,6 +121,7 @@ class Request(Hold):
         self.id = request_id
         self.owner = owner
         self.ttl = terms.ttl
+        self.patient = False
         self.state = State.ASKING
         self.used = False
         self.token = self.failures = 0

@@ -19,6 +19,7 @@ import anyio
 from ._bodies import Bodies
 from ._clock import now
 from ._deadlines import Deadlines
+from ._deadlocks import Deadlocks
 from ._departure import Departure
 from ._errors import BackendError, BackendUnavailable, ClientClosed, LockLost, LossReason
 from ._hooks import Hooks
@@ -47,7 +48,14 @@ class Session:
     ``_death``.
     """
 
-    def __init__(self, backend: Backend, *, unavailable_after: float, hooks: list[Hooks]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        unavailable_after: float,
+        hooks: list[Hooks],
+        deadlock_after: float | None = None,
+    ) -> None:
         self.backend = backend
         self.unavailable_after = unavailable_after
         self.telling: Telling = Telling(hooks)
@@ -59,6 +67,10 @@ class Session:
         self.closing: bool = False
         self.deadlines: Deadlines = Deadlines(self)
         self.departure: Departure = Departure(self)
+        #: None: nobody looks for deadlocks.
+        self.deadlocks: Deadlocks | None = (
+            None if deadlock_after is None else Deadlocks(self, deadlock_after)
+        )
         self._numbers = count(1)
         self._holds: dict[tuple[Kind, str, int], list[Request]] = {}
         self._ready: asyncio.Future[None] = self.loop.create_future()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ._clock import now
+from ._cycles import Cycle
 from ._errors import LossReason
 from ._hooks import Hooks
 from ._model import RequestInfo
@@ -89,6 +90,27 @@ class Telling:
             3 * request.ttl,
             ", ".join(map(repr, names)),
             extra={"event": "waits_inside", "lock": name, "held": list(names)},
+        )
+
+    @staticmethod
+    def waits_for_parent(request: Request) -> None:
+        """A request waits for what the task that has created its task has open."""
+        name = request.name
+        _logger.warning(
+            "%r is waited for by a task whose creator is inside a block on it: if the creator waits for "
+            "this task, both wait for ever; a child task is another owner (owner= makes one of both)",
+            name,
+            extra={"event": "waits_for_parent", "lock": name},
+        )
+
+    @staticmethod
+    def deadlock(request: Request, cycle: Cycle) -> None:
+        """A request is in a cycle of waits, and the youngest in it."""
+        _logger.warning(
+            "deadlock: %s; the wait for %r ends with DeadlockError",
+            cycle.words(),
+            request.name,
+            extra={"event": "deadlock", "lock": request.name},
         )
 
     # -- what failed -------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ _run.py       ``run``: the parent, which holds the lease
 _guardian.py  ``run``: the process beside the command, which ends it in time by itself
 _doctor.py    ``doctor``: what was found on a server, what it means, how to fix it
 _web.py       ``web``: the page, served on this machine
+_deadlocks.py  ``deadlocks``: the cycles that stand
 _init.py      ``init``: what PostgreSQL needs before the first lock
 _doctor_postgres.py  ``doctor`` for PostgreSQL
 _demo.py      ``demo``: what is shown       _demo_worker.py   its processes, which take turns

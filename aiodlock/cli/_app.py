@@ -378,6 +378,27 @@ def web(
     _do(serve(url, prefix, port, read_only=not allow_break))
 
 
+@app.command()
+def deadlocks(url: Url = _URL, prefix: Prefix = _PREFIX, as_json: Json = False) -> None:
+    """Print the requests that wait for each other at this moment.
+
+    A client tells a wait when it has lasted for the client's `deadlock_after`.
+
+    The exit code is 1 if there is a deadlock.
+    """
+    from ._deadlocks import find
+
+    cycles = _do(find(url, prefix))
+    if as_json:
+        _show.print_json([cycle.members() for cycle in cycles])
+    else:
+        for cycle in cycles:
+            print(_show.printable(cycle.words()))
+        if not cycles and _show.for_people():
+            print("No requests wait for each other.")
+    raise typer.Exit(1 if cycles else 0)
+
+
 _LEVELS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 
 

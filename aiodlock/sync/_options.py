@@ -30,6 +30,7 @@ class ClientOptions(TypedDict, total=False):
     listen_source: str | None
     create: bool
     description: str
+    deadlock_after: float | None
 
 
 class _SharedOptions(TypedDict, total=False):

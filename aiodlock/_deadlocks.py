@@ -1,0 +1,330 @@
+"""Deadlocks of one client's requests: what it tells others of its waits, and what it asks of theirs.
+
+A request without a timeout whose task is inside other blocks is told to the store when it has waited for
+``deadlock_after``: as a shared hold of a kind of its own, under the client's label, whose owner is the
+message. So every client can read what the tasks of a holder wait for, on every store, also while that
+client is busy. When its process dies, what it told ends with a lease. Shorter waits send nothing. Waits of
+tasks that hold nothing else send nothing either.
+
+Then a probe looks for a cycle (``_cycles.py``): at once, soon again, and every few seconds while the wait
+lasts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+import logging
+import time
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from ._clock import now
+from ._cycles import Answer, Asking, Cycle, Question, Wait, probe, verify
+from ._errors import BackendError, DeadlockError, LockError, LossReason
+from ._model import ENDED, Granted, Kind, LockInfo, Terms
+from .backends.base import Place
+
+if TYPE_CHECKING:
+    from ._request import Request
+    from ._session import Session
+    from .backends.base import Backend
+
+_logger = logging.getLogger("aiodlock")
+
+#: The kind of name under which waits are told. ``locks()`` does not list it.
+KIND: Kind = "wait"
+#: What a dead client told of its waits ends so many seconds later.
+_TOLD_FOR = 5.0
+#: Seconds from the first probe to the second, and from then on.
+_SECOND, _LATER = 0.5, 2.0
+#: An answer about waits may take so long.
+_ANSWER_WITHIN = 2.0
+_MOST_BLOCKS = 100
+
+#: The task that was last inside a block, here or in a task that has created this one.
+_here: contextvars.ContextVar[weakref.ref[asyncio.Task[Any]] | None] = contextvars.ContextVar(
+    "aiodlock_here", default=None
+)
+
+
+def enter(task: asyncio.Task[Any]) -> None:
+    """A task is inside a block: the tasks that it creates from now on know it."""
+    _here.set(weakref.ref(task))
+
+
+class _Told:
+    """One wait, and its place in the store. It listens to that place."""
+
+    def __init__(self, wait: Wait) -> None:
+        self.wait = wait
+        self.place: Place | None = None
+        self.left_over: list[Place] = []
+        self.probes = 0
+        self.due = 0.0
+
+    def granted(self) -> None:
+        """Never: it is not queued."""
+
+    def gone(self, reason: LossReason) -> None:
+        """The store has forgotten it: tell it again."""
+        if self.place is not None:
+            self.left_over.append(self.place)
+        self.place = None
+
+    def extension_failed(self, error: Exception) -> None:
+        """It is told again if it ends."""
+
+    def unavailable(self, error: BackendError) -> None:
+        """Likewise."""
+
+
+class Deadlocks:
+    """Mutable state: ``_timers`` (of waits that are short yet), ``_told``, ``_probing``."""
+
+    def __init__(self, session: Session, after: float) -> None:
+        self._session = session
+        self._after = after
+        self._timers: dict[Request, asyncio.TimerHandle] = {}
+        self._told: dict[Request, _Told] = {}
+        self._probing = False
+
+    # -- waits ---------------------------------------------------------------------------------------
+
+    def waits(self, request: Request) -> bool:
+        """A request begins to wait; return whether the end of its wait has to be told to ``ends``."""
+        task = request.task() if request.task is not None else None
+        if task is None or request.terms.kind != "lock":
+            return False
+        if not self._session.bodies.of(task) and not self._is_open_above(request, task):
+            return False
+        timer = self._session.loop.call_later(self._after, self._waits_long, request)
+        self._timers[request] = timer
+        return True
+
+    def ends(self, request: Request) -> None:
+        """Its wait is over."""
+        timer = self._timers.pop(request, None)
+        if timer is not None:
+            timer.cancel()
+        told = self._told.pop(request, None)
+        if told is not None:
+            self._take_back(told)
+
+    def _inside(self, request: Request) -> frozenset[tuple[str, int]]:
+        """Return the blocks that its task is in."""
+        task = request.task() if request.task is not None else None
+        blocks = self._session.bodies.of(task)
+        return frozenset(
+            [(one.name, one.token) for one in blocks if one.terms.kind == "lock"][:_MOST_BLOCKS]
+        )
+
+    def _is_open_above(self, request: Request, task: asyncio.Task[Any]) -> bool:
+        """Tell whether the task that has created this one is inside a block on the name."""
+        inherited = _here.get()
+        parent = inherited() if inherited is not None else None
+        if parent is None or parent is task:
+            return False
+        blocks = self._session.bodies.of(parent)
+        return any(one.name == request.name and one.terms.kind == "lock" for one in blocks)
+
+    def _waits_long(self, request: Request) -> None:
+        del self._timers[request]
+        if request.woken is None or request.woken.done():
+            return
+        inside = self._inside(request)
+        if not inside:
+            self._session.telling.waits_for_parent(request)
+            return
+        if not request.patient:
+            return
+        label = self._session.backend.label
+        arrived = time.time() - (now() - request.queued_at)
+        self._told[request] = _Told(
+            Wait(
+                request.id,
+                request.name,
+                request.terms.mode,
+                request.options.owner or request.owner[1:],
+                label,
+                int(arrived * 1e6),
+                inside,
+                str(getattr(request.terms, "note", "") or ""),
+            )
+        )
+        if not self._probing:
+            self._probing = self._session.start_soon(self._probe_all)
+
+    # -- the store -----------------------------------------------------------------------------------
+
+    async def _tell(self, told: _Told) -> None:
+        session = self._session
+        terms = Terms(
+            kind=KIND,
+            name=session.backend.label,
+            mode="shared",
+            limit=0,
+            ttl=_TOLD_FOR,
+            waiter_ttl=_TOLD_FOR,
+            lock_delay=0.0,
+            margin=0.0,
+            max_hold=None,
+            auto_extend=True,
+        )
+        owner = "u" + quote(encode(told.wait), safe="")
+        place = session.backend.place(terms, session.new_id(), owner, told)
+        told.place = place
+        try:
+            answer = await place.acquire(wait=False)
+        except BaseException:
+            self._take_back(told)
+            raise
+        if not isinstance(answer, Granted):
+            self._take_back(told)
+
+    def _take_back_if_over(self, request: Request, told: _Told) -> None:
+        """The wait may have ended while it was told."""
+        if self._told.get(request) is not told:
+            self._take_back(told)
+
+    def _take_back(self, told: _Told) -> None:
+        places, told.left_over = told.left_over, []
+        if told.place is not None:
+            places.append(told.place)
+            told.place = None
+        for place in places:
+            if not place.leave_soon(ENDED, lambda _: None):
+                self._session.start_soon(_leave, place)
+
+    async def _probe_all(self) -> None:
+        try:
+            while self._told:
+                pause = min(told.due for told in self._told.values()) - now()
+                if pause > 0:
+                    await asyncio.sleep(pause)
+                try:
+                    await self._probe([r for r, told in self._told.items() if told.due <= now()])
+                except (LockError, TimeoutError) as error:
+                    _logger.debug(
+                        "looking for deadlocks failed: %r",
+                        error,
+                        extra={"event": "probe_failed"},
+                    )
+        finally:
+            self._probing = False
+
+    async def _probe(self, requests: list[Request]) -> None:
+        starts: dict[Request, Wait] = {}
+        for request in requests:
+            told = self._told.get(request)
+            if told is None:
+                continue  # its wait has ended meanwhile
+            told.due = now() + (_SECOND if told.probes == 0 else _LATER)
+            told.probes += 1
+            if told.place is None:
+                self._take_back(told)  # what the store has forgotten
+                await self._tell(told)
+                self._take_back_if_over(request, told)
+            starts[request] = told.wait
+        ask = Asked(self._session.backend, {self._session.backend.label: self._own})
+        first = await ask.all({request: probe(wait) for request, wait in starts.items()})
+        found = await ask.all({request: verify(cycle) for request, cycle in first.items()})
+        self._probe_found(found)
+
+    def _probe_found(self, found: Mapping[Request, Cycle]) -> None:
+        """End the wait of each victim that still waits."""
+        for request, cycle in found.items():
+            if request in self._told and request.woken is not None:
+                self._session.telling.deadlock(request, cycle)
+                request.wake(error_of(request.name, cycle))
+
+    def _own(self) -> tuple[Wait, ...]:
+        return tuple(told.wait for told in self._told.values())
+
+
+async def _leave(place: Place) -> None:
+    try:
+        await place.leave(ENDED, within=_ANSWER_WITHIN)
+    except BackendError:
+        place.abandon()  # it ends with its lease
+
+
+class Asked:
+    """Asks a store what probes want to know, of all probes together.
+
+    :param known: clients whose waits are known here.
+    """
+
+    def __init__(self, backend: Backend, known: Mapping[str, Any]) -> None:
+        self._backend = backend
+        self._known = known
+
+    async def all(self, asking: Mapping[Any, Asking]) -> dict[Any, Cycle]:
+        """Let all of them look; return what they have found."""
+        found: dict[Any, Cycle] = {}
+        questions: dict[Any, Question] = {}
+
+        def go_on(key: Any, answer: Answer | None) -> None:
+            try:
+                questions[key] = asking[key].send(answer)  # type: ignore[arg-type]
+            except StopIteration as done:
+                questions.pop(key, None)
+                if done.value is not None:
+                    found[key] = done.value
+
+        for key in asking:
+            go_on(key, None)
+        while questions:
+            answer = await self._answer(questions.values())
+            for key in list(questions):
+                go_on(key, answer)
+        return found
+
+    async def _answer(self, questions: Iterable[Question]) -> Answer:
+        names = sorted({name for question in questions for name in question.names})
+        clients = {client for question in questions for client in question.clients}
+        waits = {client: self._known[client]() for client in clients if client in self._known}
+        others = sorted(clients - waits.keys())
+        async with asyncio.timeout(_ANSWER_WITHIN):
+            # One after the other: a pass has to have ended before the next begins.
+            infos = await self._backend.inspect_all("lock", names) if names else []
+            told = await self._backend.inspect_all(KIND, others) if others else []
+        waits |= {info.name: tuple(waits_in(info)) for info in told}
+        return Answer({info.name: info for info in infos}, waits)
+
+
+def error_of(name: str, cycle: Cycle) -> DeadlockError:
+    """Return what the victim gets."""
+    return DeadlockError(
+        f"waiting for {name!r} would never end, each of these requests waits for another: "
+        f"{cycle.words()}; take the names in one order, use multilock, or a timeout",
+        name=name,
+        cycle=cycle.members(),
+    )
+
+
+# -- what is told ------------------------------------------------------------------------------------
+
+
+def encode(wait: Wait) -> str:
+    """Write a wait as text."""
+    fields = [wait.id, wait.name, wait.mode, wait.owner, wait.arrived, wait.note]
+    return json.dumps([*fields, sorted(wait.inside)], separators=(",", ":"))
+
+
+def waits_in(info: LockInfo) -> Iterable[Wait]:
+    """Read what a client told; what cannot be read is left out."""
+    for holder in info.holders:
+        try:
+            id, name, mode, owner, arrived, note, inside = json.loads(holder.owner)
+            blocks = frozenset((str(one), int(token)) for one, token in inside)
+            if mode not in ("exclusive", "shared"):
+                continue
+            yield Wait(
+                str(id), str(name), mode, str(owner), info.name, int(arrived), blocks, str(note)
+            )
+        except (ValueError, TypeError, OverflowError, RecursionError):
+            continue

@@ -1,0 +1,234 @@
+"""Deadlocks between tasks and clients are found; waits that end by themselves are left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+import aiodlock
+
+from ..conftest import MakeClient
+from ..scenes import PATIENCE, until, until_held, until_waiting
+
+AFTER = 0.3
+
+
+async def take(
+    first: aiodlock.Lock, second: aiodlock.Lock, both: asyncio.Barrier, after: float = 0.0
+) -> aiodlock.DeadlockError | None:
+    """Take two locks, the second when everybody has a first one; return why that failed."""
+    async with first:
+        await both.wait()
+        await asyncio.sleep(after)
+        try:
+            async with second:
+                return None
+        except aiodlock.DeadlockError as error:
+            return error
+
+
+@asynccontextmanager
+async def gathered(*coroutines: object) -> AsyncIterator[list[asyncio.Task[object]]]:
+    tasks = [asyncio.ensure_future(one) for one in coroutines]  # type: ignore[call-overload]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_two_clients_in_two_orders(make_client: MakeClient) -> None:
+    one, two = await make_client(deadlock_after=AFTER), await make_client(deadlock_after=AFTER)
+    both = asyncio.Barrier(2)
+    began = time.monotonic()
+    async with asyncio.timeout(PATIENCE):
+        first, second = await asyncio.gather(
+            take(one.lock("a"), one.lock("b"), both),
+            take(two.lock("b"), two.lock("a"), both, after=0.05),
+        )
+    assert time.monotonic() - began >= AFTER
+    assert first is None
+    assert second is not None
+    assert second.name == "a"
+    assert [member[0] for member in second.cycle] == ["a", "b"]
+    assert len({member[2] for member in second.cycle}) == 2
+    assert "waits for 'a'" in str(second)
+    assert "waits for 'b'" in str(second)
+    assert pickle.loads(pickle.dumps(second)).cycle == second.cycle
+
+
+async def test_the_youngest_of_three_gives_up(make_client: MakeClient) -> None:
+    clients = [await make_client(deadlock_after=AFTER) for _ in range(3)]
+    everybody = asyncio.Barrier(3)
+    names = ["a", "b", "c"]
+    async with asyncio.timeout(PATIENCE):
+        *older, youngest = await asyncio.gather(
+            *(
+                take(
+                    client.lock(names[number]),
+                    client.lock(names[(number + 1) % 3]),
+                    everybody,
+                    after=0.05 * number,
+                )
+                for number, client in enumerate(clients)
+            )
+        )
+    assert older == [None, None]
+    assert youngest is not None
+    assert sorted(member[0] for member in youngest.cycle) == names
+
+
+async def test_two_tasks_of_one_client(make_client: MakeClient) -> None:
+    client = await make_client(deadlock_after=AFTER)
+    both = asyncio.Barrier(2)
+    async with asyncio.timeout(PATIENCE):
+        ends = await asyncio.gather(
+            take(client.lock("a"), client.lock("b"), both),
+            take(client.lock("b"), client.lock("a"), both),
+        )
+    assert ends.count(None) == 1
+
+
+async def test_named_owners(make_client: MakeClient) -> None:
+    one, two = await make_client(deadlock_after=AFTER), await make_client(deadlock_after=AFTER)
+    both = asyncio.Barrier(2)
+    async with asyncio.timeout(PATIENCE):
+        ends = await asyncio.gather(
+            take(one.lock("a", owner="x y"), one.lock("b", owner="x y"), both),
+            take(two.lock("b", owner="ü"), two.lock("a", owner="ü"), both),
+        )
+    (error,) = [end for end in ends if end is not None]
+    assert {member[1] for member in error.cycle} == {"x y", "ü"}
+
+
+async def test_a_reader_behind_a_writer_that_holds_nothing(make_client: MakeClient) -> None:
+    one, two, three = [await make_client(deadlock_after=AFTER) for _ in range(3)]
+    both = asyncio.Barrier(2)
+
+    async def write() -> None:
+        await until_held(three, "a")
+        async with three.lock("a"):
+            pass
+
+    async def read() -> aiodlock.DeadlockError | None:
+        await until_waiting(two, "a")
+        return await take(two.lock("b"), two.rwlock("a").read, both)
+
+    async with asyncio.timeout(PATIENCE):
+        first, second, _ = await asyncio.gather(
+            take(one.rwlock("a").read, one.lock("b"), both), read(), write()
+        )
+    # The reader waits only because of the writer in front of it.
+    (error,) = [end for end in (first, second) if end is not None]
+    assert len(error.cycle) == 3
+
+
+async def test_wait_with_a_timeout_makes_no_edge(make_client: MakeClient) -> None:
+    one, two = await make_client(deadlock_after=AFTER), await make_client(deadlock_after=AFTER)
+    both = asyncio.Barrier(2)
+    async with asyncio.timeout(PATIENCE):
+        ends = await asyncio.gather(
+            take(one.lock("a"), one.lock("b"), both),
+            take(two.lock("b"), two.lock("a", timeout=4 * AFTER), both),
+            return_exceptions=True,
+        )
+    assert ends[0] is None
+    assert isinstance(ends[1], aiodlock.AcquireTimeout)
+
+
+async def test_bare_lease_makes_no_edge(make_client: MakeClient) -> None:
+    one, two = await make_client(deadlock_after=AFTER), await make_client(deadlock_after=AFTER)
+    both = asyncio.Barrier(2)
+
+    async def bare() -> None:
+        await one.lock("a").acquire()
+        await both.wait()
+        await one.lock("b").acquire()
+
+    async with gathered(bare(), take(two.lock("b"), two.lock("a"), both)) as tasks:
+        await asyncio.sleep(5 * AFTER)
+        assert not any(task.done() for task in tasks)
+
+
+async def test_nobody_looks_where_it_is_off(make_client: MakeClient) -> None:
+    one, two = await make_client(deadlock_after=None), await make_client(deadlock_after=AFTER)
+    both = asyncio.Barrier(2)
+    async with gathered(
+        take(one.lock("a"), one.lock("b"), both), take(two.lock("b"), two.lock("a"), both)
+    ) as tasks:
+        await asyncio.sleep(5 * AFTER)
+        assert not any(task.done() for task in tasks)
+
+
+async def test_long_waits_without_a_cycle_go_on(make_client: MakeClient) -> None:
+    one, two = await make_client(deadlock_after=AFTER), await make_client(deadlock_after=AFTER)
+    lease = await one.lock("a").acquire()
+
+    async def wait() -> str:
+        async with two.lock("b"):
+            async with two.lock("a"):
+                return "done"
+
+    async with gathered(wait()) as (task,):
+        await asyncio.sleep(4 * AFTER)
+        assert not task.done()
+        await lease.release()
+        assert await task == "done"
+
+
+async def test_nothing_that_was_told_stays(make_client: MakeClient) -> None:
+    one, two = await make_client(deadlock_after=AFTER), await make_client(deadlock_after=AFTER)
+    both = asyncio.Barrier(2)
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(
+            take(one.lock("a"), one.lock("b"), both), take(two.lock("b"), two.lock("a"), both)
+        )
+    for client in (one, two):
+
+        async def is_quiet(client: aiodlock.Client = client) -> bool:
+            session = client._use()
+            info = await session.backend.inspect("wait", session.backend.label)
+            return not info.holders
+
+        await until(is_quiet)
+    assert [info async for info in one.locks()] == []
+
+
+@pytest.mark.stores("memory")
+async def test_task_that_waits_for_what_its_creator_has_open_is_warned_about(
+    make_client: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await make_client(deadlock_after=0.05)
+
+    async def child() -> None:
+        async with client.lock("a"):
+            pass
+
+    async with client.lock("a"):
+        async with gathered(child()) as (task,):
+            await until(lambda: "waits_for_parent" in events(caplog))
+            assert not task.done()
+    caplog.clear()
+    async with client.lock("b"):
+        async with gathered(child()) as (task,):
+            await task
+    assert events(caplog) == []
+
+
+def events(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [event for record in caplog.records if (event := getattr(record, "event", ""))]
+
+
+@pytest.mark.stores("memory")
+async def test_bad_values_are_refused() -> None:
+    for wrong in (-1.0, float("nan")):
+        with pytest.raises(ValueError):
+            aiodlock.Client("memory://", deadlock_after=wrong)
+    with pytest.raises(TypeError):
+        aiodlock.Client("memory://", deadlock_after="2")  # type: ignore[arg-type]
