@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
 
 from ._clock import now
+from ._cycles import Cycle
+from ._deadlocks import standing
 from ._election import Election
 from ._errors import BackendError, BackendUnavailable, ClientClosed, Unsupported, concerning
 from ._hooks import Hooks
@@ -659,6 +661,13 @@ class Client:
         found = await self._inspect_many(names, kind)
         seen.update(names)
         return [info for info in found if info.holders or info.waiters]
+
+    async def _deadlocks(self, clients: Iterable[str]) -> list[Cycle]:
+        """Return the cycles of waits that these clients have told."""
+        try:
+            return await standing(self._use().backend, clients)
+        except TimeoutError:
+            raise BackendUnavailable("no answer about deadlocks within 2 s") from None
 
     async def _held_names(self) -> list[str]:
         """Return every name that is held or waited for."""

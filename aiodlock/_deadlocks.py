@@ -296,6 +296,17 @@ class Asked:
         return Answer({info.name: info for info in infos}, waits)
 
 
+async def standing(backend: Backend, clients: Iterable[str]) -> list[Cycle]:
+    """Return each cycle among the waits that these clients have told, from its youngest request on."""
+    labels = sorted(set(clients))
+    told = await backend.inspect_all(KIND, labels) if labels else []
+    waits = {wait.id: wait for info in told for wait in waits_in(info)}
+    ask = Asked(backend, {})
+    first = await ask.all({id: probe(wait) for id, wait in waits.items()})
+    found = await ask.all({id: verify(cycle) for id, cycle in first.items()})
+    return [found[id] for id in sorted(found)]
+
+
 def error_of(name: str, cycle: Cycle) -> DeadlockError:
     """Return what the victim gets."""
     return DeadlockError(

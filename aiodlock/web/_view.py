@@ -85,6 +85,7 @@ def names(watch: Watch, query: Query) -> tuple[dict[str, Any], tuple[str, ...]]:
         "watch": watch,
         "state": state(watch),
         "losses": [_loss(loss, at) for loss in watch.losses],
+        "deadlocks": [printable(cycle.words()) for cycle in watch.deadlocks],
     }, tuple(seen.info.name for seen in shown)
 
 
@@ -132,6 +133,7 @@ def one(info: LockInfo, watch: Watch) -> dict[str, Any]:
         "more_holders": max(0, len(info.holders) - _LISTED),
         "more_waiters": max(0, len(info.waiters) - _LISTED),
         "losses": [_loss(loss, at) for loss in watch.losses if loss.name == info.name],
+        "deadlocks": [],
     }
 
 

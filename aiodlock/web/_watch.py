@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .._clock import now
+from .._cycles import Cycle
 from .._errors import LockError
 from .._hooks import Hooks
 from .._model import HolderInfo, LockInfo, RequestInfo
@@ -40,6 +41,8 @@ _STALE = 15.0
 #: Seconds over which rates are averaged.
 _AVERAGED = 10.0
 _MOST_LOSSES = 50
+#: Each so many looks, cycles are looked for among waits of so many seconds, of so many clients.
+_CYCLES_EACH, _LONG, _MOST_CLIENTS = 3, 1.0, 200
 #: Tokens of most stores are microseconds of the store's clock. A token that is no such moment is no age.
 _PLAUSIBLE_AGE = 400 * 86_400.0
 
@@ -122,7 +125,7 @@ class Watch:
 
     - ``names``: what was last seen of each. ``complete``: every name has been seen. ``left_out``: how many
       are above ``MOST_NAMES``.
-    - ``losses``. ``trouble``: why the last look failed, None if it did not.
+    - ``losses``. ``deadlocks``: those that stand. ``trouble``: why the last look failed.
     - ``looks``: their number. ``took``, ``asked``: the seconds of the last one, and its names.
     - ``_viewers``. ``_to_ask``: the names that are still to come in the walk through all.
     - ``_due``: when the next look may begin. ``_last``: when the last one ended.
@@ -133,6 +136,7 @@ class Watch:
         self._client = client
         self.names: dict[str, Seen] = {}
         self.losses: deque[Loss] = deque(maxlen=_MOST_LOSSES)
+        self.deadlocks: list[Cycle] = []
         self.trouble: str | None = None
         self.complete = False
         self.left_out = 0
@@ -234,6 +238,19 @@ class Watch:
                 visible.update(dict.fromkeys(viewer.names))
         await self._ask_about(list(visible)[:_VISIBLE])
         await self._go_on()
+        if self.looks % _CYCLES_EACH == 0:
+            self.deadlocks = await self._client._deadlocks(self._who_waits_long())
+
+    def _who_waits_long(self) -> list[str]:
+        """Return the clients whose requests have waited for so long that they may have told it."""
+        before = now() - _LONG
+        found: dict[str, None] = {}
+        for seen in self.names.values():
+            if seen.waiting_since < before:
+                found.update(dict.fromkeys(waiter.client for waiter in seen.info.waiters))
+                if len(found) >= _MOST_CLIENTS:
+                    break
+        return list(found)[:_MOST_CLIENTS]
 
     async def _ask_about(self, names: list[str]) -> None:
         if not names:

@@ -109,6 +109,8 @@ async def test_named_owners(make_client: MakeClient) -> None:
 
 async def test_a_reader_behind_a_writer_that_holds_nothing(make_client: MakeClient) -> None:
     one, two, three = [await make_client(deadlock_after=AFTER) for _ in range(3)]
+    if one._use().backend.capabilities.fair != "exact":
+        pytest.skip("here the reader may pass the writer")
     both = asyncio.Barrier(2)
 
     async def write() -> None:

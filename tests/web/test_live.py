@@ -17,6 +17,7 @@ from aiodlock.web import _app, _watch
 
 from ..fastapi.conftest import serve_app
 from ..scenes import until, until_waiting
+from ..servers import Store
 from .test_pages import HOSTILE, check_harmless
 
 pytestmark = pytest.mark.stores("memory")
@@ -238,3 +239,33 @@ async def test_viewer_who_leaves_is_forgotten(client: aiodlock.Client) -> None:
             await anext(events)
             assert app.state.pages.watch.viewers == 1
         await until(lambda: app.state.pages.watch.viewers == 0)
+
+
+@pytest.mark.usefixtures("brisk")
+async def test_deadlock_that_stands_is_shown(
+    store: Store, client: aiodlock.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_watch, "_LONG", 0.1)
+    # Nobody gives up, so the cycle stands.
+    monkeypatch.setattr("aiodlock._deadlocks.Deadlocks._probe_found", lambda self, found: None)
+    both = asyncio.Barrier(2)
+
+    async def take(one: aiodlock.Client, first: str, second: str) -> None:
+        async with one.lock(first):
+            await both.wait()
+            async with one.lock(second):
+                pass
+
+    async with aiodlock.Client(store.source, **{**store.options, "deadlock_after": 0.2}) as other:
+        tasks = [
+            asyncio.create_task(take(other, "a", "b")),
+            asyncio.create_task(take(other, "b", "a")),
+        ]
+        async with serve_app(aiodlock.web.app(client)) as http, watching(http) as events:
+            async for event in events:
+                if "Deadlocks" in event["losses"]:
+                    break
+            assert "waits for &#39;a&#39;" in event["losses"]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
