@@ -7,10 +7,12 @@ import pickle
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 import aiodlock
+from aiodlock._model import Terms
 
 from ..conftest import MakeClient
 from ..scenes import PATIENCE, until, until_held, until_waiting
@@ -234,3 +236,40 @@ async def test_bad_values_are_refused() -> None:
             aiodlock.Client("memory://", deadlock_after=wrong)
     with pytest.raises(TypeError):
         aiodlock.Client("memory://", deadlock_after="2")  # type: ignore[arg-type]
+
+
+@pytest.mark.stores("memory")
+async def test_short_waits_and_waits_of_tasks_that_hold_nothing_tell_nothing(
+    make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await make_client(deadlock_after=AFTER)
+    backend = client._use().backend
+    kinds: list[str] = []
+    place = backend.place
+
+    def count(terms: Terms, *others: Any) -> Any:
+        kinds.append(terms.kind)
+        return place(terms, *others)
+
+    monkeypatch.setattr(backend, "place", count)
+
+    async def inside(name: str) -> None:
+        async with client.lock("outer"):
+            async with client.lock(name):
+                pass
+
+    async def alone() -> None:
+        async with client.lock("long"):
+            pass
+
+    async with client.lock("short"):
+        async with gathered(inside("short")) as (task,):
+            await until_waiting(client, "short")
+    lease = await client.lock("long").acquire()
+    async with gathered(alone()) as (task,):
+        await asyncio.sleep(2 * AFTER)
+        assert "wait" not in kinds
+        async with gathered(inside("long")):
+            await until(lambda: kinds.count("wait") == 1)
+        await lease.release()
+        await task
