@@ -122,7 +122,7 @@ def refuse_keywords(
 
 def check_kind(kind: object) -> Kind:
     """Return a kind, or raise."""
-    if kind not in get_args(Kind):
+    if kind not in get_args(Kind) or kind == "wait":  # that one is for clients among themselves
         raise ValueError(f"kind must be 'lock', 'semaphore' or 'once', not {kind!r}")
     return cast("Kind", kind)
 

@@ -50,7 +50,7 @@ def test_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "offered"), [("d", {"doctor", "demo"}), ("run --q", {"--quiet"})]
+    ("typed", "offered"), [("d", {"doctor", "demo", "deadlocks"}), ("run --q", {"--quiet"})]
 )
 def test_shell_completes_commands_and_options(typed: str, offered: set[str]) -> None:
     line = f"aiodlock {typed}"
