@@ -98,6 +98,7 @@ class EtcdBackend:
         self.rooms: Rooms = Rooms(self._watches, self.read, self.start)
         self._places: dict[str, EtcdPlace] = {}
         self._leaving: dict[bytes, set[asyncio.Future[None]]] = {}
+        self._observers: dict[Callable[[], object], Callable[[], object]] = {}
         self._audits: dict[int, float] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._up = False
@@ -116,6 +117,8 @@ class EtcdBackend:
                 await self._serve(ready)
             finally:
                 linking.cancel()  # after everything that uses it
+                for changed in tuple(self._observers.values()):
+                    changed()
 
     async def _serve(self, ready: Callable[[], None]) -> None:
         await self._meet()
@@ -382,9 +385,11 @@ class EtcdBackend:
             changed()
 
         def end() -> None:
+            self._observers.pop(end, None)
             while watches:
                 self._watches.end(watches.pop())
 
+        self._observers[end] = changed
         begin()
         return end
 
