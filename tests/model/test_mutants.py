@@ -20,7 +20,7 @@ from aiodlock.backends.redis import scripts
 
 from ..servers import Store
 from .mutant import mutated
-from .test_scripts import Locks, Semaphores, hold_against_the_machine
+from .test_scripts import Locks, Onces, Semaphores, hold_against_the_machine
 
 BUDGET = 20_000
 
@@ -194,6 +194,47 @@ MUTANTS = [
         "the next head is told when the head withdraws",
         "if head and (changed or was_head or nearer) then\n  hint(keys, options, head, others)",
         "if head and (changed or nearer) then\n  hint(keys, options, head, others)",
+    ),
+    # Holds, limits in use, and what is done once.
+    Mutant(
+        "a body that never began closes nothing",
+        "if string.find(words, ' b=1', 1, true) then",
+        "if true then",
+    ),
+    Mutant(
+        "a short body keeps the name closed",
+        "elseif why == 'ended' and keeps then",
+        "elseif false then",
+    ),
+    Mutant(
+        "others follow the limit that was set",
+        "elseif string.sub(used, -1) == 'r' then",
+        "elseif false then",
+        Semaphores,
+    ),
+    Mutant(
+        "waiters have the limit in use",
+        "waiter.mode = string.match(waiter.place_words, ' m=([^ ]+)') or waiter.mode",
+        "local _ = nil",
+        Semaphores,
+    ),
+    Mutant(
+        "a success is recorded once",
+        "if redis.call('HGET', record_key, 'id') == id then",
+        "if false then",
+        Onces,
+    ),
+    Mutant(
+        "who waits is told of a success",
+        "for _, client in ipairs(clients) do",
+        "for _, client in ipairs({}) do",
+        Onces,
+    ),
+    Mutant(
+        "nobody is granted what is done",
+        "if on_record then\n  return {'done', on_record}\nend\n\n-- Nobody holds",
+        "-- Nobody holds",
+        Onces,
     ),
 ]
 

@@ -268,7 +268,7 @@ def read(reply: list[Any]) -> Answer:
     if word == "done":
         return (word, rest[0].encode())
     if word == "limit":
-        return (word, int(rest[0][1:]))
+        return (word, int(rest[0][1:].removesuffix("r")))
     return ("held" if word == "granted" else word, *map(int, rest))
 
 

@@ -18,7 +18,7 @@ import redis
 from aiodlock.backends.redis import scripts
 
 from ..servers import Store
-from . import test_acquire, test_extend, test_keys, test_leave, test_votes
+from . import test_acquire, test_extend, test_hold, test_keys, test_leave, test_once, test_votes
 from .direct import CLIENTS, Direct, Heard
 
 Check = Callable[..., Coroutine[Any, Any, None]]
@@ -1038,6 +1038,44 @@ SHORT_WAYS_OF_A_QUORUM = [
         UNVOTE,
     ),
 ]
+MUTATIONS += [
+    Mutation(
+        "an unused grant closes nothing",
+        "elseif why == 'ended' and keeps then",
+        "elseif keeps then",
+        test_hold.test_unused_grant_closes_nothing,
+    ),
+    Mutation(
+        "nor one that came too late",
+        "if why ~= 'unused' or not keeps then",
+        "if true then",
+        test_hold.test_grant_that_came_too_late_closes_nothing,
+    ),
+    Mutation(
+        "the head is told that its name opens sooner",
+        "nearer = record.closed_until < before",
+        "nearer = false",
+        test_hold.test_head_knows_when_the_name_opens,
+    ),
+    Mutation(
+        "nothing is recorded without the lease",
+        "if text and decode_record(id, text).live then",
+        "if text then",
+        test_once.test_only_who_holds_records,
+    ),
+    Mutation(
+        "a repeated leave records nothing anew",
+        "if redis.call('HGET', record_key, 'id') == id then",
+        "if false then",
+        test_once.test_repeated_leave_is_answered_from_the_record,
+    ),
+    Mutation(
+        "a hold is not released shortly",
+        "if text and not has_hold(text) and now",
+        "if text and now",
+        test_hold.test_body_that_ends_early_leaves_the_name_closed_for_the_rest,
+    ),
+]
 MUTATIONS += SHORT_WAYS + SHORT_WAYS_OF_A_QUORUM
 
 
@@ -1084,6 +1122,7 @@ def _arguments(
     """Return what to call a test with: once, or once per value that it is parametrised with."""
     fixtures = {
         "direct": Direct(raw, sources=sources),
+        "once": Direct(raw, kind="once", sources=sources),
         "node": test_votes.Node(raw, sources=sources),
         "store": store,
         "real_store": store,
