@@ -228,6 +228,19 @@ class Link:
         call = channel.unary_unary(method.path)(
             request.encode(), timeout=within, metadata=self._metadata()
         )
+        # The driver raises cancellations of its own making, in which anyio does not know its scope's again.
+        finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def on_end(_: object) -> None:
+            if not finished.done():
+                finished.set_result(None)
+
+        call.add_done_callback(on_end)
+        try:
+            await finished
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
         try:
             data: bytes = await call
         except asyncio.CancelledError:
