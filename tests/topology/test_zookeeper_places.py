@@ -244,7 +244,7 @@ async def test_everything_that_was_deleted_ends_what_was_held_and_waited_for(
         await asyncio.sleep(0.1)
         for node in nodes:
             await backend._main.ask(jute.delete(f"{path}/{node}"))
-        await until(lambda: holder.heard.told == ["broken"])
+        await until(lambda: holder.heard.told == ["gone"])
         await until(lambda: waiter.heard.told[-1:] in (["gone"], ["granted"]))
         await waiter.place.leave(ENDED, within=5.0)
         await holder.leave()

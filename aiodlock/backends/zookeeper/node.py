@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 _Made: TypeAlias = Answer[list[object]]
 
 
+#: What a break writes into the receipts of the holders.
+BROKEN = b"broken"
+
+
 class QueueNode:
     """What a request has in the store: a node in its queue, and a receipt. Every step may be repeated.
 
@@ -187,6 +191,13 @@ class QueueNode:
         mine = self._find(entries)
         if mine is not None:
             self.path = f"{self.directory}/{mine.node}"
+
+    async def is_broken(self, session: Session) -> bool:
+        """Tell whether an operator has deleted it: the receipt says so."""
+        try:
+            return (await session.ask(jute.get_data(self._receipt))).value[0] == BROKEN
+        except jute.ZooKeeperError:
+            return False
 
     async def delete(self, session: Session, node: str) -> None:
         """Delete it and its receipt."""

@@ -279,12 +279,19 @@ class ZooKeeperPlace:
 
         def on_answer(answer: asyncio.Future[Answer[tuple[bytes, jute.Stat]]]) -> None:
             if isinstance(answer.exception(), jute.ZooKeeperError):
-                self._broken = True
-                self._lose("broken" if self._state is _State.HELD else "gone")
+                self._store.start(self._find_out(session))
 
         if session.is_up:
             self._watched.append((node, self._on_own_gone))
             session.watch(node, self._on_own_gone).add_done_callback(on_answer)
+
+    async def _find_out(self, session: Session) -> None:
+        """Tell why the node has gone."""
+        try:
+            self._broken = await self._node.is_broken(session)
+        except (jute.ZooKeeperError, BackendError):
+            pass
+        self._lose("broken" if self._broken and self._state is _State.HELD else "gone")
 
     def _lose(self, reason: LossReason) -> None:
         if self._state in (_State.WAITING, _State.HELD):
@@ -375,6 +382,7 @@ class ZooKeeperPlace:
         except jute.ZooKeeperError as refused:
             if refused.code != jute.NO_NODE:
                 raise
+            self._broken = self._broken or await self._node.is_broken(session)
             self.abandon()
             return self._left_gone(repeated)
         self.abandon()
@@ -396,7 +404,7 @@ class ZooKeeperPlace:
             return Left("gone", "expired")
         if repeated and not self._broken:
             return Left("released")
-        return Left("gone", "broken")
+        return Left("gone", "broken" if self._broken else "gone")
 
     def _stop(self) -> None:
         """Hear of nothing any more."""
@@ -424,8 +432,7 @@ class ZooKeeperPlace:
             elif (
                 isinstance(error, jute.Aborted) and error.index == 0 and error.code == jute.NO_NODE
             ):
-                self.abandon()
-                done(self._left_gone(repeated))
+                self._store.start(self._tell_why(session, repeated, done))
             elif isinstance(error, jute.ZooKeeperError):
                 done(self._refused(error))
             else:
@@ -433,6 +440,17 @@ class ZooKeeperPlace:
 
         session.submit(self._node.deletion(path)).add_done_callback(on_answer)
         return True
+
+    async def _tell_why(
+        self, session: Session, repeated: bool, done: Callable[[Left | BackendError], object]
+    ) -> None:
+        try:
+            self._broken = self._broken or await self._node.is_broken(session)
+        except BackendError as failed:
+            done(failed)
+            return
+        self.abandon()
+        done(self._left_gone(repeated))
 
     def abandon(self) -> None:
         self._stop()

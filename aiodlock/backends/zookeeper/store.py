@@ -17,6 +17,7 @@ from .._label import make_label
 from ..base import Listener
 from . import jute
 from .connection import Answer
+from .node import BROKEN
 from .place import ZooKeeperPlace
 from .queue import Entry, holders, read_queue
 from .session import Ensemble, Session
@@ -59,6 +60,7 @@ class ZooKeeperBackend:
         self._group: asyncio.TaskGroup | None = None
         self._reading: dict[tuple[Session, str], list[asyncio.Future[list[Entry]]]] = {}
         self._unwatched: list[ZooKeeperPlace] = []
+        self._observing: list[Callable[[], object]] = []
 
     def __repr__(self) -> str:
         return f"<ZooKeeperBackend {self.described}>"
@@ -82,6 +84,8 @@ class ZooKeeperBackend:
                     self._close_idle(main)
         finally:
             self._group = None
+            for changed in list(self._observing):
+                changed()  # nothing more is told
 
     def _close_idle(self, main: Session) -> None:
         for ttl, session in list(self._sessions.items()):
@@ -191,7 +195,14 @@ class ZooKeeperBackend:
 
     def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
         observer = _Observer(self._main, self.directory(kind, name), changed)
-        return observer.stop
+        self._observing.append(changed)
+
+        def stop() -> None:
+            observer.stop()
+            if changed in self._observing:
+                self._observing.remove(changed)
+
+        return stop
 
     # -- for people ----------------------------------------------------------------------------------
 
@@ -281,7 +292,11 @@ class ZooKeeperBackend:
             holding = holders(entries)
             if not holding:
                 return 0
-            calls = [jute.delete(f"{path}/{entry.node}") for entry in holding]
+            calls: list[jute.Call[Any]] = []
+            for entry in holding:
+                # The receipt tells the holder that this was no accident.
+                receipt = f"{self.root}/ids/{entry.request}"
+                calls += [jute.delete(f"{path}/{entry.node}"), jute.set_data(receipt, BROKEN)]
             try:
                 await session.ask(jute.multi(calls))
             except jute.ZooKeeperError as refused:
