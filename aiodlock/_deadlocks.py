@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 from ._clock import now
 from ._cycles import Answer, Asking, Cycle, Question, Wait, probe, verify
-from ._errors import BackendError, DeadlockError, LockError, LossReason
+from ._errors import BackendError, DeadlockError, LossReason
 from ._model import ENDED, Granted, Kind, LockInfo, Terms
 from .backends.base import Place
 
@@ -207,7 +207,7 @@ class Deadlocks:
                     await asyncio.sleep(pause)
                 try:
                     await self._probe([r for r, told in self._told.items() if told.due <= now()])
-                except (LockError, TimeoutError) as error:
+                except Exception as error:  # whatever it is: leases must not be lost for it
                     _logger.debug(
                         "looking for deadlocks failed: %r",
                         error,

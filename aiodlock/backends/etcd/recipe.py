@@ -31,7 +31,7 @@ from . import messages as m
 from .messages import KeyValue
 
 _VERSION = "1"
-_KINDS: dict[str, str] = {"lock": "l", "semaphore": "s"}
+_KINDS: dict[str, str] = {"lock": "l", "semaphore": "s", "wait": "w"}
 
 
 # -- keys ------------------------------------------------------------------------------------------
