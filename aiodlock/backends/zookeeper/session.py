@@ -312,7 +312,7 @@ class Session:
         path = ""
         steps = self._ensemble.root.strip("/").split("/")
         paths = [path := f"{path}/{step}" for step in steps]
-        paths += [f"{path}/{part}" for part in ("clients", "ids", "locks", "semaphores")]
+        paths += [f"{path}/{part}" for part in ("clients", "ids", "locks", "semaphores", "waits")]
         for path in paths:
             try:
                 await connection.submit(jute.create(path, b"", jute.PERSISTENT, self._ensemble.acl))
