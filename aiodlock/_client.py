@@ -330,11 +330,6 @@ class Client:
         if options.pop("owner", None) is not None:
             raise ValueError("a semaphore is not reentrant: owner has no meaning")
         described = self.lock(name, **options)
-        if not self._store.capabilities.semaphores:
-            raise Unsupported(
-                "a semaphore needs one place that counts its holders, and a quorum has several: use one "
-                "server, Sentinel or a cluster"
-            )
         check_flag("resize", resize)
         if resize and not self._store.capabilities.resize:
             raise Unsupported(_needs("resize"))
@@ -632,6 +627,8 @@ class Client:
         """
         check_text("name", name)
         check_kind(kind)
+        if not self._store.capabilities.break_lock:
+            raise Unsupported(f"{self._described}: this store cannot break a lock")
         session = self._use(name)
         return await self._answer_soon(lambda: session.backend.break_lock(name, kind), name)
 

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from ._backoff import pause_after
 from ._bodies import Body
+from ._capabilities import refuse_short
 from ._clock import now
 from ._errors import BackendError, LockLost, NotHeld
 from ._model import Mode
@@ -174,6 +175,7 @@ class Lease(Body):
                 raise ValueError(
                     f"margin ({request.terms.margin} s) must be at most {LARGEST_MARGIN:.0%} of ttl"
                 )
+            refuse_short(session.backend.capabilities, "ttl", ttl, repr(session.backend))
         session.check_here()
         self.ensure_held()
         session.check_usable()

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from ._backoff import LONGEST, pause_after
 from ._bodies import Blocks
+from ._capabilities import refuse_unsupported
 from ._clock import now
 from ._cycles import IMPATIENT
 from ._errors import (
@@ -96,6 +97,7 @@ class Acquirable:
             resize=resize,
             note=options.note,
         )
+        refuse_unsupported(client._store.capabilities, self._terms, options.ttl, client._described)
         self._entered: Blocks[Lease] = Blocks()
 
     @property

@@ -41,26 +41,32 @@ class Opener(Protocol):
         """Make a backend, in the event loop that is to run it."""
 
 
-#: Which module of this package reads the URLs of a scheme. Each has a function ``read_source``.
+#: Functions that read a source, as "module:function". A module is imported when a source of its is used.
+_REDIS = "aiodlock.backends.redis.sources:read_source"
+_MEMORY = "aiodlock.backends.memory.sources:read_source"
+_POSTGRES = "aiodlock.backends.postgres.sources:read_source"
+_ETCD = "aiodlock.backends.etcd.sources:read_source"
+_ZOOKEEPER = "aiodlock.backends.zookeeper.sources:read_source"
+#: Which function reads the URLs of a scheme.
 _SCHEMES = {
-    "redis": "redis.sources",
-    "rediss": "redis.sources",
-    "unix": "redis.sources",
-    "memory": "memory.sources",
-    "redis+sentinel": "redis.sources",
-    "rediss+sentinel": "redis.sources",
-    "redis+cluster": "redis.sources",
-    "rediss+cluster": "redis.sources",
-    "postgresql": "postgres.sources",
-    "postgres": "postgres.sources",
-    "etcd": "etcd.sources",
-    "etcds": "etcd.sources",
-    "zookeeper": "zookeeper.sources",
-    "zookeepers": "zookeeper.sources",
+    "redis": _REDIS,
+    "rediss": _REDIS,
+    "unix": _REDIS,
+    "memory": _MEMORY,
+    "redis+sentinel": _REDIS,
+    "rediss+sentinel": _REDIS,
+    "redis+cluster": _REDIS,
+    "rediss+cluster": _REDIS,
+    "postgresql": _POSTGRES,
+    "postgres": _POSTGRES,
+    "etcd": _ETCD,
+    "etcds": _ETCD,
+    "zookeeper": _ZOOKEEPER,
+    "zookeepers": _ZOOKEEPER,
 }
 #: Which one reads the ready clients of a driver, and lists of sources.
-_DRIVERS = {"redis": "redis.sources"}
-_LISTS = "redis.sources"
+_DRIVERS = {"redis": _REDIS}
+_LISTS = _REDIS
 
 
 def read_source(source: object, options: StoreOptions) -> Opener:
@@ -70,14 +76,15 @@ def read_source(source: object, options: StoreOptions) -> Opener:
     :raises ValueError: for a URL that cannot be read, and for options that the store has no use for.
     :raises Unsupported: for options that ask for what the store cannot do.
     """
-    module = _module_of(source)
-    if module != "postgres.sources" and (options.listen_source is not None or options.create):
+    reader = _reader_of(source)
+    if reader != _POSTGRES and (options.listen_source is not None or options.create):
         raise ValueError("listen_source and create are for PostgreSQL: leave them out")
-    opener: Opener = import_module(f".{module}", __package__).read_source(source, options)
+    module, _, function = reader.partition(":")
+    opener: Opener = getattr(import_module(module), function)(source, options)
     return opener
 
 
-def _module_of(source: object) -> str:
+def _reader_of(source: object) -> str:
     if isinstance(source, str):
         return _SCHEMES[check_scheme(source)]
     if isinstance(source, list | tuple):
