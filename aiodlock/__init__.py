@@ -3,16 +3,19 @@
 A map of the package::
 
     _client.py     Client: opens a backend, makes locks
-    _session.py    what runs while a client is entered: places, leaving, the only task group
+    _session.py    what runs while a client is entered: requests, the only task group
+    _request.py    a request's state, from its first message to its last
+    _hold.py       the part of it that leases need
+    _deadlines.py  when a lease is lost by time
+    _departure.py  how requests leave
     _lock.py       Lock: name, mode, options; the one acquire loop; reentrancy
     _lease.py      Lease: held, released, or lost with a reason; leaving a body
     _election.py  Election: a lock whose holder leads, and says who it is
     _multilock.py  several locks as one
-    _place.py      a request's state, from its first message to its last
-    _extender.py   one task that extends every lease and waiter, in batches
     _model.py      frozen values        _options.py  what users hand in, checked
     _errors.py     the tree             _clock.py    the one clock of leases
-    backends/      base: the protocol a backend fulfils; sources: which package reads a source;
+    backends/      base: the seam to every store; keeper: extends leases, where each request has one;
+                   sources: which module reads a source;
                    memory/: a state machine in plain Python; redis/: scripts, wire, wake-ups
 """
 

@@ -121,7 +121,7 @@ class Waiting:
     """
 
     deadline: float
-    look_at: float | None
+    look_at: float | None = None
     #: Every grant after this answer has a larger token: a notice with another is stale.
     floor: int = 0
 

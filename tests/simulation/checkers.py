@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from aiodlock._lease import Lease
-from aiodlock._request import Request, State
+from aiodlock._request import Request, State, check
 
 from .server import Command, SimServer
 from .world import Process, World, Wrong
@@ -434,6 +434,7 @@ class Checkers:
             self.wrong("failure", f"{process}: {process.failures[0]}")
         for session in self.sessions.get(process, ()):
             for request in session.requests.values():
+                check(request)
                 if request.state is State.HELD or request.state is State.WAITING:
                     self._check_broken(process, request)
                     self._check_deadline(process, request)
