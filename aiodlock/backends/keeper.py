@@ -34,6 +34,8 @@ _LOOK_SLACK = 0.003
 _LONGEST_TIMER = 1.0
 #: Extensions are due at moments that so many parts of their length lie apart.
 _GRID = 64
+#: The first of them, in parts of the length: a third, less one step.
+_EARLIEST = 1 / 3 - 1 / _GRID
 #: So many places are served in one turn of the loop: that takes a few milliseconds.
 _SLICE = 200
 #: So many extensions are on their way to one server at most: what is read at once takes some milliseconds,
@@ -49,17 +51,18 @@ class Keeper:
     """The heap of what is due, the timer of the earliest, and what the store says by itself.
 
     Mutable state: ``places`` (by request id, from before the first message until the leave is answered),
-    ``_heap`` of [moment, serial, place or None], ``_dead`` (entries without a place), ``_wake_at`` and
-    ``_timer`` (when the task is woken), ``_due`` (set when it is), ``_batch`` (what it extends then),
-    ``_flying`` (how many extensions are on their way, per server), ``_kept`` (places that wait until there
-    are fewer), ``_looks`` (places that are to be looked at, and how), ``_taken`` (answers taken in this
-    turn), ``_tasks`` (while it runs).
+    ``_fresh`` (holders since the timer came last), ``_heap`` of [moment, serial, place or None], ``_dead``
+    (entries without a place), ``_wake_at`` and ``_timer`` (when the task is woken), ``_due`` (set when it
+    is), ``_batch`` (what it extends then), ``_flying`` (how many extensions are on their way, per server),
+    ``_kept`` (places that wait until there are fewer), ``_looks`` (places that are to be looked at, and
+    how), ``_taken`` (answers taken in this turn), ``_tasks`` (while it runs).
     """
 
     def __init__(self, store: KeptStore, unavailable_after: float) -> None:
         self.store: KeptStore = store
         self.places: dict[str, KeptPlace] = {}
         self._unavailable_after = unavailable_after
+        self._fresh: dict[KeptPlace, None] = {}
         self._heap: list[list[Any]] = []
         self._serials = count()
         self._dead = 0
@@ -77,7 +80,7 @@ class Keeper:
         self._phase = random.random()
 
     def __len__(self) -> int:
-        return len(self._heap) - self._dead
+        return len(self._fresh) + len(self._heap) - self._dead
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Run the store, and keep what is in it, until cancelled."""
@@ -95,10 +98,21 @@ class Keeper:
 
     def add(self, place: KeptPlace) -> None:
         """Take care of a place that was acknowledged just now."""
+        if place.stage is Stage.WAITING:
+            place.beat = self._first_beat(place, place.waiter_ttl)
+            self._schedule(place)
+        elif place.terms.auto_extend:
+            # Most holders leave before anything is due: they need no entry in the heap.
+            self._fresh[place] = None
+            ttl = place.ttl
+            length = max(ttl - place.terms.margin, ttl / 10)
+            earliest = place.deadline - ttl + length * _EARLIEST
+            if earliest < self._wake_at:
+                self._set_timer(earliest)
+
+    def _first_beat(self, place: KeptPlace, length: float) -> float:
         # The answer to a repetition tells what is left of a lease that began with the first message.
-        length = place.ttl if place.stage is Stage.HELD else place.waiter_ttl
-        place.beat = self._beat_of(place, latest=place.deadline - length * 2 / 3)
-        self._schedule(place)
+        return self._beat_of(place, latest=place.deadline - length * 2 / 3)
 
     def look_at(self, place: KeptPlace, moment: float) -> None:
         """The place is the head of its queue, and what blocks it may end at ``moment``."""
@@ -119,6 +133,8 @@ class Keeper:
         if entry is not None:
             entry[2] = place.entry = None
             self._bury()
+        else:
+            self._fresh.pop(place, None)
         if place.watching:
             self._watch(place, False)
 
@@ -263,6 +279,8 @@ class Keeper:
                 return  # it comes up before, and is put back then: that makes no object
             entry[2] = None
             self._bury()
+        else:
+            self._fresh.pop(place, None)
         place.entry = entry = [when, next(self._serials), place]
         heappush(self._heap, entry)
         if when <= 0.0:
@@ -282,11 +300,11 @@ class Keeper:
             return max(place.deadline, now() + _LONGEST_RETRY)
         return place.beat if place.look_at is None else min(place.beat, place.look_at)
 
-    def _set_timer(self) -> None:
+    def _set_timer(self, earliest: float = _NEVER) -> None:
         while self._heap and self._heap[0][2] is None:
             heappop(self._heap)
             self._dead -= 1
-        wake_at = self._heap[0][0] if self._heap else _NEVER
+        wake_at = min(self._heap[0][0], earliest) if self._heap else earliest
         if wake_at == self._wake_at and self._timer is not None:
             return
         if self._timer is not None:
@@ -308,14 +326,20 @@ class Keeper:
 
     def _collect(self, moment: float) -> None:
         """Put a slice of what must be extended now into the batch."""
+        if self._fresh:
+            fresh, self._fresh = self._fresh, {}
+            for place in fresh:
+                place.beat = self._first_beat(place, place.ttl)
+                self._schedule(place)
         due: list[list[Any]] = []
         room = _SLICE
         while self._heap and room and (self._heap[0][2] is None or self._heap[0][0] <= moment):
             entry = heappop(self._heap)
-            place: KeptPlace | None = entry[2]
-            if place is None:
+            found: KeptPlace | None = entry[2]
+            if found is None:
                 self._dead -= 1
                 continue
+            place = found
             place.entry = None
             room -= 1
             if place.due > moment:

@@ -304,7 +304,8 @@ class KeptPlace(Request):
         self.granted = True
         self.token = token
         self.deadline = max(self.deadline, deadline)
-        self.granted_at = now()
+        if self.terms.max_hold is not None:
+            self.granted_at = now()
         if self.answered:
             self.listener.granted()
 
@@ -323,10 +324,12 @@ class KeptPlace(Request):
 
     async def leave(self, end: End, *, within: float | None = None) -> Left:
         """Leave once; the answer to a repetition tells what the first has done."""
-        self.run_out()
+        keeper = self.keeper
+        self.stage = Stage.OVER
+        keeper.forget(self)
         self.end = end
         self.leaves += 1
-        left = await self.keeper.store.leave(self, lost=end.lost, within=within)
+        left = await keeper.store.leave(self, lost=end.lost, within=within)
         return self._on_left(left)
 
     def leave_soon(self, end: End, done: Callable[[Left | BackendError], object]) -> bool:

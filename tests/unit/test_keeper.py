@@ -166,6 +166,7 @@ async def test_what_began_at_about_the_same_time_is_due_together(kept: Kept) -> 
     began = now()
     places = [await kept.holder(str(number), ttl=64.0) for number in range(100)]
     spent = now() - began
+    kept.keeper._collect(now())  # as its timer would
     assert len({round(place.beat, 6) for place in places}) <= 2 + spent
     for place in places:
         assert began + 64 / 3 - 1.001 <= place.beat <= began + spent + 64 / 3
@@ -175,7 +176,9 @@ async def test_processes_do_not_ask_in_step(kept: Kept) -> None:
     phase, beats = kept.keeper._phase, set()
     for number in range(8):
         kept.keeper._phase = Keeper(kept.store, 1.0)._phase
-        beats.add(round((await kept.holder(str(number), ttl=64.0)).beat % 1.0, 6))
+        place = await kept.holder(str(number), ttl=64.0)
+        kept.keeper._collect(now())
+        beats.add(round(place.beat % 1.0, 6))
     assert len(beats) > 4
     kept.keeper._phase = phase
 
