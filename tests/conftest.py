@@ -29,6 +29,7 @@ from .servers import (
     OTHERS,
     POSTGRES,
     REAL,
+    TOYS,
     ZOOKEEPER,
     Servers,
     Store,
@@ -50,12 +51,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--store",
         default="",
-        help=f"run on these stores only, separated by commas: {', '.join((*ALL, *OTHERS))}",
+        help=f"run on these stores only, separated by commas: {', '.join((*ALL, *OTHERS, *TOYS))}",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if unknown := set(_chosen(config)) - {*ALL, *OTHERS}:
+    if unknown := set(_chosen(config)) - {*ALL, *OTHERS, *TOYS}:
         raise pytest.UsageError(f"--store: no such store: {', '.join(sorted(unknown))}")
 
 
@@ -121,8 +122,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names = [name for name in _wanted(metafunc) if name in _chosen(metafunc.config)]
     if _asks_for(metafunc, "notifications"):
         both = [_param(name, on) for name in names for on in (True, False)]
-        # fakeredis sends notifications whatever its configuration says, and the memory store has none.
-        both = [p for p in both if p.values not in ((FAKEREDIS, False), (MEMORY, True))]
+        # fakeredis sends notifications whatever its configuration says; what has no keys has none.
+        without = [(FAKEREDIS, False), *((name, True) for name in (MEMORY, *TOYS))]
+        both = [p for p in both if p.values not in without]
         metafunc.parametrize(("store", "notifications"), both, indirect=True)
     else:
         metafunc.parametrize("store", [_param(name) for name in names], indirect=True)
@@ -138,7 +140,7 @@ def _asks_for(metafunc: pytest.Metafunc, fixture: str) -> bool:
 
 def _chosen(config: pytest.Config) -> list[str]:
     chosen: str = config.getoption("--store")
-    return [name.strip() for name in chosen.split(",")] if chosen else list(ALL)
+    return [name.strip() for name in chosen.split(",")] if chosen else [*ALL, *TOYS]
 
 
 def _wanted(metafunc: pytest.Metafunc) -> list[str]:
@@ -149,11 +151,15 @@ def _wanted(metafunc: pytest.Metafunc) -> list[str]:
     )
     if only_real:
         return [name for name in names if name in REAL]
+    if metafunc.module.__name__.startswith(_TOYS):
+        return list(TOYS) if not any(metafunc.definition.iter_markers("stores")) else []
     if _SCRIPTED & set(metafunc.fixturenames) or any(metafunc.definition.iter_markers("scripted")):
         names = [name for name in names if name not in (MEMORY, *BEYOND)]
     return names
 
 
+#: Where the core of the contract is run on the toys, and on nothing else.
+_TOYS = "tests.toys."
 #: Fixtures that look at keys.
 _SCRIPTED = {"direct", "heard"}
 
@@ -262,3 +268,14 @@ async def proxy(real_store: Store) -> AsyncIterator[FaultProxy]:
     """Give a proxy in front of a real store; a test that uses it runs on no other."""
     async with FaultProxy(real_store.url) as proxy:
         yield proxy
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Skip what a toy says that it cannot do."""
+    try:
+        return (yield)
+    except aiodlock.Unsupported as unsupported:
+        if isinstance(item, pytest.Function) and item.module.__name__.startswith(_TOYS):
+            pytest.skip(str(unsupported))
+        raise

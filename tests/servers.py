@@ -16,6 +16,7 @@ from fakeredis.aioredis import FakeRedis
 from redis.asyncio import RedisCluster
 
 import aiodlock.backends.memory.store as memory_store
+import aiodlock.backends.sources as sources
 from aiodlock._embedded import EmbeddedServer, find_redis62, find_redis_on_path, find_valkey9
 from aiodlock.backends.postgres.schema import create_statements
 
@@ -46,6 +47,8 @@ POSTGRES = ("postgres", "postgres18")
 ETCD = ("etcd", "etcd3")
 # One server of Debian's ZooKeeper, and an ensemble of three.
 ZOOKEEPER = ("zookeeper", "zookeeper3")
+# Stores in one file each, for the core of the contract alone: tests/toys.
+TOYS = ("toy-requests", "toy-lease")
 # Stores beyond Redis: nobody looks at their keys.
 BEYOND = (*POSTGRES, *ETCD, *ZOOKEEPER)
 OTHERS = (CLUSTER, SENTINEL, REPLICATED, QUORUM, QUORUM5, *BEYOND)
@@ -59,6 +62,9 @@ NOTIFICATIONS = "Kgxe"
 
 # What a test may have changed and the next one relies on.
 _DEFAULTS = {"notify-keyspace-events": "", "maxmemory": "0", "maxmemory-policy": "noeviction"}
+
+sources._SCHEMES["toy-requests"] = "tests.toys.per_request:Opener"
+sources._SCHEMES["toy-lease"] = "tests.toys.shared_lease:Opener"
 
 _numbers = itertools.count(1)
 _EMPTY = "truncate aiodlock.name, aiodlock.waiter, aiodlock.marker, aiodlock.broken;"
@@ -301,6 +307,8 @@ class Servers:
             url = self._zookeeper_server(name).url
             tick = zookeeper.TICK
             return Store(name, f"{url}/t{next(_numbers)}?tick_time={tick}", zookeeper=True)
+        if name in TOYS:
+            return Store(name, f"{name}://test-{next(_numbers)}")
         server = self._server(name)
         reset(server)
         return Store(name, server.url, server)
