@@ -1,4 +1,4 @@
-"""Fair distributed locks for asyncio, on Redis and Valkey.
+"""Fair distributed locks for asyncio, on Redis, Valkey, PostgreSQL, etcd and ZooKeeper.
 
 A map of the package::
 
