@@ -792,7 +792,7 @@ VARIANTS = {
         ),
         ("liveness",),
         kind=QuorumSimulation,
-        seed=4,
+        seed=49,
     ),
     "quorum: votes by owner stay": Variant(
         _both(
