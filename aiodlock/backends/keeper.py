@@ -109,6 +109,8 @@ class Keeper:
             earliest = place.deadline - ttl + length * _EARLIEST
             if earliest < self._wake_at:
                 self._set_timer(earliest)
+            elif self._wake_at <= now():
+                self._due.set()  # the machine has slept, and the timer is late
 
     def _first_beat(self, place: KeptPlace, length: float) -> float:
         # The answer to a repetition tells what is left of a lease that began with the first message.
