@@ -203,7 +203,7 @@ class Name:
 
     def _acquire(self, asked: Asked, wait: bool, changed: bool) -> Held | Waits | Refused:
         now = self.now
-        entry = Entry(asked, now, now + asked.ttl, asked.ttl, began=asked.begins)
+        entry = Entry(asked, now, now + asked.ttl, asked.ttl, 0, now + asked.hold, asked.begins)
         own = self._owners.get(asked.owner)
         if own is not None:
             if asked.mode == "exclusive" and not own.exclusive:
