@@ -36,7 +36,12 @@ async def examine(url: str) -> list[Finding]:
         for endpoint, found in zip(access.endpoints, members, strict=True)
     ]
     findings.append(_alarms(answered))
-    findings.append(await _write(access, described))
+    reached = tuple(
+        endpoint
+        for endpoint, found in zip(access.endpoints, members, strict=True)
+        if isinstance(found, m.StatusResponse)
+    )
+    findings.append(await _write(replace(access, endpoints=reached), described))
     return findings
 
 

@@ -43,6 +43,7 @@ def test_doctor_examines_every_member(servers: Servers) -> None:
     lines = [line.split("\t") for line in done.stdout.splitlines()]
     found = {line[1]: line[0] for line in lines}
     member = url.removeprefix("etcd://")
+    assert done.returncode == 0, done.stderr
     assert found["lock"] == "ok"
     assert found[f"member {member}"] in ("ok", "warning")  # an old one is warned of
     assert found["member 127.0.0.1:1"] == "warning"
