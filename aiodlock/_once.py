@@ -28,6 +28,13 @@ class OnceRun:
     ``lease`` is None unless ``first``. The first sets ``result`` in its body; all others find the result
     that is on record.
 
+    ```python
+    async with client.once("invoice:7", keep=86400) as once:
+        if once.first:
+            once.result = "sent"
+    print(once.result)
+    ```
+
     Mutable state: ``_result``.
     """
 

@@ -194,6 +194,7 @@ class KeptPlace(Request):
     capped: bool
     deadline: float
     due: float
+    end: End
     entry: list[Any] | None
     failures: int
     floor: int

@@ -26,7 +26,9 @@ class EtcdOpener:
     capabilities: Capabilities = EtcdBackend.capabilities
 
     def __init__(self, url: str, options: StoreOptions) -> None:
-        self._access, self.described = read_url(url)
+        access, described = read_url(url)
+        self._access: Access = access
+        self.described: str = described
         self._options = options
 
     def open(self) -> EtcdBackend:

@@ -45,7 +45,7 @@ class Sentinel:
         self.kept = False
         self.heard: tuple[Named, float] | None = None
         self.failure: Exception | None = None
-        self.hurry = asyncio.Event()
+        self.hurry: asyncio.Event = asyncio.Event()
 
     async def ask(self, service: str, least_others: int) -> Named:
         """Return what it says now, or raise a RedisError or an OSError."""

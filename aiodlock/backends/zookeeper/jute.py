@@ -278,7 +278,7 @@ class Aborted(ZooKeeperError):
     """A transaction was not done. ``index`` is the call that could not be, ``code`` says why."""
 
     def __init__(self, codes: Sequence[int]) -> None:
-        self.index = next(number for number, code in enumerate(codes) if code)
+        self.index: int = next(number for number, code in enumerate(codes) if code)
         super().__init__(codes[self.index])
 
 

@@ -54,7 +54,7 @@ class Topology:
         self.nodes: dict[Address, Node] = {}
         self._owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         self._learned = list(self._owners)
-        self.changed = asyncio.Event()
+        self.changed: asyncio.Event = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._listener: Notices | None = None
         self._failure: Exception | None = None
