@@ -155,6 +155,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("_constants_of_no_module")
 @pytest.mark.skipif(not installed("postgres"), reason="postgres is not installed")
