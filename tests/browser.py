@@ -92,6 +92,7 @@ class Browser:
                 gone = "stale element" in "".join(refused.__notes__)
                 if attempt == 49 or not gone:
                     raise
+            time.sleep(0.05)  # the page is being drawn anew
 
     def run(self, script: str, *arguments: str) -> Any:
         return self._call(

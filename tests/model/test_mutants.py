@@ -265,8 +265,8 @@ MACHINE_MUTANTS = [
     MachineMutant("no reader beside a writer", "return not self._exclusive and (", "return ("),
     MachineMutant(
         "a semaphore has its limit",
-        "len(self.holders) < asked.limit)",
-        "len(self.holders) <= asked.limit)",
+        "len(self.holders) < self.limit)",
+        "len(self.holders) <= self.limit)",
         Semaphores,
     ),
     MachineMutant(
@@ -276,12 +276,12 @@ MACHINE_MUTANTS = [
     ),
     MachineMutant(
         "a release hands off",
-        "        reply = self._remove(id, lost)\n        changed = self._sweep_and_grant()",
-        "        reply = self._remove(id, lost)\n        changed = False",
+        "        changed = self._sweep_and_grant()\n        if changed or nearer",
+        "        changed = False\n        if changed or nearer",
     ),
     MachineMutant(
         "a known waiter is not queued again",
-        "if known is not None and now < known.deadline:\n            return self._waits(known)",
+        "if known is not None and self.now < known.deadline:\n            return self._waits(known)",
         "",
     ),
     # Owners.
@@ -324,8 +324,8 @@ MACHINE_MUTANTS = [
     ),
     MachineMutant(
         "also when its holder says that it lost it",
-        "and not (lost and holder.asked.delay):",
-        "and True:",
+        'if end == "lost" and holder.closed_until > holder.deadline:',
+        "if False:",
     ),
     # Leases.
     MachineMutant(
@@ -340,8 +340,8 @@ MACHINE_MUTANTS = [
     ),
     MachineMutant(
         "a granted waiter keeps the deadline it had",
-        "        entry.token = token\n",
-        "        entry.token = token\n        entry.deadline = self.now + entry.length\n",
+        "        self.holders[entry.asked.id] = entry\n",
+        "        self.holders[entry.asked.id] = entry\n        entry.deadline = self.now + entry.length\n",
     ),
     MachineMutant(
         "a deadline is clamped when the clock was set back",
@@ -380,8 +380,8 @@ MACHINE_MUTANTS = [
     ),
     MachineMutant(
         "the next head is told when the head withdraws",
-        'if changed or (was_head and reply != ("released",)):',
-        "if changed:",
+        'if changed or nearer or (was_head and reply != ("released",)):',
+        "if changed or nearer:",
     ),
     MachineMutant(
         "the head is told when its blocker's owner will end sooner",

@@ -12,6 +12,9 @@ from .direct import Direct, Heard
 KEPT = 60_000
 
 
+pytestmark = pytest.mark.scripted
+
+
 @pytest.fixture
 async def once(store: Store) -> Direct:
     return Direct(await store.raw(), kind="once")

@@ -12,6 +12,7 @@ import pytest
 import redis.asyncio
 
 import aiodlock
+from aiodlock.backends.redis.backend import RedisBackend
 from aiodlock.backends.redis.permissions import CHECKED, CHECKED_VOTING
 
 from ..scenes import soon, store_of, until
@@ -82,8 +83,9 @@ async def test_everything_works_with_what_the_page_lists(
     url = await set_user(documented())
     async with aiodlock.Client(url) as client:
         await use_everything(client, await real_store.raw())
-        backend = store_of(client)
-        assert getattr(backend, "notifications") is notifications  # noqa: B009
+        store = store_of(client)
+        assert isinstance(store, RedisBackend)
+        assert store.server.notifications is notifications
 
 
 async def test_user_of_the_page_sees_and_touches_nothing_else(

@@ -23,7 +23,7 @@ NAMES = (
 ).filter(lambda name: len(name.encode()) <= 512)
 KINDS: st.SearchStrategy[Kind] = st.sampled_from(["lock", "semaphore"])
 KEY = re.compile(
-    r"aiodlock:2:(lock|semaphore):\{[A-Za-z0-9_.~%-]+\}:(state|queue|waiters|token|broken|marker:)"
+    r"aiodlock:2:(lock|semaphore):\{[A-Za-z0-9_.~%-]+\}:(state|queue|waiters|token|broken|record|marker:)"
 )
 
 

@@ -117,6 +117,8 @@ class _TwoSteps(RedisBackend):
                     self.label,
                     *self.server.to_clients,
                     "take",
+                    "",
+                    "",
                 )
                 sent = now()
                 reply = await wire.send("EVALSHA", ACQUIRE.sha, 5, *names, *who)
@@ -862,7 +864,10 @@ VARIANTS = {
         _believe_in_holds_elsewhere, ("exclusion",), kind=FailoverSimulation, seed=7
     ),
     "memory: no marker after an ambiguous failure": Variant(
-        _machine("        if marker:\n", "        if False:\n"),
+        _machine(
+            "if marker:\n            self._remember(self.markers, id, now + marker)\n        if not",
+            "if not",
+        ),
         ("ghost",),
         kind=MachineSimulation,
         seed=2,
