@@ -6,7 +6,7 @@ import asyncio
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ._bodies import Blocks
+from ._bodies import block_meant, current_task, not_clear, refuse
 from ._errors import DeadlockError, LockLost
 from ._lease import Lease
 from ._lock import Acquirable, AlreadyDone
@@ -135,10 +135,8 @@ class Once:
     def __init__(self, client: Client, name: str, options: LockOptions, keep: float) -> None:
         self._lock = OnceLock(client, name, "exclusive", options)
         self._keep = keep
-        self._entered: Blocks[OnceLease] = Blocks()
-        self._runs: dict[int, OnceRun] = {}
-        #: Tasks inside a body that is not the first, as often as they have entered.
-        self._others: list[asyncio.Task[Any] | None] = []
+        #: The open blocks of all tasks in the order of entering, also those that are not the first.
+        self._open: list[tuple[asyncio.Task[Any], OnceRun]] = []
 
     def __repr__(self) -> str:
         return f"<Once {self.name!r} keep={self._keep:g} on {self._lock._client!r}>"
@@ -150,12 +148,9 @@ class Once:
 
     async def __aenter__(self) -> OnceRun:
         run = await self._start()
-        lease = run.lease
-        if isinstance(lease, OnceLease):
-            self._entered.enter(lease._arm(), lease)
-            self._runs[id(lease)] = run
-        else:
-            self._others.append(asyncio.current_task())
+        task = current_task() if run.lease is None else run.lease._arm()
+        assert task is not None
+        self._open.append((task, run))
         return run
 
     async def __aexit__(
@@ -164,14 +159,17 @@ class Once:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        task = asyncio.current_task()
-        if task in self._others:
-            self._others.remove(task)
+        index = block_meant([task for task, _ in self._open])
+        if index is None:
+            refuse(exc, not_clear(self, len(self._open)))
             return
-        meant = self._entered.take(self, exc)
-        if meant is not None:
-            entered_in, lease = meant
-            run = self._runs.pop(id(lease))
+        entered_in, run = self._open[index]
+        foreign = None if run.lease is None else run.lease._session.foreign()
+        if foreign is not None:
+            refuse(exc, foreign)
+            return
+        del self._open[index]
+        if run.lease is not None:
             await self._finish(run, entered_in, exc_type, exc)
 
     async def _start(self) -> OnceRun:

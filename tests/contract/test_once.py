@@ -247,6 +247,28 @@ async def test_one_object_serves_many_tasks(client: Client) -> None:
     assert done == [1]
 
 
+async def test_block_that_is_not_the_first_may_be_left_in_another_task(client: Client) -> None:
+    await enter(client)
+    once = client.once("a", keep=60)
+    await asyncio.create_task(once.__aenter__())  # as fixtures do
+    await asyncio.create_task(once.__aexit__(None, None, None))
+    with pytest.raises(RuntimeError, match="0 blocks of it are open"):
+        await once.__aexit__(None, None, None)
+
+
+async def test_blocks_of_one_object_and_task_are_left_in_the_opposite_order(client: Client) -> None:
+    await enter(client)
+    once = client.once("a", keep=60)
+    outer = await once.__aenter__()
+    await client.forget("a")
+    inner = await once.__aenter__()
+    assert (outer.first, inner.first) == (False, True)
+    inner.result = "again"
+    await once.__aexit__(None, None, None)  # the inner one
+    assert await enter(client) == (False, "again")
+    await once.__aexit__(None, None, None)
+
+
 @pytest.mark.stores(MEMORY)
 async def test_quorum_has_none(store: Store) -> None:
     client = Client(["memory://"] * 3)
