@@ -6,6 +6,7 @@ import asyncio
 import functools
 import gc
 import inspect
+import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -56,6 +57,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell ignores it for what it runs in the background, and the processes of tests would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if unknown := set(_chosen(config)) - {*ALL, *OTHERS, *TOYS}:
         raise pytest.UsageError(f"--store: no such store: {', '.join(sorted(unknown))}")
 
