@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ..scenes import until
 from .direct import Direct, Heard, waiting
 
 HOLD = 60_000
@@ -40,6 +41,12 @@ async def test_leave_that_is_repeated_is_answered_as_the_first(direct: Direct) -
 async def test_body_that_ends_later_than_that_closes_nothing(direct: Direct) -> None:
     await direct.acquire("a", words=" h=1", how="begins")
     await direct.acquire("b")
+    granted_by = await direct.now()
+
+    async def hold_is_over() -> bool:
+        return await direct.now() > granted_by + 1
+
+    await until(hold_is_over)
     reply = await direct.leave("a")
     assert reply[0] == "released"
     assert set(await direct.holders()) == {"b"}
