@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeAlias, TypeVar, Unpack
 from urllib.parse import quote, unquote
 
 from ._clock import now
@@ -16,6 +16,7 @@ from ._deadlocks import standing
 from ._election import Election
 from ._errors import BackendError, BackendUnavailable, ClientClosed, Unsupported, concerning
 from ._hooks import Hooks
+from ._keywords import LockKeywords, OwnerlessKeywords, UnnamedKeywords
 from ._lock import ANSWER_WITHIN, Lock, ReadWriteLock, Semaphore
 from ._locked import CallTemplate, check_function
 from ._model import Kind, LockInfo, Mode
@@ -299,7 +300,7 @@ class Client:
             )
         return Lock(self, check_text("name", name), "exclusive", options)
 
-    def rwlock(self, name: str, **options: Any) -> ReadWriteLock:
+    def rwlock(self, name: str, **options: Unpack[LockKeywords]) -> ReadWriteLock:
         """Describe both modes of a lock; ``.write`` is the same as ``lock(name)``. Options as there.
 
         ```python
@@ -314,7 +315,7 @@ class Client:
         return ReadWriteLock(self._in_mode(write, "shared"), write)
 
     def semaphore(
-        self, name: str, limit: int, *, resize: bool = False, **options: Any
+        self, name: str, limit: int, *, resize: bool = False, **options: Unpack[OwnerlessKeywords]
     ) -> Semaphore:
         """Describe a lock with ``limit`` holders. Options as of ``lock``, without ``owner``.
 
@@ -327,9 +328,10 @@ class Client:
             ...
         ```
         """
-        if options.pop("owner", None) is not None:
+        given: dict[str, Any] = {**options}
+        if given.pop("owner", None) is not None:
             raise ValueError("a semaphore is not reentrant: owner has no meaning")
-        described = self.lock(name, **options)
+        described = self.lock(name, **given)
         check_flag("resize", resize)
         if resize and not self._store.capabilities.resize:
             raise Unsupported(_needs("resize"))
@@ -337,7 +339,7 @@ class Client:
             self, described.name, "shared", described._options, check_limit(limit), resize
         )
 
-    def once(self, name: str, *, keep: float, **options: Any) -> Once:
+    def once(self, name: str, *, keep: float, **options: Unpack[OwnerlessKeywords]) -> Once:
         """Describe something to be done once: at most one success on record, for ``keep`` seconds.
 
         The body that is first does it. When it ends without an exception, its success is on record with
@@ -356,18 +358,19 @@ class Client:
         :param options: as of ``lock``, without ``owner`` and ``confirm_release``.
         :raises Unsupported: on a store that keeps no records, such as a quorum.
         """
+        given: dict[str, Any] = {**options}
         for option in ("owner", "linger"):
-            if options.pop(option, None):
+            if given.pop(option, None):
                 raise ValueError(f"{option} has no meaning for what is done once")
-        if options.pop("confirm_release", True) is not True:
+        if given.pop("confirm_release", True) is not True:
             raise ValueError("confirm_release=False would not tell whether a success is on record")
         check_seconds("keep", keep, least=0.001)
-        described = self.lock(name, **options)
+        described = self.lock(name, **given)
         self._check_records()
         return Once(self, described.name, described._options, keep)
 
     def once_per(
-        self, template: str, *, keep: float, **options: Any
+        self, template: str, *, keep: float, **options: Unpack[OwnerlessKeywords]
     ) -> Callable[
         [Callable[_P, Coroutine[Any, Any, _T]]],
         Callable[_P, Coroutine[Any, Any, _T | str | bytes | None]],
@@ -427,7 +430,7 @@ class Client:
         if not self._store.capabilities.once:
             raise Unsupported(_needs("once"))
 
-    def election(self, name: str, **options: Any) -> Election:
+    def election(self, name: str, **options: Unpack[OwnerlessKeywords]) -> Election:
         """Describe an election: one leader at a time. Options as of ``lock``, without ``owner``.
 
         ```python
@@ -435,10 +438,13 @@ class Client:
             ...  # this process leads
         ```
         """
-        return Election(self, name, options)
+        return Election(self, name, {**options})
 
     def multilock(
-        self, *names_or_locks: str | Lock, timeout: float | None = None, **options: Any
+        self,
+        *names_or_locks: str | Lock,
+        timeout: float | None = None,
+        **options: Unpack[UnnamedKeywords],
     ) -> MultiLock:
         """Describe several locks as one, all or none; see ``MultiLock``.
 
@@ -489,7 +495,7 @@ class Client:
         return LockOptions(self._ttl if ttl is None else ttl, *others)
 
     def locked(
-        self, template: str, **options: Any
+        self, template: str, **options: Unpack[LockKeywords]
     ) -> Callable[[Callable[_P, Coroutine[Any, Any, _T]]], Callable[_P, Coroutine[Any, Any, _T]]]:
         """Hold a lock around each call of an async function, or of a method.
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, TypedDict
 
 from .._errors import LockLost
+from .._keywords import CommonKeywords
 
 OnLost: TypeAlias = Literal["flag"] | Callable[[LockLost], object]
 #: Stands for "not given".
@@ -33,27 +34,17 @@ class ClientOptions(TypedDict, total=False):
     deadlock_after: float | None
 
 
-class _SharedOptions(TypedDict, total=False):
-    ttl: float | None
-    auto_extend: bool
-    max_hold: float | None
-    lock_delay: float
-    hold_at_least: float
-    note: str
-    margin: float
-    on_lost: OnLost
-    confirm_release: bool
-
-
-class UnnamedOptions(_SharedOptions, total=False):
+class UnnamedOptions(CommonKeywords, total=False):
     """Options of ``multilock``, whose timeout is a parameter of its own."""
 
+    on_lost: OnLost
     owner: str | None
 
 
-class OwnerlessOptions(_SharedOptions, total=False):
-    """Options of ``semaphore`` and ``election``."""
+class OwnerlessOptions(CommonKeywords, total=False):
+    """Options of ``semaphore``, ``election`` and ``once``."""
 
+    on_lost: OnLost
     timeout: float | None
 
 

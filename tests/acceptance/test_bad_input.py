@@ -266,7 +266,7 @@ def test_bad_limit_of_a_semaphore_is_refused(limit: Any) -> None:
 
 def test_a_semaphore_is_not_reentrant_so_an_owner_is_refused() -> None:
     with pytest.raises(WRONG):
-        AWAY.semaphore("x", 1, owner="me")
+        AWAY.semaphore("x", 1, owner="me")  # type: ignore[call-arg]
 
 
 def test_multilock_needs_names() -> None:

@@ -158,9 +158,9 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(ValueError):
         client.election("")
     with pytest.raises(ValueError):
-        client.election("x", owner="me")
+        client.election("x", owner="me")  # type: ignore[call-arg]
     with pytest.raises(TypeError):
-        client.election("x", no_such=1)
+        client.election("x", no_such=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
         client.election("x").lead(5)  # type: ignore[arg-type]
     with pytest.raises(ValueError):

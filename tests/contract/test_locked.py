@@ -133,7 +133,7 @@ def test_wrong_options_are_told_when_decorating() -> None:
     with pytest.raises(ValueError, match="ttl"):
         client_of_nothing.locked("x", ttl=-1)
     with pytest.raises(TypeError, match="acquire_nowait"):
-        client_of_nothing.locked("x", blocking=False)
+        client_of_nothing.locked("x", blocking=False)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
         client_of_nothing.locked(None)  # type: ignore[arg-type]
 

@@ -484,7 +484,7 @@ async def test_bad_input_is_an_error_before_anything_is_sent() -> None:
         with pytest.raises(TypeError):
             client.multilock("a", wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        client.multilock("a", colour="red")
+        client.multilock("a", colour="red")  # type: ignore[call-arg]
     with pytest.raises(TypeError):
         client.multilock("a", timeout="1")  # type: ignore[arg-type]
     assert isinstance(client.multilock("a"), MultiLock)

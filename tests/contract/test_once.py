@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -103,7 +103,9 @@ async def _held(client: Client) -> bool:
 
 
 @pytest.mark.parametrize("on_lost", ["cancel", "flag"])
-async def test_broken_body_records_nothing(make_client: MakeClient, on_lost: str) -> None:
+async def test_broken_body_records_nothing(
+    make_client: MakeClient, on_lost: Literal["cancel", "flag"]
+) -> None:
     client, other = await make_client(), await make_client()
     with pytest.raises(LockLost):  # noqa: PT012
         async with client.once("a", keep=60, on_lost=on_lost) as once:
