@@ -197,7 +197,10 @@ async def stalls() -> AsyncIterator[Callable[[], float]]:
         return passed - _TICK if passed > 1.2 * _TICK else 0.0
 
     def so_far() -> float:
-        queued = {pid: waited - queued_before.get(pid, 0.0) for pid, waited in _queued().items()}
+        # A thread that ends takes its account with it: then there is less than before.
+        queued = {
+            pid: max(0.0, waited - queued_before.get(pid, 0.0)) for pid, waited in _queued().items()
+        }
         own = queued.pop(os.getpid(), 0.0)
         # Late ticks are not only our own time in the run queue, and miss what is shorter than a tick.
         return max(stalled + late(), own) + sum(queued.values()) + _stolen() - stolen_before
