@@ -49,6 +49,7 @@ class Call:
         self.id = id
         self.options = options
         self.lost: bool = options.get("end") == "lost"
+        self.length: int = options.get("length", 0)
         self.base = f"{_PREFIX}:2:{key.kind}:{{{key.name}}}"
         self.keys = [f"{self.base}:state".encode()]
 
@@ -80,6 +81,7 @@ class MachineServer:
         self.refuses: str | None = None
         self.read_only = self.out_of_memory = False
         self.up = True
+        self.repeats = False
         self.executed: list[Callable[[Any, Any], None]] = []
         self.lost_data: list[Callable[[], None]] = []
         self.published: list[tuple[str, str]] = []
@@ -231,7 +233,10 @@ class Line(Conn):
         share = self.network.duplicate_share
         if share and self.world.random.random() < share:
             self.world.log("network: that call arrives twice")
+            server = self.network.server
+            server.repeats = True
             self.server.run(self, call)
+            server.repeats = False
         self.reply((call, reply))
 
     def reply(self, data: Any) -> None:

@@ -185,7 +185,9 @@ class Conn:
             share = self.network.duplicate_share
             if share and fields[0] == b"EVALSHA" and self.world.random.random() < share:
                 self.world.log("network: that command arrives twice")
+                self.network.server.repeats = True
                 self.network.server.run(socket, fields)
+                self.network.server.repeats = False
             if reply is not None:
                 self.reply(reply)
 

@@ -288,6 +288,11 @@ class Command:
         return self.arguments[0].decode() if about else ""
 
     @property
+    def length(self) -> int:
+        """Of a vote or an extension: how long the lease is to be (ms)."""
+        return int(self.arguments[3 if self.script == "vote" else 1])
+
+    @property
     def lost(self) -> bool:
         """A leave of a request whose lease ran out for its client."""
         return self.script == "leave" and self.arguments[-1] == b"lost"
@@ -348,6 +353,8 @@ class SimServer:
         self.refuses_yields = False
         self.refused_yields = 0
         self.up = True
+        #: What it runs now it has run before: the network has carried it twice.
+        self.repeats = False
         self.sides: list[Any] = []
         #: What broken variants put in place of a script's text.
         self.patches: dict[bytes, bytes] = {}

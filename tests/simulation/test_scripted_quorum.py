@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from itertools import pairwise
 
 import pytest
 
@@ -373,3 +374,33 @@ def test_vote_that_was_broken_while_its_request_waited_helps_nobody_to_hold() ->
     simulation = Scripted(hold, wait, wait_too, operate, until=60.0)
     simulation.world.at(3.0, lambda: simulation.block(2, 1, False))
     simulation.run()
+
+
+def test_token_is_not_written_again_while_a_node_whose_vote_counts_is_dead() -> None:
+    """Nodes 0 and 1 vote for it, node 1 dies before it has the token, node 2 is not heard for a second."""
+    written: list[float] = []
+    died: list[float] = []
+
+    async def take(client: SimClient) -> None:
+        simulation.block(2, 0, True)
+        async with client.lock("n", timeout=20.0):
+            pass
+
+    def watch(command: Command, reply: object) -> None:
+        if command.script == "vote" and not died:
+            died.append(simulation.world.time)
+            simulation.world.after(0.0, simulation.networks[1].stop_server)
+
+    def count(command: Command, reply: object) -> None:
+        if command.script == "vote" and b"fence" in command.arguments:
+            written.append(simulation.world.time)
+
+    simulation = Scripted(take, until=60.0)
+    simulation.nodes[1].executed.append(watch)
+    simulation.nodes[0].executed.append(count)
+    simulation.world.at(3.0, lambda: simulation.block(2, 0, False))
+    simulation.run()
+    assert died
+    # Once, when its votes were enough; then with pauses that grow.
+    assert min(later - earlier for earlier, later in pairwise(written)) > 0.02, written
+    assert len(written) < 10, written

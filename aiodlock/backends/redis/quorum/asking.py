@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...._backoff import pause_after
 from ...._clock import now
 from ...._model import Gone, Granted, Refused, Request, Waiting
 from .broadcast import Broadcast
@@ -13,6 +14,8 @@ from .votes import Answer, Denied, Tally, worst_of
 
 #: So often a token is written when a reader takes the same one at the same time.
 _ATTEMPTS = 5
+#: A token that too few nodes took is written again after so long, twice as long each time (seconds).
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
 
 class Asking:
@@ -71,6 +74,7 @@ class Asking:
         """Return what follows from the votes, once they are confirmed if they are enough."""
         if asked is not None:
             await asked.settled
+        repeat_at: float | None = None
         for _ in range(_ATTEMPTS):
             if tally.token or not self._requests.has_majority(tally):
                 break
@@ -80,6 +84,12 @@ class Asking:
             if self._confirming.took_back(tally):
                 asked = self._messenger.ask(tally, length)
                 await asked.settled
+            elif not self._confirming.has_news(tally):
+                # A node whose vote counts is away, say. The same token would meet the same answers.
+                repeat_at = now() + pause_after(
+                    tally.vain, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE
+                )
+                break
         if tally.token:
             # Confirmed by another call for the same request.
             return await self._holding.outcome(tally, self._holding.extend(tally, length))
@@ -101,4 +111,6 @@ class Asking:
             for ballot in standing
             if ballot.look_at is not None and (ballot.look_at > moment or ballot.node in answered)
         ]
+        if repeat_at is not None:
+            looks.append(repeat_at)
         return Waiting(tally.deadline(standing), min(looks) if looks else None)

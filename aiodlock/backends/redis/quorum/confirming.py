@@ -6,11 +6,13 @@ any of them proposed, or the token that its owner holds with already.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...._model import Granted
 from .giving_back import GivingBack
 from .messenger import Messenger
 from .requests import Requests
-from .votes import Tally
+from .votes import Ballot, Tally
 
 
 class Confirming:
@@ -30,7 +32,9 @@ class Confirming:
             return None
         votes = self._requests.votes(tally)
         known = tally.token_of_owner(votes)
-        token = known or max(self._nodes.least_token(votes), *(vote.token for vote in votes))
+        token = self._token_for(tally, votes)
+        tally.vain = tally.vain + 1 if token == tally.written else 1
+        tally.written = token
         # With ``max_hold`` a place may last longer than what follows it, and its deadline stands. These may
         # be other nodes than those that kept the place.
         length = max(tally.request.ttl, tally.request.waiter_ttl)
@@ -50,6 +54,16 @@ class Confirming:
             return None
         tally.token = token
         return Granted(token, tally.deadline(tally.confirmed(token, self._nodes.is_trusted)))
+
+    def has_news(self, tally: Tally) -> bool:
+        """Tell whether another token is to be written than the one that too few nodes took."""
+        if tally.token or not self._requests.has_majority(tally):
+            return False
+        return self._token_for(tally, self._requests.votes(tally)) != tally.written
+
+    def _token_for(self, tally: Tally, votes: Sequence[Ballot]) -> int:
+        known = tally.token_of_owner(votes)
+        return known or max(self._nodes.least_token(votes), *(vote.token for vote in votes))
 
     def took_back(self, tally: Tally) -> bool:
         """Tell whether nodes took a token in vain: they have to learn that their votes are open."""

@@ -205,7 +205,8 @@ class Tally:
     """One request, over all nodes.
 
     Mutable state: ``token`` (the one it holds with; 0 before), ``fencing`` (the message that writes the
-    token, while it is on its way), ``waiting`` (its client knows that it is queued), ``leaving``,
+    token, while it is on its way), ``written`` (the token that was written last) and ``vain`` (how often in
+    a row, as long as too few nodes took it), ``waiting`` (its client knows that it is queued), ``leaving``,
     ``longest`` (the longest lease that any node was asked for), ``message`` (what was sent last) and
     ``message_about`` (which tells it from other messages of the request).
     """
@@ -217,6 +218,8 @@ class Tally:
         self.ballots: list[Ballot] = [Ballot(node) for node in range(nodes)]
         self.token: int = 0
         self.fencing: Broadcast[Answer] | None = None
+        self.written: int = 0
+        self.vain: int = 0
         self.waiting: bool = False
         self.leaving: bool = False
         self.longest: float = 0.0
