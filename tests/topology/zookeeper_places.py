@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from aiodlock._clock import now
 from aiodlock._model import ENDED, Granted, Left, Terms, Waiting
 from aiodlock.backends.zookeeper.address import read_url
 from aiodlock.backends.zookeeper.place import ZooKeeperPlace
@@ -30,14 +31,16 @@ TERMS = Terms(
 
 
 class Heard:
-    """A listener that notes what it is told. ``changed`` is set whenever it is."""
+    """A listener that notes what it is told, and when last. ``changed`` is set whenever it is."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
+        self.at = 0.0
         self.changed = asyncio.Event()
 
     def _note(self, what: str) -> None:
         self.told.append(what)
+        self.at = now()
         self.changed.set()
 
     def granted(self) -> None:
