@@ -818,7 +818,9 @@ async def test_body_takes_no_second_step_after_its_lease_has_ended(
                 elif not blocked and lease.remaining() < 0.05:
                     blocked = True
                     time.sleep(0.2)  # as a SIGSTOP does
-    assert steps_after <= 1
+    # One step more where the body yields without a pause: the lease may end between the loop's look at its
+    # timers and the body's step, and that step is in line again before the loop looks at them next.
+    assert steps_after <= (1 if pause else 2)
 
 
 async def test_task_that_leaves_the_client_inside_a_body_is_not_cancelled(store: Store) -> None:
