@@ -27,6 +27,7 @@ check: setup
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python -m tools.excerpts
 
 # Most tests wait: for a lease to end, for a server to be away. So several run side by side, each process with
 # servers of its own; who has nothing left takes tests from another. With options, the suite alone:
