@@ -31,11 +31,8 @@ def excerpt(file: str, name: str, *, bare: bool = False) -> str:
     :raises LookupError: when the file has nothing of that name.
     """
     text = (ROOT / file).read_text()
-    node: ast.AST = ast.parse(text)
-    for part in name.split("."):
-        body = getattr(node, "body", [])
-        node = next((n for n in body if isinstance(n, _Named) and n.name == part), ast.Pass())
-    if not isinstance(node, _Named):
+    node = _find(ast.parse(text).body, name.split("."))
+    if node is None:
         raise LookupError(f"{file} has no {name}")
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     lines = text.splitlines()[first - 1 : node.end_lineno]
@@ -44,6 +41,13 @@ def excerpt(file: str, name: str, *, bare: bool = False) -> str:
         assert docstring.end_lineno is not None
         del lines[docstring.lineno - first : docstring.end_lineno - first + 1]
     return textwrap.dedent("\n".join(lines)) + "\n"
+
+
+def _find(body: list[ast.stmt], names: list[str]) -> _Named | None:
+    for node in body:
+        if isinstance(node, _Named) and node.name == names[0]:
+            return node if len(names) == 1 else _find(node.body, names[1:])
+    return None
 
 
 def refreshed(page: str) -> str:
