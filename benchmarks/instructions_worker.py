@@ -1,0 +1,51 @@
+"""The process that ``benchmarks.instructions`` counts: acquires and releases, in time that is slowed down.
+
+It is run by path, so that the same load runs on another tree's package.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+
+def slow_time_down(factor: float) -> None:
+    """Let this process's clocks go slower. To be called before anything keeps a reference to them."""
+    monotonic, get_time = time.monotonic, time.clock_gettime
+    began: dict[int, float] = {}
+
+    def slowed(clock: int) -> float:
+        moment = get_time(clock)
+        first = began.setdefault(clock, moment)
+        return first + (moment - first) / factor
+
+    def slowed_monotonic() -> float:
+        return start + (monotonic() - start) / factor
+
+    start = monotonic()
+    time.clock_gettime = slowed
+    time.monotonic = slowed_monotonic
+
+
+async def work(url: str, tasks: int, names: int, pairs: int) -> None:
+    """Acquire and release so many times, all tasks together."""
+    import aiodlock
+
+    # On a machine that is very busy a turn may take seconds of real time: no lease is to end by that.
+    async with aiodlock.Client(url, ttl=600.0, waiter_ttl=600.0) as client:
+        locks = [client.lock(f"instructions:{number}") for number in range(names)]
+
+        async def lock_again(lock: aiodlock.Lock) -> None:
+            for _ in range(pairs // tasks):
+                async with lock:
+                    pass
+
+        await asyncio.gather(*(lock_again(locks[number % names]) for number in range(tasks)))
+
+
+if __name__ == "__main__":
+    where, *numbers = sys.argv[1:]
+    slower, *load = map(int, numbers)
+    slow_time_down(slower)
+    asyncio.run(work(where, *load))
