@@ -54,6 +54,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="",
         help=f"run on these stores only, separated by commas: {', '.join((*ALL, *OTHERS, *TOYS))}",
     )
+    parser.addoption(
+        "--eager",
+        action="store_true",
+        help="start tasks eagerly in all event loops, as asyncio.eager_task_factory does (Python 3.12)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,6 +67,22 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if unknown := set(_chosen(config)) - {*ALL, *OTHERS, *TOYS}:
         raise pytest.UsageError(f"--store: no such store: {', '.join(sorted(unknown))}")
+    if config.getoption("--eager"):
+        if not hasattr(asyncio, "eager_task_factory"):
+            raise pytest.UsageError("--eager: this Python has no eager tasks")
+        _start_tasks_eagerly(asyncio.eager_task_factory)
+
+
+def _start_tasks_eagerly(factory: Any) -> None:
+    """Give every event loop that is made from now on, of whatever thread, a factory of eager tasks."""
+    make: Any = asyncio.BaseEventLoop.__init__
+
+    @functools.wraps(make)
+    def make_eager(loop: asyncio.BaseEventLoop) -> None:
+        make(loop)
+        loop.set_task_factory(factory)
+
+    setattr(asyncio.BaseEventLoop, "__init__", make_eager)  # noqa: B010 - mypy takes no assignment
 
 
 @pytest.hookimpl(wrapper=True)

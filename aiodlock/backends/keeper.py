@@ -403,7 +403,8 @@ class Keeper:
             self._flying[server] = self._flying.get(server, 0) + len(batch)
             start_soon(self._tasks, self._fly(server, batch))
         if not kept:
-            del self._kept[server]
+            # A task that started eagerly may have ended already, and have come by here.
+            self._kept.pop(server, None)
 
     async def _fly(self, server: object, batch: Sequence[KeptPlace]) -> None:
         await self._extend([place for place in batch if place.stage is not Stage.OVER])

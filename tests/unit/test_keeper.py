@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -339,6 +339,28 @@ async def test_place_that_has_run_out_is_never_asked_about_again(kept: Kept) -> 
     await until(lambda: len(kept.store.lengths("b")) >= 2)
     assert not kept.store.lengths("a")
     assert not kept.heard.reasons
+
+
+async def test_batch_whose_places_have_all_left_is_forgotten(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where tasks start eagerly: then nothing of the batch is left when its task was made."""
+
+    def start_eagerly(group: object, coroutine: Coroutine[Any, Any, Any]) -> bool:
+        with pytest.raises(StopIteration):  # the store answers at once, so it never waits
+            coroutine.send(None)
+        return True
+
+    monkeypatch.setattr("aiodlock.backends.keeper.start_soon", start_eagerly)
+    places = [await kept.holder(str(number), ttl=30.0) for number in range(500)]
+    kept.keeper._collect(now() + 15.0)  # they are due
+    for place in places:
+        place.run_out()
+    kept.keeper._due.set()
+    await kept.holder("after", ttl=0.6)
+    await until(lambda: kept.store.lengths("after"), "an extension of what came after")
+    assert {id for batch in kept.store.asked for id, _ in batch} == {"after"}
+    assert not kept.keeper._kept
 
 
 async def test_refused_request_leaves_nothing(kept: Kept) -> None:
