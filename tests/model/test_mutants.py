@@ -324,7 +324,7 @@ MACHINE_MUTANTS = [
     ),
     MachineMutant(
         "also when its holder says that it lost it",
-        'if end == "lost" and holder.closed_until > holder.deadline:',
+        'if end == "lost" and (holder.asked.delay or closes):',
         "if False:",
     ),
     # Leases.

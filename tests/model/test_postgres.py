@@ -3,6 +3,7 @@ and messages."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import asyncpg
@@ -14,7 +15,17 @@ from aiodlock.backends.postgres.schema import create_statements
 from ..postgres import PostgresServer
 from ..servers import Servers, installed
 from .test_mutants import BUDGET
-from .test_scripts import FEWEST, STEPS, USUAL, Locks, Onces, Semaphores, take_steps
+from .test_scripts import (
+    FEWEST,
+    MINUTE,
+    STEPS,
+    USUAL,
+    Locks,
+    Onces,
+    Semaphores,
+    run,
+    take_steps,
+)
 from .turns import Database, VirtualTurns
 
 
@@ -31,6 +42,50 @@ def test_functions_answer_and_tell_as_the_machine(
     finally:
         database.close()
     assert machine.steps > steps // USUAL * FEWEST
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> Iterator[Database]:
+    database = Database(postgres.url)
+    yield database
+    database.close()
+
+
+@pytest.mark.parametrize("meanwhile", ["acquired", "waited for", "left"])
+def test_success_that_had_expired_stays_away_when_the_clock_is_set_back(
+    database: Database, meanwhile: str
+) -> None:
+    turns = VirtualTurns(database, "once")
+    turns.time = MINUTE
+    run(turns.acquire("a"))
+    assert run(turns.leave("a", recorded=("fine", MINUTE))) == ["recorded"]
+    assert run(turns.acquire("b", wait=False)) == ["done", "fine"]
+    turns.time += MINUTE
+    assert run(turns.acquire("b"))[0] == "granted"
+    if meanwhile == "waited for":
+        assert run(turns.acquire("c"))[0] == "waiting"
+    elif meanwhile == "left":
+        run(turns.leave("b"))
+    turns.time -= MINUTE // 2
+    expected = "granted" if meanwhile == "left" else "waiting"
+    assert run(turns.acquire("c"))[0] == expected
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_lease_lost_just_before_its_deadline_keeps_what_is_left_of_its_hold(
+    database: Database, began: bool
+) -> None:
+    turns = VirtualTurns(database, "lock")
+    turns.time = MINUTE
+    hold = 2 * MINUTE - 10
+    run(turns.acquire("a", ttl=2 * MINUTE, words=f" h={hold}", how="begins" if began else "later"))
+    assert run(turns.acquire("b", waiter_ttl=10 * MINUTE))[0] == "waiting"
+    turns.time += hold - 10
+    reply = run(turns.leave("a", end="lost"))
+    assert reply == ["gone", "expired"] if began else reply[0] == "released"
+    assert run(turns.extend("b", 10 * MINUTE))[0] == ("waiting" if began else "held")
+    turns.time += 20
+    assert run(turns.extend("b", 10 * MINUTE))[0] == "held"
 
 
 @dataclass(frozen=True)
@@ -112,8 +167,8 @@ MUTANTS = [
     ),
     Mutant(
         "a lease that is lost does not open its name early",
-        "f[5] = 'lost' and aiodlock.closed_until(mine) > mine.deadline then",
-        "false then",
+        "and (mine.delay > 0 or (mine.began and now_ms < mine.hold_until)) then",
+        "and false then",
     ),
     Mutant(
         "a head that asks soon enough is told nothing",

@@ -320,9 +320,15 @@ MUTATIONS = [
     ),
     Mutation(
         "a lease that ran out early keeps its lock-delay",
-        "elseif why == 'lost' and record.closed_until > record.deadline then",
-        "elseif false then",
+        "elseif why == 'lost' and (record.delay > 0 or",
+        "elseif why == 'lost' and (",
         test_leave.test_leaving_a_lease_lost_early_keeps_its_lock_delay,
+    ),
+    Mutation(
+        "a lease that ran out early keeps what is left of its hold",
+        "or keeps and string.find(record.words, ' b=1', 1, true)) then",
+        ") then",
+        test_hold.test_lease_lost_just_before_its_deadline_keeps_what_is_left_of_its_hold,
     ),
     Mutation(
         "thousands of dead holders are removed in pieces",

@@ -119,6 +119,31 @@ async def test_lease_that_ran_out_early_stays_closed(direct: Direct) -> None:
     assert (await direct.extend("b"))[0] == "waiting"
 
 
+async def test_lease_lost_just_before_its_deadline_keeps_what_is_left_of_its_hold(
+    direct: Direct,
+) -> None:
+    """Its deadline is later than the end of the hold, and no lock-delay follows it."""
+    await acquire(direct, "a", ttl=HOLD + 10_000)
+    await direct.acquire("b")
+    assert await direct.leave("a", end="lost") == ["gone", "expired"]
+    assert (await direct.extend("b"))[0] == "waiting"
+    await direct.age("a", by=HOLD + 10_001)
+    assert (await direct.extend("b"))[0] == "waiting", "the hold still counts"
+
+
+async def test_lease_lost_after_its_hold_is_over_opens_at_once(direct: Direct) -> None:
+    await direct.acquire("a", words=" h=1", how="begins")
+    await direct.acquire("b")
+    granted_by = await direct.now()
+
+    async def hold_is_over() -> bool:
+        return await direct.now() > granted_by + 1
+
+    await until(hold_is_over)
+    assert (await direct.leave("a", end="lost"))[0] == "released"
+    assert set(await direct.holders()) == {"b"}
+
+
 async def test_head_knows_when_the_name_opens(direct: Direct, heard: Heard) -> None:
     await acquire(direct, "a", ttl=500_000)
     assert waiting(await direct.acquire("b", waiter_ttl=300_000, client="b"))[1] > 400_000

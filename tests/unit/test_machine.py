@@ -119,3 +119,38 @@ def test_inspecting_writes_nothing() -> None:
     assert name.inspect(MINUTE - 30 * SECOND).holders[0][2] == 10_000, "the clamped time is told"
     assert name.inspect(MINUTE + 12 * SECOND).closed == 3_000
     assert repr((name.holders, name.waiters, name.token, name.now)) == before
+
+
+def test_success_that_had_expired_stays_away_when_the_clock_is_set_back() -> None:
+    name = Name()
+    acquire(name, MINUTE, asked("a"))
+    name.record_success(MINUTE, "a", b"fine", keep=1000, retention=KEPT)
+    assert acquire(name, MINUTE + SECOND, asked("b"))[0] == "held"
+    assert name.extend(MINUTE, "b", 10_000, retention=KEPT)[0][0] == "held"
+    leave(name, MINUTE, "b")
+    assert acquire(name, MINUTE, asked("c"))[0] == "held"
+
+
+def test_success_that_expired_while_a_body_runs_stays_away_too() -> None:
+    name = Name()
+    acquire(name, MINUTE, asked("a"))
+    name.record_success(MINUTE, "a", b"fine", keep=1000, retention=KEPT)
+    acquire(name, MINUTE + SECOND, asked("b"))
+    assert acquire(name, MINUTE, asked("c"))[0] == "waiting"
+
+
+def test_lease_lost_just_before_its_deadline_keeps_what_is_left_of_its_hold() -> None:
+    name = Name()
+    acquire(name, MINUTE, asked("a", ttl=10_000)._replace(hold=9_950, begins=True))
+    acquire(name, MINUTE, asked("b", ttl=20_000, waiter_ttl=20_000))
+    lost_at = MINUTE + 9 * SECOND + 900_000
+    assert name.leave(lost_at, "a", end="lost", retention=KEPT)[0] == ("gone", "expired")
+    assert name.extend(lost_at + 49_000, "b", 10_000, retention=KEPT)[0][0] == "waiting"
+    assert name.extend(lost_at + 100_000, "b", 10_000, retention=KEPT)[0][0] == "held"
+
+
+def test_lease_lost_before_its_body_began_opens_its_name() -> None:
+    name = Name()
+    acquire(name, MINUTE, asked("a", ttl=10_000)._replace(hold=9_950))
+    acquire(name, MINUTE, asked("b", waiter_ttl=20_000))
+    assert name.leave(MINUTE + 9 * SECOND, "a", end="lost", retention=KEPT)[0] == ("released",)

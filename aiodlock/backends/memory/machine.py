@@ -307,7 +307,8 @@ class Name:
             if end == "unused":
                 holder.began, holder.hold_until = False, 0  # the grant came too late
             return False
-        if end == "lost" and holder.closed_until > holder.deadline:
+        closes = holder.began and now < holder.hold_until
+        if end == "lost" and (holder.asked.delay or closes):
             return False
         if end == "ended" and now < holder.hold_until:
             holder.deadline, holder.length, holder.rest = now, 0, holder.hold_until - now
@@ -399,6 +400,8 @@ class Name:
             # The clock was set back: nobody may have more left than its length, or the dead would last.
             for entry in (*self.holders.values(), *self.waiters.values()):
                 self._clamp(entry, now)
+        elif now >= self.record_until:
+            self.record = None  # or it would come back when the clock is set back
         self.now, self.now_us, self._retention = now, now_us, retention
         self._messages = []
         return now

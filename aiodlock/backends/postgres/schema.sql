@@ -287,6 +287,7 @@ begin
             f[3], f[4], greatest(n.token + 1, now_us), now_ms + f[6]::bigint, f[6]::bigint, f[8]::bigint, f[5], caller,
             0, 0, false, 0, coalesce(f[10], ''), coalesce(f[11], '')
           )::aiodlock.holder],
+          recorded_until = 0,
           writes = (n.writes + 1) % 32,
           version = n.version + (n.writes + 1) / 32
         where n.ctid = (select m.ctid from aiodlock.name m where m.key = f[2] order by m.version desc limit 1)
@@ -353,6 +354,10 @@ begin
         places := 0;
         resized := false;
         holding := '{}';
+      end if;
+      if recorded_until > 0 and now_ms >= recorded_until then
+        recorded_until := 0;  -- or it would come back when the clock is set back
+        changed := true;
       end if;
     end if;
 
@@ -525,7 +530,8 @@ begin
           mine.began := false;
           mine.hold_until := 0;
           kept := case when now_ms < mine.deadline + mine.delay then array[mine] else '{}' end;
-        elsif now_ms < mine.deadline and f[5] = 'lost' and aiodlock.closed_until(mine) > mine.deadline then
+        elsif now_ms < mine.deadline and f[5] = 'lost'
+          and (mine.delay > 0 or (mine.began and now_ms < mine.hold_until)) then
           null;
         elsif now_ms < mine.deadline and f[5] in ('ended', 'recorded') and now_ms < mine.hold_until then
           nearer := mine.hold_until < aiodlock.closed_until(mine);

@@ -115,7 +115,7 @@ local function release(record)
     record.closed_until = record.deadline + record.delay
     write_record(state, record)
     return {'gone', 'expired'}, record.closed_until <= now
-  elseif why == 'lost' and record.closed_until > record.deadline then
+  elseif why == 'lost' and (record.delay > 0 or keeps and string.find(record.words, ' b=1', 1, true)) then
     return {'gone', 'expired'}, false
   elseif why == 'ended' and keeps then
     record.deadline, record.length, record.delay = now, 0, record.hold_until - now
