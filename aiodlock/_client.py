@@ -21,7 +21,7 @@ from ._lock import ANSWER_WITHIN, Lock, ReadWriteLock, Semaphore
 from ._locked import CallTemplate, check_function
 from ._model import Kind, LockInfo, Mode
 from ._multilock import MultiLock
-from ._once import Once
+from ._once import Once, check_hold, recordable
 from ._options import (
     SHORTEST_TTL,
     LockOptions,
@@ -355,7 +355,9 @@ class Client:
         ```
 
         :param keep: seconds for which the success stays on record.
-        :param options: as of ``lock``, without ``owner`` and ``confirm_release``.
+        :param options: as of ``lock``, without ``owner`` and ``confirm_release``. ``hold_at_least`` closes
+            the name behind a body that fails; it must not be longer than ``keep``.
+        :raises ValueError: for an option that has no meaning here, or ``hold_at_least`` above ``keep``.
         :raises Unsupported: on a store that keeps no records, such as a quorum.
         """
         given: dict[str, Any] = {**options}
@@ -366,6 +368,7 @@ class Client:
             raise ValueError("confirm_release=False would not tell whether a success is on record")
         check_seconds("keep", keep, least=0.001)
         described = self.lock(name, **given)
+        check_hold(described._options.hold_at_least, keep)
         self._check_records()
         return Once(self, described.name, described._options, keep)
 
@@ -378,7 +381,8 @@ class Client:
         """Let each call of an async function, or of a method, be done once; see ``once`` and ``locked``.
 
         The call that is first returns what the function returns, every other call the result on record. A
-        result that is not a str, bytes or None is recorded without value.
+        result that is not a str, bytes or None, or is longer than 64 KiB, is recorded without value: the
+        other calls then return None.
 
         ```python
         @client.once_per("report:{day}", keep=86400)
@@ -404,8 +408,7 @@ class Client:
                     if not once.first:
                         return once.result
                     result = await function(*args, **kwargs)
-                    if isinstance(result, str | bytes):
-                        once.result = result
+                    once.result = recordable(result)
                     return result
 
             return once_per

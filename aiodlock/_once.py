@@ -212,6 +212,30 @@ def encode_result(value: object) -> bytes:
     return kept
 
 
+def recordable(result: object) -> str | bytes | None:
+    """Return what of a function's result goes on record: None if it is no result that can be kept.
+
+    The function has done its work. An error now would let it be done again.
+    """
+    try:
+        encode_result(result)
+    except (TypeError, ValueError):
+        return None
+    return result  # type: ignore[return-value]
+
+
+def check_hold(hold_at_least: float, keep: float) -> None:
+    """Raise ValueError if the name would have to stay closed for longer than the success is kept.
+
+    A success opens the name for everybody who asks for the result, so nothing would keep that hold.
+    """
+    if hold_at_least > keep:
+        raise ValueError(
+            f"hold_at_least ({hold_at_least:g} s) must not be longer than keep ({keep:g} s): a success on "
+            "record ends the hold, and keeps everybody from doing it again for as long as it is kept"
+        )
+
+
 def decode_result(kept: bytes) -> str | bytes | None:
     """Return the result as it was assigned."""
     if kept[:1] == b"s":

@@ -207,6 +207,10 @@ def run(
         )
     if once is not None and shared:
         raise typer.BadParameter("--once and --shared contradict each other")
+    if once is not None and hold_at_least > once:
+        raise typer.BadParameter(
+            f"--hold-at-least ({hold_at_least:g} s) must not be longer than --once ({once:g} s)"
+        )
     wanted = _run.Run(
         url=url,
         name=name,

@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import HTTPConnection
 
 from .._client import Client
-from .._once import OnceRun
+from .._once import OnceRun, check_hold
 from .._options import check_seconds
 from ._dependencies import Locked, parameter
 from ._disconnect import Watch
@@ -71,6 +71,7 @@ class Once(Locked):
                 raise ValueError(f"{option} has no meaning for what is done once")
         super().__init__(name_template, timeout=timeout, **lock_options)
         self.__dict__["_keep"] = check_seconds("keep", keep, least=0.001)
+        check_hold(lock_options.get("hold_at_least", 0.0), keep)
 
     def _parameters(self) -> Iterator[inspect.Parameter]:
         yield from super()._parameters()

@@ -20,6 +20,7 @@ from .._hooks import Hooks
 from .._lock import ANSWER_WITHIN
 from .._locked import CallTemplate, check_function
 from .._model import Kind, LockInfo
+from .._once import recordable
 from .._options import check_timeout
 from .._request import State
 from ._blocks import here
@@ -366,8 +367,7 @@ class Client:
                     if not once.first:
                         return once.result
                     result = function(*args, **kwargs)
-                    if isinstance(result, str | bytes):
-                        once.result = result
+                    once.result = recordable(result)
                     return result
 
             return once_per

@@ -65,3 +65,10 @@ async def test_short_job_keeps_the_name_closed(store: Store, make_client: MakeCl
     assert "closed for" in err
     client = await make_client()
     assert (await client.inspect("job")).closed > 500
+
+
+async def test_hold_that_is_longer_than_the_record_is_refused(store: Store) -> None:
+    run = ("run", "--hold-at-least", "61", "--once", "60", "job", "--", "true")
+    code, _, err = await aiodlock(store, *run)
+    assert code == 2
+    assert "--hold-at-least" in err

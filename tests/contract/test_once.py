@@ -181,6 +181,7 @@ async def test_all_kinds_are_listed_and_told_apart(client: Client) -> None:
         ({"keep": 0}, ValueError),
         ({"keep": float("inf")}, ValueError),
         ({"keep": "60"}, TypeError),
+        ({"hold_at_least": 60.5}, ValueError),
         ({"ttll": 3}, TypeError),
     ],
 )
@@ -229,6 +230,40 @@ async def test_once_per_calls_the_function_once_per_name(make_client: MakeClient
     assert calls == ["monday", "tuesday", "nothing", key]
     with pytest.raises(TypeError):
         await decorated(client)(4.2)
+
+
+@pytest.mark.parametrize(
+    "result",
+    ["x" * 65537, b"x" * 65537, "é" * 40_000, "\ud800"],
+    ids=["str", "bytes", "UTF-8", "surrogates"],
+)
+async def test_function_whose_result_cannot_be_kept_is_done_once_too(
+    client: Client, result: object
+) -> None:
+    calls: list[int] = []
+
+    @client.once_per("report:{day}", keep=60)
+    async def report(day: int) -> object:
+        calls.append(day)
+        return result
+
+    assert await report(1) == result
+    assert await report(1) is None
+    assert calls == [1]
+
+
+async def test_hold_as_long_as_the_record_is_taken(client: Client) -> None:
+    with pytest.raises(OSError, match="failed"):
+        async with client.once("a", keep=60, hold_at_least=60):
+            raise OSError("failed")
+    with pytest.raises(AcquireTimeout):
+        async with client.once("a", keep=60, timeout=0):
+            pass
+    await client.break_lock("a", kind="once")
+    async with client.once("a", keep=60, hold_at_least=60) as once:
+        assert once.first
+    async with client.once("a", keep=60, timeout=0) as once:
+        assert not once.first
 
 
 async def test_one_object_serves_many_tasks(client: Client) -> None:

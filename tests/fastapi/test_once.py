@@ -114,7 +114,10 @@ async def test_request_that_waits_too_long_gets_423(app: FastAPI, serve: Serve) 
         assert (await first).json() is True
 
 
-@pytest.mark.parametrize("wrong", [{"owner": "me"}, {"shared": True}, {"keep": 0}, {"ttll": 1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"owner": "me"}, {"shared": True}, {"keep": 0}, {"ttll": 1}, {"hold_at_least": 601}],
+)
 def test_bad_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError)):
         Once("a", **{"keep": 600, **wrong})

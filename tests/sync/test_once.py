@@ -77,6 +77,19 @@ def test_once_per_calls_the_function_once_per_name(client: sync.Client) -> None:
     assert calls == ["monday", "tuesday"]
 
 
+def test_function_whose_result_is_too_long_is_done_once_too(client: sync.Client) -> None:
+    calls = []
+
+    @client.once_per("report:{day}", keep=60)
+    def report(day: str) -> str:
+        calls.append(day)
+        return "x" * 65537
+
+    assert len(report("monday") or "") == 65537
+    assert report("monday") is None
+    assert calls == ["monday"]
+
+
 def test_name_stays_closed_and_kinds_are_told_apart(client: sync.Client) -> None:
     with client.lock("a", hold_at_least=30, note="run 7"):
         (holder,) = client.lock("a").inspect().holders
