@@ -75,6 +75,9 @@ class _Told:
             self.left_over.append(self.place)
         self.place = None
 
+    def recorded(self, result: bytes, *, unsure: bool) -> None:
+        """Never: nothing is recorded of a wait."""
+
     def extension_failed(self, error: Exception) -> None:
         """It is told again if it ends."""
 

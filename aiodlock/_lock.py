@@ -28,7 +28,7 @@ from ._errors import (
 from ._lease import Lease, release_handle
 from ._model import Gone, Granted, Kind, LockInfo, Mode, Refused, Terms, Waiting
 from ._options import LockOptions, check_timeout, refuse_attribute, refuse_keywords
-from ._request import Request, State
+from ._request import AlreadyDone, Request, State
 from ._slices import Woken
 
 if TYPE_CHECKING:
@@ -47,14 +47,6 @@ _UNSET: Any = object()
 
 #: What the caller holds in open blocks, by name, where a task does not stand for the caller: aiodlock.sync.
 OwnRequests: TypeAlias = Mapping[str, Sequence[Request]]
-
-
-class AlreadyDone(Exception):
-    """A success is on record, with this result; ``Once`` catches it."""
-
-    def __init__(self, result: bytes) -> None:
-        super().__init__()
-        self.result: bytes = result
 
 
 class Acquirable:
@@ -311,6 +303,16 @@ class Acquirable:
             raise self._timed_out(session, timeout, away) from (
                 session.backend.failure if away else None
             )
+        except AlreadyDone as done:
+            request = self._current(session, request)
+            if request.state is State.WAITING:
+                # The store said so, and has forgotten the waiter.
+                if done.unsure:
+                    session.departure.in_background(request)
+                else:
+                    request.leave()
+                    session.remove(request)
+            raise
         except BackendUnavailable:
             session.departure.in_background(
                 self._current(session, request)

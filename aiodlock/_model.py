@@ -128,9 +128,13 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The store has no such request (any more)."""
+    """The store has no such request (any more).
+
+    ``result``: of a waiter, because a success with this result is on record.
+    """
 
     reason: LossReason
+    result: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ._bodies import block_meant, current_task, not_clear, refuse
 from ._errors import DeadlockError, LockLost
 from ._lease import Lease
-from ._lock import Acquirable, AlreadyDone
+from ._lock import Acquirable
 from ._model import End, Kind
-from ._request import Request
+from ._request import AlreadyDone, Request
 
 if TYPE_CHECKING:
     from ._client import Client

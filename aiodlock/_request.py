@@ -29,6 +29,18 @@ if TYPE_CHECKING:
     from .backends.base import Place
 
 
+class AlreadyDone(Exception):
+    """A success is on record, with this result; ``Once`` catches it.
+
+    ``unsure``: an earlier attempt to ask may still be carried out.
+    """
+
+    def __init__(self, result: bytes, *, unsure: bool = False) -> None:
+        super().__init__()
+        self.result: bytes = result
+        self.unsure: bool = unsure
+
+
 class State(Enum):
     ASKING = "asking"  # not acknowledged yet
     WAITING = "waiting"
@@ -234,6 +246,10 @@ class Request(Hold):
         else:
             self.session.lose_if_overdue(self)
             self.session.lose(self, reason)
+
+    def recorded(self, result: bytes, *, unsure: bool) -> None:
+        """A success is on record: the waiting task gets its result."""
+        self.wake(AlreadyDone(result, unsure=unsure))
 
     def extension_failed(self, error: Exception) -> None:
         """Keeping it alive had no answer."""

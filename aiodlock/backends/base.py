@@ -43,6 +43,12 @@ class Listener(Protocol):
     def gone(self, reason: LossReason) -> None:
         """The store knows the request no more. A waiter begins again with a new place; a holder is lost."""
 
+    def recorded(self, result: bytes, *, unsure: bool) -> None:
+        """A waiter waits no more, because a success with this result is on record.
+
+        :param unsure: an earlier attempt of its acquire may still be carried out: it has to be left.
+        """
+
     def extension_failed(self, error: Exception) -> None:
         """Keeping the request alive had no answer, or was refused; the store tries again."""
 

@@ -465,7 +465,10 @@ class Keeper:
         if place.stage is Stage.OVER:
             return
         if isinstance(result, Gone):
-            self._gone(place, result.reason)
+            if place.stage is Stage.WAITING and result.result is not None:
+                self._recorded(place, result.result)
+            else:
+                self._gone(place, result.reason)
             return
         place.deadline = max(place.deadline, result.deadline)
         if isinstance(result, Waiting):
@@ -516,6 +519,13 @@ class Keeper:
     def _gone(self, place: KeptPlace, reason: LossReason) -> None:
         place.run_out()
         place.listener.gone(reason)
+
+    @staticmethod
+    def _recorded(place: KeptPlace, result: bytes) -> None:
+        """A success is on record, and the store has forgotten the waiter: it need not be left."""
+        listener = place.listener
+        place.run_out() if place.ambiguous else place.abandon()
+        listener.recorded(result, unsure=place.ambiguous)
 
     def _on_unknown(self, place: KeptPlace, error: BackendError) -> None:
         place.asked = False

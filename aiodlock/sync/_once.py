@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from .. import _once as core
-from .._lock import AlreadyDone
+from .._request import AlreadyDone
 from ._lease import Lease, enter
 from ._lock import Acquirable
 

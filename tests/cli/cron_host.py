@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 
+import aiodlock.backends.redis
 import aiodlock.cli._app
 import aiodlock.cli._run
 

@@ -1,10 +1,11 @@
 """Twenty periods of a cron job on three hosts, by real ``aiodlock run`` processes.
 
-The hosts' clocks differ by a tenth of a second, with some jitter, and the job is short: without more it
+The hosts' clocks differ by a part of the period, with some jitter, and the job is short: without more it
 runs on each of them. Everything is scaled down: a period has three seconds.
 
-A machine that stalls starts a process later than any clock would be wrong. Such a period is told by its
-times alone, whatever ran in it; it does not count, and the next one begins with nothing on record.
+A busy machine starts a process later than any clock would be wrong. Such a period is told by its times
+alone, whatever ran in it: it does not count, the next one begins with nothing on record, and from then on
+periods are longer.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import random
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -27,40 +30,34 @@ from ..servers import Store
 
 pytestmark = [pytest.mark.stores("valkey9"), pytest.mark.timeout(600)]
 
-PERIOD, PERIODS, HOSTS = 3.0, 20, 3
-#: Between the clocks of two hosts, and how much later than its clock says a host begins at most.
-APART, JITTER = 0.1, 0.05
-#: A run that is done with the store so long after the tick was not held up.
-ON_TIME = PERIOD / 2
+PERIODS, HOSTS = 20, 3
+#: Seconds.
+FIRST_PERIOD, LONGER = 3.0, 1.5
+#: Parts of the period: between the clocks of two hosts, and how much later than its clock a host begins.
+APART, JITTER = 1 / 30, 1 / 60
+#: So long is tried. What was not reached by then, this machine is too busy for.
+ENOUGH = 400.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """How a crontab starts a job, and how long that works."""
+    """How a crontab starts a job."""
 
-    options: tuple[str, ...]
     name: Callable[[int], str]
-    seconds: float = 0.1
-    #: For so long a success or a hold of a period lasts into the next ones.
-    lasts: float = 0.0
+    #: With the part of the period for which what the option says lasts; None: always ten minutes.
+    option: str
+    lasts: float | None
+    #: For how long the job works, as a part of the period.
+    works: float = 1 / 30
     #: The exit code of the hosts on which it does not run.
     elsewhere: int = 0
 
 
 JOBS = {
-    "period in the name": Job(("--once", "600"), lambda period: f"report:{period}"),
-    "kept for half of the period": Job(
-        ("--once", str(PERIOD / 2)), lambda _: "poll", lasts=PERIOD / 2
-    ),
-    "kept for as long as the period": Job(
-        ("--once", str(PERIOD)), lambda _: "hourly", seconds=1.2, lasts=PERIOD
-    ),
-    "held at least": Job(
-        ("--nonblock", "--hold-at-least", str(PERIOD / 2)),
-        lambda _: "nightly",
-        lasts=PERIOD / 2,
-        elsewhere=75,
-    ),
+    "period in the name": Job(lambda period: f"report:{period}", "--once", None),
+    "kept for half of the period": Job(lambda _: "poll", "--once", 1 / 2),
+    "kept for as long as the period": Job(lambda _: "hourly", "--once", 1.0, works=0.25),
+    "held at least": Job(lambda _: "nightly", "--hold-at-least", 1 / 2, elsewhere=75),
 }
 
 
@@ -81,7 +78,8 @@ class Host:
     async def run(self, *arguments: str) -> tuple[int, float]:
         """Start ``aiodlock run``; return its exit code and when it ended."""
         number = random.getrandbits(60)
-        ended = self._runs[number] = asyncio.get_running_loop().create_future()
+        ended: asyncio.Future[tuple[int, float]] = asyncio.get_running_loop().create_future()
+        self._runs[number] = ended
         assert self._process.stdin is not None
         self._process.stdin.write(
             json.dumps([number, "run", "--quiet", *arguments]).encode() + b"\n"
@@ -113,46 +111,58 @@ class Cron:
 
     def __init__(self, job: Job, hosts: list[Host], log: Path) -> None:
         self._job, self._hosts, self._log = job, hosts, log
-        self.late = 0
+        self._length = FIRST_PERIOD
+        self._ran = 0
+        #: How often the job ran in each period in which no host was late; a list for those that follow
+        #: each other.
+        self.rows: list[list[int]] = [[]]
         log.touch()
 
-    async def run(self) -> list[int]:
-        """Return for each of twenty periods in which no host was held up how often the job ran.
+    def __str__(self) -> str:
+        return f"{self.rows}, the last period {self._length:.1f} s"
 
-        Lists begin anew after a period that does not count; a list of less than two counts for nothing.
-        """
-        counts: list[int] = []
-        period, tick, before = 0, time.monotonic() + 0.1, 0
-        self.rows: list[list[int]] = [[]]
-        while sum(map(len, self.rows)) < PERIODS:
-            ended = await asyncio.gather(
-                *(self._start(period, tick, number) for number in range(1, HOSTS + 1))
-            )
-            ran = len(self._log.read_text().splitlines()) - before
-            before += ran
-            # A success that stands was recorded when the job had run; until then all must have asked.
-            margin = self._job.seconds if ran else 0.0
-            allowed = min(ON_TIME, self._job.seconds + APART) if not ran else ON_TIME + margin
-            if max(ended) < tick + allowed:
+    async def run(self) -> None:
+        tick = time.monotonic() + 0.1
+        for period in count():
+            starts = [self._start(period, tick, number) for number in range(1, HOSTS + 1)]
+            ended = max(await asyncio.gather(*starts))
+            ran = len(self._log.read_text().splitlines()) - self._ran
+            self._ran += ran
+            if ended < tick + self._length * self._on_time(ran):
                 self.rows[-1].append(ran)
-                tick += PERIOD
+                tick = max(tick + self._length, ended if self._job.lasts is None else 0.0)
             else:
-                self.late += 1
                 self.rows.append([])
-                tick = max(*ended, tick) + self._job.lasts + 0.1
-            period += 1
-        for row in self.rows:
-            counts += row
-        return counts
+                tick = max(ended, tick) + self._length * (self._job.lasts or 0.0) + 0.1
+                self._length *= LONGER
+            if sum(map(len, self.rows)) == PERIODS:
+                return
+
+    def _on_time(self, ran: int) -> float:
+        """Return the part of the period within which all runs must have ended, or it does not count.
+
+        All have asked before their runs ended, and what lasts has begun by then.
+        """
+        match self._job.lasts:
+            case None:
+                return inf
+            case 1.0:
+                # Where it did not run, the record of the period before must have stood until all had asked.
+                return 0.95 if ran else self._job.works
+            case part:
+                return part
 
     async def _start(self, period: int, tick: float, number: int) -> float:
-        begins = tick + number * APART + random.uniform(0.0, JITTER)
+        job, length = self._job, self._length
+        begins = tick + length * (number * APART + random.uniform(0.0, JITTER))
         await asyncio.sleep(begins - time.monotonic())
-        effect = f"sleep {self._job.seconds}; echo {period} >> {self._log}"
+        lasts = 600.0 if job.lasts is None else job.lasts * length
+        options = (job.option, f"{lasts}", *(["--nonblock"] if job.elsewhere else []))
+        effect = f"sleep {length * job.works:.3f}; echo {period} >> {self._log}"
         code, ended = await self._hosts[number - 1].run(
-            *self._job.options, self._job.name(period), "--", "sh", "-c", effect
+            *options, job.name(period), "--", "sh", "-c", effect
         )
-        assert code in (0, self._job.elsewhere)
+        assert code in (0, job.elsewhere)
         return ended
 
 
@@ -164,11 +174,21 @@ async def test_job_of_three_hosts_runs_once_in_each_of_twenty_periods(
             name: Cron(job, [one, two, three], tmp_path / name.replace(" ", "-"))
             for name, job in JOBS.items()
         }
-        await asyncio.gather(*(cron.run() for cron in crons.values()))
+        running = [asyncio.create_task(cron.run()) for cron in crons.values()]
+        _, unfinished = await asyncio.wait(running, timeout=ENOUGH)
+        for task in unfinished:
+            task.cancel()
+        for task in running:
+            with suppress(asyncio.CancelledError):
+                await task
     for name, cron in crons.items():
-        print(f"{name}: {cron.rows}, {cron.late} late")
+        print(f"{name}: {cron}")
         for row in cron.rows:
             if name == "kept for as long as the period":
                 assert row == [1, 0] * (len(row) // 2) + [1] * (len(row) % 2), name
             else:
                 assert row == [1] * len(row), name
+    if unfinished:
+        pytest.skip(
+            "this machine is too busy for twenty periods in time; those that were are right"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
@@ -16,6 +17,7 @@ from aiodlock import (
     NotHeld,
     Unsupported,
 )
+from aiodlock.backends.kept_backend import KeptBackend
 
 from ..conftest import MakeClient
 from ..scenes import until
@@ -71,6 +73,46 @@ async def test_success_ends_every_wait_on_several_clients(make_client: MakeClien
     async with asyncio.timeout(2.5):  # sooner than a waiter's next extension
         assert await asyncio.gather(*tasks) == [(False, b"done")] * 8
     assert (await client.inspect("a", kind="once")).waiters == ()
+
+
+async def test_waiters_of_a_success_ask_once_and_are_forgotten(make_client: MakeClient) -> None:
+    first, other = await make_client(), await make_client()
+    calls: list[str] = []
+    async with first.once("a", keep=60) as once:
+        waiting = [asyncio.create_task(enter(other)) for _ in range(3)]
+        await until_waiting_once(other, 3)
+        note_calls(other, calls)
+        once.result = "done"
+    assert await asyncio.gather(*waiting) == [(False, "done")] * 3
+    assert calls == ["extend"] * 3
+    assert other._session is not None
+    assert not other._session.requests
+    assert (await other.inspect("a", kind="once")).waiters == ()
+
+
+async def until_waiting_once(client: Client, number: int) -> None:
+    async def queued() -> bool:
+        return len((await client.inspect("a", kind="once")).waiters) == number
+
+    await until(queued)
+
+
+def note_calls(client: Client, calls: list[str]) -> None:
+    """Note what the client sends to its store about requests from now on."""
+    session = client._session
+    assert session is not None
+    assert isinstance(session.backend, KeptBackend)
+    store: Any = session.backend.store
+    for name in ("acquire", "extend", "leave", "leave_later"):
+        setattr(store, name, noting(name, getattr(store, name), calls))
+
+
+def noting(name: str, call: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
+    def noted(*args: Any, **options: Any) -> Any:
+        calls.extend([name] * (len(args[0]) if name == "extend" else 1))
+        return call(*args, **options)
+
+    return noted
 
 
 async def test_failure_records_nothing_and_the_next_is_first(make_client: MakeClient) -> None:

@@ -51,6 +51,9 @@ class Heard:
     def gone(self, reason: LossReason) -> None:
         self._note(f"gone: {reason}")
 
+    def recorded(self, result: bytes, *, unsure: bool) -> None:
+        self._note("recorded")
+
     def extension_failed(self, error: Exception) -> None:
         self.errors.append(error)
 

@@ -49,6 +49,9 @@ class Heard:
     def gone(self, reason: str) -> None:
         self._note(reason)
 
+    def recorded(self, result: bytes, *, unsure: bool) -> None:
+        self._note("recorded")
+
     def extension_failed(self, error: Exception) -> None:
         """Not of interest: each round of a reconnection is one."""
 

@@ -66,6 +66,7 @@ class Heard:
     def __init__(self) -> None:
         self.granted_times = 0
         self.reasons: list[LossReason] = []
+        self.results: list[tuple[bytes, bool]] = []
         self.failed: list[Exception] = []
         self.gave_up: list[BackendUnavailable] = []
 
@@ -74,6 +75,9 @@ class Heard:
 
     def gone(self, reason: LossReason) -> None:
         self.reasons.append(reason)
+
+    def recorded(self, result: bytes, *, unsure: bool) -> None:
+        self.results.append((result, unsure))
 
     def extension_failed(self, error: Exception) -> None:
         self.failed.append(error)

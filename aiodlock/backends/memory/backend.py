@@ -306,8 +306,8 @@ def _outcome(
             return Waiting(local_deadline(sent, left), look_at, floor)
         case ("gone", reason):
             return Gone(reason)
-        case ("done", _):
-            return Gone("gone")  # who acquires anew is told the result
+        case ("done", result):
+            return Gone("gone", result)
 
 
 def _owner(asked: Asked) -> str:

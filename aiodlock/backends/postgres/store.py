@@ -412,8 +412,7 @@ class _Answer:
     def __await__(self) -> Generator[Any, None, Granted | Waiting | Gone]:
         text = yield from self._answer
         outcome = _outcome(text, self._sent)
-        # A success is on record: whoever acquires anew is told the result.
-        return Gone("gone") if isinstance(outcome, Refused) else outcome
+        return Gone("gone", outcome.result) if isinstance(outcome, Refused) else outcome
 
 
 def _outcome(answer: str, sent: float) -> Granted | Waiting | Refused | Gone:

@@ -336,8 +336,8 @@ class _Extension:
             raise reply
         answer = outcome_of(reply, self._sent)
         calls.on_extended(request, answer)
-        if isinstance(answer, Refused):  # who acquires anew is told the result that is on record
-            return Gone("gone")
+        if isinstance(answer, Refused):
+            return Gone("gone", answer.result)
         return answer
 
 
