@@ -273,7 +273,9 @@ def list_locks(
 
 async def _list(url: str, prefix: str, match: str) -> list[LockInfo]:
     async with Client(read_source(url), prefix=prefix) as client:
-        return sorted([info async for info in client.locks(match)], key=lambda info: info.name)
+        return sorted(
+            [info async for info in client.locks(match)], key=lambda info: (info.name, info.kind)
+        )
 
 
 @app.command()

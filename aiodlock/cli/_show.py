@@ -30,10 +30,11 @@ COLUMNS = {
     "waiters": "The number of requests in the queue.",
     "seconds_waited": "Seconds for which the oldest request in the queue has waited.",
     "token": "The last fencing token that was given out. 0 if unknown.",
+    "kind": "`lock`, `semaphore`, or `once` (what is to be done once). Each kind has names of its own.",
 }
-#: In a terminal they are shorter, and the last one, the token, is left out.
-_HEADINGS = ("name", "mode", "holders", "held by", "s left", "waiters", "s waited")
-_TEXTS = ("name", "mode", "held by")
+#: In a terminal they are shorter, the kind follows the name, and the token is left out.
+_HEADINGS = ("name", "kind", "mode", "holders", "held by", "s left", "waiters", "s waited")
+_TEXTS = ("name", "kind", "mode", "held by")
 
 
 def console() -> Console:
@@ -76,17 +77,18 @@ def summary(info: LockInfo) -> tuple[str, ...]:
         str(len(info.waiters)),
         longest,
         str(info.token),
+        info.kind,
     )
 
 
 def table(infos: list[LockInfo]) -> Table:
     """Return a table with a line for each lock; names and holders are cut when they do not fit."""
-    rows = [summary(info)[:-1] for info in infos]
+    rows = [_row(*summary(info)) for info in infos]
     widths = [max(map(len, column)) for column in zip(_HEADINGS, *rows, strict=True)]
     name, held_by = _HEADINGS.index("name"), _HEADINGS.index("held by")
     room = console().width - 2 * len(widths) - sum(widths) + widths[name] + widths[held_by]
-    # The name gets what it needs, three fifths of the room at least; the holders get the rest.
-    wanted = min(widths[name], max(room * 3 // 5, room - widths[held_by]))
+    # The name gets what it needs, two thirds of the room at least; the holders get the rest.
+    wanted = min(widths[name], max(room * 2 // 3, room - widths[held_by]))
     widths[name], widths[held_by] = max(1, wanted), max(1, min(widths[held_by], room - wanted))
     found = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for heading, width in zip(_HEADINGS, widths, strict=True):
@@ -95,6 +97,11 @@ def table(infos: list[LockInfo]) -> Table:
     for row in rows:
         found.add_row(*(Text(cell) for cell in row))
     return found
+
+
+def _row(name: str, *others: str) -> tuple[str, ...]:
+    *facts, _, kind = others
+    return (name, kind, *facts)
 
 
 def print_list(infos: list[LockInfo], *, header: bool) -> None:

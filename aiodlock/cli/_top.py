@@ -57,7 +57,9 @@ async def top(wanted: Top) -> None:
 
 async def collect(client: Client, match: str) -> list[LockInfo]:
     """Return every lock that is held or waited for, by name."""
-    return sorted([info async for info in client.locks(match)], key=lambda info: info.name)
+    return sorted(
+        [info async for info in client.locks(match)], key=lambda info: (info.name, info.kind)
+    )
 
 
 async def _print(wanted: Top, client: Client, hand_overs: HandOvers) -> None:
@@ -119,7 +121,7 @@ def _screen(infos: list[LockInfo], facts: dict[str, Any]) -> Group:
         f"longest wait {facts['longest_wait']:.1f} s",
         "hand-overs unknown" if rate is None else f"{rate:.1f} hand-overs per second",
     ]
-    busiest = sorted(infos, key=lambda info: (-len(info.waiters), info.name))
+    busiest = sorted(infos, key=lambda info: (-len(info.waiters), info.name, info.kind))
     head = Text("   ".join(told), style="bold")
     return Group(head, Text("q: quit\n", style="dim"), _show.table(busiest[:_LINES]))
 

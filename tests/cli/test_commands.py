@@ -36,18 +36,24 @@ async def call(store: Store, *arguments: str) -> tuple[int, str]:
 async def test_ls_lists_what_is_held_or_waited_for(store: Store, client: aiodlock.Client) -> None:
     assert await call(store, "ls") == (0, "")
     assert await call(store, "ls", "--json") == (0, "[]\n")
-    async with client.lock("b\nb"), client.rwlock("a").read as lease:
+    async with (
+        client.lock("b\nb"),
+        client.rwlock("a").read as lease,
+        client.semaphore("a", 2),
+        client.once("a", keep=60),
+    ):
         code, out = await call(store, "ls")
         assert code == 0
         rows = [line.split("\t") for line in out.splitlines()]
-        assert [row[0] for row in rows] == ["a", r"b\nb"]
+        kinds = [(row[0], row[-1]) for row in rows]
+        assert kinds == [("a", "lock"), ("a", "once"), ("a", "semaphore"), (r"b\nb", "lock")]
         assert rows[0][1] == "shared"
-        assert rows[0][-1] == str(lease.token)
+        assert rows[0][-2] == str(lease.token)
         header, *lines = (await call(store, "ls", "--header"))[1].splitlines()
         assert header.split("\t") == list(_show.COLUMNS)
-        assert [line.count("\t") for line in lines] == [header.count("\t")] * 2
+        assert [line.count("\t") for line in lines] == [header.count("\t")] * 4
         _, out = await call(store, "ls", "a*", "--json")
-        (found,) = json.loads(out)
+        found, *_ = json.loads(out)
         assert found["name"] == "a"
         assert found["holders"][0]["token"] == lease.token
 

@@ -87,7 +87,7 @@ async def test_q_leaves_top_and_the_terminal_is_as_before(
             before = termios.tcgetattr(shown.theirs)
             shown.until("1 holder ")
             assert "q: quit" in shown.printed
-            assert re.search(r"^x +exclusive", shown.printed, re.MULTILINE)
+            assert re.search(r"^x +lock +exclusive", shown.printed, re.MULTILINE)
             during = termios.tcgetattr(shown.theirs)
             assert not during[3] & (termios.ICANON | termios.ECHO)
             shown.press(b"xq")

@@ -26,14 +26,14 @@ def test_table_fits_into_the_terminal_and_no_name_breaks_it(
     monkeypatch.setattr(_show, "console", lambda: console)
     infos = [
         LockInfo(name, (HOLDER,), (WAITER,), 1795214966688300),
-        LockInfo("free", (), (), 0, closed=3.25),
+        LockInfo("free", (), (), 0, closed=3.25, kind="semaphore"),
     ]
     console.print(_show.table(infos))
     heading, first, second = (line.rstrip() for line in written.getvalue().splitlines())
     assert max(map(len, (heading, first, second))) <= width
     assert heading.endswith("s waited")
     assert first.split()[-3:] == ["29.8", "1", "12345.6"]
-    assert second.split() == ["free", "closed", "0", "-", "3.2", "0", "0.0"]
+    assert second.split() == ["free", "semaphore", "closed", "0", "-", "3.2", "0", "0.0"]
     assert "\x1b" not in first
     if name.startswith("["):
         assert name in first
