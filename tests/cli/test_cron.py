@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.stores("valkey9"), pytest.mark.timeout(600)]
 
 PERIODS, HOSTS = 20, 3
 #: Seconds.
-FIRST_PERIOD, LONGER = 3.0, 1.5
+FIRST_PERIOD, LONGER = 3.0, 1.25
 #: Parts of the period: between the clocks of two hosts, and how much later than its clock a host begins.
 APART, JITTER = 1 / 30, 1 / 60
 #: So long is tried. What was not reached by then, this machine is too busy for.
@@ -170,10 +170,12 @@ async def test_job_of_three_hosts_runs_once_in_each_of_twenty_periods(
     store: Store, tmp_path: Path
 ) -> None:
     async with host(store.url) as one, host(store.url) as two, host(store.url) as three:
+        hosts = [one, two, three]
         crons = {
-            name: Cron(job, [one, two, three], tmp_path / name.replace(" ", "-"))
-            for name, job in JOBS.items()
+            name: Cron(job, hosts, tmp_path / name.replace(" ", "-")) for name, job in JOBS.items()
         }
+        for one_host in hosts:  # what is done for the first time takes longer
+            await one_host.run("warm", "--", "true")
         running = [asyncio.create_task(cron.run()) for cron in crons.values()]
         _, unfinished = await asyncio.wait(running, timeout=ENOUGH)
         for task in unfinished:
