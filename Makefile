@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # The tests start some hundred Pythons. Without byte code on disk, each compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup check format test test-suite test-scripts test-servers test-mutants test-topologies test-recipes \
+.PHONY: setup check format test test-suite test-scripts test-servers test-topologies test-recipes \
 	soak simulate model test-oldest test-environments docs dist demo bench clean
 
 setup: $(STAMP)
@@ -38,7 +38,7 @@ test: test-suite
 # On the memory store and on one server: what a change needs in the first place.
 test-suite: setup
 	$(BIN)/python -m pytest --numprocesses 8 --dist worksteal --ignore=tests/topology --ignore=tests/recipes \
-		--ignore=tests/etcd -m "not long" --store memory,valkey9 $(ARGS)
+		--ignore=tests/etcd --store memory,valkey9 $(ARGS)
 
 # The scripts and the heart of the contract on the other servers, which differ in little but their Lua.
 test-scripts: setup
@@ -49,10 +49,6 @@ test-scripts: setup
 test-servers: setup
 	$(BIN)/python -m pytest --numprocesses 8 --dist worksteal --ignore=tests/topology --ignore=tests/recipes \
 		--store fakeredis,redis62,redis70 -k "fakeredis or redis62 or redis70" $(ARGS)
-
-# Rules taken out of PostgreSQL's functions, one after the other: does the model test notice? Half an hour.
-test-mutants: setup
-	$(BIN)/python -m pytest --numprocesses 2 -m long tests/model $(ARGS)
 
 # What only several servers together can go through, and the contract on them. Failovers take their time.
 test-topologies: setup

@@ -1,5 +1,6 @@
 """The functions in PostgreSQL against the machine of ``memory://``: any sequence of calls, the same answers
-and messages."""
+and messages. Of each rule taken out of the functions, a history by hand notices it.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +9,13 @@ from dataclasses import dataclass
 
 import asyncpg
 import pytest
-from hypothesis import Phase, Verbosity
 
 from aiodlock.backends.postgres.schema import create_statements
 
 from ..postgres import PostgresServer
 from ..servers import Servers, installed
-from .test_mutants import BUDGET
+from . import histories
+from .histories import Tale
 from .test_scripts import (
     FEWEST,
     MINUTE,
@@ -95,7 +96,7 @@ class Mutant:
     rule: str
     old: str
     new: str
-    machine: type[Locks] = Locks
+    noticed_by: Tale
 
     def statements(self) -> str:
         found = create_statements("unlogged")
@@ -108,128 +109,173 @@ MUTANTS = [
         "nobody gets in past a waiter",
         "or (head_at = 0 and (cardinality(holding) = 0",
         "or (true and (cardinality(holding) = 0",
+        histories.waiting_writer_and_a_new_reader,
     ),
     Mutant(
-        "no reader beside a writer", "if h.mode = 'x' then\n      return false;", "if false then"
+        "no reader beside a writer",
+        "if h.mode = 'x' then\n      return false;",
+        "if false then",
+        histories.reader_while_a_writer_holds,
     ),
     Mutant(
         "a semaphore has its limit",
         "cardinality(holders) >= places",
         "cardinality(holders) > places",
-        Semaphores,
+        histories.more_requests_than_places,
     ),
     Mutant(
         "a reader does not come to exclude",
         "found_token := -h.token;",
         "found_token := h.token;",
+        histories.reader_that_wants_to_write,
     ),
     Mutant(
         "an overdue record gives its owner nothing",
         "if h.owner = who and now_ms < h.deadline then",
         "if h.owner = who then",
+        histories.owner_that_comes_back_within_its_lock_delay,
     ),
-    Mutant("ghosts are skipped", "if now_ms >= head.deadline then", "if false then"),
+    Mutant(
+        "ghosts are skipped",
+        "if now_ms >= head.deadline then",
+        "if false then",
+        histories.dead_waiter_at_the_head,
+    ),
     Mutant(
         "a lost name stays closed for its lock-delay",
         "else greatest(h.deadline + h.delay,",
         "else greatest(h.deadline,",
+        histories.name_that_is_tried_within_a_lock_delay,
     ),
     Mutant(
         "an extension never brings the deadline nearer",
         "mine.deadline := greatest(mine.deadline, now_ms + f[4]::bigint);",
         "mine.deadline := now_ms + f[4]::bigint;",
+        histories.shorter_extension,
     ),
     Mutant(
         "a holder's deadline is clamped when the clock was set back",
         "stale := stale or h.deadline > now_ms + h.length or",
         "stale := stale or",
+        histories.dead_holder_whose_clock_was_set_back,
     ),
     Mutant(
         "so are those of all waiters",
         "where w.key = k and w.deadline > now_ms + w.length;",
         "where w.id = head.id;",
+        histories.dead_waiters_whose_clock_was_set_back,
     ),
     Mutant(
         "a marker refuses a late duplicate",
         "answers[number] := 'gone gone';",
         "answers[number] := 'busy';",
+        histories.duplicate_that_comes_after_the_leave,
     ),
-    Mutant("the row tells of markers", "and now_ms >= n.marked_until", ""),
+    Mutant(
+        "the row tells of markers",
+        "and now_ms >= n.marked_until",
+        "",
+        histories.duplicate_that_comes_after_the_leave,
+    ),
     Mutant(
         "a break is told",
         "perform pg_notify(aiodlock.channel(h.client), message);",
         "perform pg_notify(aiodlock.channel('three'), message);",
+        histories.broken_lease,
     ),
     Mutant(
         "the head learns the earliest end of its blockers",
         "earliest := least(earliest, aiodlock.closed_until(h));",
         "earliest := greatest(earliest, aiodlock.closed_until(h));",
+        histories.readers_that_end_at_different_times,
     ),
     Mutant(
         "a lease that is lost does not open its name early",
         "and (mine.delay > 0 or (mine.began and now_ms < mine.hold_until)) then",
         "and false then",
+        histories.lease_that_is_lost_and_has_a_lock_delay,
     ),
     Mutant(
         "a head that asks soon enough is told nothing",
         "and aiodlock.earliest_end(holding) < head.deadline - head.length * 2 / 3 then",
         "then",
+        histories.head_that_withdraws_from_a_long_lease,
     ),
-    Mutant("what is held is not free", "and n.head = 0 and n.holders = '{}'", ""),
+    Mutant(
+        "what is held is not free",
+        "and n.head = 0 and n.holders = '{}'",
+        "",
+        histories.held_name_that_is_tried,
+    ),
     Mutant(
         "who releases alone leaves the others their holds",
         "cardinality(n.holders) = 1 and (n.holders[1]).id = f[3]",
         "(n.holders[1]).id = f[3]",
+        histories.first_of_two_readers_leaves,
     ),
     Mutant(
         "who releases hands off",
         "and n.head = 0 and cardinality(n.holders)",
         "and cardinality(n.holders)",
+        histories.release_with_a_waiter,
     ),
     Mutant(
         "what is overdue is not released",
         "and now_ms < (n.holders[1]).deadline and",
         "and",
+        histories.release_that_comes_too_late,
     ),
     Mutant(
         "a lone lease that is lost does not open its name early",
         "(f[5] = 'ended' or (n.holders[1]).delay = 0)",
         "true",
+        histories.lease_that_is_lost_and_has_a_lock_delay,
     ),
-    Mutant("an overdue head is met", "freed or now_ms >= head_deadline or", "freed or"),
+    Mutant(
+        "an overdue head is met",
+        "freed or now_ms >= head_deadline or",
+        "freed or",
+        histories.dead_writer_between_readers,
+    ),
     Mutant(
         "a head's deadline is clamped when the clock was set back",
         "or head_deadline > now_ms + head_length) then",
         ") then",
+        histories.dead_writer_between_readers_whose_clock_was_set_back,
     ),
     Mutant(
         "the queue is in order though the clock was set back",
         "coalesce(max(l.arrival) + 1, now_us)",
-        "now_us",
+        "coalesce(max(now_us), now_us)",
+        histories.newcomer_after_the_clock_was_set_back,
     ),
 ]
 
 
-@pytest.mark.long
-@pytest.mark.timeout(600)
-@pytest.mark.usefixtures("_constants_of_no_module")
+_MACHINES = {tale: machine for machine, tale in histories.ALL}
+
+
+def _tell(database: Database, tale: Tale) -> None:
+    histories.tell(lambda machine: VirtualTurns(database, machine.kind), _MACHINES[tale], tale)
+
+
+def test_functions_answer_histories_by_hand_as_the_machine(postgres: PostgresServer) -> None:
+    database = Database(postgres.url)
+    try:
+        for _, tale in histories.ALL:
+            _tell(database, tale)
+    finally:
+        database.close()
+
+
 @pytest.mark.skipif(not installed("postgres"), reason="postgres is not installed")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.rule)
-def test_model_test_notices_a_rule_taken_out_of_the_functions(
+def test_history_notices_a_rule_taken_out_of_the_functions(
     servers: Servers, mutant: Mutant
 ) -> None:
     database = Database(servers.postgres("postgres").url, mutant.statements())
-    machine = mutant.machine
     try:
         with pytest.raises((AssertionError, asyncpg.PostgresError)):
-            take_steps(
-                lambda: machine(VirtualTurns(database, machine.kind)),
-                BUDGET,
-                derandomize=True,
-                database=None,
-                phases=[Phase.generate],
-                report_multiple_bugs=False,
-                verbosity=Verbosity.quiet,
-            )
+            _tell(database, mutant.noticed_by)
     finally:
         database.close()

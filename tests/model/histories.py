@@ -1,0 +1,375 @@
+"""Histories by hand, for rules that random ones seldom meet: a few calls each, answered as by the machine.
+
+The store that is tested and the machine are called side by side, as in ``test_scripts``. After each step
+both have to know the same holders and waiters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiodlock.backends.memory.machine import Asked, End, Mode
+
+from .test_scripts import MINUTE, Calls, Locks, Onces, Semaphores
+
+
+class History:
+    """One name, whose requests are called by numbers of their own."""
+
+    def __init__(self, machine: Locks) -> None:
+        self._machine = machine
+
+    def request(
+        self,
+        mode: Mode = "exclusive",
+        *,
+        owner: str = "",
+        ttl: int = 2 * MINUTE,
+        waiter_ttl: int = 2 * MINUTE,
+        delay: int = 0,
+        client: str = "one",
+        wait: bool = True,
+        hold: int = 0,
+        begins: bool = False,
+    ) -> Asked:
+        """Ask anew; return what was asked for."""
+        machine = self._machine
+        id = next(machine.ids)
+        mode = mode if len(machine.modes) > 1 else machine.modes[0]
+        asked = Asked(
+            id, mode, machine.limit, owner or f"t{id}", client, ttl, waiter_ttl, delay, hold, begins
+        )
+        self.repeat(asked, wait=wait)
+        return asked
+
+    def repeat(self, asked: Asked, *, wait: bool = True) -> None:
+        """Send the acquire again, as after a lost reply."""
+        self._machine._acquire(asked, wait=wait)
+        self._machine.same_holders_and_waiters()
+
+    def extend(self, *requests: Asked, length: int = 2 * MINUTE) -> None:
+        for asked in requests:
+            self._machine._extend(asked, length)
+            self._machine.same_holders_and_waiters()
+
+    def leave(self, asked: Asked, end: End = "ended", *, ambiguous: bool = False) -> None:
+        self._machine._leave(asked, ambiguous, end)
+        self._machine.same_holders_and_waiters()
+
+    def record(self, asked: Asked) -> None:
+        """Leave with a success."""
+        machine = self._machine
+        assert isinstance(machine, Onces)
+        machine.leave_and_record(machine.known.index(asked), False)
+        machine.same_holders_and_waiters()
+
+    def break_lock(self) -> None:
+        self._machine.break_lock()
+        self._machine.same_holders_and_waiters()
+
+    def time_passes(self, by: int) -> None:
+        self._machine.time_passes(by)
+        self._machine.same_holders_and_waiters()
+
+    def clock_is_set_back(self) -> None:
+        """By much; the next call finds it out."""
+        self._machine.clock_is_set_back(1_000 * MINUTE)
+        self._machine.same_holders_and_waiters()
+
+
+Tale = Callable[[History], None]
+
+
+def waiting_writer_and_a_new_reader(history: History) -> None:
+    history.request("shared")
+    history.request("exclusive")
+    history.request("shared")
+
+
+def reader_while_a_writer_holds(history: History) -> None:
+    history.request("exclusive")
+    history.request("shared")
+
+
+def held_name_that_is_tried(history: History) -> None:
+    history.request()
+    history.request(wait=False)
+
+
+def more_requests_than_places(history: History) -> None:
+    for _ in range(3):
+        history.request()
+
+
+def reader_that_wants_to_write(history: History) -> None:
+    history.request("shared", owner="uA")
+    history.request("exclusive", owner="uA")
+
+
+def owner_that_comes_back_within_its_lock_delay(history: History) -> None:
+    history.request(owner="uA", delay=MINUTE)
+    history.time_passes(2 * MINUTE)
+    history.request(owner="uA")
+
+
+def name_that_is_tried_within_a_lock_delay(history: History) -> None:
+    history.request(delay=MINUTE)
+    history.time_passes(2 * MINUTE)
+    history.request(wait=False)
+    history.time_passes(MINUTE)
+    history.request(wait=False)
+
+
+def dead_waiter_at_the_head(history: History) -> None:
+    holder = history.request(ttl=5 * MINUTE)
+    history.request()
+    history.request(waiter_ttl=10 * MINUTE)
+    history.time_passes(2 * MINUTE)
+    history.leave(holder)
+
+
+def dead_writer_between_readers(history: History) -> None:
+    history.request("shared", ttl=5 * MINUTE)
+    history.request("exclusive")
+    reader = history.request("shared", waiter_ttl=10 * MINUTE)
+    history.time_passes(2 * MINUTE)
+    history.extend(reader)
+
+
+def dead_writer_between_readers_whose_clock_was_set_back(history: History) -> None:
+    holder = history.request("shared", ttl=5 * MINUTE)
+    history.request("exclusive")
+    reader = history.request("shared", waiter_ttl=10 * MINUTE)
+    history.clock_is_set_back()
+    history.time_passes(MINUTE)
+    history.extend(holder, reader, length=5 * MINUTE)
+    history.time_passes(MINUTE)
+    history.extend(reader)
+
+
+def shorter_extension(history: History) -> None:
+    holder = history.request(ttl=5 * MINUTE)
+    history.extend(holder)
+    history.time_passes(MINUTE)
+    history.extend(holder)
+
+
+def dead_holder_whose_clock_was_set_back(history: History) -> None:
+    history.leave(history.request())
+    history.request()
+    history.clock_is_set_back()
+    history.request(wait=False)
+    history.time_passes(2 * MINUTE)
+    history.request(wait=False)
+
+
+def holder_that_extends_after_the_clock_was_set_back(history: History) -> None:
+    holder = history.request()
+    history.clock_is_set_back()
+    history.extend(holder)
+    history.request(wait=False)
+    history.time_passes(2 * MINUTE)
+    history.request(wait=False)
+
+
+def dead_waiters_whose_clock_was_set_back(history: History) -> None:
+    history.request()
+    history.request()
+    history.request()
+    live = history.request(waiter_ttl=10 * MINUTE)
+    history.clock_is_set_back()
+    for _ in range(2):
+        history.extend(live, length=10 * MINUTE)
+        history.time_passes(MINUTE)
+    history.extend(live, length=10 * MINUTE)
+
+
+def newcomer_after_the_clock_was_set_back(history: History) -> None:
+    history.request(ttl=5 * MINUTE)
+    history.request(waiter_ttl=10 * MINUTE)
+    history.clock_is_set_back()
+    history.request(waiter_ttl=10 * MINUTE)
+
+
+def duplicate_that_comes_after_the_leave(history: History) -> None:
+    holder = history.request()
+    history.leave(holder, ambiguous=True)
+    history.repeat(holder)
+
+
+def repeated_request_that_holds(history: History) -> None:
+    holder = history.request(ttl=5 * MINUTE)
+    history.time_passes(MINUTE)
+    history.repeat(holder)
+    history.leave(holder)
+    history.leave(holder)
+
+
+def broken_lease(history: History) -> None:
+    holder = history.request(client="two")
+    history.request(client="three")
+    history.break_lock()
+    history.extend(holder)
+    history.leave(holder)
+
+
+def readers_that_end_at_different_times(history: History) -> None:
+    history.request("shared", ttl=5 * MINUTE)
+    history.request("shared", ttl=2 * MINUTE)
+    history.request("exclusive", waiter_ttl=10 * MINUTE)
+
+
+def lease_that_is_lost_and_has_a_lock_delay(history: History) -> None:
+    holder = history.request(delay=MINUTE)
+    history.leave(holder, "lost")
+    history.request(wait=False)
+
+
+def lease_that_is_lost_and_has_none(history: History) -> None:
+    holder = history.request()
+    history.leave(holder, "lost")
+    history.request(wait=False)
+
+
+def lease_that_is_lost_and_has_a_hold(history: History) -> None:
+    holder = history.request(hold=11 * MINUTE, begins=True)
+    history.leave(holder, "lost")
+    history.time_passes(2 * MINUTE)
+    history.request(wait=False)
+
+
+def head_that_withdraws_from_a_long_lease(history: History) -> None:
+    history.request(ttl=5 * MINUTE)
+    head = history.request(client="two")
+    history.request(client="three")
+    history.leave(head)
+
+
+def first_of_two_readers_leaves(history: History) -> None:
+    first = history.request("shared")
+    second = history.request("shared")
+    history.leave(first)
+    history.request(wait=False)
+    history.leave(second)
+
+
+def second_of_two_readers_leaves(history: History) -> None:
+    first = history.request("shared")
+    second = history.request("shared")
+    history.leave(second)
+    history.leave(first)
+
+
+def stranger_that_leaves(history: History) -> None:
+    history.request()
+    stranger = history.request(wait=False)
+    history.leave(stranger)
+
+
+def release_with_a_waiter(history: History) -> None:
+    for client in ("one", "two"):
+        holder = history.request(client="one")
+        history.request(client=client)
+        history.leave(holder)
+        history.break_lock()
+
+
+def release_that_comes_too_late(history: History) -> None:
+    holder = history.request()
+    history.time_passes(2 * MINUTE)
+    history.leave(holder)
+
+
+def extension_that_comes_too_late(history: History) -> None:
+    holder = history.request()
+    history.time_passes(2 * MINUTE)
+    history.extend(holder)
+    history.request(wait=False)
+
+
+def extension_of_somebody_else(history: History) -> None:
+    history.request()
+    waiter = history.request()
+    history.extend(waiter)
+
+
+def short_body_with_a_hold(history: History) -> None:
+    holder = history.request(hold=3 * MINUTE, begins=True)
+    history.leave(holder)
+    history.request(wait=False)
+    history.time_passes(3 * MINUTE)
+    history.request(wait=False)
+
+
+def extension_that_begins_a_body(history: History) -> None:
+    holder = history.request(hold=11 * MINUTE)
+    history._machine._extend(holder, 2 * MINUTE, True)
+    history.time_passes(2 * MINUTE)
+    history.request(wait=False)
+
+
+def success_and_a_newcomer(history: History) -> None:
+    holder = history.request()
+    history.request(client="two")
+    history.record(holder)
+    history.request()
+
+
+def success_that_is_alone(history: History) -> None:
+    holder = history.request()
+    history.record(holder)
+    history.record(holder)
+    history.request()
+
+
+LOCKS: list[Tale] = [
+    waiting_writer_and_a_new_reader,
+    reader_while_a_writer_holds,
+    held_name_that_is_tried,
+    reader_that_wants_to_write,
+    owner_that_comes_back_within_its_lock_delay,
+    name_that_is_tried_within_a_lock_delay,
+    dead_waiter_at_the_head,
+    dead_writer_between_readers,
+    dead_writer_between_readers_whose_clock_was_set_back,
+    shorter_extension,
+    dead_holder_whose_clock_was_set_back,
+    holder_that_extends_after_the_clock_was_set_back,
+    dead_waiters_whose_clock_was_set_back,
+    newcomer_after_the_clock_was_set_back,
+    duplicate_that_comes_after_the_leave,
+    repeated_request_that_holds,
+    broken_lease,
+    readers_that_end_at_different_times,
+    lease_that_is_lost_and_has_a_lock_delay,
+    lease_that_is_lost_and_has_none,
+    lease_that_is_lost_and_has_a_hold,
+    head_that_withdraws_from_a_long_lease,
+    first_of_two_readers_leaves,
+    second_of_two_readers_leaves,
+    stranger_that_leaves,
+    release_with_a_waiter,
+    release_that_comes_too_late,
+    extension_that_comes_too_late,
+    extension_of_somebody_else,
+    short_body_with_a_hold,
+    extension_that_begins_a_body,
+]
+SEMAPHORES: list[Tale] = [more_requests_than_places]
+ONCES: list[Tale] = [success_and_a_newcomer, success_that_is_alone]
+
+#: Every history, with the machine that it is one of.
+ALL: list[tuple[type[Locks], Tale]] = [
+    *((Locks, tale) for tale in LOCKS),
+    *((Semaphores, tale) for tale in SEMAPHORES),
+    *((Onces, tale) for tale in ONCES),
+]
+
+
+def tell(make: Callable[[type[Locks]], Calls], machine: type[Locks], tale: Tale) -> None:
+    """Run a history; raise AssertionError at the first answer that differs."""
+    told = machine(make(machine))
+    try:
+        tale(History(told))
+    finally:
+        told.teardown()
