@@ -70,29 +70,15 @@ UNUSED: End = End(unused=True)
 class Request:
     """What a store with a lease per request is told of one; the same from its first message to its last.
 
-    Nothing in it changes but the last four, which are the store's own notes.
+    ``begins`` becomes true when the body of a multilock begins. What stands below it are the store's notes.
     """
 
     id: str
-    kind: Kind
-    name: str
-    mode: Mode
-    #: With ``kind == "semaphore"``: how many may hold. 0 for locks.
-    limit: int
+    terms: Terms
     #: Identity for reentrancy, already made unambiguous: ``t…`` for a task's, ``u…`` for a user's.
     owner: str
-    ttl: float
-    #: Length of the lease while waiting: min(client's waiter_ttl, ttl).
-    waiter_ttl: float
-    lock_delay: float
-    #: For so long after the grant a body that began keeps the name closed.
-    hold_at_least: float = 0.0
-    #: Whether the body begins with the grant; else, of a multilock, when all are granted.
+    #: Whether the body begins with the grant, or has begun; see ``Terms``.
     begins: bool = True
-    #: Whether ``limit`` is to be in use from now on.
-    resize: bool = False
-    #: For people.
-    note: str = ""
     #: The connection that an acquire went out on and has not answered.
     sent_on: object | None = None
     #: An acquire went unanswered: a duplicate of it may still be carried out.
@@ -103,6 +89,16 @@ class Request:
     tally: Any = None
     #: How it ends, as soon as that is known.
     end: End = ENDED
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of its name."""
+        return self.terms.kind
+
+    @property
+    def name(self) -> str:
+        """The lock's name."""
+        return self.terms.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,17 +13,14 @@ import time
 def slow_time_down(factor: float) -> None:
     """Let this process's clocks go slower. To be called before anything keeps a reference to them."""
     monotonic, get_time = time.monotonic, time.clock_gettime
-    began: dict[int, float] = {}
 
     def slowed(clock: int) -> float:
-        moment = get_time(clock)
-        first = began.setdefault(clock, moment)
-        return first + (moment - first) / factor
+        return first + (get_time(clock) - first) / factor
 
     def slowed_monotonic() -> float:
-        return start + (monotonic() - start) / factor
+        return first + (monotonic() - first) / factor
 
-    start = monotonic()
+    first = monotonic()
     time.clock_gettime = slowed
     time.monotonic = slowed_monotonic
 

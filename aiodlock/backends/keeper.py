@@ -99,12 +99,12 @@ class Keeper:
     def add(self, place: KeptPlace) -> None:
         """Take care of a place that was acknowledged just now."""
         if place.stage is Stage.WAITING:
-            place.beat = self._first_beat(place, place.waiter_ttl)
+            place.beat = self._first_beat(place, place.terms.waiter_ttl)
             self._schedule(place)
         elif place.terms.auto_extend:
             # Most holders leave before anything is due: they need no entry in the heap.
             self._fresh[place] = None
-            ttl = place.ttl
+            ttl = place.terms.ttl
             length = max(ttl - place.terms.margin, ttl / 10)
             earliest = place.deadline - ttl + length * _EARLIEST
             if earliest < self._wake_at:
@@ -157,7 +157,7 @@ class Keeper:
                 token > max(place.floor, place.broken)
                 and self.store.capabilities.notices == "grants"
                 # The body begins when the store knows that it does.
-                and not place.hold_at_least
+                and not place.terms.hold_at_least
             ):
                 self.granted(place, token, place.deadline)
             else:
@@ -331,7 +331,7 @@ class Keeper:
         if self._fresh:
             fresh, self._fresh = self._fresh, {}
             for place in fresh:
-                place.beat = self._first_beat(place, place.ttl)
+                place.beat = self._first_beat(place, place.terms.ttl)
                 self._schedule(place)
         due: list[list[Any]] = []
         room = _SLICE

@@ -184,7 +184,6 @@ class KeptPlace(Request):
         "noticed",
         "silent_since",
         "stage",
-        "terms",
         "token",
         "watching",
     )
@@ -210,30 +209,14 @@ class KeptPlace(Request):
     noticed: int | None
     silent_since: float | None
     stage: Stage
-    terms: Terms
     token: int
     watching: bool
 
     def __init__(
         self, keeper: Keeper, terms: Terms, request_id: str, owner: str, listener: Listener
     ) -> None:
-        super().__init__(
-            request_id,
-            terms.kind,
-            terms.name,
-            terms.mode,
-            terms.limit,
-            owner,
-            terms.ttl,
-            terms.waiter_ttl,
-            terms.lock_delay,
-            terms.hold_at_least,
-            terms.begins,
-            terms.resize,
-            terms.note,
-        )
+        super().__init__(request_id, terms, owner, terms.begins)
         self.keeper = keeper
-        self.terms = terms
         self.listener = listener
         self.stage = Stage.ASKING
         self.lease_ttl = terms.ttl
@@ -243,7 +226,7 @@ class KeptPlace(Request):
         self.noticed = self.look_at = self.silent_since = self.entry = None
 
     def __repr__(self) -> str:
-        return f"<KeptPlace {self.name!r} {self.mode} {self.stage.value} id={self.id}>"
+        return f"<KeptPlace {self.name!r} {self.terms.mode} {self.stage.value} id={self.id}>"
 
     # -- times -------------------------------------------------------------------------------------
 
@@ -251,7 +234,7 @@ class KeptPlace(Request):
     def length(self) -> float:
         """How long the next extension shall be, from now on."""
         if not self.granted:
-            return self.waiter_ttl
+            return self.terms.waiter_ttl
         maximum = self.terms.max_hold
         if maximum is None:
             return self.lease_ttl
@@ -267,7 +250,9 @@ class KeptPlace(Request):
     @property
     def ends_by(self) -> float:
         """When the longest lease that may have been asked for is over."""
-        return max(self.deadline, now() + max(self.waiter_ttl, self.ttl, self.lease_ttl))
+        return max(
+            self.deadline, now() + max(self.terms.waiter_ttl, self.terms.ttl, self.lease_ttl)
+        )
 
     # -- what the core asks --------------------------------------------------------------------------
 
@@ -281,7 +266,7 @@ class KeptPlace(Request):
             if answer.token <= self.broken:
                 return Gone("broken")
             maximum = self.terms.max_hold
-            self.capped = maximum is not None and self.ttl >= maximum
+            self.capped = maximum is not None and self.terms.ttl >= maximum
             self.hold(answer.token, answer.deadline)
             keeper.add(self)
         elif isinstance(answer, Waiting):

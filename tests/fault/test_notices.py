@@ -290,7 +290,7 @@ async def test_stale_notice_is_noticed_to_start_a_body_without_the_guard(
 ) -> None:
     def believe(self: Keeper, request_id: str, token: int, where: str) -> None:
         place = self.places[request_id]
-        place.hold(token, now() + place.ttl)
+        place.hold(token, now() + place.terms.ttl)
         self.extend_now(place)
 
     monkeypatch.setattr(Keeper, "on_granted", believe)

@@ -438,17 +438,17 @@ class MachineBackend:
         sent = now()
         asked = Asked(
             request.id,
-            request.mode,
-            request.limit,
+            request.terms.mode,
+            request.terms.limit,
             request.owner,
             self.label,
-            round(request.ttl * 1000),
-            round(request.waiter_ttl * 1000),
-            round(request.lock_delay * 1000),
-            round(request.hold_at_least * 1000),
+            round(request.terms.ttl * 1000),
+            round(request.terms.waiter_ttl * 1000),
+            round(request.terms.lock_delay * 1000),
+            round(request.terms.hold_at_least * 1000),
             request.begins,
-            request.resize,
-            request.note,
+            request.terms.resize,
+            request.terms.note,
         )
         call = Call(
             "acquire", self._key(request), request.id,

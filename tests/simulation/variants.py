@@ -105,7 +105,8 @@ class _TwoSteps(RedisBackend):
         try:
             if not await wire.send("EXISTS", *names):
                 ttl = (
-                    round(s * 1000) for s in (request.ttl, request.waiter_ttl, request.lock_delay)
+                    round(s * 1000)
+                    for s in (request.terms.ttl, request.terms.waiter_ttl, request.terms.lock_delay)
                 )
                 mode = wire_mode(request)
                 who: tuple[str | int, ...]
@@ -156,7 +157,7 @@ def _believe_late_notices(simulation: Simulation) -> None:
 
     def granted(self: Keeper, place: KeptPlace, token: int, deadline: float) -> None:
         if now() >= deadline:
-            place.hold(token, now() + place.waiter_ttl)
+            place.hold(token, now() + place.terms.waiter_ttl)
         right(self, place, token, deadline)
 
     simulation.patch(Keeper, "granted", granted)
@@ -177,7 +178,7 @@ def _look_late(simulation: Simulation) -> None:
 
     def beat_of(self: Keeper, place: KeptPlace, latest: float = float("inf")) -> float:
         if place.stage is Stage.WAITING:
-            return now() + place.waiter_ttl * 0.9
+            return now() + place.terms.waiter_ttl * 0.9
         return right(self, place, latest)
 
     # It shows when holders die, and nobody else comes who would look.

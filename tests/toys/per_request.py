@@ -65,8 +65,8 @@ class Line:
         return next((e for e in self.holders.values() if e.request.owner == request.owner), None)
 
     def is_free(self, request: Request) -> bool:
-        modes = {entry.request.mode for entry in self.holders.values()}
-        return not modes or (request.mode == "shared" and modes == {"shared"})
+        modes = {entry.request.terms.mode for entry in self.holders.values()}
+        return not modes or (request.terms.mode == "shared" and modes == {"shared"})
 
     def hold(self, entry: Entry, token: int = 0) -> None:
         self.token = entry.token = token or max(self.token + 1, int(now() * 1e6))
@@ -133,17 +133,17 @@ class RequestsStore:
         if request.id not in line.holders and request.id not in line.waiters:
             mine, entry = line.owned(request), Entry(request, self.label, 0.0)
             if mine is not None:
-                if request.mode == "exclusive" != mine.request.mode:
+                if request.terms.mode == "exclusive" != mine.request.terms.mode:
                     return Refused("deadlock")
-                entry.ends_at = now() + request.ttl
+                entry.ends_at = now() + request.terms.ttl
                 line.hold(entry, mine.token)
             elif line.is_free(request) and not line.waiters:
-                entry.ends_at = now() + request.ttl
+                entry.ends_at = now() + request.terms.ttl
                 line.hold(entry)
             elif not wait:
                 return Refused("busy")
             else:
-                entry.ends_at = now() + request.waiter_ttl
+                entry.ends_at = now() + request.terms.waiter_ttl
                 line.waiters[request.id] = entry
         return self._state(line, request)
 
@@ -228,10 +228,10 @@ class RequestsStore:
         holders: dict[tuple[str, str], HolderInfo] = {}
         for entry in line.holders.values():
             request = entry.request
-            before = holders.get((request.owner, request.mode))
-            holders[request.owner, request.mode] = HolderInfo(
+            before = holders.get((request.owner, request.terms.mode))
+            holders[request.owner, request.terms.mode] = HolderInfo(
                 owner=unquote(request.owner[1:]),
-                mode=request.mode,
+                mode=request.terms.mode,
                 token=entry.token,
                 count=1 + (before.count if before else 0),
                 remaining=entry.ends_at - now(),
@@ -240,7 +240,7 @@ class RequestsStore:
         waiters = tuple(
             WaiterInfo(
                 unquote(entry.request.owner[1:]),
-                entry.request.mode,
+                entry.request.terms.mode,
                 position,
                 now() - entry.since,
                 entry.client,

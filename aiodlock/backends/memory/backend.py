@@ -280,17 +280,17 @@ class MemoryBackend:
     def _asked(self, request: Request) -> Asked:
         return Asked(
             request.id,
-            request.mode,
-            request.limit,
+            request.terms.mode,
+            request.terms.limit,
             request.owner,
             self.label,
-            _ms(request.ttl),
-            _ms(request.waiter_ttl),
-            _ms(request.lock_delay),
-            _ms(request.hold_at_least),
+            _ms(request.terms.ttl),
+            _ms(request.terms.waiter_ttl),
+            _ms(request.terms.lock_delay),
+            _ms(request.terms.hold_at_least),
             request.begins,
-            request.resize,
-            request.note,
+            request.terms.resize,
+            request.terms.note,
             self.description,
         )
 

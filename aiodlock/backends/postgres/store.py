@@ -266,9 +266,9 @@ class PostgresBackend:
                 request.id,
                 _wire_mode(request),
                 request.owner,
-                str(_ms(request.ttl)),
-                str(_ms(request.waiter_ttl)),
-                str(_ms(request.lock_delay)),
+                str(_ms(request.terms.ttl)),
+                str(_ms(request.terms.waiter_ttl)),
+                str(_ms(request.terms.lock_delay)),
                 "wait" if wait else "nowait",
                 *self._further(request),
             )
@@ -283,10 +283,14 @@ class PostgresBackend:
 
     def _further(self, request: Request) -> Sequence[str]:
         """Return what few requests have: texts for people, a hold, a limit that is to be in use."""
-        texts = quote(request.note, safe=""), quote(self.description, safe="")
-        if request.hold_at_least or request.resize:
-            how = ("begins" if request.begins else "later") if request.hold_at_least else ""
-            return *texts, str(_ms(request.hold_at_least)), how + "resize" * request.resize
+        texts = quote(request.terms.note, safe=""), quote(self.description, safe="")
+        if request.terms.hold_at_least or request.terms.resize:
+            how = ("begins" if request.begins else "later") if request.terms.hold_at_least else ""
+            return (
+                *texts,
+                str(_ms(request.terms.hold_at_least)),
+                how + "resize" * request.terms.resize,
+            )
         return texts if any(texts) else ()
 
     def extend(
@@ -297,7 +301,7 @@ class PostgresBackend:
     def _extend(self, request: Request, length: float) -> Awaitable[Granted | Waiting | Gone]:
         sent = now()
         key = self._key(request.kind, request.name)
-        begins = "\tbegins" if request.hold_at_least and request.begins else ""
+        begins = "\tbegins" if request.terms.hold_at_least and request.begins else ""
         answer = self._messages.submit(f"extend\t{key}\t{request.id}\t{_ms(length)}{begins}")
         return _Answer(answer, sent)
 
@@ -488,9 +492,9 @@ def _texts(row: Any) -> tuple[str, str]:
 
 
 def _wire_mode(request: Request) -> str:
-    if request.limit:
-        return f"s{request.limit}"
-    return "x" if request.mode == "exclusive" else "s"
+    if request.terms.limit:
+        return f"s{request.terms.limit}"
+    return "x" if request.terms.mode == "exclusive" else "s"
 
 
 def _channel(client: str) -> str:

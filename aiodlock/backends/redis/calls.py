@@ -77,7 +77,7 @@ class Calls:
             first = wire.send_packed(self._packing.acquire(request, wait, self._acquiring))
             if request.ambiguous and server.replicated is not None:
                 # A repeated acquire may write nothing, and then WAIT would cover nothing.
-                extension = self._extend(wire, request, request.waiter_ttl)
+                extension = self._extend(wire, request, request.terms.waiter_ttl)
             try:
                 reply = await first
             except ReplyError as refused:
@@ -96,7 +96,7 @@ class Calls:
         if extension is not None and isinstance(answer, Granted | Waiting):
             answer = await extension
             if isinstance(answer, Granted):  # perhaps a while ago
-                return await self._extend(wire, request, request.ttl)
+                return await self._extend(wire, request, request.terms.ttl)
         return answer
 
     def _acquiring(self, request: Request, wait: bool) -> KeysAndArguments:
@@ -114,9 +114,9 @@ class Calls:
             request.id,
             wire_mode(request),
             request.owner,
-            _ms(request.ttl),
-            _ms(request.waiter_ttl),
-            _ms(request.lock_delay),
+            _ms(request.terms.ttl),
+            _ms(request.terms.waiter_ttl),
+            _ms(request.terms.lock_delay),
             self._server.label,
             *self._channels.words(keys.base),
             "wait" if wait else "nowait",
@@ -138,7 +138,7 @@ class Calls:
     def _extend(
         self, wire: Wire | ReplicatedWire, request: Request, length: float
     ) -> Awaitable[Granted | Waiting | Gone]:
-        if request.hold_at_least or request.kind == "once":
+        if request.terms.hold_at_least or request.kind == "once":
             packed = pack_call(EXTEND, *self._extending(request, length))
         else:
             base = base_of(self._prefix, request.kind, request.name)
@@ -160,7 +160,7 @@ class Calls:
     def _extending(self, request: Request, length: float) -> KeysAndArguments:
         keys = self.keys(request)
         names = (keys.state, keys.queue, keys.waiters, keys.token, keys.broken)
-        begins = ["begins"] if request.hold_at_least and request.begins else []
+        begins = ["begins"] if request.terms.hold_at_least and request.begins else []
         words = self._channels.words(keys.base)
         return (*names, *_record_of(request, keys)), (
             request.id,
@@ -343,9 +343,9 @@ class _Extension:
 
 def wire_mode(request: Request) -> str:
     """Return the mode as scripts read it: ``x`` exclusive, ``s`` shared, ``s5`` a semaphore for five."""
-    if request.limit:
-        return f"s{request.limit}"
-    return "x" if request.mode == "exclusive" else "s"
+    if request.terms.limit:
+        return f"s{request.terms.limit}"
+    return "x" if request.terms.mode == "exclusive" else "s"
 
 
 def _record_of(request: Request, keys: Keys) -> tuple[str, ...]:

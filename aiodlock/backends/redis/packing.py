@@ -32,16 +32,17 @@ class _Packed:
 
 def words_of(request: Request, description: str) -> str:
     """Return the further words of a request's records; ``records.lua`` says what they are."""
-    words = f" h={round(request.hold_at_least * 1000)}" if request.hold_at_least else ""
-    if request.note:
-        words += f" n={quote(request.note, safe='')}"
+    terms = request.terms
+    words = f" h={round(terms.hold_at_least * 1000)}" if terms.hold_at_least else ""
+    if terms.note:
+        words += f" n={quote(terms.note, safe='')}"
     return f"{words} d={quote(description, safe='')}" if description else words
 
 
 def how_of(request: Request) -> str:
     """Return what an acquire tells the script besides."""
-    how = ["resize"] if request.resize else []
-    if request.hold_at_least:
+    how = ["resize"] if request.terms.resize else []
+    if request.terms.hold_at_least:
         how.append("begins" if request.begins else "later")
     return " ".join(how)
 
@@ -65,24 +66,25 @@ class Packing:
         self, request: Request, wait: bool, words: Callable[[Request, bool], Words]
     ) -> bytes:
         """Return the call of ``acquire`` with the words that are given for it, in RESP."""
+        terms = request.terms
         lock = (
-            request.kind,
-            request.name,
-            request.mode,
-            request.limit,
-            request.ttl,
-            request.waiter_ttl,
-            request.lock_delay,
-            request.hold_at_least,
+            terms.kind,
+            terms.name,
+            terms.mode,
+            terms.limit,
+            terms.ttl,
+            terms.waiter_ttl,
+            terms.lock_delay,
+            terms.hold_at_least,
             request.begins,
-            request.resize,
-            request.note,
+            terms.resize,
+            terms.note,
             wait,
         )
         packed = self._acquires.get(lock)
         if packed is None:
             names, arguments = words(request, wait)
-            if request.kind == "once":
+            if terms.kind == "once":
                 return pack_call(ACQUIRE, names, arguments)
             (*before, marker), (_, mode, _, *others) = names, arguments
             size = len(names) + len(arguments)
@@ -102,9 +104,10 @@ class Packing:
         words: Callable[[Request, bool, bool], Words],
     ) -> bytes:
         """Return the call of ``leave`` with the words that are given for it, in RESP."""
-        if request.kind == "once":
+        terms = request.terms
+        if terms.kind == "once":
             return pack_call(LEAVE, *words(request, late, lost))
-        how = (request.kind, request.name, late, request.end.word)
+        how = (terms.kind, terms.name, late, request.end.word)
         packed = self._leaves.get(how)
         if packed is None:
             names, arguments = words(request, late, lost)

@@ -33,7 +33,7 @@ class Asking:
     async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
         """See ``Backend.acquire``."""
         tally = self._requests.tally_of(request)
-        length = request.waiter_ttl
+        length = request.terms.waiter_ttl
         self._confirm_owner(request)
         asked = self._messenger.ask(tally, length, wait=wait)
         await asked.settled
@@ -66,7 +66,7 @@ class Asking:
         if holder is None or holder.request is request or not holder.token:
             return
         if any(ballot.stage == "v" for ballot in holder.ballots):
-            self._holding.extend(holder, holder.request.ttl)
+            self._holding.extend(holder, holder.request.terms.ttl)
 
     async def outcome(
         self, tally: Tally, asked: Broadcast[Answer] | None, length: float

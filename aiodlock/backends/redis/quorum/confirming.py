@@ -37,7 +37,7 @@ class Confirming:
         tally.written = token
         # With ``max_hold`` a place may last longer than what follows it, and its deadline stands. These may
         # be other nodes than those that kept the place.
-        length = max(tally.request.ttl, tally.request.waiter_ttl)
+        length = max(tally.request.terms.ttl, tally.request.terms.waiter_ttl)
         fencing = tally.fencing = self._messenger.send(
             tally,
             "held" if known else "fence",

@@ -141,7 +141,7 @@ class Leaving:
 
     async def _leave_at(self, voter: Voter, tally: Tally, ballot: Ballot, lost: bool) -> None:
         """Leave one node that did not answer, until it does or has surely dropped the request."""
-        give_up_at = now() + tally.longest + tally.request.lock_delay
+        give_up_at = now() + tally.longest + tally.request.terms.lock_delay
         failures = 1
         while now() < give_up_at:
             await asyncio.sleep(pause_after(failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))

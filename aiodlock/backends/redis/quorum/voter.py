@@ -115,10 +115,10 @@ class Voter:
             request = tally.request
             arguments = (
                 request.id,
-                "x" if request.mode == "exclusive" else "s",
+                "x" if request.terms.mode == "exclusive" else "s",
                 request.owner,
                 round(length * 1000),
-                round(request.lock_delay * 1000),
+                round(request.terms.lock_delay * 1000),
                 self.server.label,
                 tally.ticket,
                 *(what, token),

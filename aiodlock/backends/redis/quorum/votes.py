@@ -251,7 +251,7 @@ class Tally:
         the nodes know: requests of the same owner, and requests that its lock-delay keeps out.
         """
         request = self.request
-        if request.lock_delay or request.owner != f"t{request.id}":
+        if request.terms.lock_delay or request.owner != f"t{request.id}":
             return []
         for vote in votes[: len(self.ballots) - self.majority + 1]:
             same = [one for one in votes if one.token == vote.token and one.stage != "a"]
