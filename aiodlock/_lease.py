@@ -104,7 +104,7 @@ class Lease(Body):
         """Why the lease was lost; None while it is held and after a release."""
         request = self._request
         if request.state is State.HELD and now() >= request.ends_at:
-            # Only told: it is the extender that marks the loss and cancels the bodies.
+            # Only told: it is ``Deadlines`` that marks the loss and cancels the bodies.
             return request.overdue_error()
         return request.lost
 

@@ -1,6 +1,6 @@
 """One entering of a client: the backend, the deadlines, every request, and the only task group.
 
-What must still be said to the server when its caller is gone is handed over to here (``leave_soon``).
+What must still be said to the server when its caller is gone is handed over to here (``Departure``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _A_MOMENT = 0.95
 class Session:
     """The running half of a client; gone when the client is left.
 
-    Mutable state: ``places`` (by request id, from before the first message until the leave is
+    Mutable state: ``requests`` (by id, from before the first message until the leave is
     confirmed), ``bodies`` (the open blocks), ``_holds`` (what each task holds), ``_tasks``, ``closing``,
     ``_death``.
     """

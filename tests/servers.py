@@ -1,4 +1,4 @@
-"""The stores the tests run against: real servers of three kinds, the memory store, and fakeredis."""
+"""The stores the tests run against: real servers, the memory store, fakeredis and two toys."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ vote back that stands in its way, and gets it unless the majority is complete: n
 retries (Maekawa 1985, corrected by Sanders 1987).
 
 ========================  ==================================================================
-``backend``               what the core calls, and how the rooms below are put together
+``backend``               what the keeper calls, and how the rooms below are put together
 ``nodes``, ``trust``      which nodes are connected, and which of them may be believed
 ``voter``                 the messages to one node, and their answers
 ``votes``, ``broadcast``  what the answers about one request come to; no I/O

@@ -31,7 +31,7 @@ class Asking:
         self._holding = holding
 
     async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
-        """See ``Backend.acquire``."""
+        """See ``KeptStore.acquire``."""
         tally = self._requests.tally_of(request)
         length = request.terms.waiter_ttl
         self._confirm_owner(request)

@@ -1,4 +1,4 @@
-"""What the core calls on a quorum, and how its rooms are put together."""
+"""What the keeper calls on a quorum, and how its rooms are put together."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Leaving:
         self._answered = asyncio.Event()
 
     async def leave(self, request: Request, lost: bool) -> Left:
-        """See ``Backend.leave``."""
+        """See ``KeptStore.leave``."""
         left = asyncio.get_running_loop().create_future()
         self._depart(request, lost, False, partial(_give, left))
         result: Left | BackendError = await left
@@ -72,7 +72,7 @@ class Leaving:
         return result
 
     def leave_later(self, request: Request, done: Done, lost: bool) -> None:
-        """See ``Backend.leave_later``."""
+        """See ``KeptStore.leave_later``."""
         # In the caller's context, as the hooks that it calls expect.
         context = contextvars.copy_context()
         self._depart(request, lost, True, lambda result: context.run(done, result))

@@ -9,7 +9,7 @@ from .voter import Voter
 
 
 class NodeNotices:
-    """Hears the notices of one node, and tells the core what concerns it."""
+    """Hears the notices of one node, and tells the keeper what concerns it."""
 
     def __init__(
         self, voter: Voter, requests: Requests, giving_back: GivingBack, leaving: Leaving
