@@ -251,6 +251,7 @@ class Client:
         owner: str | None = None,
         hold_at_least: float = 0.0,
         note: str = "",
+        linger: float = 0.0,
         **wrong: Never,
     ) -> Lock:
         """Describe an exclusive lock. No I/O; needs no running client.
@@ -275,12 +276,17 @@ class Client:
         :param hold_at_least: seconds from its grant for which the name stays closed, also when the body
             ends or its process dies sooner.
         :param note: shown to people who inspect the name; at most 200 characters.
-        :raises Unsupported: for ``hold_at_least`` where the store has none.
+        :param linger: seconds for which the client keeps the lease after its last release, unless somebody
+            else wants it. An acquire meanwhile, by any task, with the same mode, ttl, lock_delay, owner and
+            auto_extend needs no message, and has the same token.
+        :raises Unsupported: for ``hold_at_least`` and ``linger`` where the store has none.
         """
         if wrong:
             refuse_keywords("lock()", wrong)
         if hold_at_least and not self._store.capabilities.hold_at_least:
             raise Unsupported(_needs("hold_at_least"))
+        if linger and not self._store.capabilities.linger:
+            raise Unsupported(_needs("linger"))
         options = self._options(
             ttl,
             timeout,
@@ -293,6 +299,7 @@ class Client:
             owner,
             hold_at_least,
             note,
+            linger,
         )
         if lock_delay and not self._store.capabilities.lock_delay:
             raise Unsupported(
@@ -331,6 +338,10 @@ class Client:
         given: dict[str, Any] = {**options}
         if given.pop("owner", None) is not None:
             raise ValueError("a semaphore is not reentrant: owner has no meaning")
+        if given.get("linger"):
+            raise ValueError(
+                "linger has no meaning for a semaphore: its places are not a task's own"
+            )
         described = self.lock(name, **given)
         check_flag("resize", resize)
         if resize and not self._store.capabilities.resize:

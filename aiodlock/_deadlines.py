@@ -132,6 +132,8 @@ class Deadlines:
                 self._push(found, due)
             elif found.state is State.HELD:
                 self._session.lose_if_overdue(found)
+            elif found.state is State.KEPT:
+                self._session.lingering.leave(found)  # no body has lost it
             elif found.state is State.WAITING:
                 self._session.waits_long(found)
 
@@ -149,7 +151,7 @@ class Deadlines:
 
 
 def _due(request: Request) -> float:
-    if request.state is State.HELD:
+    if request.state is State.HELD or request.state is State.KEPT:
         return request.ends_at
     if request.state is State.WAITING:
         return request.queued_at + _LONG_WAIT * request.ttl

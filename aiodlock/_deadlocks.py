@@ -86,6 +86,9 @@ class _Told:
     def unavailable(self, error: BackendError) -> None:
         """Likewise."""
 
+    def recalled(self) -> None:
+        """Never: it does not linger."""
+
 
 class Deadlocks:
     """Mutable state: ``_timers`` (of waits that are short yet), ``_told``, ``_probing``."""

@@ -46,6 +46,10 @@ class Election:
     def __init__(self, client: Client, name: str, options: dict[str, Any]) -> None:
         if options.pop("owner", None) is not None:
             raise ValueError("an election makes an owner of each candidacy: owner has no meaning")
+        if options.get("linger"):
+            raise ValueError(
+                "linger has no meaning for an election: a leader that resigns leads no more"
+            )
         self._client = client
         self._options = options
         self._name = client.lock(name, **options).name

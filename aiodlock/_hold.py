@@ -33,6 +33,9 @@ class Hold:
         "watchers",
     )
 
+    task: weakref.ref[asyncio.Task[Any]] | None
+    task_id: int
+
     def __init__(self, task: asyncio.Task[Any] | None) -> None:
         self.armed: dict[asyncio.Task[Any], BodyScope] | None = None
         self.watchers: list[asyncio.Future[None]] | None = None
@@ -41,11 +44,13 @@ class Hold:
         self.reported: bool = False
         self.on_task_end: Callable[[asyncio.Task[Any]], None] | None = None
         self.serial: int = 0
+        self.belongs_to(task)
+
+    def belongs_to(self, task: asyncio.Task[Any] | None) -> None:
+        """The task whose it is; None: it belongs to its ``Lease``."""
         # id(task) is reused after a task is gone: the reference tells.
-        self.task: weakref.ref[asyncio.Task[Any]] | None = (
-            weakref.ref(task) if task is not None else None
-        )
-        self.task_id: int = id(task)
+        self.task = weakref.ref(task) if task is not None else None
+        self.task_id = id(task)
 
     def new_handle(self) -> int:
         """Count one more acquisition; return its serial."""

@@ -28,6 +28,7 @@ class UnnamedKeywords(CommonKeywords, total=False):
 
     on_lost: OnLost
     owner: str | None
+    linger: float
 
 
 class OwnerlessKeywords(CommonKeywords, total=False):
@@ -41,3 +42,4 @@ class LockKeywords(OwnerlessKeywords, total=False):
     """Options of ``lock`` and ``rwlock``."""
 
     owner: str | None
+    linger: float

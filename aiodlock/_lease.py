@@ -49,7 +49,7 @@ class Lease(Body):
         request = self._request
         if self.held:
             state = f"held, {self.remaining():.1f} s left"
-        elif request.reason is not None:
+        elif request.reason is not None and self._serial > request.settled:
             state = f"lost: {request.reason}"
         else:
             state = "released"
@@ -103,6 +103,10 @@ class Lease(Body):
     def lost(self) -> LockLost | None:
         """Why the lease was lost; None while it is held and after a release."""
         request = self._request
+        if self._serial <= request.settled:
+            return (
+                None  # it was released, and what became of later bodies' leases is not its matter
+            )
         if request.state is State.HELD and now() >= request.ends_at:
             # Only told: it is ``Deadlines`` that marks the loss and cancels the bodies.
             return request.overdue_error()
@@ -143,7 +147,7 @@ class Lease(Body):
         request, session = self._request, self._session
         session.check_loop()
         session.lose_if_overdue(request)
-        while (lost := request.lost) is None:
+        while (lost := request.lost) is None or self._serial <= request.settled:
             if request.state is not State.HELD or self._serial not in request.handles:
                 raise self._not_held()
             watcher: asyncio.Future[None] = session.loop.create_future()
@@ -232,13 +236,17 @@ class Lease(Body):
         request, session = self._request, self._session
         session.lose_if_overdue(request)
         if self._serial not in request.handles:  # released inside the body
-            return request.error() if request.reason is not None else None
+            lost = request.reason is not None and self._serial > request.settled
+            return request.error() if lost else None
         last = request.end_handle(self._serial)
         if request.reason is not None:
             if last:
                 session.departure.in_background(request)
             return request.error()
         if not last:
+            return None
+        if request.may_linger and session.lingering.keep(request):
+            session.telling.released(request, request.granted_at)
             return None
         if not request.options.confirm_release or not wait:
             session.departure.in_background(request)
@@ -260,7 +268,7 @@ class Lease(Body):
                 return self._request.overdue_error()
         else:
             self._session.lose_if_overdue(self._request)
-        if self._request.reason is not None:
+        if self._request.reason is not None and self._serial > self._request.settled:
             return self._request.error()
         return self._not_held()
 
@@ -284,6 +292,9 @@ async def release_handle(session: Session, request: Request, serial: int) -> Non
     if not last:
         return
     held_at = request.granted_at
+    if request.may_linger and session.lingering.keep(request):
+        session.telling.released(request, held_at)
+        return
     left = await session.departure.until_deadline(request)
     if left.what == "gone":
         raise session.lost_on_leaving(request, left.reason)

@@ -88,6 +88,7 @@ class Acquirable:
             hold_at_least=options.hold_at_least,
             resize=resize,
             note=options.note,
+            linger=options.linger,
         )
         refuse_unsupported(client._store.capabilities, self._terms, options.ttl, client._described)
         self._entered: Blocks[Lease] = Blocks()
@@ -242,6 +243,7 @@ class Acquirable:
             self._check_bodies(session, bodies)
         request_id = session.new_id()
         owner = self._owner(request_id, timeout is None)
+        mine: list[Request] = []
         if self._options.owner is None and self._kind == "lock":
             if own is None:
                 holds = session.holds("lock", self._name, task)
@@ -259,11 +261,26 @@ class Acquirable:
                 owner = mine[0].owner
                 if self._mode == "exclusive":
                     raise self._deadlock()
+                for held in mine:
+                    # One of two holds of a task must not be handed to another task: each lets it in again.
+                    held.may_linger = False
+        lingering = session.lingering
+        if self._name in lingering.kept and self._kind == "lock" and not mine:
+            if task is not None and not lingering.has_turn(task, now()):
+                await asyncio.sleep(0)
+                session.check_usable()
+            kept = lingering.hand_out(self._terms, self._options, task)
+            if kept is not None:
+                lease = self._lease_type(session, kept)
+                session.telling.handed_out(kept)
+                return lease
         if not session.slices.take():
             await session.slices.turn()
             session.check_usable()
         request = Request(session, self._terms, self._options, request_id, owner, task)
         request.patient = timeout is None
+        if mine:
+            request.may_linger = False
         started = now()
         about = session.telling.acquiring(request)
         try:
@@ -282,14 +299,18 @@ class Acquirable:
         self, session: Session, request: Request, timeout: float | None, started: float
     ) -> Request:
         """Return the request that holds; whatever comes out instead, nothing is left at the server."""
+        spent = 0.0
+        if self._name in session.lingering.kept and self._kind == "lock":
+            await self._give_back(session, request, timeout, started)
+            spent = now() - started
         try:
             if timeout is None:
                 request = await self._wait_for_turn(session, request)
             elif timeout == 0:
-                async with asyncio.timeout(ANSWER_WITHIN):
+                async with asyncio.timeout(max(0.001, ANSWER_WITHIN - spent)):
                     await self._try_once(session, request)
             else:
-                async with asyncio.timeout(timeout):
+                async with asyncio.timeout(max(0.001, timeout - spent)):
                     request = await self._wait_for_turn(session, request)
         except TimeoutError as elapsed:
             if isinstance(elapsed, AcquireTimeout):
@@ -327,6 +348,24 @@ class Acquirable:
             await session.departure.withdraw(self._current(session, request))
             raise
         return request
+
+    async def _give_back(
+        self, session: Session, request: Request, timeout: float | None, started: float
+    ) -> None:
+        """Release what the client keeps of the name, which is not what this request asks for."""
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN if timeout == 0 else timeout):
+                await session.lingering.give_back(self._name)
+            session.check_usable()
+        except TimeoutError:
+            request.end()  # it was never sent
+            away = now() - started > _SLOW_ANSWER or session.backend.failure is not None
+            raise self._timed_out(session, timeout, away) from (
+                session.backend.failure if away else None
+            )
+        except BaseException:
+            request.end()
+            raise
 
     async def _wait_for_turn(self, session: Session, request: Request) -> Request:
         """Ask, wait until woken, and ask anew when the place in the queue was lost."""
@@ -406,6 +445,8 @@ class Acquirable:
             raise session.closed_error(self._name)
         if isinstance(answer, Granted):
             request.hold()
+            if answer.recalled:
+                request.recalled()
         elif isinstance(answer, Refused):
             if answer.unsure:
                 session.departure.in_background(request)
@@ -425,6 +466,8 @@ class Acquirable:
             owner = self._owner(request_id, request.patient)
         fresh = Request(session, self._terms, self._options, request_id, owner, task)
         fresh.patient = request.patient
+        if not request.may_linger and owner == request.owner:
+            fresh.may_linger = False  # its task holds the name by another request
         request.successor = fresh
         return fresh
 

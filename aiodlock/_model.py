@@ -40,6 +40,8 @@ class Terms:
     resize: bool = False
     #: For people.
     note: str = ""
+    #: For so long after a body the client keeps the lease for the next one, unless it is recalled.
+    linger: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class Request:
     owner: str
     #: Whether the body begins with the grant, or has begun; see ``Terms``.
     begins: bool = True
+    #: Whether the client may keep the lease when its body has ended.
+    lingers: bool = False
     #: The connection that an acquire went out on and has not answered.
     sent_on: object | None = None
     #: An acquire went unanswered: a duplicate of it may still be carried out.
@@ -103,10 +107,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The request holds, certainly until ``deadline``."""
+    """The request holds, certainly until ``deadline``. ``recalled``: it must not linger, others want it."""
 
     token: int
     deadline: float
+    recalled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +172,8 @@ class Capabilities:
     hold_at_least: bool = False
     resize: bool = False
     once: bool = False
+    #: Whether a client may keep a lease between two bodies: the store recalls it when others want it.
+    linger: bool = False
     break_lock: bool = True
     #: The shortest ttl that the store takes, and what lengths are rounded up to, in seconds.
     shortest_ttl: float = 0.05

@@ -34,6 +34,7 @@ class LockOptions:
     owner: str | None = None
     hold_at_least: float = 0.0
     note: str = ""
+    linger: float = 0.0
 
     def __post_init__(self) -> None:
         check_seconds("ttl", self.ttl, least=SHORTEST_TTL)
@@ -42,6 +43,13 @@ class LockOptions:
         check_seconds("margin", self.margin)
         check_seconds("hold_at_least", self.hold_at_least)
         check_note("note", self.note)
+        check_seconds("linger", self.linger)
+        if self.linger and (self.hold_at_least or not self.auto_extend):
+            other = "hold_at_least" if self.hold_at_least else "auto_extend=False"
+            raise ValueError(
+                f"linger and {other} contradict each other: a lease that lingers is extended, and released "
+                "at once when others want it"
+            )
         if self.max_hold is not None:
             check_seconds("max_hold", self.max_hold, least=SHORTEST_TTL)
         check_flag("auto_extend", self.auto_extend)

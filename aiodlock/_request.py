@@ -5,7 +5,8 @@ Decide first, do the I/O after: everything here is synchronous. Nobody else assi
 What holds at every moment (``check`` asserts it):
 
 - A request is granted once at most: ``token`` and ``granted_at`` are set when it becomes HELD, and stay.
-- A request that was lost has a ``reason``; one that asks, waits or holds has none.
+- A request that was lost has a ``reason``; one that asks, waits, holds or is kept has none.
+- A request that is kept has no handles and no armed bodies.
 - Only what has been granted has handles, and armed bodies.
 - Only a request that waits has a task to wake.
 - A request that holds or waits is on its session's list, and so is one that was lost and is not left.
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from ._session import Session
     from .backends.base import Place
 
+_NEVER = float("inf")
+
 
 class AlreadyDone(Exception):
     """A success is on record, with this result; ``Once`` catches it.
@@ -45,6 +48,7 @@ class State(Enum):
     ASKING = "asking"  # not acknowledged yet
     WAITING = "waiting"
     HELD = "held"
+    KEPT = "kept"  # no body: it lingers for the next one
     LOST = "lost"  # the body may not have ended yet
     LEAVING = "leaving"
     OVER = "over"
@@ -59,13 +63,15 @@ class Request(Hold):
     that), ``reason`` (why the lease was lost), ``failure`` (what bodies get instead of ``LockLost``),
     ``told`` (what hooks were told of the lease, until they are told its end), ``alarm`` (its entry among
     the deadlines), ``successor`` (the request of the same acquire after this one was lost),
-    ``used`` (its body has begun, or may have), and what a
-    ``Hold`` has.
+    ``used`` (its body has begun, or may have), ``may_linger`` (its lease may be kept when its body has
+    ended; a recall ends that), ``kept_until``, ``kept_alarm`` (when ``Lingering`` looks at it), ``settled``
+    (leases up to this serial are of bodies before it was kept last), and what a ``Hold`` has.
 
     State        Next
     ASKING       WAITING (``queue``), HELD (``hold``), LEAVING
     WAITING      HELD, ASKING (``unqueue``: begin again), LEAVING
-    HELD         LOST (``lose``), LEAVING
+    HELD         LOST (``lose``), LEAVING, KEPT (``keep``)
+    KEPT         HELD (``hold_again``), LEAVING
     LOST         LEAVING
     LEAVING      OVER (``end``)
     ASKING       OVER (refused: there is nothing to leave)
@@ -77,7 +83,10 @@ class Request(Hold):
         "failures",
         "granted_at",
         "id",
+        "kept_alarm",
+        "kept_until",
         "left",
+        "may_linger",
         "options",
         "owner",
         "patient",
@@ -85,6 +94,7 @@ class Request(Hold):
         "queued_at",
         "reason",
         "session",
+        "settled",
         "state",
         "successor",
         "terms",
@@ -100,7 +110,10 @@ class Request(Hold):
     failures: int
     granted_at: float
     id: str
+    kept_alarm: float
+    kept_until: float
     left: asyncio.Future[None] | None
+    may_linger: bool
     options: LockOptions
     owner: str
     patient: bool
@@ -108,6 +121,7 @@ class Request(Hold):
     queued_at: float
     reason: LossReason | None
     session: Session
+    settled: int
     state: State
     successor: Request | None
     terms: Terms
@@ -136,7 +150,9 @@ class Request(Hold):
         self.patient = False
         self.state = State.ASKING
         self.used = False
-        self.token = self.failures = 0
+        self.may_linger = terms.linger > 0.0
+        self.kept_until, self.kept_alarm = 0.0, _NEVER
+        self.token = self.failures = self.settled = 0
         self.granted_at = self.queued_at = 0.0
         self.woken = self.left = self.reason = self.failure = None
         self.told = self.alarm = self.successor = None
@@ -169,6 +185,29 @@ class Request(Hold):
         self.token = self.place.token
         self.granted_at = now()
         self.session.deadlines.add(self)
+
+    def keep(self, until: float) -> None:
+        """Its last body has ended, and its lease stays for the next one: HELD → KEPT."""
+        assert self.state is State.HELD, self
+        self.state = State.KEPT
+        self.kept_until = until
+        self.settled = self.serial
+        if self.on_task_end is not None:
+            self.forget_task_end()
+        if self.watchers:
+            self.wake_watchers()
+            self.watchers = None
+
+    def hold_again(
+        self, terms: Terms, options: LockOptions, task: asyncio.Task[Any] | None, moment: float
+    ) -> None:
+        """The next body, perhaps another task's, has it: KEPT → HELD. The place has the token still."""
+        assert self.state is State.KEPT, self
+        self.state = State.HELD
+        self.terms, self.options = terms, options
+        self.granted_at = moment
+        if self.task_id != id(task) or self.task is None or self.task() is not task:
+            self.belongs_to(task)
 
     def queue(self) -> None:
         """The store has queued it: ASKING → WAITING."""
@@ -243,6 +282,8 @@ class Request(Hold):
         """The store knows it no more."""
         if self.state is State.WAITING:
             self.unqueue()
+        elif self.state is State.KEPT:
+            self.session.lingering.leave(self)  # no body has lost it
         else:
             self.session.lose_if_overdue(self)
             self.session.lose(self, reason)
@@ -250,6 +291,12 @@ class Request(Hold):
     def recorded(self, result: bytes, *, unsure: bool) -> None:
         """A success is on record: the waiting task gets its result."""
         self.wake(AlreadyDone(result, unsure=unsure))
+
+    def recalled(self) -> None:
+        """Others want what it has: it must not linger."""
+        self.may_linger = False
+        if self.state is State.KEPT:
+            self.session.lingering.leave(self)
 
     def extension_failed(self, error: Exception) -> None:
         """Keeping it alive had no answer."""
@@ -325,16 +372,20 @@ def check(request: Request) -> None:
     """Assert what this module promises at its top; for tests."""
     state, held_once = request.state, request.granted_at > 0.0
     assert (request.token > 0) == held_once, request
-    if state in (State.ASKING, State.WAITING, State.HELD):
+    if state in (State.ASKING, State.WAITING, State.HELD, State.KEPT):
         assert request.reason is None, request
     if state is State.LOST:
         assert request.reason is not None, request
-    if state in (State.HELD, State.LOST):
+    if state in (State.HELD, State.LOST, State.KEPT):
         assert held_once, request
+    if state is State.KEPT:
+        assert not request.handles, request
+        assert not request.armed, request
+        assert request.session.lingering.kept.get(request.name) is request, request
     if not held_once:
         assert not request.handles, request
         assert not request.armed, request
     if request.woken is not None and not request.woken.done():
         assert state in (State.WAITING, State.LEAVING, State.OVER), request
-    if state in (State.WAITING, State.HELD, State.LOST):
+    if state in (State.WAITING, State.HELD, State.LOST, State.KEPT):
         assert request.session.requests.get(request.id) is request, request

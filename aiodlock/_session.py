@@ -23,6 +23,7 @@ from ._deadlocks import Deadlocks
 from ._departure import Departure
 from ._errors import BackendError, BackendUnavailable, ClientClosed, LockLost, LossReason
 from ._hooks import Hooks
+from ._linger import Lingering
 from ._model import Kind
 from ._request import Request, State
 from ._slices import Slices
@@ -67,6 +68,7 @@ class Session:
         self.closing: bool = False
         self.deadlines: Deadlines = Deadlines(self)
         self.departure: Departure = Departure(self)
+        self.lingering: Lingering = Lingering(self)
         #: None: nobody looks for deadlocks.
         self.deadlocks: Deadlocks | None = (
             None if deadlock_after is None else Deadlocks(self, deadlock_after)
@@ -148,6 +150,7 @@ class Session:
         self.closing = True
         give_up_at = now() + within
         current = asyncio.current_task()  # perhaps in a body itself
+        kept = self.lingering.release_all()
         for request in list(self.requests.values()):
             if request.state is State.HELD:
                 self.lose_if_overdue(request, spare=current)
@@ -176,9 +179,9 @@ class Session:
                     extra={"event": "body_goes_on", "lock": request.name},
                 )
                 self.departure.in_background(request)
-            if overdue and self._death is None:
+            if (overdue or kept) and self._death is None:
                 with anyio.move_on_after(1.0):
-                    while any(request.state is State.LEAVING for request in overdue):
+                    while any(request.state is State.LEAVING for request in (*overdue, *kept)):
                         self._left.clear()
                         await self._left.wait()
             if self._death is None:
@@ -202,6 +205,7 @@ class Session:
         """Cancel the background and wait for it; a cancellation meanwhile does not leave it behind."""
         self.closing = True
         self.deadlines.stop()
+        self.lingering.stop()
         main = self._main
         if main is None:
             return
@@ -287,7 +291,8 @@ class Session:
         terms = request.terms
         self._holds.setdefault((terms.kind, terms.name, request.task_id), []).append(request)
 
-    def _drop_hold(self, request: Request) -> None:
+    def drop_hold(self, request: Request) -> None:
+        """A task holds it no more."""
         key = (request.terms.kind, request.terms.name, request.task_id)
         found = self._holds.get(key)
         if found is not None and request in found:
@@ -298,7 +303,7 @@ class Session:
     def begin_leaving(self, request: Request) -> None:
         """The request neither waits nor holds any more; its leave is about to be sent."""
         self.deadlines.remove(request)
-        self._drop_hold(request)
+        self.drop_hold(request)
         if request.on_task_end is not None:
             request.forget_task_end()
         request.leave()

@@ -48,6 +48,14 @@ class Telling:
             request.told = replace(about, token=request.token)
             self._tell("acquired", request.told, now() - started)
 
+    def handed_out(self, request: Request) -> None:
+        """A lease that lingered has a new body: to hooks it is another request, granted at once."""
+        if self._hooks:
+            about = replace(_about(request), id=request.session.new_id(), token=0)
+            self._tell("acquiring", about)
+            request.told = replace(about, token=request.token)
+            self._tell("acquired", request.told, 0.0)
+
     def released(self, request: Request, granted_at: float) -> None:
         """A lease was released."""
         if request.told is not None:

@@ -49,6 +49,10 @@ class Listener(Protocol):
         :param unsure: an earlier attempt of its acquire may still be carried out: it has to be left.
         """
 
+    def recalled(self) -> None:
+        """Others want what this holder has, and it was to linger: no new body begins, and the lease is left
+        when the present one has ended. May be told twice, and of a waiter whose grant is on its way."""
+
     def extension_failed(self, error: Exception) -> None:
         """Keeping the request alive had no answer, or was refused; the store tries again."""
 
@@ -97,6 +101,10 @@ class Place(Protocol):
     async def begin(self) -> None:
         """A body begins now that was not to begin with the grant (``Terms.begins``). One attempt to tell
         the store, which keeps the name closed for ``hold_at_least`` from then on; errors as ``extend``."""
+
+    def reuse(self, terms: Terms) -> None:
+        """A new body has the lease, which lingered. Its terms may differ in margin, max_hold and linger;
+        ``max_hold`` counts from now on. Called where the capabilities say ``linger``."""
 
     async def extend(self, ttl: float | None) -> None:
         """Extend the lease now; with ``ttl``, by that, and from now on. One attempt: the core repeats it.

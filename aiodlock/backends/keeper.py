@@ -142,12 +142,16 @@ class Keeper:
 
     # -- what the store says by itself ---------------------------------------------------------------
 
-    def on_granted(self, request_id: str, token: int, where: str) -> None:
-        """A notice: the waiter became the holder. ``where`` is for ``KeptStore.leave_unknown``."""
+    def on_granted(self, request_id: str, token: int, where: str, recalled: bool = False) -> None:
+        """A notice: the waiter became the holder. ``where`` is for ``KeptStore.leave_unknown``.
+        ``recalled``: it must not linger, since others wait behind it."""
         place = self.places.get(request_id)
         if place is None:
             start_soon(self._tasks, self._leave_unknown(request_id, where))
-        elif place.stage is Stage.ASKING:
+            return
+        if recalled:
+            place.recall()
+        if place.stage is Stage.ASKING:
             place.noticed = token
         elif place.stage is Stage.WAITING:
             # A notice starts a body, so it counts only while the last answer's deadline lasts.
@@ -169,6 +173,12 @@ class Keeper:
         if place is not None and place.stage is Stage.WAITING:
             place.deadline = deadline
             self.granted(place, token, deadline)
+
+    def on_recalled(self, request_id: str) -> None:
+        """Others want what this holder has: it must not linger."""
+        place = self.places.get(request_id)
+        if place is not None:
+            place.recall()
 
     def on_look(self, request_id: str | None) -> None:
         """A hint: ask about this waiter; with None, about all (notices may have been missed)."""
@@ -228,6 +238,8 @@ class Keeper:
             place.noticed = 0
         elif place.stage is Stage.WAITING or place.failures:
             self.extend_now(place)
+        elif place.lingers and place.stage is Stage.HELD and not place.recalled:
+            self.extend_now(place)  # its recall may have been missed
 
     def _look_through(self, look: Callable[[KeptPlace], object]) -> None:
         """Call ``look`` for each place there is now, a slice in each turn of the loop."""
@@ -471,6 +483,10 @@ class Keeper:
                 self._gone(place, result.reason)
             return
         place.deadline = max(place.deadline, result.deadline)
+        if isinstance(result, Granted) and result.recalled:
+            place.recall()
+            if place.is_over:
+                return  # it was idle, and left just now
         if isinstance(result, Waiting):
             place.look_at = None
             place.floor = result.floor

@@ -34,8 +34,12 @@ if TYPE_CHECKING:
 class Notices(Protocol):
     """Whom a store tells what it hears. Called in the event loop, returns at once, never raises."""
 
-    def on_granted(self, request_id: str, token: int, where: str) -> None:
-        """A notice: the waiter became the holder. ``where`` is for ``KeptStore.leave_unknown``."""
+    def on_granted(self, request_id: str, token: int, where: str, recalled: bool = False) -> None:
+        """A notice: the waiter became the holder. ``where`` is for ``KeptStore.leave_unknown``.
+        ``recalled``: it must not linger, since others wait behind it."""
+
+    def on_recalled(self, request_id: str) -> None:
+        """Others want what this holder has: it must not linger."""
 
     def on_held(self, request_id: str, token: int, deadline: float) -> None:
         """The waiter became the holder, with what was left of its lease as a waiter."""
@@ -147,6 +151,8 @@ class _Nobody:
 
     def unavailable(self, error: BackendUnavailable) -> None: ...
 
+    def recalled(self) -> None: ...
+
 
 _NOBODY = _Nobody()
 
@@ -158,7 +164,8 @@ class KeptPlace(Request):
     holder's extensions are), ``granted`` (the store said so; it may be too late for a body),
     ``granted_at``, ``noticed`` (a grant was announced before the first reply), ``broken`` (the token of a
     grant that an operator broke before it was known here), ``floor`` (no grant since the last answer has a
-    token that is not larger), ``answered`` (the core knows that it waits), ``leaves`` (how many were sent),
+    token that is not larger), ``recalled`` (it must not linger), ``answered`` (the core knows that it
+    waits), ``leaves`` (how many were sent),
     and the keeper's: ``beat``, ``due``, ``look_at``, ``watching``, ``failures``, ``silent_since``,
     ``asked``, ``entry`` (it comes up when ``due`` is reached, or before).
     """
@@ -182,6 +189,7 @@ class KeptPlace(Request):
         "listener",
         "look_at",
         "noticed",
+        "recalled",
         "silent_since",
         "stage",
         "token",
@@ -207,6 +215,7 @@ class KeptPlace(Request):
     listener: Listener
     look_at: float | None
     noticed: int | None
+    recalled: bool
     silent_since: float | None
     stage: Stage
     token: int
@@ -215,12 +224,13 @@ class KeptPlace(Request):
     def __init__(
         self, keeper: Keeper, terms: Terms, request_id: str, owner: str, listener: Listener
     ) -> None:
-        super().__init__(request_id, terms, owner, terms.begins)
+        super().__init__(request_id, terms, owner, terms.begins, terms.linger > 0.0)
         self.keeper = keeper
         self.listener = listener
         self.stage = Stage.ASKING
         self.lease_ttl = terms.ttl
         self.granted = self.answered = self.capped = self.asked = self.watching = False
+        self.recalled = False
         self.deadline = self.granted_at = self.beat = self.due = 0.0
         self.token = self.floor = self.broken = self.failures = self.leaves = 0
         self.noticed = self.look_at = self.silent_since = self.entry = None
@@ -241,6 +251,11 @@ class KeptPlace(Request):
         if self.stage is not Stage.HELD:
             return min(self.lease_ttl, maximum)
         return max(0.001, min(self.lease_ttl, self.granted_at + maximum - now()))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is extended any more."""
+        return self.stage is Stage.OVER
 
     @property
     def silent(self) -> bool:
@@ -269,6 +284,10 @@ class KeptPlace(Request):
             self.capped = maximum is not None and self.terms.ttl >= maximum
             self.hold(answer.token, answer.deadline)
             keeper.add(self)
+            if answer.recalled:
+                self.recalled = True
+            elif self.recalled:  # the message has overtaken the answer
+                answer = replace(answer, recalled=True)
         elif isinstance(answer, Waiting):
             self.stage = Stage.WAITING
             self.deadline, self.floor = answer.deadline, answer.floor
@@ -278,7 +297,7 @@ class KeptPlace(Request):
             if self.noticed is not None:
                 keeper.on_granted(self.id, self.noticed, "")
                 if self.stage is Stage.HELD:
-                    return Granted(self.token, self.deadline)
+                    return Granted(self.token, self.deadline, self.recalled)
             self.answered = True
         elif isinstance(answer, Refused):
             if self.ambiguous:  # an earlier attempt may still arrive, and be granted
@@ -297,6 +316,13 @@ class KeptPlace(Request):
         if self.answered:
             self.listener.granted()
 
+    def recall(self) -> None:
+        """It must not linger: tell the core, which asks nothing else of it."""
+        if not self.recalled:
+            self.recalled = True
+            if self.answered or self.stage is Stage.HELD:
+                self.listener.recalled()
+
     async def extend(self, ttl: float | None) -> None:
         """Ask once for an extension by hand."""
         if ttl is not None:
@@ -304,6 +330,15 @@ class KeptPlace(Request):
         length = self.length
         (answer,) = self.keeper.store.extend([(self, length)])
         self.keeper.on_answer(self, await answer, length, granted=True)
+
+    def reuse(self, terms: Terms) -> None:
+        """A new body has the lease that lingered."""
+        before, self.terms = self.terms, terms
+        if (terms.margin, terms.max_hold) != (before.margin, before.max_hold) or self.capped:
+            self.granted_at, self.capped = now(), False
+            self.keeper.extend_now(self)
+        elif terms.max_hold is not None:
+            self.granted_at = now()
 
     async def begin(self) -> None:
         """Tell the store that the body begins; it hears that by the next extension."""

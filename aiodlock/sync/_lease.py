@@ -292,10 +292,10 @@ def call_when_lost(
     request, loop = lease._request, lease._session.loop
 
     def look(_: asyncio.Future[None] | None = None) -> None:
-        lost = request.lost
+        lost = lease.lost
         if lost is not None:
             start_thread(portal, function, lost.copy())
-        elif request.state is State.HELD and request.handles:
+        elif request.state is State.HELD and request.handles and lease._serial > request.settled:
             watcher: asyncio.Future[None] = loop.create_future()
             request.watchers = [known for known in request.watchers or () if not known.done()]
             request.watchers.append(watcher)

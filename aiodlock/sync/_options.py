@@ -39,6 +39,7 @@ class UnnamedOptions(CommonKeywords, total=False):
 
     on_lost: OnLost
     owner: str | None
+    linger: float
 
 
 class OwnerlessOptions(CommonKeywords, total=False):
@@ -52,3 +53,4 @@ class LockOptions(OwnerlessOptions, total=False):
     """Options of ``lock`` and ``rwlock``."""
 
     owner: str | None
+    linger: float

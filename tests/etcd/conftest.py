@@ -57,6 +57,9 @@ class Heard:
     def extension_failed(self, error: Exception) -> None:
         self.errors.append(error)
 
+    def recalled(self) -> None:
+        """Nothing lingers here."""
+
     def unavailable(self, error: BackendUnavailable) -> None:
         self._note("unavailable")
 

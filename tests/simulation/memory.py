@@ -373,7 +373,10 @@ class MachineBackend:
             if isinstance(what, Call) and what.script == "subscribe":
                 listener.on_look(None)
         elif message.word == "granted":
-            listener.on_granted(message.id, message.token, f"{what.kind}:{what.name}")
+            where = f"{what.kind}:{what.name}"
+            listener.on_granted(message.id, message.token, where, message.recalled)
+        elif message.word == "recall":
+            listener.on_recalled(message.id)
         elif message.word == "look":
             listener.on_look(message.id)
         else:
@@ -448,6 +451,7 @@ class MachineBackend:
             round(request.terms.hold_at_least * 1000),
             request.begins,
             request.terms.resize,
+            request.lingers,
             request.terms.note,
         )
         call = Call(

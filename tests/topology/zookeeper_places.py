@@ -55,6 +55,9 @@ class Heard:
     def extension_failed(self, error: Exception) -> None:
         """Not of interest: each round of a reconnection is one."""
 
+    def recalled(self) -> None:
+        """Nothing lingers here."""
+
     def unavailable(self, error: Exception) -> None:
         self._note("unavailable")
 

@@ -227,6 +227,9 @@ class LeasePlace:
         world.remove(entry)
         return Left("released" if held else "withdrawn")
 
+    def reuse(self, terms: Terms) -> None:
+        """Never: a lease does not linger here."""
+
     async def begin(self) -> None:
         """Nothing depends on it: names are not kept closed here."""
 

@@ -82,6 +82,9 @@ class Heard:
     def extension_failed(self, error: Exception) -> None:
         self.failed.append(error)
 
+    def recalled(self) -> None:
+        """Nothing lingers here."""
+
     def unavailable(self, error: BackendUnavailable) -> None:
         self.gave_up.append(error)
 

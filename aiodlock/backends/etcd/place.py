@@ -508,6 +508,9 @@ class EtcdPlace:
         elif not self._terms.auto_extend:
             self._until = local_deadline(sent, round(self._ttl * 1000))
 
+    def reuse(self, terms: Terms) -> None:
+        """Never: a lease does not linger here."""
+
     async def begin(self) -> None:
         """Do nothing: this store has no ``hold_at_least``."""
 

@@ -42,7 +42,7 @@ def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-CAPABILITIES: Capabilities = Capabilities(hold_at_least=True, resize=True, once=True)
+CAPABILITIES: Capabilities = Capabilities(hold_at_least=True, resize=True, once=True, linger=True)
 
 
 class MemoryBackend:
@@ -92,7 +92,10 @@ class MemoryBackend:
         if self._listener is None:
             return
         if message.word == "granted":
-            self._listener.on_granted(message.id, message.token, f"{key.kind}:{key.name}")
+            where = f"{key.kind}:{key.name}"
+            self._listener.on_granted(message.id, message.token, where, message.recalled)
+        elif message.word == "recall":
+            self._listener.on_recalled(message.id)
         elif message.word == "look":
             self._listener.on_look(message.id)
         elif message.word == "done":
@@ -290,6 +293,7 @@ class MemoryBackend:
             _ms(request.terms.hold_at_least),
             request.begins,
             request.terms.resize,
+            request.lingers,
             request.terms.note,
             self.description,
         )
@@ -299,8 +303,8 @@ def _outcome(
     reply: machine.Held | machine.Waits | machine.Gone | machine.Done, sent: float
 ) -> Granted | Waiting | Gone:
     match reply:
-        case ("held", token, left):
-            return Granted(token, local_deadline(sent, left))
+        case ("held" | "recalled" as word, token, left):
+            return Granted(token, local_deadline(sent, left), word == "recalled")
         case ("waiting", left, look, floor):
             look_at = None if look is None else now() + look / 1000
             return Waiting(local_deadline(sent, left), look_at, floor)

@@ -13,6 +13,10 @@ included. Every call that may grant first sweeps, then grants from the head of t
 A request with a *hold* closes its name for that long after its grant, if its body began. What is left of
 such a request when it leaves blocks as an overdue holder does.
 
+A holder that *lingers* may be idle: its client keeps the lease for its next body. Who queues behind it, or
+is refused because of it, recalls it: one message to the client, and each later answer about that holder
+says so too. While anybody waits, every holder that lingers is recalled.
+
 A name of kind *once* has a record: the result of the one success, for as long as that is kept. While it is
 there, nobody holds and nobody waits.
 """
@@ -25,8 +29,9 @@ from typing import Literal, NamedTuple, TypeAlias
 Mode = Literal["exclusive", "shared"]
 Loss = Literal["broken", "expired", "taken_over", "gone"]
 
-#: The request holds: its token, and the milliseconds that are left of its lease.
-Held: TypeAlias = tuple[Literal["held"], int, int]
+#: The request holds: its token, and the milliseconds that are left of its lease. ``recalled``: it must not
+#: linger, others want the name.
+Held: TypeAlias = tuple[Literal["held", "recalled"], int, int]
 #: The request is queued: the milliseconds left of its lease; for the head of the queue, the milliseconds
 #: until the first of its blockers ends, else None; and the floor: every later grant has a larger token.
 Waits: TypeAlias = tuple[Literal["waiting"], int, int | None, int]
@@ -45,14 +50,16 @@ class Message(NamedTuple):
 
     ``granted`` is a notice: the waiter holds, with this token. ``look`` is a hint: the waiter at the head
     should ask again. ``broken``: an operator has ended this lease. ``done``: a success is on record; all
-    waiters of this client should ask.
+    waiters of this client should ask. ``recall``: others want what this holder has; it must not linger.
     """
 
-    word: Literal["granted", "look", "broken", "done"]
+    word: Literal["granted", "look", "broken", "done", "recall"]
     client: str
     #: With ``done``, all ids of the client that waited, with commas between them.
     id: str
     token: int = 0
+    #: With ``granted``: recalled from the first moment, since others wait behind it.
+    recalled: bool = False
 
 
 class Asked(NamedTuple):
@@ -75,6 +82,8 @@ class Asked(NamedTuple):
     begins: bool = False
     #: Whether ``limit`` is the one in use from now on; the others follow it.
     resize: bool = False
+    #: Whether the client may keep the lease when its body has ended.
+    lingers: bool = False
     #: For people.
     note: str = ""
     description: str = ""
@@ -108,6 +117,8 @@ class Entry:
     #: Since the grant: until when the hold keeps the name closed, once the body has begun.
     hold_until: int = 0
     began: bool = False
+    #: Others want the name; the client was told, or is told with the grant.
+    recalled: bool = False
     #: It has left, and keeps the name closed for so long after ``deadline``; 0 while it is here.
     rest: int = 0
 
@@ -211,17 +222,27 @@ class Name:
             # The owner holds already: the request gets in past every waiter.
             sooner = entry.closed_until < self._earliest_end()
             self._admit(entry, own.token)
+            entry.recalled = asked.lingers and bool(self.waiters)
             if sooner and not changed:
                 self._hint()  # the head would look too late for this one's end
             return self._held(entry)
         if not self.waiters and self._fits(asked):
             self._admit(entry, self._next_token())
             return self._held(entry)
+        self._recall()
         if not wait:
             return ("busy",)
         entry = Entry(asked, now, now + asked.waiter_ttl, asked.waiter_ttl)
         self.waiters[asked.id] = entry
         return self._waits(entry)
+
+    def _recall(self) -> None:
+        """Tell each holder that lingers, once, that others want the name."""
+        for entry in self.holders.values():
+            asked = entry.asked
+            if asked.lingers and not entry.recalled and self.now < entry.deadline:
+                entry.recalled = True
+                self._messages.append(Message("recall", asked.client, asked.id, entry.token))
 
     def extend(
         self, now_us: int, id: str, length: int, *, begins: bool = False, retention: int
@@ -422,6 +443,7 @@ class Name:
         self._owners, self._exclusive = {}, False
         for entry in self.holders.values():
             self._count(entry)
+        granted: list[Entry] = []
         while self.waiters:
             head = next(iter(self.waiters.values()))
             if head.deadline <= now:
@@ -430,12 +452,16 @@ class Name:
                 # A granted waiter keeps the deadline it had: a ghost that is granted costs no more than one
                 # that waits.
                 self._grant(head)
-                self._messages.append(
-                    Message("granted", head.asked.client, head.asked.id, head.token)
-                )
+                granted.append(head)
             else:
-                return changed
+                break
             changed = True
+        for entry in granted:
+            asked = entry.asked
+            entry.recalled = asked.lingers and bool(self.waiters)
+            self._messages.append(
+                Message("granted", asked.client, asked.id, entry.token, entry.recalled)
+            )
         return changed
 
     def _join_owner(self, waiter: Entry) -> bool:
@@ -445,7 +471,9 @@ class Name:
             return False
         sooner = waiter.closed_until < self._earliest_end()
         self._grant(waiter)
-        return self._sweep_and_grant() or sooner
+        changed = self._sweep_and_grant() or sooner
+        waiter.recalled = waiter.asked.lingers and bool(self.waiters)
+        return changed
 
     def _grant(self, waiter: Entry) -> None:
         del self.waiters[waiter.asked.id]
@@ -503,7 +531,8 @@ class Name:
     # -- what is said ------------------------------------------------------------------------------
 
     def _held(self, entry: Entry) -> Held:
-        return ("held", entry.token, entry.deadline - self.now)
+        word: Literal["held", "recalled"] = "recalled" if entry.recalled else "held"
+        return (word, entry.token, entry.deadline - self.now)
 
     def _waits(self, entry: Entry) -> Waits:
         look = None

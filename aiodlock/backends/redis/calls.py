@@ -28,7 +28,7 @@ class Channels(Protocol):
         """Return what scripts need to notify waiters of a name: channel, token retention, command."""
 
     def on_waiting(self, request: Request) -> None:
-        """The request is queued: be sure that its notice arrives."""
+        """The request is queued, or lingers: be sure that its notice arrives, or that it is recalled."""
 
     def on_leaving(self, request: Request) -> None:
         """The request does not wait any more."""
@@ -91,7 +91,7 @@ class Calls:
             raise
         request.sent_on = server.refusal = None
         answer = outcome_of(reply, sent)
-        if isinstance(answer, Waiting):
+        if isinstance(answer, Waiting) or (request.lingers and isinstance(answer, Granted)):
             self._channels.on_waiting(request)
         if extension is not None and isinstance(answer, Granted | Waiting):
             answer = await extension
@@ -171,7 +171,7 @@ class Calls:
         )
 
     def on_extended(self, request: Request, answer: object) -> None:
-        if isinstance(answer, Waiting):
+        if isinstance(answer, Waiting) or (request.lingers and isinstance(answer, Granted)):
             self._channels.on_waiting(request)
 
     # -- leave -------------------------------------------------------------------------------------

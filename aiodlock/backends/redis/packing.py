@@ -34,6 +34,8 @@ def words_of(request: Request, description: str) -> str:
     """Return the further words of a request's records; ``records.lua`` says what they are."""
     terms = request.terms
     words = f" h={round(terms.hold_at_least * 1000)}" if terms.hold_at_least else ""
+    if request.lingers:
+        words += " g=1"
     if terms.note:
         words += f" n={quote(terms.note, safe='')}"
     return f"{words} d={quote(description, safe='')}" if description else words
@@ -79,6 +81,7 @@ class Packing:
             request.begins,
             terms.resize,
             terms.note,
+            request.lingers,
             wait,
         )
         packed = self._acquires.get(lock)

@@ -30,7 +30,7 @@ from .wire import Reader, Wire, fail
 LONGEST_WAIT = 0.5
 _ASK_AGAIN = 0.05
 #: Answers that promise something. A refusal or a loss needs no confirmation.
-_PROMISES = (b"granted", b"held", b"waiting")
+_PROMISES = (b"granted", b"held", b"recalled", b"waiting")
 
 _Asked = tuple[bytes, Reader]
 _Answer = tuple["asyncio.Future[Any]", Reader]
@@ -199,7 +199,11 @@ class ReplicatedLink:
 def capabilities(min_replicas: int) -> Capabilities:
     """Return what a backend can do: with replicas to ask, the notice of a grant is not the grant."""
     return Capabilities(
-        notices="hints" if min_replicas else "grants", hold_at_least=True, resize=True, once=True
+        notices="hints" if min_replicas else "grants",
+        hold_at_least=True,
+        resize=True,
+        once=True,
+        linger=True,
     )
 
 

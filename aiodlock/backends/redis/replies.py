@@ -37,8 +37,8 @@ def for_people(words: bytes) -> dict[str, str]:
 def outcome_of(reply: Any, sent: float) -> Granted | Waiting | Refused | Gone:
     try:
         match reply:
-            case [b"granted" | b"held", token, left]:
-                return Granted(int(token), local_deadline(sent, int(left)))
+            case [b"granted" | b"held" | b"recalled" as word, token, left]:
+                return Granted(int(token), local_deadline(sent, int(left)), word == b"recalled")
             case [b"waiting", left, look, floor]:
                 look_ms = int(look)
                 look_at = now() + look_ms / 1000 if look_ms >= 0 else None
@@ -73,14 +73,22 @@ def left_of(reply: Any) -> Left:
     raise wrong_shape("leave", reply)
 
 
-def grants_of(reply: Sequence[Any]) -> list[tuple[str, int, str]]:
-    """Return what a release granted to others of its client: request id, token and the state's key."""
+def token_of(text: str) -> tuple[int, bool]:
+    """Return the token in the notice of a grant, and whether that is recalled at once."""
+    number = text.removesuffix("r")
+    return int(number), number != text
+
+
+def grants_of(reply: Sequence[Any]) -> list[tuple[str, int, str, bool]]:
+    """Return what a release granted to others of its client: request id, token, the state's key, and
+    whether it is recalled at once."""
     try:
         _, state_key, *pairs = reply
         ids, tokens = pairs[::2], pairs[1::2]
         return [
-            (id.decode(), int(token), state_key.decode())
+            (id.decode(), number, state_key.decode(), recalled)
             for id, token in zip(ids, tokens, strict=True)
+            for number, recalled in (token_of(token.decode()),)
         ]
     except (ValueError, TypeError, AttributeError, OverflowError):
         # No request is lost by it: waiters ask again.

@@ -143,8 +143,8 @@ class Server:
         peer: object = None
 
         def on_grants(reply: list[Any]) -> None:
-            for request_id, token, state_key in grants_of(reply):
-                listener.on_granted(request_id, token, state_key)
+            for request_id, token, state_key, recalled in grants_of(reply):
+                listener.on_granted(request_id, token, state_key, recalled)
 
         def on_up(wire: Wire) -> None:
             nonlocal peer

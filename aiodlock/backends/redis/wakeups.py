@@ -2,7 +2,7 @@
 
 Messages are:
 
-- notices: a request was granted, or its lease was broken;
+- notices: a request was granted, its lease was broken, or it is recalled and must not linger;
 - hints: the client should ask about a waiter, since something may have changed;
 - keyspace events: a holder that blocks one of our waiters at the head of a queue may be gone.
 
@@ -21,6 +21,7 @@ from ..._errors import BackendError, BackendUnavailable
 from ..kept import Notices
 from .link import Link
 from .refusals import will_pass
+from .replies import token_of
 from .source import Source
 from .subscriptions import Subscriptions
 from .wire import Wire
@@ -262,7 +263,7 @@ class Wakeups:
     def _on_notice(self, payload: bytes) -> None:
         try:
             word, state_key, request_id, token = payload.decode().split(" ")
-            number = int(token)
+            number, recalled = token_of(token)
         except ValueError:
             _logger.warning(
                 "notice of the wrong shape ignored: %r",
@@ -273,7 +274,7 @@ class Wakeups:
         if self._listener is None:
             return
         if word == "granted":
-            self._listener.on_granted(request_id, number, state_key)
+            self._listener.on_granted(request_id, number, state_key, recalled)
         elif word == "look":
             self._listener.on_look(request_id)
         elif word == "done":
@@ -281,3 +282,5 @@ class Wakeups:
                 self._listener.on_look(waited)
         elif word == "broken":
             self._listener.on_broken(request_id, number)
+        elif word == "recall":
+            self._listener.on_recalled(request_id)

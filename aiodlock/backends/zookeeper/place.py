@@ -299,6 +299,9 @@ class ZooKeeperPlace:
             self._state = _State.OVER
             self._listener.gone(reason)
 
+    def reuse(self, terms: Terms) -> None:
+        """Never: a lease does not linger here."""
+
     async def begin(self) -> None:
         """Nothing has to be told: no name stays closed after its body."""
 

@@ -6,7 +6,7 @@
 --       12 further words of the record, as `records` says; '' for none
 --       13 "begins": with the grant the body begins; "later": it does not yet, and there is a hold_at_least; "resize": the
 --          limit of the mode is in use from now on; or several of these; or ''
--- Result  {'granted', token, ms left}
+-- Result  {'granted', token, ms left}  {'recalled', token, ms left}: granted, and others want the name: it must not linger
 --         {'waiting', ms left, ms until the earliest blocker ends if at the head, else -1, token floor}
 --         {'busy'}  {'deadlock'}  {'gone'}: a marker refuses this id  {'limit', the mode in use}
 --         {'done', the result that is on record}
@@ -41,7 +41,8 @@ local function queue_up()
   return {'waiting', ARGV[5], '-1', token_floor(token_key)}
 end
 
--- One exclusive holder, somebody who waits, and both alive: where many want a name, the common case. When three of
+-- One exclusive holder, somebody who waits, and both alive: where many want a name, the common case. If the holder lingers,
+-- it was recalled for who waits already. When three of
 -- the four keys are there, and state, queue and waiters are found, then there is no marker.
 if present == 3 then
   local holding = redis.call('HGETALL', state)
@@ -81,10 +82,15 @@ local function finish(result)
   return result
 end
 
+local function holds(record)
+  return {is_recalled(record.words) and 'recalled' or 'granted', record.token, int(record.deadline - now)}
+end
+
 local function become_holder(token)
   local record = {
     id = id, mode = mode, deadline = now + ttl, length = ttl, delay = delay,
-    owner = owner, client = client, live = true, closed_until = now + ttl + delay, words = words,
+    owner = owner, client = client, live = true, closed_until = now + ttl + delay,
+    words = head and recalled(words) or words,
   }
   count_hold(record)
   if string.find(how, 'begins', 1, true) then
@@ -102,7 +108,7 @@ local function become_holder(token)
     end
   end
   bury(state, dead)
-  return {'granted', record.token, int(ttl)}
+  return holds(record)
 end
 
 local function waiting(deadline)
@@ -131,7 +137,7 @@ for _, record in ipairs(holders) do
       write_record(state, record)
       keep_state(state, holders)
     end
-    return finish({'granted', record.token, int(record.deadline - now)})
+    return finish(holds(record))
   end
 end
 local known = not quiet and redis.call('HGET', waiters, id)
@@ -181,10 +187,12 @@ if not head and compatible(mode, holders) then
   return become_holder()
 end
 if ARGV[11] == 'nowait' then
+  recall(keys, options, holders)
   return finish({'busy'})
 end
 
 local answer = queue_up()
+recall(keys, options, holders)
 if not head then
   head = {id = id}
   answer[3] = int(math.max(0, (earliest_end(holders) or now) - now))

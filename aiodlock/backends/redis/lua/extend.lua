@@ -3,7 +3,7 @@
 -- KEYS  1 state  2 queue  3 waiters  4 token  5 broken  6 record, of a name of kind `once` alone
 -- ARGV  1 id  2 length (ms)  3 owner  4 channel prefix  5 token retention (ms)  6 publish command
 --       7 "begins": if the request holds, its body begins; or none
--- Result  {'held', token, ms left}
+-- Result  {'held', token, ms left}  {'recalled', token, ms left}: held, and others want the name: it must not linger
 --         {'waiting', ms left, ms until the earliest blocker ends if at the head, else -1, token floor}
 --         {'done', the result that is on record}
 --         {'gone', 'broken' | 'expired' | 'taken_over' | 'gone'}
@@ -11,6 +11,10 @@ local state, queue, waiters, token_key, broken, record_key = KEYS[1], KEYS[2], K
 local id, length, owner, begins = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[7] == 'begins'
 
 -- (holders)
+
+local function held(record)
+  return {is_recalled(record.words) and 'recalled' or 'held', record.token, int(record.deadline - now)}
+end
 
 local function push(record)
   record.deadline = math.max(record.deadline, now + length)
@@ -31,7 +35,7 @@ if text then
     end
     write_record(state, record)
     keep_until(state, record.closed_until)
-    return {'held', record.token, int(record.deadline - now)}
+    return held(record)
   end
   why = 'expired'
 end
@@ -85,6 +89,10 @@ if waiter and not granted[id] and string.sub(owner, 1, 1) == 'u' then
     local again
     head, again = grant_waiting(keys, options, holders, granted)
     changed = changed or again or nearer
+    if head and lingers(granted[id].words) then
+      granted[id].words = recalled(granted[id].words)
+      write_record(state, granted[id])
+    end
   end
 end
 
@@ -99,7 +107,7 @@ if head and (changed or was_head) and head.id ~= id then
   hint(keys, options, head, holders)
 end
 if granted[id] then
-  return {'held', granted[id].token, int(granted[id].deadline - now)}
+  return held(granted[id])
 end
 if waiter then
   local look = -1

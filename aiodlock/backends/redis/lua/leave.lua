@@ -8,7 +8,7 @@
 --       7 with "recorded", the result  8 and for how long it is kept (ms)
 -- Result  {'released'}  {'withdrawn'}  {'gone', 'broken' | 'expired' | 'gone'}  {'recorded'}
 --         {'released', state, id, token, ...}: with what was granted thereby to requests of the same client,
---         which needs no other notice
+--         which needs no other notice; a token ends with `r` if that request lingers and is recalled at once
 local state, queue, waiters, token_key, marker, broken, record_key =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local id, why = ARGV[1], ARGV[6]
@@ -61,6 +61,10 @@ local function hand_off()
     end
     asks_in, second_client = second_left - second_length * 2 / 3, its_client
   end
+  local mark = ''
+  if second and lingers(words) then
+    words, mark = recalled(words), 'r'
+  end
   -- Needs no memory: what follows is not refused by a server that is out of it.
   redis.call('HDEL', state, '')
   local token = next_token(token_key, tonumber(ARGV[3]))
@@ -76,11 +80,11 @@ local function hand_off()
   redis.call('PEXPIRE', state, int(closed_for + 2))
   redis.call('HDEL', state, id)
   local own = client == own_client
-  redis.call(ARGV[4], ARGV[2] .. client .. (own and ':own' or ''), 'granted ' .. state .. ' ' .. next_id .. ' ' .. token)
+  redis.call(ARGV[4], ARGV[2] .. client .. (own and ':own' or ''), 'granted ' .. state .. ' ' .. next_id .. ' ' .. token .. mark)
   if second and closed_for < asks_in then
     redis.call(ARGV[4], ARGV[2] .. second_client, 'look ' .. state .. ' ' .. second[2][2] .. ' 0')
   end
-  return own and {'released', state, next_id, token} or {'released'}
+  return own and {'released', state, next_id, token .. mark} or {'released'}
 end
 
 if not quiet and ARGV[5] == '0' and why == 'ended' then

@@ -138,30 +138,53 @@ end
 
 -- Grants from the head on, as far as the holders allow, each with a notice to the one who waits; those of the
 -- client `options.reader` are put into `options.reply` instead, which it is about to read.
+-- Whoever lingers and is granted while others still wait is recalled at once: its token ends with `r` in the notice.
 -- `granted` maps request ids to records. Returns the head that stays, and whether it is a new one.
 local function grant_waiting(keys, options, holders, granted)
-  local changed = false
+  local changed, new = false, {}
+  local head, dropped
   while true do
-    local head, dropped = find_head(keys.queue, keys.waiters)
+    head, dropped = find_head(keys.queue, keys.waiters)
     changed = changed or dropped > 0
     if not head then
-      return nil, changed
+      break
     end
     local token, exclusive = hold_of(head.owner, holders)
     local again = token and (head.mode ~= 'x' or exclusive)
     if not again and not compatible(head.mode, holders) then
-      return head, changed
+      break
     end
     local record = admit(keys, options, holders, head, again and token)
     granted[head.id] = record
-    local channel = options.channel .. head.client
-    if head.client == options.reader then
+    new[#new + 1] = record
+    changed = true
+  end
+  for _, record in ipairs(new) do
+    local token = record.token
+    if head and lingers(record.words) then
+      record.words = recalled(record.words)
+      write_record(keys.state, record)
+      token = token .. 'r'
+    end
+    local channel = options.channel .. record.client
+    if record.client == options.reader then
       local reply = options.reply
-      reply[#reply + 1], reply[#reply + 2] = head.id, record.token
+      reply[#reply + 1], reply[#reply + 2] = record.id, token
       channel = channel .. ':own' -- the client does not listen there, who counts hand-overs does
     end
-    say(options.publish, channel, 'granted', keys.state, head.id, record.token)
-    changed = true
+    say(options.publish, channel, 'granted', keys.state, record.id, token)
+  end
+  return head, changed
+end
+
+-- Somebody queues behind them, or is refused because of them: each that lingers is told so, once.
+local function recall(keys, options, holders)
+  for _, record in ipairs(holders) do
+    if record.live and lingers(record.words) then
+      record.words = recalled(record.words)
+      write_record(keys.state, record, redis.pcall) -- an out-of-memory server may refuse it
+      say(options.publish, options.channel .. record.client, 'recall', keys.state, record.id, record.token)
+    end
   end
 end
 

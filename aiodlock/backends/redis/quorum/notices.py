@@ -19,7 +19,7 @@ class NodeNotices:
         self._giving_back = giving_back
         self._leaving = leaving
 
-    def on_granted(self, request_id: str, token: int, where: str) -> None:
+    def on_granted(self, request_id: str, token: int, where: str, recalled: bool = False) -> None:
         """The node votes for the request now. It holds at once if a majority gave it the same token."""
         requests = self._requests
         tally = requests.get(request_id)
@@ -72,3 +72,6 @@ class NodeNotices:
         if requests.listener is not None:
             requests.listener.on_broken(request_id, token)
             requests.listener.on_look(request_id)  # a waiter stays: it queues there again
+
+    def on_recalled(self, request_id: str) -> None:
+        """Never: nothing lingers on a quorum."""

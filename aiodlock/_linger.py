@@ -1,0 +1,204 @@
+"""Leases that stay with the client when their body has ended (``linger``), until their time or a recall.
+
+A kept lease is a request in state KEPT. The store goes on extending it, and knows that it lingers. The next
+acquire of the client gets it without a message, if it asks for the same. Whoever wants the name elsewhere
+makes the store recall it. An idle lease is released at once then; one in use when its body ends.
+
+Everything here is synchronous but ``give_back``: between the decision to hand out a kept lease and the
+moment at which it holds nothing else runs, so no recall comes between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from ._clock import now
+from ._request import Request, State
+
+if TYPE_CHECKING:
+    from ._model import Terms
+    from ._options import LockOptions
+    from ._session import Session
+
+_NEVER = float("inf")
+#: So many are kept at most; then the oldest goes. Each costs the store three extensions per ttl.
+_MOST = 1000
+#: So many are released in one turn of the loop.
+_SLICE = 100
+#: Bodies that await nothing would keep the event loop for ever, and nothing would be extended: all tasks
+#: together get so many seconds of one turn.
+_TURN = 0.001
+
+
+class Lingering:
+    """The kept leases of one session, by name.
+
+    Mutable state: ``kept`` (the oldest first), ``_heap`` of (moment, serial, request) (an entry may come
+    up too early, and is put back then), ``_timer`` and ``_wake_at``; ``_task`` and ``_since`` (which task
+    was handed leases last in this turn of the loop, and since when), ``_tasks`` (how many were, in this
+    turn), ``_share`` (the seconds that each has).
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.kept: dict[str, Request] = {}
+        self._session = session
+        self._loop = session.loop
+        self._heap: list[tuple[float, int, Request]] = []
+        self._serials = count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._wake_at = _NEVER
+        self._task: asyncio.Task[Any] | None = None
+        self._since = 0.0
+        self._tasks = 0
+        self._share = _TURN
+
+    # -- keeping -------------------------------------------------------------------------------------
+
+    def keep(self, request: Request) -> bool:
+        """The last body of a request that may linger has ended; return whether its lease is kept.
+
+        Not kept, and left as ever: what is lost, was recalled, or is kept already by another request; what
+        had an extension without an answer, or another ttl by hand; what a block relies on that goes on.
+        """
+        terms, name, session = request.terms, request.terms.name, self._session
+        if (
+            request.state is not State.HELD
+            or not terms.linger
+            or request.armed
+            or request.ttl != terms.ttl
+            or name in self.kept
+            or session.closing
+            or request.place.silent
+        ):
+            return False
+        until = now() + terms.linger
+        if terms.max_hold is not None:
+            until = min(until, request.ends_at)
+        session.drop_hold(request)
+        request.keep(until)
+        self.kept[name] = request
+        if until < request.kept_alarm:
+            self._add(request, until)
+        if len(self.kept) > _MOST:
+            self.leave(next(iter(self.kept.values())))
+        return True
+
+    def hand_out(
+        self, terms: Terms, options: LockOptions, task: asyncio.Task[Any] | None
+    ) -> Request | None:
+        """Let a new body of this task hold a kept lease; None if what is kept is not what it asks for."""
+        request = self.kept.get(terms.name)
+        if request is None:
+            return None
+        moment = now()
+        other = request.terms is not terms
+        if (
+            (other and not (_same(request.terms, terms) and request.options.owner == options.owner))
+            or moment >= request.kept_until
+            # It should have been extended, and was not: the store has to be asked.
+            or request.place.deadline - moment < terms.ttl / 2
+            or request.place.silent
+        ):
+            return None
+        del self.kept[terms.name]
+        request.hold_again(terms, options, task, moment)
+        if other or terms.max_hold is not None:
+            request.place.reuse(terms)
+            self._session.deadlines.add(request)
+        self._session.add_hold(request)
+        return request
+
+    # -- releasing -----------------------------------------------------------------------------------
+
+    def leave(self, request: Request) -> None:
+        """Release a kept lease, as one whose body has ended; nobody waits for that."""
+        self.forget(request)
+        self._session.departure.in_background(request)
+
+    def forget(self, request: Request) -> None:
+        """It is not kept any more."""
+        if self.kept.get(request.terms.name) is request:
+            del self.kept[request.terms.name]
+
+    async def give_back(self, name: str) -> None:
+        """Release what is kept of a name, and wait for that a second at most."""
+        request = self.kept.get(name)
+        if request is not None:
+            self.forget(request)
+            await self._session.departure.withdraw(request)
+
+    def release_all(self) -> list[Request]:
+        """Release all at once; return those that are being left."""
+        left = list(self.kept.values())
+        for request in left:
+            self.leave(request)
+        return left
+
+    def stop(self) -> None:
+        """The session is over."""
+        self.kept.clear()
+        self._heap.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # -- time ----------------------------------------------------------------------------------------
+
+    def _add(self, request: Request, moment: float) -> None:
+        request.kept_alarm = moment
+        heappush(self._heap, (moment, next(self._serials), request))
+        if moment < self._wake_at:
+            self._set_timer(moment)
+
+    def _set_timer(self, moment: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._wake_at = moment
+        self._timer = self._loop.call_later(max(0.0, moment - now()), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer, self._wake_at = None, _NEVER
+        moment, room = now(), _SLICE
+        while self._heap and self._heap[0][0] <= moment and room:
+            due, _, request = heappop(self._heap)
+            if request.kept_alarm != due:
+                continue  # it has an earlier one
+            request.kept_alarm = _NEVER
+            if request.state is State.KEPT:
+                if request.kept_until > moment:
+                    self._add(request, request.kept_until)
+                else:
+                    self.leave(request)
+                    room -= 1
+        if self._heap:
+            self._set_timer(self._heap[0][0])
+
+    # -- the loop's other work -----------------------------------------------------------------------
+
+    def has_turn(self, task: asyncio.Task[Any], moment: float) -> bool:
+        """Whether the task may have one more body in this turn of the loop."""
+        if self._task is task:
+            return moment - self._since < self._share
+        if not self._tasks:
+            self._loop.call_soon(self._new_turn)
+        self._tasks += 1
+        self._task, self._since = task, moment
+        return True
+
+    def _new_turn(self) -> None:
+        self._share = _TURN / self._tasks
+        self._task, self._tasks = None, 0
+
+
+def _same(kept: Terms, asked: Terms) -> bool:
+    """Whether a kept lease is what is asked for. (Margin, max_hold and linger are each body's own.)"""
+    return (
+        kept.mode == asked.mode
+        and kept.ttl == asked.ttl
+        and kept.lock_delay == asked.lock_delay
+        and asked.auto_extend
+        and not asked.hold_at_least
+    )
