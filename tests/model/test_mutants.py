@@ -177,7 +177,7 @@ MUTANTS = [
     ),
     Mutant(
         "a grant is told by a reply only to its own client",
-        "if head.client == options.reader then",
+        "if record.client == options.reader then",
         "if options.reader then",
     ),
     Mutant(

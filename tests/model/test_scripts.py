@@ -78,6 +78,7 @@ class Wish:
     #: For semaphores: another limit, and whether it is to be in use.
     limit: int = 0
     resize: bool = False
+    lingers: bool = False
 
 
 WISHES = st.builds(
@@ -94,6 +95,7 @@ WISHES = st.builds(
     begins=st.booleans(),
     limit=st.sampled_from([0, 0, 0, 1, 3]),
     resize=st.sampled_from([False, False, False, True]),
+    lingers=st.booleans(),
 )
 ENDS: st.SearchStrategy[End] = st.sampled_from(
     ["ended", "ended", "ended", "ended", "lost", "unused"]
@@ -133,6 +135,8 @@ class Calls(Protocol):
     time: int
     #: Whether requests may have holds, notes and limits that are to be in use.
     whole: bool
+    #: Whether requests may linger.
+    lingers: bool
 
     async def acquire(
         self,
@@ -171,7 +175,7 @@ class VirtualDirect(Direct):
         super().__init__(connection, f"name {next(_names)}", kind=kind, sources=sources)
         self.connection = connection
         self.time = 0
-        self.whole = True
+        self.whole = self.lingers = True
         self._channels = [channel_prefix(PREFIX) + client for client in CLIENTS]
         self.overheard = [f"{channel}:own" for channel in self._channels]
         self._said: list[tuple[str, str, str]] = []
@@ -321,7 +325,9 @@ def wire_mode(asked: Asked, name: Name | None = None) -> str:
 
 
 def words_of(asked: Asked) -> str:
-    return (f" h={asked.hold}" if asked.hold else "") + (f" n={asked.note}" if asked.note else "")
+    words = f" h={asked.hold}" if asked.hold else ""
+    words += " g=1" if asked.lingers else ""
+    return words + (f" n={asked.note}" if asked.note else "")
 
 
 def how_of(asked: Asked) -> str:
@@ -341,6 +347,7 @@ class Locks(RuleBasedStateMachine):
         super().__init__()
         self.scripts = scripts
         self.whole: bool = scripts.whole
+        self.lingers: bool = scripts.lingers
         self.model = Model(1_700_000_000_000, name())
         self.ids = (f"r{number}" for number in count())
         self.known: list[Asked] = []
@@ -459,6 +466,11 @@ class Locks(RuleBasedStateMachine):
         self.scripts.time = model.now
         state, waiters, queue, token = self.scripts.look()
         holding = set()
+        if self.lingers:
+            marks = {id: " g=1" in text for id, text in state.items() if " g=" in text}
+            for e in model.holders():
+                assert marks.get(e.asked.id) == (not e.recalled if e.asked.lingers else None)
+                assert not (e.asked.lingers and model.waiters() and not e.recalled)
         for id, text in state.items():
             mode, own_token, deadline, _, _, owner, *_ = text.split(" ")
             if model.now < int(deadline):
@@ -527,6 +539,8 @@ class Locks(RuleBasedStateMachine):
             if self.limit:
                 limit = wish.limit or self.limit
                 asked = asked._replace(limit=limit, resize=wish.resize)
+            elif self.lingers and not wish.hold:
+                asked = asked._replace(lingers=wish.lingers)
         self._acquire(asked, wait=wish.wait)
 
     def _acquire(self, asked: Asked, *, wait: bool) -> None:
@@ -548,7 +562,9 @@ class Locks(RuleBasedStateMachine):
         answer = read(run(call))
         expected = model.name.acquire(model.now_us, asked, wait=wait, retention=_FOR_EVER)
         assert answer == put(model.hear(expected))
-        if answer[0] in ("held", "waiting") and asked.id not in {one.id for one in self.known}:
+        if answer[0] in ("held", "recalled", "waiting") and asked.id not in {
+            one.id for one in self.known
+        }:
             self.known.append(asked)
         self._note_look(asked.id, answer)
         self._compare_what_was_said(asked.id, scanned=asked.id not in model.name.markers)

@@ -63,6 +63,7 @@ class VirtualTurns:
     def __init__(self, database: Database, kind: str) -> None:
         self.time = 0
         self.whole = True
+        self.lingers = False
         self._database = database
         self._key = f"aiodlock:{kind[0]}:name{next(_names)}"
         self._clients: dict[str, str] = {}

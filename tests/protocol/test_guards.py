@@ -301,7 +301,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a grant that comes with a reply is that client's own",
-        "if head.client == options.reader then",
+        "if record.client == options.reader then",
         "if options.reader then",
         test_leave.test_what_a_release_grants_to_its_own_client_comes_with_its_reply,
     ),

@@ -1,0 +1,743 @@
+"""linger: the client keeps a lease between two bodies, until its time or until others want the name."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aiodlock import (
+    AcquireTimeout,
+    BackendUnavailable,
+    Client,
+    Hooks,
+    Lease,
+    LockLost,
+    NotHeld,
+    RequestInfo,
+    Unsupported,
+    WouldBlock,
+)
+from aiodlock._linger import Lingering
+from aiodlock._request import Request, State, check
+
+from ..conftest import MakeClient
+from ..proxy import FaultProxy
+from ..scenes import keeper_of, until, until_free, until_held, until_waiting
+from ..servers import (
+    CLUSTER,
+    ETCD,
+    MEMORY,
+    POSTGRES,
+    QUORUM,
+    REPLICATED,
+    SCRIPTED,
+    SENTINEL,
+    ZOOKEEPER,
+    Store,
+)
+
+pytestmark = pytest.mark.stores(MEMORY, *SCRIPTED, CLUSTER, SENTINEL, REPLICATED)
+#: Longer than any test.
+LONG = 60.0
+
+
+def lingering(client: Client) -> Lingering:
+    assert client._session is not None
+    return client._session.lingering
+
+
+def kept(client: Client, name: str = "a") -> Request:
+    """Return what is kept of a name, checked."""
+    request = lingering(client).kept[name]
+    check(request)
+    return request
+
+
+async def body(client: Client, name: str = "a", **options: Any) -> Lease:
+    """Have one short body, and return its lease."""
+    async with client.lock(name, **({"linger": LONG} | options)) as lease:
+        assert lease.held
+    return lease
+
+
+# -- what is kept ------------------------------------------------------------------------------------
+
+
+async def test_next_body_has_a_fresh_lease_with_the_same_token(client: Client) -> None:
+    first = await body(client)
+    assert await client.lock("a").locked()
+    async with client.lock("a", linger=LONG) as second:
+        assert second.token == first.token
+        assert second.held
+        assert not first.held
+        assert first.lost is None
+        with pytest.raises(NotHeld):
+            first.ensure_held()
+        with pytest.raises(NotHeld):
+            await first.release()
+        assert await client.check_sequencer(first.sequencer)
+
+
+async def test_no_message_is_sent_between_two_bodies(client: Client) -> None:
+    await body(client)
+    request, keeper = kept(client), keeper_of(client)
+    asked: list[object] = []
+    acquire, leave_later = keeper.store.acquire, keeper.store.leave_later
+    keeper.store.acquire = lambda *a, **o: asked.append(a) or acquire(*a, **o)  # type: ignore
+    keeper.store.leave_later = lambda *a, **o: asked.append(a) or leave_later(*a, **o)  # type: ignore
+    for _ in range(300):
+        await body(client)
+    assert not asked
+    assert kept(client) is request
+
+
+async def test_another_task_of_the_client_gets_it(client: Client) -> None:
+    first = await body(client)
+    second = await asyncio.create_task(body(client))
+    assert second.token == first.token
+    lease = await client.lock("a", linger=LONG).acquire()
+    assert lease.token == first.token
+    await client.lock("a", linger=LONG).release()
+    assert kept(client).token == first.token
+
+
+async def test_lease_is_released_when_its_time_is_over(client: Client) -> None:
+    await body(client, linger=0.05)
+    await until_free(client, "a")
+    assert not lingering(client).kept
+    assert lingering(client)._timer is None
+
+
+async def test_time_counts_from_the_last_release(client: Client) -> None:
+    await body(client, linger=LONG)
+    request = kept(client)
+    first = request.kept_until
+    await body(client, linger=LONG)
+    assert kept(client) is request
+    assert request.kept_until > first
+    await body(client, linger=0.02)  # of a lock that keeps it for a shorter time
+    await until_free(client, "a")
+
+
+async def test_lock_without_linger_uses_what_is_kept_and_releases_it(client: Client) -> None:
+    first = await body(client)
+    async with client.lock("a") as lease:
+        assert lease.token == first.token
+    await until_free(client, "a")
+
+
+async def test_kept_lease_is_extended(client: Client) -> None:
+    await body(client, ttl=0.3)
+    request = kept(client)
+    first = request.place.deadline
+    await until(lambda: request.place.deadline > first + 0.3)
+    assert kept(client) is request
+
+
+@pytest.mark.parametrize("end", ["exception", "bare", "confirm_release"])
+async def test_however_the_body_ends(client: Client, end: str) -> None:
+    if end == "exception":
+        with pytest.raises(ValueError, match="failed"):
+            async with client.lock("a", linger=LONG):
+                raise ValueError("failed")
+    elif end == "bare":
+        lease = await client.lock("a", linger=LONG).acquire()
+        await lease.release()
+        with pytest.raises(NotHeld):
+            await lease.release()
+    else:
+        await body(client, confirm_release=False)
+    assert kept(client)
+
+
+async def test_lease_that_was_forgotten_is_not_kept(client: Client) -> None:
+    async def forget() -> None:
+        await client.lock("a", linger=LONG).acquire()
+
+    async def forgotten() -> None:
+        await asyncio.create_task(forget())
+        gc.collect()
+        await until_free(client, "a")
+
+    with pytest.warns(ResourceWarning):
+        await forgotten()
+    assert not lingering(client).kept
+
+
+async def test_released_inside_of_its_block_it_is_not_kept(client: Client) -> None:
+    """The block goes on, and would be cancelled by the loss of somebody else's lease."""
+    async with client.lock("a", linger=LONG, on_lost="flag") as lease:
+        await lease.release()
+        assert not lingering(client).kept
+    await until_free(client, "a")
+
+
+async def test_extended_by_hand_to_another_ttl_it_is_not_kept(client: Client) -> None:
+    async with client.lock("a", linger=LONG, ttl=20) as lease:
+        await lease.extend(40)
+    await until_free(client, "a")
+
+
+async def test_waiter_that_is_granted_last_keeps_it(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    async with other.lock("a"):
+        task = asyncio.create_task(body(client))
+        await until_waiting(other, "a")
+    lease = await task
+    assert kept(client).token == lease.token
+
+
+async def test_wait_for_the_loss_of_an_ended_body_ends(client: Client) -> None:
+    lease = await client.lock("a", linger=LONG).acquire()
+    watching = asyncio.create_task(lease.wait_lost())
+    await asyncio.sleep(0)
+    await lease.release()
+    with pytest.raises(NotHeld):
+        await watching
+
+
+async def test_loss_of_a_later_body_is_not_that_of_an_earlier_one(client: Client) -> None:
+    outer = await client.lock("a", linger=LONG).acquire()
+    inner = await client.lock("a", linger=LONG).acquire()
+    await inner.release()
+    await outer.release()
+    lease = await client.lock("a", linger=LONG).acquire()
+    await client.break_lock("a")
+    await lease.wait_lost()
+    with pytest.raises(LockLost):
+        await lease.release()
+    assert lease.lost is not None
+    for ended in (outer, inner):
+        assert ended.lost is None
+        assert "released" in repr(ended)
+        with pytest.raises(NotHeld):
+            ended.ensure_held()
+
+
+# -- recalled ----------------------------------------------------------------------------------------
+
+
+async def test_who_wants_it_elsewhere_gets_an_idle_one_at_once(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    first = await body(client)
+    async with other.lock("a", timeout=5) as lease:
+        assert lease.token > first.token
+    assert not lingering(client).kept
+
+
+async def test_busy_one_is_handed_over_when_its_body_ends(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    await body(client)
+    async with client.lock("a", linger=LONG):
+        task = asyncio.create_task(other.lock("a", timeout=8).acquire())
+        await until_waiting(client, "a")
+        await until(lambda: not _held(client).may_linger)
+        assert not task.done()
+    await (await task).release()
+    assert not lingering(client).kept
+
+
+def _held(client: Client, name: str = "a") -> Request:
+    assert client._session is not None
+    found = client._session.requests.values()
+    return next(one for one in found if one.name == name and one.state is State.HELD)
+
+
+async def test_nowait_elsewhere_is_refused_and_recalls(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    await body(client)
+    with pytest.raises(WouldBlock):
+        await other.lock("a").acquire_nowait()
+    await until_free(other, "a")
+    await (await other.lock("a").acquire_nowait()).release()
+
+
+async def test_task_of_the_client_that_queued_is_served_before_a_later_body(client: Client) -> None:
+    order: list[str] = []
+
+    async def take(who: str) -> None:
+        async with client.lock("a", linger=LONG):
+            order.append(who)
+
+    async with client.lock("a", linger=LONG):
+        first = asyncio.create_task(take("queued"))
+        await until_waiting(client, "a")
+    async with client.lock("a", linger=LONG):
+        order.append("later")
+    await first
+    assert order == ["queued", "later"]
+
+
+async def test_reader_elsewhere_shares_with_a_kept_reader(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    async with client.rwlock("a", linger=LONG).read:
+        pass
+    async with other.rwlock("a", timeout=5).read:
+        assert kept(client)
+        with pytest.raises(WouldBlock):
+            await asyncio.create_task(other.lock("a").acquire_nowait())
+        await until(lambda: not lingering(client).kept)
+
+
+async def test_each_client_that_blocks_is_told(make_client: MakeClient) -> None:
+    clients = [await make_client() for _ in range(3)]
+    writer = await make_client()
+    for client in clients:
+        async with client.rwlock("a", linger=LONG).read:
+            pass
+    assert all(lingering(client).kept for client in clients)
+    async with writer.lock("a", timeout=8):
+        pass
+    assert not any(lingering(client).kept for client in clients)
+
+
+async def test_recall_that_no_message_tells_comes_with_the_next_extension(
+    make_client: MakeClient,
+) -> None:
+    client, other = await make_client(), await make_client()
+    keeper_of(client).on_recalled = lambda id: None  # type: ignore[method-assign]
+    await body(client, ttl=0.6)
+    async with other.lock("a", timeout=8):
+        pass
+
+
+async def test_new_holder_is_recalled_at_once_when_others_wait_behind(
+    make_client: MakeClient,
+) -> None:
+    client, other = await make_client(), await make_client()
+    async with other.lock("a"):
+        mine = asyncio.create_task(body(client))
+        await until_waiting(other, "a", 1)
+        theirs = asyncio.create_task(other.lock("a", timeout=8).acquire())
+        await until_waiting(other, "a", 2)
+    await mine
+    await (await theirs).release()
+    assert not lingering(client).kept
+
+
+async def test_cancellation_in_the_turn_of_the_recall(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    await body(client)
+    mine = asyncio.create_task(body(client))
+    theirs = asyncio.create_task(other.lock("a", timeout=8).acquire())
+    gone = asyncio.Event()
+    keeper, recalled = keeper_of(client), keeper_of(client).on_recalled
+
+    def recall(request_id: str) -> None:
+        recalled(request_id)
+        mine.cancel()
+        gone.set()
+
+    keeper.on_recalled = recall  # type: ignore[method-assign]
+    await asyncio.wait([mine])
+    async with await theirs:
+        pass
+    await until_free(other, "a")
+
+
+# -- other terms -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"ttl": 7}, {"lock_delay": 1}, {"owner": "me"}, {"auto_extend": False, "linger": 0.0}],
+    ids=lambda options: next(iter(options)),
+)
+@pytest.mark.parametrize("timeout", [None, 0, 8])
+async def test_other_terms_release_it_first(
+    client: Client, options: dict[str, Any], timeout: float | None
+) -> None:
+    first = await body(client)
+    second = await body(client, **(options | {"timeout": timeout}))
+    assert second.token > first.token
+
+
+async def test_other_mode_releases_it_first(client: Client) -> None:
+    both = client.rwlock("a", linger=LONG, timeout=8)
+    tokens = []
+    for lock in (both.write, both.read, both.write):
+        async with lock as lease:
+            tokens.append(lease.token)
+    assert tokens == sorted(set(tokens))
+
+
+@pytest.mark.stores(MEMORY, *SCRIPTED)
+async def test_hold_at_least_releases_it_first(client: Client) -> None:
+    first = await body(client)
+    second = await body(client, hold_at_least=0.01, linger=0.0, timeout=8)
+    assert second.token > first.token
+
+
+async def test_margin_and_on_lost_are_those_of_the_body(client: Client) -> None:
+    await body(client, ttl=20)
+    lock = client.lock("a", ttl=20, margin=5, on_lost="flag", linger=LONG)
+    lease = await lock.__aenter__()
+    assert lease.remaining() < 15
+    await client.break_lock("a")
+    await lease.wait_lost()
+    await asyncio.sleep(0)  # nobody is cancelled
+    with pytest.raises(LockLost):
+        await lock.__aexit__(None, None, None)
+    assert not lingering(client).kept
+
+
+async def test_max_hold_counts_for_each_body(client: Client) -> None:
+    lock = client.lock("a", ttl=20, max_hold=10, linger=LONG)
+    first = await lock.acquire()
+    request = first._request
+    request.granted_at -= 4.0  # the body takes so long
+    request.place.granted_at -= 4.0  # type: ignore[attr-defined]
+    await first.release()
+    assert request.kept_until <= request.granted_at + 10
+    if (second := await lock.acquire()).token == first.token:
+        assert second.remaining() > 7
+    await second.release()
+
+
+async def test_kept_lease_ends_with_its_max_hold(client: Client) -> None:
+    await body(client, ttl=0.2, max_hold=0.2)
+    await until_free(client, "a")
+
+
+async def test_task_inside_its_own_block_gets_in_again(client: Client) -> None:
+    await body(client)
+    async with client.lock("a", linger=LONG) as outer:
+        async with client.lock("a", linger=LONG) as inner:
+            assert inner.token == outer.token
+            assert not lingering(client).kept
+        assert outer.held
+    assert kept(client)
+
+
+async def test_multilock_uses_and_keeps_leases(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    tokens = [(await body(client, name)).token for name in ("a", "b")]
+    for _ in range(2):
+        async with client.multilock("a", "b", linger=LONG) as leases:
+            assert list(leases.tokens.values()) == tokens
+    async with other.multilock("a", "b", timeout=8) as leases:
+        assert all(new > old for new, old in zip(leases.tokens.values(), tokens, strict=True))
+
+
+async def test_owner_of_several_tasks(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    first = await body(client, owner="me")
+    async with other.lock("a", owner="me", linger=LONG) as second:
+        assert second.token == first.token
+        async with client.lock("a", owner="me", linger=LONG) as third:
+            assert third.token == first.token
+    async with other.lock("a", owner="you", timeout=8):
+        pass
+
+
+async def test_shared_lease_of_an_owner_that_is_kept_here_is_no_deadlock(client: Client) -> None:
+    both = client.rwlock("a", owner="me", linger=LONG, timeout=8)
+    async with both.read:
+        pass
+    async with both.write:
+        pass
+
+
+# -- exclusion ---------------------------------------------------------------------------------------
+
+
+async def test_reader_inside_its_own_writer_is_not_handed_to_another_task(client: Client) -> None:
+    """Else two would hold: the task inside its write lock, and another one with the read lock."""
+    both = client.rwlock("a", linger=LONG)
+    async with both.write:
+        async with both.read:
+            pass
+        assert not lingering(client).kept
+        reader = asyncio.create_task(both.read.acquire())
+        await until_waiting(client, "a")
+        assert not reader.done()
+    await (await reader).release()
+
+
+async def test_writer_that_was_left_for_its_own_reader_is_not_handed_on(client: Client) -> None:
+    both = client.rwlock("a", linger=LONG)
+    write = await both.write.acquire()
+    async with both.read:
+        await write.release()  # a downgrade
+        assert not lingering(client).kept
+        async with asyncio.timeout(8):
+            await asyncio.create_task(_read(client))
+
+
+async def _read(client: Client) -> None:
+    async with client.rwlock("a").read:
+        pass
+
+
+async def test_two_tasks_are_never_handed_the_same_lease(client: Client) -> None:
+    inside = 0
+
+    async def work() -> None:
+        nonlocal inside
+        for _ in range(20):
+            async with client.lock("a", linger=LONG):
+                inside += 1
+                assert inside == 1
+                await asyncio.sleep(0)
+                inside -= 1
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(4):
+            tasks.create_task(work())
+
+
+# -- losses ------------------------------------------------------------------------------------------
+
+
+class _Events(Hooks):
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, str]] = []
+
+    def acquiring(self, request: RequestInfo) -> None:
+        self.heard.append(("acquiring", request.id))
+
+    def acquired(self, request: RequestInfo, waited: float) -> None:
+        self.heard.append(("acquired", request.id))
+
+    def released(self, request: RequestInfo, held: float) -> None:
+        self.heard.append(("released", request.id))
+
+    def lost(self, request: RequestInfo, held: float, reason: str) -> None:
+        self.heard.append(("lost", request.id))
+
+
+async def test_hooks_hear_of_each_body(client: Client) -> None:
+    events = _Events()
+    client.add_hooks(events)
+    await body(client)
+    await body(client)
+    words = [word for word, _ in events.heard]
+    assert words == ["acquiring", "acquired", "released"] * 2
+    assert len({id for _, id in events.heard}) == 2
+
+
+@pytest.mark.parametrize("how", ["broken", "expired"])
+async def test_lease_that_is_lost_while_idle_is_not_handed_out_and_no_loss(
+    client: Client, how: str
+) -> None:
+    events = _Events()
+    client.add_hooks(events)
+    first = await body(client, lock_delay=5.0)
+    request = kept(client)
+    if how == "broken":
+        await client.break_lock("a")
+        await until(lambda: not lingering(client).kept)
+    else:
+        request.place.deadline = time.clock_gettime(time.CLOCK_BOOTTIME) - 1  # type: ignore[misc]
+    second = await body(client, lock_delay=5.0, timeout=4.0)
+    assert second.token > first.token
+    assert "lost" not in [word for word, _ in events.heard]
+    await until(lambda: request.state is State.OVER)
+
+
+async def test_lease_whose_extensions_have_no_answer_is_not_handed_out(client: Client) -> None:
+    await body(client)
+    request = kept(client)
+    request.place.failures = 1  # type: ignore[attr-defined]
+    await body(client, timeout=8)
+    assert request.state in (State.LEAVING, State.OVER)
+
+
+async def test_bodies_that_await_nothing_leave_the_loop_its_turns(client: Client) -> None:
+    """Else nothing would be extended, and the lease is lost in the middle of a body."""
+    first, turns = await body(client, ttl=0.4), 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    ends_at = time.monotonic() + 1.0
+    bodies = 0
+    while time.monotonic() < ends_at:
+        async with client.lock("a", ttl=0.4, linger=LONG) as lease:
+            time.sleep(0.002)
+            assert lease.held
+        bodies += 1
+    assert turns > bodies / 3
+    counting.cancel()
+    assert lease.token >= first.token
+
+
+async def test_every_task_gets_bodies_while_one_never_awaits(client: Client) -> None:
+    done = dict.fromkeys("bcde", 0)
+    stop = False
+
+    async def work(name: str) -> None:
+        while not stop:
+            await body(client, name)
+            done[name] += 1
+
+    async with asyncio.TaskGroup() as tasks:
+        for name in done:
+            tasks.create_task(work(name))
+        await until(lambda: min(done.values()) >= 50)
+        stop = True
+
+
+# -- many --------------------------------------------------------------------------------------------
+
+
+async def test_kept_leases_are_bounded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiodlock._linger._MOST", 20)
+    for number in range(50):
+        await body(client, f"n{number}")
+        assert len(lingering(client).kept) <= 20
+    await until_free(client, *(f"n{number}" for number in range(30)))
+    assert list(lingering(client).kept) == [f"n{number}" for number in range(30, 50)]
+
+
+async def test_hundreds_whose_time_is_over_at_once_are_all_released(client: Client) -> None:
+    await asyncio.gather(*(body(client, f"n{number}", linger=0.3) for number in range(350)))
+    await until(lambda: not lingering(client).kept)
+    session = client._session
+    assert session is not None
+    await until(lambda: not session.requests)
+    assert lingering(client)._timer is None
+
+
+async def test_leaving_the_client_releases_all_without_time_to_wait(store: Store) -> None:
+    names = [f"n{number}" for number in range(300)]
+    async with Client(store.source, **store.options, close_timeout=0.0) as client:
+        await asyncio.gather(*(body(client, name) for name in names))
+        assert len(lingering(client).kept) == 300
+        linger = lingering(client)
+    assert linger._timer is None
+    assert not linger.kept
+    async with Client(store.source, **store.options) as other:
+        for name in names:
+            await (await other.lock(name).acquire_nowait()).release()
+
+
+async def test_leaving_the_client_while_a_body_goes_on(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    await body(client, "b")
+    lock = client.lock("a", linger=LONG, on_lost="flag")
+    await lock.__aenter__()
+    await client.__aexit__(None, None, None)
+    with pytest.raises(LockLost):
+        await lock.__aexit__(None, None, None)
+    await until_free(other, "a", "b")
+
+
+# -- accidents ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.stores(MEMORY, "valkey9")
+async def test_fork_has_nothing_of_it(client: Client) -> None:
+    await body(client)
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # pragma: no cover - another process
+        answer = b"wrong"
+        try:
+            coroutine = client.lock("a", linger=LONG).acquire()
+            try:
+                coroutine.send(None)
+            except RuntimeError as error:
+                answer = b"refused" if "fork" in str(error) else b"other"
+        finally:
+            os.write(write, answer)
+            os._exit(0)
+    os.close(write)
+    answer = os.read(read, 100)
+    os.close(read)
+    os.waitpid(pid, 0)  # noqa: ASYNC222 - it has answered
+    assert answer == b"refused"
+    assert kept(client)
+    assert (await body(client)).token == kept(client).token
+
+
+@pytest.mark.stores("valkey9")
+async def test_connection_lost_while_idle(
+    proxy: FaultProxy, make_client: MakeClient, store: Store
+) -> None:
+    """A recall may have been missed: the client asks when it is back."""
+    client, other = await make_client(proxy.url), await make_client()
+    await body(client, ttl=20)
+    await proxy.refuse()
+    proxy.cut()
+    task = asyncio.create_task(other.lock("a", timeout=9).acquire())
+    await until_waiting(other, "a")
+    await proxy.accept()
+    await (await task).release()
+
+
+@pytest.mark.stores("valkey9")
+@pytest.mark.parametrize("timeout", [0, 0.6])
+async def test_timeout_counts_once_when_the_store_is_silent(
+    proxy: FaultProxy, make_client: MakeClient, timeout: float
+) -> None:
+    client = await make_client(proxy.url, close_timeout=0.0)
+    await body(client)
+    proxy.half_open()
+    began = time.monotonic()
+    with pytest.raises((BackendUnavailable, AcquireTimeout)):
+        await body(client, ttl=7, timeout=timeout)
+    assert time.monotonic() - began < 2.0 + (timeout or 1.8)
+    session = client._session
+    assert session is not None
+    assert not any(one.state is State.ASKING for one in session.requests.values())
+
+
+# -- what is refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.stores(QUORUM, *POSTGRES, *ETCD, *ZOOKEEPER)
+async def test_elsewhere_it_is_unsupported(client: Client) -> None:
+    make: list[Callable[[], object]] = [
+        lambda: client.lock("a", linger=1.0),
+        lambda: client.rwlock("a", linger=1.0),
+        lambda: client.multilock("a", linger=1.0),
+    ]
+    for describe in make:
+        with pytest.raises(Unsupported, match="linger"):
+            describe()
+
+
+@pytest.mark.stores(MEMORY)
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"linger": -1}, ValueError),
+        ({"linger": "1"}, TypeError),
+        ({"linger": float("nan")}, ValueError),
+        ({"linger": 1, "hold_at_least": 1}, ValueError),
+        ({"linger": 1, "auto_extend": False}, ValueError),
+    ],
+)
+async def test_options_that_are_refused(
+    client: Client, options: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        client.lock("a", **options)
+
+
+@pytest.mark.stores(MEMORY)
+async def test_semaphores_and_elections_do_not_linger(client: Client) -> None:
+    options: dict[str, Any] = {"linger": 1.0}
+    with pytest.raises(ValueError, match="linger"):
+        client.semaphore("a", 2, **options)
+    with pytest.raises(ValueError, match="linger"):
+        client.election("a", **options)
+
+
+async def test_semaphore_of_the_same_name_is_another_thing(client: Client) -> None:
+    await body(client)
+    async with client.semaphore("a", 1, timeout=8):
+        assert kept(client)
+    await until_held(client, "a")
