@@ -167,7 +167,7 @@ async def test_stale_notice_of_an_earlier_grant_is_noticed_without_the_guard(
 ) -> None:
     original = Keeper.on_granted
 
-    def believe(self: Keeper, request_id: str, token: int, where: str) -> None:
+    def believe(self: Keeper, request_id: str, token: int, where: str, *_: object) -> None:
         self.places[request_id].floor = 0
         original(self, request_id, token, where)
 
@@ -288,7 +288,7 @@ async def test_stale_notice_is_noticed_to_start_a_body_without_the_guard(
     client: aiodlock.Client,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def believe(self: Keeper, request_id: str, token: int, where: str) -> None:
+    def believe(self: Keeper, request_id: str, token: int, where: str, *_: object) -> None:
         place = self.places[request_id]
         place.hold(token, now() + place.terms.ttl)
         self.extend_now(place)
