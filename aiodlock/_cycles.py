@@ -22,10 +22,8 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ._model import HolderInfo, LockInfo, Mode, WaiterInfo
+from ._model import IMPATIENT, HolderInfo, LockInfo, Mode, WaiterInfo
 
-#: A task's own owner that ends with this belongs to a request with a timeout.
-IMPATIENT = "~"
 #: A probe that has met so many requests gives up: nobody reads such a cycle.
 _MOST_REQUESTS = 1_000
 

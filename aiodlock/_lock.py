@@ -15,7 +15,6 @@ from ._backoff import LONGEST, pause_after
 from ._bodies import Blocks
 from ._capabilities import refuse_unsupported
 from ._clock import now
-from ._cycles import IMPATIENT
 from ._errors import (
     AcquireTimeout,
     BackendError,
@@ -26,7 +25,7 @@ from ._errors import (
     concerning,
 )
 from ._lease import Lease, release_handle
-from ._model import Gone, Granted, Kind, LockInfo, Mode, Refused, Terms, Waiting
+from ._model import IMPATIENT, Gone, Granted, Kind, LockInfo, Mode, Refused, Terms, Waiting
 from ._options import LockOptions, check_timeout, refuse_attribute, refuse_keywords
 from ._request import AlreadyDone, Request, State
 from ._slices import Woken

@@ -68,6 +68,15 @@ LOST: End = End(lost=True)
 UNUSED: End = End(unused=True)
 
 
+#: A task's own owner that ends with this belongs to a request with a timeout.
+IMPATIENT = "~"
+
+
+def first_request(owner: str) -> str | None:
+    """Return the id of the request after which a task's owner is named; None for a user's owner."""
+    return owner[1:].removesuffix(IMPATIENT) if owner.startswith("t") else None
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """What a store with a lease per request is told of one; the same from its first message to its last.

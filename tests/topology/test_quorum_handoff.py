@@ -69,10 +69,11 @@ async def hand_over(
     return before, await waiting
 
 
-async def test_next_holder_asks_nobody_before_its_body(enter: Enter) -> None:
+@pytest.mark.parametrize("timeout", [None, 60.0])
+async def test_next_holder_asks_nobody_before_its_body(enter: Enter, timeout: float | None) -> None:
     first, second = await enter(), await enter()
     words = said(second)
-    before, after = await hand_over(first, second)
+    before, after = await hand_over(first, second, timeout=timeout)
     assert after.token == before.token + 1
     assert set(words) == {"ask"}
     await after.release()
@@ -110,10 +111,13 @@ async def sees(client: aiodlock.Client, token: int) -> bool:
     return [holder.token for holder in holders] == [token]
 
 
-async def test_holder_that_confirmed_nothing_yet_gets_more_while_others_wait(enter: Enter) -> None:
+@pytest.mark.parametrize("timeout", [None, 60.0])
+async def test_holder_that_confirmed_nothing_yet_gets_more_while_others_wait(
+    enter: Enter, timeout: float | None
+) -> None:
     """A node has to know that its owner holds, or the second request stands behind all others."""
     first, second = await enter(), await enter()
-    pair = second.rwlock("name")
+    pair = second.rwlock("name", timeout=timeout)
     before = await first.lock("name").acquire()
     others: list[asyncio.Task[aiodlock.Lease]] = []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...._backoff import pause_after
 from ...._clock import now
-from ...._model import Gone, Granted, Refused, Request, Waiting
+from ...._model import Gone, Granted, Refused, Request, Waiting, first_request
 from .broadcast import Broadcast
 from .confirming import Confirming
 from .holding import Holding
@@ -62,7 +62,8 @@ class Asking:
 
     def _confirm_owner(self, request: Request) -> None:
         """Let the nodes know, before they are asked for more, that the task asks for more than it holds."""
-        holder = self._requests.get(request.owner[1:])
+        first = first_request(request.owner)
+        holder = self._requests.get(first) if first is not None else None
         if holder is None or holder.request is request or not holder.token:
             return
         if any(ballot.stage == "v" for ballot in holder.ballots):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...._clock import now
-from ...._model import Gone, Left, Request
+from ...._model import Gone, Left, Request, first_request
 from ..replies import local_deadline, wrong_shape
 from ..sending import Message
 from .broadcast import Broadcast
@@ -251,7 +251,7 @@ class Tally:
         the nodes know: requests of the same owner, and requests that its lock-delay keeps out.
         """
         request = self.request
-        if request.terms.lock_delay or request.owner != f"t{request.id}":
+        if request.terms.lock_delay or first_request(request.owner) != request.id:
             return []
         for vote in votes[: len(self.ballots) - self.majority + 1]:
             same = [one for one in votes if one.token == vote.token and one.stage != "a"]
