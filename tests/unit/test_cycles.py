@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from aiodlock import HolderInfo, LockInfo, WaiterInfo
-from aiodlock._cycles import IMPATIENT, Answer, Asking, Cycle, Question, Wait, probe, verify
-from aiodlock._model import Mode
+from aiodlock._cycles import Answer, Asking, Cycle, Question, Wait, probe, verify
+from aiodlock._model import IMPATIENT, Mode
 
 HISTORIES = 3_000
 
