@@ -186,7 +186,7 @@ async def test_acquire_cancelled_after_its_answer_was_lost_leaves_none_and_no_la
         # What the lost connection may still have carried: the receipt refuses it.
         session = near.session_of(asked.place._terms)
         with pytest.raises(jute.Aborted, match="exists"):
-            await session.ask(asked.place._node.creation())
+            await session.ask(jute.multi(asked.place._node.creation()))
 
 
 async def test_node_of_a_dying_session_is_never_taken_for_ones_own(

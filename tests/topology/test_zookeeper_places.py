@@ -263,3 +263,39 @@ async def test_request_whose_session_has_ended_is_gone(server: ZooKeeperServer, 
         assert holder.heard.told == ["expired"]
         assert await holder.place.acquire(wait=True) == Gone("expired")
         assert await holder.leave() == Left("gone", "expired")
+
+
+async def test_lost_lease_keeps_its_name_closed_until_it_would_have_ended(
+    server: ZooKeeperServer, name: str
+) -> None:
+    """A body that is cancelled because its client is closed cleans up behind a closed door."""
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        holder = asker(backend, name=name, ttl=TTL, margin=0.2)
+        waiter = asker(backend, name=name, ttl=TTL)
+        await holder.acquire()
+        await waiter.queue()
+        deadline = holder.place.deadline
+        holder.place.run_out()
+        await asyncio.wait_for(waiter.heard.changed.wait(), 10.0)
+        assert waiter.heard.told == ["granted"]
+        assert waiter.heard.at >= deadline
+        assert await holder.leave() == Left("gone", "expired")
+        await waiter.leave()
+
+
+async def test_lease_that_was_held_for_its_longest_time_is_deleted_though_the_session_lives(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        holder = asker(backend, name=name, ttl=4.0, max_hold=0.1)
+        waiter = asker(backend, name=name, ttl=TTL)
+        await holder.acquire()
+        await waiter.queue()
+        await asyncio.sleep(0.1)
+        deadline = holder.place.deadline
+        holder.place.run_out()
+        await asyncio.wait_for(waiter.heard.changed.wait(), 10.0)
+        assert waiter.heard.told == ["granted"]
+        assert waiter.heard.at < deadline
+        await holder.leave()
+        await waiter.leave()

@@ -12,6 +12,7 @@ from aiodlock.backends.zookeeper.queue import (
     Entry,
     Holds,
     Joins,
+    Queue,
     holders,
     node_name,
     owner_tag,
@@ -20,7 +21,7 @@ from aiodlock.backends.zookeeper.queue import (
 )
 
 
-def _queue(*nodes: str) -> list[Entry]:
+def _queue(*nodes: str) -> Queue:
     return read_queue(nodes)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ..._errors import BackendError
@@ -12,7 +13,7 @@ from ..base import Unanswered
 from . import jute
 from .connection import Answer
 from .lifetime import Lifetime
-from .queue import Barred, Blocked, Entry, Holds, Joins, node_name, owner_tag, standing
+from .queue import Barred, Blocked, Entry, Holds, Joins, Queue, node_name, owner_tag, standing
 from .session import Session
 
 if TYPE_CHECKING:
@@ -63,46 +64,71 @@ class QueueNode:
         """Whether its owner may come to hold by another request."""
         return self._tag != "" and not self._joined and self._owner.startswith("u")
 
-    def where(self, entries: list[Entry]) -> Holds | Blocked | Joins | Barred | None:
+    @property
+    def is_plain(self) -> bool:
+        """Whether the queue alone decides: it is no semaphore's, and its owner cannot hold already."""
+        return not self._terms.limit and self._tag == ""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other client can add a node to its seat."""
+        return not self._joined and not self._owner.startswith("u")
+
+    def where(self, entries: Queue) -> Holds | Blocked | Joins | Barred | None:
         """Tell where it stands; None if it is not there."""
         mine = self._find(entries)
         return None if mine is None else standing(entries, mine, joined=self._joined)
 
-    async def enter(self, session: Session) -> list[Entry]:
-        """Make the node, unless that is done; return the queue as it is after that."""
+    async def enter(self, session: Session, *, reads: bool) -> Queue | None:
+        """Make the node, unless that is done; return the queue as it is after that.
+
+        Without ``reads`` it returns None when the node was made, and the queue was not read.
+        """
         while self.path is None and not self.is_over():
-            making = self.making = session.submit(self.creation())
+            if self._store.is_known(self.directory):
+                # Two nodes of one queue must not have the same transaction: it is their token.
+                making = session.transact(self.creation(), once=self.directory)
+            else:
+                # This one may fail, and would take others with it.
+                making = session.submit(jute.multi(self.creation()))
+            self.making = making
             making.add_done_callback(self._on_made)
             # Both are on their way at once: the queue is read behind the node's creation.
-            reading = self._store.read_queue(session, self.directory)
+            reading = self._store.read_queue(session, self.directory) if reads else None
             try:
                 await asyncio.shield(making)
             except jute.Aborted as aborted:
                 if aborted.code == jute.NODE_EXISTS and aborted.index == 0:
                     # An attempt that had no answer was carried out.
+                    if reading is None:
+                        reading = self._store.read_queue(session, self.directory)
                     entries = await asyncio.shield(reading)
                     await self._adopt(session, entries)
                     return entries
                 if aborted.code != jute.NO_NODE:
                     raise
+                self._store.note(self.directory, exists=False)
                 await self._store.make_directory(session, self.directory)
                 continue
-            return await asyncio.shield(reading)
+            if reading is None:
+                return None
+            entries = await asyncio.shield(reading)
+            if entries.zxid >= self.created:
+                return entries
+            # It could not be made together with others, and was made after the reading.
         return await asyncio.shield(self._store.read_queue(session, self.directory))
 
-    def creation(self) -> jute.Call[list[object]]:
-        """Return the transaction that makes a receipt and the node.
+    def creation(self) -> tuple[jute.Call[Any], ...]:
+        """Return the calls of the transaction that makes a receipt and the node.
 
         Both or none are made. The receipt has the request's id for its name, so repeating it makes nothing.
         """
         acl = self._store.acl
         path = f"{self.directory}/{node_name(self._mode, self._id, self._tag)}"
         flags = jute.EPHEMERAL | jute.SEQUENTIAL
-        return jute.multi(
-            (
-                jute.create(self._receipt, b"", jute.EPHEMERAL, acl),
-                jute.create(path, self.about(), flags, acl),
-            )
+        return (
+            jute.create(self._receipt, b"", jute.EPHEMERAL, acl),
+            jute.create(path, self.about(), flags, acl),
         )
 
     def about(self, token: int = 0) -> bytes:
@@ -117,11 +143,12 @@ class QueueNode:
         if error is None:
             answer = making.result()
             self.path, self.created = cast("str", answer.value[1]), answer.zxid
+            self._store.note(self.directory, exists=True)
         elif isinstance(error, Unanswered):
             self.ambiguous = True
         self.making = None
 
-    async def _adopt(self, session: Session, entries: list[Entry]) -> None:
+    async def _adopt(self, session: Session, entries: Queue) -> None:
         """Take the node that an unanswered attempt has made: of this request, and of this session."""
         for entry in entries:
             if entry.request == self._id:
@@ -132,8 +159,9 @@ class QueueNode:
                 self.path = path
                 self.created = _token_of(data) or stat.created
 
-    def _find(self, entries: list[Entry]) -> Entry | None:
-        return next((entry for entry in entries if entry.request == self._id), None)
+    def _find(self, entries: Queue) -> Entry | None:
+        at = entries.positions.get(self._id)
+        return None if at is None else entries[at]
 
     async def join(self, session: Session, seat: Entry) -> None:
         """Change over to the seat of the owner, who holds by another request, unless that has just gone."""
@@ -165,15 +193,14 @@ class QueueNode:
 
     # -- deleting ------------------------------------------------------------------------------------
 
-    def deletion(self, node: str) -> jute.Call[list[object]]:
-        """Return the transaction that deletes the node.
+    def deletion(self, node: str) -> tuple[jute.Call[Any], ...]:
+        """Return the calls of the transaction that deletes the node.
 
         After a lost answer the receipt stays as long as the session: it refuses what may still come.
         """
-        calls: list[jute.Call[Any]] = [jute.delete(node)]
-        if not self.ambiguous:
-            calls.append(jute.delete(self._receipt))
-        return jute.multi(calls)
+        if self.ambiguous:
+            return (jute.delete(node),)
+        return jute.delete(node), jute.delete(self._receipt)
 
     async def find(self, session: Session) -> None:
         """Find what an unanswered attempt has made. Behind the receipt no late duplicate makes anything."""
@@ -199,10 +226,14 @@ class QueueNode:
         except jute.ZooKeeperError:
             return False
 
-    async def delete(self, session: Session, node: str) -> None:
-        """Delete it and its receipt."""
+    async def delete(
+        self, session: Session, node: str, then: Callable[[asyncio.Future[_Made]], object]
+    ) -> None:
+        """Delete it and its receipt. ``then`` gets the answer, also if nobody awaits it any more."""
+        deleting = session.transact(self.deletion(node))
+        deleting.add_done_callback(then)
         try:
-            await session.ask(self.deletion(node))
+            await asyncio.shield(deleting)
         except jute.Aborted as aborted:
             if aborted.index == 0 or aborted.code != jute.NO_NODE:
                 raise

@@ -1,4 +1,7 @@
-"""One request's place: a node in a queue, from the transaction that makes it to its deletion."""
+"""One request's place: a node in a queue, from the transaction that makes it to its deletion.
+
+In one module though it is long: whatever asks, waits, holds and leaves changes the same few states.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,9 @@ from ..base import Listener, Unanswered
 from . import jute
 from .connection import Answer
 from .node import QueueNode
-from .queue import Barred, Blocked, Entry, Holds, Joins
+from .queue import Barred, Blocked, Entry, Holds, Joins, Queue
 from .session import Session
+from .stands import Stand
 
 if TYPE_CHECKING:
     from .store import ZooKeeperBackend
@@ -38,10 +42,11 @@ class _State(Enum):
 class ZooKeeperPlace:
     """A member of the session whose timeout is the lock's ttl.
 
-    Mutable state: ``token``; ``_state``; ``_session``; ``_watched``; ``_looking`` (the queue is being
-    read); ``_until`` (the end of a lease that is not extended); ``_deleting`` (a leave was sent),
-    ``_discards`` (the lease ran out, and the node must go), ``_broken`` (somebody else has deleted the
-    node).
+    Mutable state: ``token``; ``_state``; ``_session``; ``_watched``; ``_stand`` (its node, as other places
+    of this client know it); ``_ahead`` (the one that it waits for, if that is ours); ``_looking`` (the
+    queue is being read); ``_until`` (the end of a lease that is not extended); ``_closes`` (the end of one
+    with a ``max_hold``); ``_deleting`` (a leave was sent), ``_was_held`` (it held then), ``_discards``
+    (the lease ran out, and the node must go), ``_broken`` (somebody else has deleted the node).
     """
 
     capped: bool = False
@@ -63,9 +68,12 @@ class ZooKeeperPlace:
         self._state = _State.NEW
         self._session: Session | None = None
         self._watched: list[tuple[str, Callable[[], object]]] = []
+        self._stand: Stand | None = None
+        self._ahead: Stand | None = None
         self._looking = False
-        self._until = math.inf
+        self._until = self._closes = math.inf
         self._deleting = False
+        self._was_held = False
         self._discards = False
         self._broken = False
 
@@ -124,29 +132,38 @@ class ZooKeeperPlace:
 
     async def _ask(self, session: Session, *, wait: bool) -> Granted | Waiting | Refused | Gone:
         while not self._node.is_over():
-            entries = await self._node.enter(session)
+            directory = self._node.directory
+            near = self._node.is_plain and self._store.stands.ends_with_exclusive(directory)
+            entries = await self._node.enter(session, reads=not near)
             if self._node.is_over():
                 break
+            ahead = self._begin_stand()
+            if entries is None and ahead is not None:
+                if not wait:
+                    return Refused("busy", unsure=True)
+                self._wait(session)
+                self._follow(ahead)
+                return Waiting(self.deadline, None)
+            if entries is None:
+                entries = await asyncio.shield(self._store.read_queue(session, directory))
             match self._node.where(entries):
                 case None:
                     return Gone("broken")  # somebody has deleted it before it was known here
                 case Joins(seat):
-                    await self._node.join(session, seat)
+                    await self._join(session, seat)
                 case Barred(limit):
                     # The core leaves: the node is there.
                     return Refused("limit" if limit else "deadlock", limit, unsure=True)
                 case Blocked(nodes):
                     if not wait:
                         return Refused("busy", unsure=True)
-                    self._watch_own(session)
+                    self._wait(session)
                     self._watch_blockers(session, nodes)
-                    self._state = _State.WAITING
                     return Waiting(self.deadline, None)
                 case Holds(followed):
                     if not self._has_time:
-                        self._watch_own(session)
+                        self._wait(session)
                         session.on_progress(self._on_progress)
-                        self._state = _State.WAITING
                         return Waiting(self.deadline, None)
                     self._hold(session, followed)
                     return Granted(self.token, self.deadline)
@@ -156,13 +173,63 @@ class ZooKeeperPlace:
     def _has_time(self) -> bool:
         return self.deadline - self._terms.margin > now()
 
+    def _begin_stand(self) -> Stand | None:
+        """Tell other places of this client of the node; return the one right in front, if it is ours."""
+        node, stands = self._node, self._store.stands
+        if self._stand is None and node.path is not None and not self._terms.limit:
+            exclusive = self._terms.mode == "exclusive"
+            self._stand = Stand(node.path, exclusive=exclusive, alone=node.is_alone)
+            stands.begin(self._stand)
+        return None if self._stand is None else stands.in_front_of(self._stand)
+
+    def _end_stand(self, *, held_alone: bool = False) -> None:
+        stand, self._stand = self._stand, None
+        if stand is not None:
+            self._store.stands.end(stand, held_alone=held_alone)
+
+    async def _join(self, session: Session, seat: Entry) -> None:
+        self._end_stand()
+        self._store.stands.share(self._node.directory, seat.number)
+        await self._node.join(session, seat)
+
     # -- waiting -------------------------------------------------------------------------------------
 
-    def _watch_own(self, session: Session) -> None:
-        assert self._node.path is not None
-        if self._node.may_join and self._state is not _State.HELD:
+    def _wait(self, session: Session) -> None:
+        self._state = _State.WAITING
+        if self._node.may_join:
             session.looking.add(self._look)  # nothing tells it that its owner holds now
-        self._watch(session, self._node.path, self._on_own_gone)
+        self._store.watch_soon(self)
+
+    def watch_own(self) -> None:
+        """See whether the node is deleted by others, unless the request has ended meanwhile."""
+        session, node = self._session, self._node.path
+        if self._state not in (_State.WAITING, _State.HELD) or session is None or node is None:
+            return
+        if session.is_up and not any(one[1] == self._on_own_gone for one in self._watched):
+            self._watch(session, node, self._on_own_gone)
+
+    def _follow(self, ahead: Stand) -> None:
+        """Wait for another place of this client: it tells when it has gone."""
+        self._ahead = ahead
+        ahead.behind.append(self._on_ahead_gone)
+
+    def _unfollow(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and self._on_ahead_gone in ahead.behind:
+            ahead.behind.remove(self._on_ahead_gone)
+
+    def _on_ahead_gone(self, held_alone: bool) -> None:
+        self._ahead = None
+        session = self._session
+        if self._state is not _State.WAITING or session is None:
+            return
+        if not (held_alone and self._node.is_plain) or self._node.is_over():
+            self._look()
+        elif self._has_time:
+            self._hold(session, followed=False)
+            self._listener.granted()
+        else:
+            session.on_progress(self._on_progress)
 
     def _watch(self, session: Session, path: str, changed: Callable[[], object]) -> None:
         self._watched.append((path, changed))
@@ -174,6 +241,7 @@ class ZooKeeperPlace:
         session.watch(path, changed).add_done_callback(on_answer)
 
     def _unwatch(self) -> None:
+        self._unfollow()
         watched, self._watched = self._watched, []
         if self._session is not None:
             self._session.looking.discard(self._look)
@@ -190,7 +258,7 @@ class ZooKeeperPlace:
             self._looking = True
             self._store.read_queue(session, self._node.directory).add_done_callback(self._on_looked)
 
-    def _on_looked(self, reading: asyncio.Future[list[Entry]]) -> None:
+    def _on_looked(self, reading: asyncio.Future[Queue]) -> None:
         self._looking = False
         session, error = self._session, reading.exception()
         if self._state is not _State.WAITING or session is None:
@@ -219,23 +287,28 @@ class ZooKeeperPlace:
                 pass  # it waits on: the owner came to hold by another request meanwhile
 
     def _watch_blockers(self, session: Session, nodes: tuple[str, ...]) -> None:
-        """Watch these, and no others."""
-        paths = {f"{self._node.directory}/{node}" for node in nodes}
+        """Wait for these, and no others."""
+        self._unfollow()
+        directory = self._node.directory
         for path, changed in list(self._watched):
             if changed != self._on_own_gone:
                 self._watched.remove((path, changed))
                 session.unwatch(path, changed)
-        for path in paths:
-            self._watch(session, path, self._look)
+        for node in nodes:
+            ahead = None if self._terms.limit else self._store.stands.find(directory, node)
+            if ahead is not None:
+                self._follow(ahead)
+            else:
+                self._watch(session, f"{directory}/{node}", self._look)
 
     async def _change_over(self, session: Session, seat: Entry) -> None:
         self._unwatch()
         try:
-            await self._node.join(session, seat)
+            await self._join(session, seat)
         except (jute.ZooKeeperError, BackendError):
             pass
-        if self._state is _State.WAITING and self._node.path is not None and session.is_up:
-            self._watch_own(session)
+        if self._state is _State.WAITING:
+            self._wait(session)
         self._look()
 
     def _on_progress(self) -> None:
@@ -250,9 +323,12 @@ class ZooKeeperPlace:
     def _hold(self, session: Session, followed: bool) -> None:
         assert self._node.path is not None
         watches = self._state is not _State.WAITING
+        self._unfollow()
         self._state, self.token = _State.HELD, self._node.created
         if not self._terms.auto_extend:
             self._until = now() + self._terms.ttl
+        if self._terms.max_hold is not None:
+            self._closes = now() + self._terms.max_hold
         session.looking.discard(self._look)
         if watches:
             self._store.watch_soon(self)
@@ -262,11 +338,6 @@ class ZooKeeperPlace:
                 session.unwatch(path, changed)
         if self._terms.limit and followed and session.is_up:
             session.submit(jute.set_data(self._node.path, self._node.about()))  # tells the next one
-
-    def watch_held(self) -> None:
-        """See whether the node is deleted by others, unless the lease has ended meanwhile."""
-        if self._state is _State.HELD and self._session is not None and self._session.is_up:
-            self._watch_own(self._session)
 
     def _on_own_gone(self) -> None:
         """The node was changed or has gone."""
@@ -297,6 +368,7 @@ class ZooKeeperPlace:
         if self._state in (_State.WAITING, _State.HELD):
             self._unwatch()
             self._state = _State.OVER
+            self._end_stand()
             self._listener.gone(reason)
 
     def reuse(self, terms: Terms) -> None:
@@ -323,9 +395,13 @@ class ZooKeeperPlace:
             self._until = max(self._until, now() + length)
 
     def run_out(self) -> None:
-        """The lease counts as lost: the node goes at its end, whether the body has ended or not."""
+        """The lease counts as lost: the node goes when the lease ends, whether the body has ended or not.
+
+        Until then the name stays closed for a body that is cleaning up.
+        """
         self._stop()
-        pause = max(0.0, min(self._terms.margin, self.deadline - now()))
+        self._end_stand()  # what waits behind it watches the node from now on
+        pause = max(0.0, min(self.deadline, self._closes) - now())
         asyncio.get_running_loop().call_later(pause, self._discard)
 
     def _discard(self) -> None:
@@ -335,13 +411,14 @@ class ZooKeeperPlace:
             return
         self._discards = True
         if self._session.is_up:
-            self._session.submit(self._node.deletion(self._node.path))
+            self._session.transact(self._node.deletion(self._node.path))
 
     # -- what the session tells ----------------------------------------------------------------------
 
     def on_up(self) -> None:
         if self._discards:
             self._discard()
+        self._store.watch_soon(self)
         self._look()
 
     def on_down(self, error: BackendUnavailable, silent: float) -> None:
@@ -351,6 +428,7 @@ class ZooKeeperPlace:
             self._listener.unavailable(error)
 
     def on_over(self) -> None:
+        self._end_stand()
         self._lose("expired")
 
     # -- leaving -------------------------------------------------------------------------------------
@@ -366,6 +444,7 @@ class ZooKeeperPlace:
 
     async def _leave(self) -> Left:
         session, held = self._session, self.token != 0
+        self._was_held = self._was_held or self._state is _State.HELD
         found = self._left_already()
         if found is not None:
             return found
@@ -381,7 +460,7 @@ class ZooKeeperPlace:
         repeated, self._deleting = self._deleting, True
         try:
             if self._node.path is not None:
-                await self._node.delete(session, self._node.path)
+                await self._node.delete(session, self._node.path, self._on_deleted)
         except jute.ZooKeeperError as refused:
             if refused.code != jute.NO_NODE:
                 raise
@@ -390,6 +469,10 @@ class ZooKeeperPlace:
             return self._left_gone(repeated)
         self.abandon()
         return Left("released" if held else "withdrawn")
+
+    def _on_deleted(self, answer: asyncio.Future[Answer[list[object]]]) -> None:
+        if answer.exception() is None:
+            self._end_stand(held_alone=self._was_held)
 
     def _left_already(self) -> Left | None:
         """Return what a leave finds that has nothing to delete."""
@@ -424,11 +507,13 @@ class ZooKeeperPlace:
         if self._node.is_over() or not session.is_up or path is None or self._node.ambiguous:
             return False
         held = self.token != 0
+        self._was_held = self._was_held or self._state is _State.HELD
         self._stop()
         repeated, self._deleting = self._deleting, True
 
         def on_answer(answer: asyncio.Future[Answer[list[object]]]) -> None:
             error = answer.exception()
+            self._on_deleted(answer)
             if error is None:
                 self.abandon()
                 done(Left("released" if held else "withdrawn"))
@@ -441,7 +526,7 @@ class ZooKeeperPlace:
             else:
                 done(cast("BackendError", error))
 
-        session.submit(self._node.deletion(path)).add_done_callback(on_answer)
+        session.transact(self._node.deletion(path)).add_done_callback(on_answer)
         return True
 
     async def _tell_why(
@@ -457,6 +542,7 @@ class ZooKeeperPlace:
 
     def abandon(self) -> None:
         self._stop()
+        self._end_stand()
         if self._session is not None and self in self._session.members:
             self._session.members.discard(self)
             self._session.used_at = now()

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from itertools import groupby, takewhile
+from functools import cached_property
+from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -41,6 +42,20 @@ class Entry(NamedTuple):
     def limit(self) -> int:
         """How many may hold, of a semaphore; else 0."""
         return int(self.mode) if self.mode.isdecimal() else 0
+
+
+class Queue(list[Entry]):
+    """The entries in order of arrival.
+
+    Mutable state: ``zxid``, the newest transaction of which they tell (0: not known).
+    """
+
+    zxid: int = 0
+
+    @cached_property
+    def positions(self) -> dict[str, int]:
+        """Where each request stands. Made once for all that look at the same reading."""
+        return {entry.request: at for at, entry in enumerate(self)}
 
 
 class Holds(NamedTuple):
@@ -81,9 +96,9 @@ def _tag(owner: str) -> str:
     return hashlib.blake2b(owner.encode(), digest_size=12).hexdigest()
 
 
-def read_queue(nodes: Iterable[str]) -> list[Entry]:
+def read_queue(nodes: Iterable[str]) -> Queue:
     """Return the entries in order of arrival. What others may have put there is left out."""
-    entries = []
+    entries = Queue()
     for node in nodes:
         parts = node.split(":")
         if len(parts) == 4 and _is_number(parts[3]):
@@ -119,11 +134,16 @@ def holders(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def standing(
-    entries: list[Entry], mine: Entry, *, joined: bool = False
+    entries: Queue, mine: Entry, *, joined: bool = False
 ) -> Holds | Blocked | Joins | Barred:
     """Tell where a request stands. ``joined``: it has its owner's seat."""
-    earlier = list(takewhile(lambda entry: entry.number != mine.number, entries))
+    seat = entries.positions[mine.request]
+    while seat and entries[seat - 1].number == mine.number:
+        seat -= 1
     followed = entries[-1].number != mine.number
+    if not mine.limit and not mine.owner:
+        return _standing_alone(entries, seat, mine, followed)
+    earlier = entries[:seat]
     if mine.limit:
         return _standing_of_a_semaphore(earlier, mine, followed)
     if mine.owner and not joined:
@@ -132,11 +152,15 @@ def standing(
             return Joins(own[0])
         if own:
             return Barred(0)
-    blockers = [entry for entry in earlier if mine.mode == "x" or entry.mode == "x"]
-    if not blockers:
-        return Holds(followed)
-    # Whoever is in front of the nearest blocker has gone before it.
-    return Blocked((blockers[-1].node,))
+    return _standing_alone(entries, seat, mine, followed)
+
+
+def _standing_alone(entries: Queue, seat: int, mine: Entry, followed: bool) -> Holds | Blocked:
+    """Look for the nearest one that conflicts. What is in front of that one is looked for when it goes."""
+    for at in range(seat - 1, -1, -1):
+        if mine.mode == "x" or entries[at].mode == "x":
+            return Blocked((entries[at].node,))
+    return Holds(followed)
 
 
 def _standing_of_a_semaphore(

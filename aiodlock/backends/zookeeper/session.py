@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -15,6 +15,7 @@ from . import jute
 from .connection import Answer, Connection, connect
 from .lifetime import Lifetime
 from .sasl import DigestMd5, SaslError
+from .transactions import Transactions
 
 T = TypeVar("T")
 
@@ -81,7 +82,8 @@ class Session:
     granted, 0 before), ``failure``; ``_connection`` (None while there is none, or it is not ready),
     ``_up`` (resolved while there is one), ``_id``, ``_password``, ``_number`` (of the present session),
     ``_seen`` (the newest transaction), ``_data_watches`` and ``_child_watches`` (by path), ``_progress``
-    (who waits for the deadline to move), ``_beating`` (the heartbeat on its way).
+    (who waits for the deadline to move), ``_beating`` (the heartbeat on its way), ``_transactions`` (of
+    this turn of the loop).
     """
 
     def __init__(self, ensemble: Ensemble, timeout: float, label: str) -> None:
@@ -110,6 +112,7 @@ class Session:
         self._progress: list[Callable[[], object]] = []
         self._running: asyncio.Task[Any] | None = None
         self._beating: asyncio.Future[Answer[jute.Stat]] | None = None
+        self._transactions = Transactions()
 
     def __repr__(self) -> str:
         return f"<Session {self._id:#x} of {self.timeout:g} s at {self._ensemble.described}>"
@@ -148,7 +151,19 @@ class Session:
         """Send a request. Raises BackendUnavailable when there is no connection."""
         if self._connection is None:
             raise self._unavailable() from self.failure
+        self._transactions.flush()
         return self._connection.submit(call)
+
+    def transact(
+        self, calls: Sequence[jute.Call[Any]], *, once: str = ""
+    ) -> asyncio.Future[Answer[list[object]]]:
+        """Do all of these calls or none, perhaps in one transaction with what others ask for in this turn.
+
+        :param once: at most one with this text is in a transaction.
+        """
+        if self._connection is None:
+            raise self._unavailable() from self.failure
+        return self._transactions.add(self._connection, calls, once)
 
     async def ask(self, call: jute.Call[T]) -> Answer[T]:
         """Send a request and return its answer. Cancelling does not take it back."""
@@ -362,6 +377,7 @@ class Session:
     async def _close(self) -> None:
         """End the session: its nodes vanish at once."""
         connection = self._connection
+        self._transactions.flush()
         self._connection, self.failure = None, BackendUnavailable("the client was closed")
         if connection is not None and connection.is_open:
             try:

@@ -19,14 +19,17 @@ from . import jute
 from .connection import Answer
 from .node import BROKEN
 from .place import ZooKeeperPlace
-from .queue import Entry, holders, read_queue
+from .queue import Queue, holders, read_queue
 from .session import Ensemble, Session
+from .stands import Stands
 
 #: A session that nothing lives in is closed after this time (seconds), and is looked for so often.
 _IDLE, _SWEEP_EVERY = 60.0, 10.0
-#: A lease is watched for an operator's break after this time, so that short ones are spared the message.
-_WATCH_AFTER = 0.02
+#: A request's node is watched after this time, so that short leases and waits are spared the message.
+_WATCH_AFTER = 0.05
 _WAIT_UP = 1.0
+#: Of how many queues is it remembered that they exist.
+_MOST_KNOWN = 10_000
 #: How many nodes are asked about at once.
 _AT_ONCE = 200
 #: How often a break is tried whose holders come and go meanwhile.
@@ -38,7 +41,8 @@ class ZooKeeperBackend:
 
     Mutable state: ``_sessions`` (by ttl in milliseconds), ``_group`` (while it runs), ``_reading``
     (queues that are read at the end of this turn of the loop, and who waits for that), ``_unwatched``
-    (places that have come to hold).
+    (places whose nodes are to be watched), ``stands`` (this client's own nodes),
+    ``_known`` (queues whose nodes were there).
     """
 
     capabilities: Capabilities = Capabilities(
@@ -58,8 +62,10 @@ class ZooKeeperBackend:
         self._ttl = ttl
         self._sessions: dict[int, Session] = {}
         self._group: asyncio.TaskGroup | None = None
-        self._reading: dict[tuple[Session, str], list[asyncio.Future[list[Entry]]]] = {}
+        self._reading: dict[tuple[Session, str], list[asyncio.Future[Queue]]] = {}
         self._unwatched: list[ZooKeeperPlace] = []
+        self.stands: Stands = Stands()
+        self._known: set[str] = set()
         self._observing: list[Callable[[], object]] = []
 
     def __repr__(self) -> str:
@@ -134,6 +140,19 @@ class ZooKeeperBackend:
         """Return the path of a name's queue."""
         return f"{self.root}/{kind}s/{_encoded(name)}"
 
+    def is_known(self, path: str) -> bool:
+        """Tell whether this queue's node was there when it was used last."""
+        return path in self._known
+
+    def note(self, path: str, *, exists: bool) -> None:
+        """Note whether a queue's node is there. The servers may have deleted it since."""
+        if not exists:
+            self._known.discard(path)
+            return
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known.add(path)
+
     async def make_directory(self, session: Session, path: str) -> None:
         """Make the node of a queue. The servers delete it when it has been empty for a while."""
         call = jute.create2(path, b"", jute.CONTAINER, self.acl)
@@ -148,14 +167,14 @@ class ZooKeeperBackend:
                     raise
                 await session.make_root()
 
-    def read_queue(self, session: Session, path: str) -> asyncio.Future[list[Entry]]:
+    def read_queue(self, session: Session, path: str) -> asyncio.Future[Queue]:
         """Read a queue at the end of this turn of the loop; once for all that ask."""
         loop = asyncio.get_running_loop()
         waiting = self._reading.get((session, path))
         if waiting is None:
             waiting = self._reading[session, path] = []
             loop.call_soon(self._send_reading, session, path)
-        reading: asyncio.Future[list[Entry]] = loop.create_future()
+        reading: asyncio.Future[Queue] = loop.create_future()
         waiting.append(reading)
         return reading
 
@@ -164,7 +183,10 @@ class ZooKeeperBackend:
 
         def on_answer(answer: asyncio.Future[Answer[tuple[list[str], jute.Stat]]]) -> None:
             error = answer.exception()
-            entries = [] if error is not None else read_queue(answer.result().value[0])
+            entries = Queue()
+            if error is None:
+                entries = read_queue(answer.result().value[0])
+                entries.zxid = answer.result().zxid
             for one in waiting:
                 _resolve(one, entries, error)
 
@@ -172,10 +194,10 @@ class ZooKeeperBackend:
             session.submit(jute.get_children(path)).add_done_callback(on_answer)
         except BackendUnavailable as unavailable:
             for one in waiting:
-                _resolve(one, [], unavailable)
+                _resolve(one, Queue(), unavailable)
 
     def watch_soon(self, place: ZooKeeperPlace) -> None:
-        """Have a holder's node watched, if it still holds then."""
+        """Have a request's node watched, if it still waits or holds then."""
         if not self._unwatched:
             asyncio.get_running_loop().call_later(_WATCH_AFTER, self._watch_all)
         self._unwatched.append(place)
@@ -183,7 +205,7 @@ class ZooKeeperBackend:
     def _watch_all(self) -> None:
         places, self._unwatched = self._unwatched, []
         for place in places:
-            place.watch_held()
+            place.watch_own()
 
     async def settle(self) -> None:
         """Sessions are closed behind what was sent on them."""
@@ -248,7 +270,7 @@ class ZooKeeperBackend:
         last = max((holder.token for holder in held.values()), default=0)
         return LockInfo(name, tuple(held.values()), tuple(waiters), last, kind=kind)
 
-    async def _entries(self, session: Session, path: str) -> list[Entry]:
+    async def _entries(self, session: Session, path: str) -> Queue:
         """Read a queue as it is now, not as this client's server saw it a moment ago."""
         session.submit(jute.sync(path))
         try:
@@ -256,7 +278,7 @@ class ZooKeeperBackend:
         except jute.ZooKeeperError as refused:
             if refused.code != jute.NO_NODE:
                 raise self._refused(refused) from refused
-            return []
+            return Queue()
 
     def _refused(self, refused: jute.ZooKeeperError) -> BackendError:
         return BackendError(f"{self.described}: {refused}")
@@ -363,9 +385,7 @@ def _encoded(name: str) -> str:
     return encoded.replace(".", "%2E") if not encoded.strip(".") else encoded
 
 
-def _resolve(
-    reading: asyncio.Future[list[Entry]], entries: list[Entry], error: BaseException | None
-) -> None:
+def _resolve(reading: asyncio.Future[Queue], entries: Queue, error: BaseException | None) -> None:
     if reading.done():
         return
     if error is None:

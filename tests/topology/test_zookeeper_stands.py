@@ -1,0 +1,330 @@
+"""What a client knows of a queue from its own places in it, and transactions that go out as one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from aiodlock import BackendUnavailable
+from aiodlock._model import Granted, Left, Refused, Waiting
+from aiodlock.backends.zookeeper import jute
+from aiodlock.backends.zookeeper.queue import holders, read_queue
+from aiodlock.backends.zookeeper.store import ZooKeeperBackend
+
+from ..scenes import until
+from ..zookeeper import ZooKeeperServer, installed
+from .zookeeper_places import Asker, asker, running
+from .zookeeper_proxy import FrameProxy
+
+pytestmark = pytest.mark.skipif(not installed(), reason="no ZooKeeper")
+
+TICK = 0.05
+TTL = 10.0
+#: What only asks. Nodes are watched after a while by GET_DATA, which is no question about the queue.
+_READING = {jute.GET_CHILDREN2, jute.EXISTS}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ZooKeeperServer]:
+    with ZooKeeperServer(tick=TICK, longest=20.0) as server:
+        yield server
+
+
+@pytest.fixture
+def name() -> str:
+    return f"name-{os.urandom(4).hex()}"
+
+
+async def _pass_by(backend: ZooKeeperBackend, name: str) -> None:
+    """Hold a name once, so that its queue exists."""
+    asked = asker(backend, name=name, ttl=TTL)
+    await asked.acquire()
+    await asked.leave()
+
+
+async def _settled(*backends: ZooKeeperBackend) -> None:
+    """Return when the servers have answered all that was sent, and the loop has seen to it."""
+    for _ in range(3):
+        for backend in backends:
+            for session in backend._sessions.values():
+                await session.ask(jute.sync("/"))
+        await asyncio.sleep(0)
+
+
+async def test_release_tells_the_own_successor_without_a_question(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with FrameProxy(server.port) as proxy, running(proxy.url, tick=TICK, ttl=TTL) as backend:
+        await _pass_by(backend, name)
+        holder = asker(backend, name=name, ttl=TTL)
+        await holder.acquire()
+        seen = len(proxy.opcodes)
+        waiters = [asker(backend, name=name, ttl=TTL) for _ in range(5)]
+        for waiter in waiters:
+            await waiter.queue()
+        for before, after in zip([holder, *waiters], waiters, strict=False):
+            assert await before.leave() == Left("released")
+            assert after.heard.told == ["granted"]
+        await waiters[-1].leave()
+        opcodes = proxy.opcodes[seen:]
+        assert not _READING & set(opcodes)
+        assert opcodes.count(jute.MULTI) == 5 + 6
+
+
+async def test_successor_behind_a_waiter_that_withdraws_waits_on(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        holder, between, last = (asker(backend, name=name, ttl=TTL) for _ in range(3))
+        await holder.acquire()
+        await between.queue()
+        await last.queue()
+        assert await between.leave() == Left("withdrawn")
+        await _settled(backend)
+        assert last.heard.told == []
+        await holder.leave()
+        await until(lambda: last.heard.told == ["granted"])
+        await last.leave()
+
+
+async def test_successor_waits_for_every_node_of_the_seat_of_a_task(
+    server: ZooKeeperServer, name: str
+) -> None:
+    """A task that holds exclusively gets in again in shared mode, and leaves the first hold first."""
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        writing = asker(backend, name=name, ttl=TTL)
+        await writing.acquire()
+        waiter = asker(backend, name=name, ttl=TTL)
+        await waiter.queue()
+        own = f"t{writing.request_id}"
+        reading = asker(backend, own, name=name, ttl=TTL, mode="shared")
+        await reading.acquire()
+        await writing.leave()
+        await _settled(backend)
+        assert waiter.heard.told == []
+        await reading.leave()
+        await until(lambda: waiter.heard.told == ["granted"])
+        await waiter.leave()
+
+
+async def test_successor_waits_for_an_owners_node_in_another_client(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with (
+        running(server.url, tick=TICK, ttl=TTL) as near,
+        running(server.url, tick=TICK, ttl=TTL) as far,
+    ):
+        first, second = (asker(one, "ubob", name=name, ttl=TTL) for one in (near, far))
+        await first.acquire()
+        waiter = asker(near, name=name, ttl=TTL)
+        await waiter.queue()
+        await second.acquire()
+        await first.leave()
+        await _settled(near, far)
+        assert waiter.heard.told == []
+        await second.leave()
+        await until(lambda: waiter.heard.told == ["granted"])
+        await waiter.leave()
+
+
+async def test_shared_successors_come_in_together_and_the_writer_behind_them_later(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        holder = asker(backend, name=name, ttl=TTL)
+        readers = [asker(backend, name=name, ttl=TTL, mode="shared") for _ in range(3)]
+        writer = asker(backend, name=name, ttl=TTL)
+        await holder.acquire()
+        for one in (*readers, writer):
+            await one.queue()
+        await holder.leave()
+        await until(lambda: all(one.heard.told == ["granted"] for one in readers))
+        for one in readers:
+            await _settled(backend)
+            assert writer.heard.told == []
+            await one.leave()
+        await until(lambda: writer.heard.told == ["granted"])
+        await writer.leave()
+
+
+async def test_try_once_behind_ones_own_holder_is_refused(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        holder, trying = asker(backend, name=name, ttl=TTL), asker(backend, name=name, ttl=TTL)
+        await holder.acquire()
+        assert await trying.place.acquire(wait=False) == Refused("busy", unsure=True)
+        await trying.leave()
+        await holder.leave()
+
+
+@pytest.mark.parametrize("how", ["broken", "deleted", "lost and broken"])
+async def test_successor_is_let_in_when_others_delete_the_node_in_front(
+    server: ZooKeeperServer, name: str, how: str
+) -> None:
+    async with (
+        running(server.url, tick=TICK, ttl=TTL) as near,
+        running(server.url, tick=TICK, ttl=TTL) as far,
+    ):
+        holder, waiter = asker(near, name=name, ttl=TTL), asker(near, name=name, ttl=TTL)
+        await holder.acquire()
+        await waiter.queue()
+        path = holder.place._node.path
+        assert path is not None
+        if how == "deleted":
+            await far._main.ask(jute.delete(path))
+        else:
+            if how == "lost and broken":
+                holder.place.run_out()
+            assert await far.break_lock(name) == 1
+        await until(lambda: waiter.heard.told == ["granted"])
+        await holder.leave()
+        await waiter.leave()
+
+
+async def test_successor_in_another_session_is_let_in_when_the_one_in_front_expires(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with (
+        FrameProxy(server.port) as proxy,
+        running(proxy.url, tick=TICK, ttl=TTL) as backend,
+    ):
+        holder, waiter = asker(backend, name=name, ttl=1.0), asker(backend, name=name, ttl=TTL)
+        await holder.acquire()
+        await waiter.queue()
+        proxy.refuses = True
+        proxy.cut()
+        await asyncio.sleep(2.0)
+        proxy.refuses = False
+        await until(lambda: waiter.heard.told == ["granted"])
+        await until(lambda: holder.heard.told == ["expired"])
+        await holder.leave()
+        await waiter.leave()
+
+
+async def test_calls_of_one_turn_are_one_transaction(server: ZooKeeperServer, name: str) -> None:
+    async with FrameProxy(server.port) as proxy, running(proxy.url, tick=TICK, ttl=TTL) as backend:
+        names = [f"{name}-{number}" for number in range(8)]
+        for each in names:
+            await _pass_by(backend, each)
+        seen = proxy.opcodes.count(jute.MULTI)
+        asked = [asker(backend, name=each, ttl=TTL) for each in names]
+        await asyncio.gather(*(one.acquire() for one in asked))
+        assert proxy.opcodes.count(jute.MULTI) == seen + 1
+        await asyncio.gather(*(one.leave() for one in asked))
+        assert proxy.opcodes.count(jute.MULTI) == seen + 2
+
+
+async def test_two_nodes_of_a_queue_have_two_tokens_though_they_are_asked_for_at_once(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        await _pass_by(backend, name)
+        readers = [asker(backend, name=name, ttl=TTL, mode="shared") for _ in range(4)]
+        granted = await asyncio.gather(*(one.acquire() for one in readers))
+        assert len({one.token for one in granted}) == 4
+        for one in readers:
+            await one.leave()
+
+
+async def test_call_that_cannot_be_done_costs_no_other_its_place(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        names = [f"{name}-{number}" for number in range(3)]
+        for each in names:
+            await _pass_by(backend, each)
+        # The servers delete what has been empty for a while.
+        await backend._main.ask(jute.delete(backend.directory("lock", names[1])))
+        asked = [asker(backend, name=each, ttl=TTL) for each in names]
+        granted = await asyncio.gather(*(one.acquire() for one in asked))
+        assert all(isinstance(one, Granted) for one in granted)
+        path = asked[2].place._node.path
+        assert path is not None
+        await backend._main.ask(jute.delete(path))
+        left = await asyncio.gather(*(one.leave() for one in asked))
+        assert left == [Left("released"), Left("released"), Left("gone", "gone")]
+
+
+async def test_calls_whose_connection_was_lost_in_their_turn_were_never_sent(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with FrameProxy(server.port) as proxy, running(proxy.url, tick=TICK, ttl=TTL) as backend:
+        session = backend._main
+        receipt = jute.create(f"{backend.root}/ids/{name}", b"", jute.EPHEMERAL)
+        first = session.transact((receipt,))
+        second = session.transact((jute.check("/"),))
+        lost = session._connection
+        assert lost is not None
+        lost.connection_lost(None)
+        for one in (first, second):
+            with pytest.raises(BackendUnavailable):
+                await one
+        proxy.cut()
+        await until(lambda: session.is_up and session._connection is not lost)
+        with pytest.raises(jute.ZooKeeperError, match="no such node"):
+            await session.ask(jute.exists(f"{backend.root}/ids/{name}"))
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_those_hold_who_stand_in_front(server: ZooKeeperServer, name: str, seed: int) -> None:
+    """Requests of two clients come and go; when all is quiet, the queue says who holds, and they know."""
+    chance = random.Random(seed)
+    async with (
+        running(server.url, tick=TICK, ttl=TTL) as near,
+        running(server.url, tick=TICK, ttl=TTL) as far,
+    ):
+        here: list[Asker] = []
+        holding: set[Asker] = set()
+        for step in range(60):
+            coming = [_any(chance, near, far, name, here) for _ in range(chance.choice([0, 1, 3]))]
+            going = chance.sample(here, min(len(here), chance.choice([0, 1, 1, 2])))
+            answers = await asyncio.gather(
+                *(one.place.acquire(wait=True) for one in coming), *(one.leave() for one in going)
+            )
+            here = [one for one in here if one not in going]
+            holding -= set(going)
+            for one, answer in zip(coming, answers, strict=False):
+                if isinstance(answer, Refused):
+                    await one.leave()
+                    continue
+                here.append(one)
+                if not isinstance(answer, Waiting):
+                    holding.add(one)
+            if step % 5 == 4:
+                await _settled(near, far)
+                path = near.directory("lock", name)
+                nodes = (await near._main.ask(jute.get_children(path))).value[0]
+                held = {entry.request for entry in holders(read_queue(nodes))}
+
+                await until(partial(_know, here, holding, held), f"{held} to hold")
+        for one in here:
+            await one.leave()
+
+
+def _know(here: list[Asker], holding: set[Asker], held: set[str]) -> bool:
+    """Tell whether exactly these requests know that they hold."""
+    told = {one for one in here if one in holding or one.heard.told == ["granted"]}
+    return {one.place._node._id for one in told} == held
+
+
+def _any(
+    chance: random.Random,
+    near: ZooKeeperBackend,
+    far: ZooKeeperBackend,
+    name: str,
+    here: list[Asker],
+) -> Asker:
+    backend = chance.choice([near, near, far])
+    mode = chance.choice(["exclusive", "exclusive", "shared"])
+    ttl = chance.choice([TTL, TTL, 12.0])
+    own = [one for one in here if one.place._store is backend and one.heard.told == ["granted"]]
+    owner = chance.choice([None, None, None, "ubob", "own"])
+    if owner == "own":
+        owner = f"t{chance.choice(own).request_id}" if own else None
+    return asker(backend, owner, name=name, ttl=ttl, mode=mode)
