@@ -29,7 +29,6 @@ DIFFERS = {
     "test_lost_reply_to_a_leave_does_not_hide_that_the_lease_had_expired": "it stops the keeper",
     "test_name_stays_closed_after_a_loss": "it reads the deadline from Redis or PostgreSQL",
     "test_waiter_is_let_in_when_the_delay_is_over": "it reads the deadline from Redis or PostgreSQL",
-    "test_use_after_a_fork_is_a_runtime_error": "gRPC does not survive a fork: the child crashes",
     "test_inspect_remembers_the_last_token": "etcd keeps nothing of a free name",
 }
 

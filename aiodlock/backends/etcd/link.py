@@ -1,4 +1,4 @@
-"""The way to the cluster: one endpoint at a time, and another when that one does not answer.
+"""The way to the cluster: one endpoint at a time. (Above 400 lines with the table of calls, which all use.)
 
 Every call has a deadline, because a member that was stopped answers nothing and closes nothing. What one
 endpoint leaves unanswered is repeated at the next one. That is the caller's decision: ``Unanswered``
@@ -10,20 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import ssl
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import anyio
-import grpc
-import grpc.aio
 
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
 from ..base import Unanswered
+from . import exchange as x
 from . import messages as m
+from .connection import Connection, connect
+from .exchange import CallFailed, Exchange, Lost, NotSent, Status
 
 _logger = logging.getLogger("aiodlock")
 
@@ -32,22 +32,13 @@ _A = TypeVar("_A", bound=m.Message)
 
 #: For so long an endpoint may be silent before the next one is asked.
 CALL_WITHIN = 2.0
+#: The same while it is connected to.
+_CONNECT_WITHIN = 1.5
 _CLOSE_WITHIN = 1.0
 #: No more than one change of the endpoint in so many seconds.
 _SWITCH_PAUSE = 0.1
 #: A reconnection's pauses (seconds): the first, and the longest.
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-
-_OPTIONS = (
-    # A channel made anew must not get the dead connection of the one before.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-)
 
 
 class LeaseNotFound(BackendError):
@@ -104,13 +95,41 @@ class Access:
     password: str | None = None
 
 
+class _Way:
+    """One endpoint, from the moment when it is chosen until another one is.
+
+    Mutable state: ``connection`` (done when there is one, or that failed), ``streams`` (calls without an
+    end), ``over`` (done when another endpoint was chosen), ``serving`` (the task that keeps it).
+    """
+
+    def __init__(self, endpoint: str, delay: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.endpoint: str = endpoint
+        self.delay: float = delay
+        self.connection: asyncio.Future[Connection] = loop.create_future()
+        self.streams: dict[Exchange, Connection] = {}
+        self.over: asyncio.Future[object] = loop.create_future()
+        self.serving: asyncio.Task[None] | None = None
+
+    def end(self, error: Exception) -> None:
+        """Another endpoint is used from now on. Streams end; calls on their way may still be answered."""
+        if not self.over.done():
+            self.over.set_result(None)
+        if not self.connection.done():
+            self.connection.set_exception(error)
+            self.connection.exception()  # it may be that nobody waits for it
+            if self.serving is not None and self.serving is not asyncio.current_task():
+                self.serving.cancel()
+        for call, connection in list(self.streams.items()):
+            connection.cancel(call, Lost("another endpoint is used"))
+
+
 class Link:
     """The connection to the endpoint in use.
 
-    Mutable state: ``_channel`` and ``generation`` (it grows with each change of the endpoint), ``_at`` (the
-    endpoint's number), ``_switched_at``, ``_closing`` (channels to close), ``_moved`` (set when
-    the endpoint changes), ``_ending`` (tasks of the
-    driver that were begun while a stream was open that has ended), ``_token`` (of the user),
+    Mutable state: ``_way`` (None while it does not run) and ``generation`` (it grows with each change of
+    the endpoint), ``_at`` (the endpoint's number), ``_switched_at``, ``_switches`` (changes of the
+    endpoint since the last answer), ``_tasks``, ``_context`` (of TLS), ``_token`` (of the user),
     ``failure`` (why the last call had no answer; None after one that had).
     """
 
@@ -120,12 +139,11 @@ class Link:
         self.generation: int = 0
         self.failure: Exception | None = None
         self._at = random.randrange(len(access.endpoints))
-        self._channel: grpc.aio.Channel | None = None
-        self._credentials: grpc.ChannelCredentials | None = None
+        self._way: _Way | None = None
+        self._context: ssl.SSLContext | None = None
         self._switched_at = 0.0
-        self._closing: asyncio.Queue[grpc.aio.Channel] = asyncio.Queue()
-        self._moved = asyncio.Event()
-        self._ending: set[asyncio.Task[Any]] = set()
+        self._switches = 0
+        self._tasks: asyncio.TaskGroup | None = None
         self._opened_once = asyncio.Event()
         self._token: str | None = None
 
@@ -141,66 +159,87 @@ class Link:
     # -- life ------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep a channel until cancelled."""
+        """Keep a connection until cancelled."""
         if self.access.tls:
-            self._credentials = await asyncio.to_thread(self._read_credentials)
-        self._channel = self._open()
-        self._opened_once.set()
+            self._context = await asyncio.to_thread(self._read_context)
         try:
-            while True:
-                # Calls on their way there may still be answered. Streams have ended.
-                await (await self._closing.get()).close(grace=CALL_WITHIN)
+            async with asyncio.TaskGroup() as self._tasks:
+                self._choose(0.0)
+                self._opened_once.set()
+                await asyncio.Event().wait()
         finally:
-            channels = [self._channel]
-            self._channel, self._token = None, None
+            self._way = self._tasks = self._token = None
             self._opened_once.clear()
-            while not self._closing.empty():
-                channels.append(self._closing.get_nowait())
-            for channel in channels:
-                await channel.close()
-            with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_WITHIN):
-                await self._until_driver_ends()
 
-    async def _until_driver_ends(self) -> None:
-        """Wait for the tasks that the driver has for streams: each ends a moment after its stream."""
-        while self._ending:
-            await asyncio.sleep(0.001)
-            self._ending = {task for task in self._ending if not task.done()}
-
-    def _read_credentials(self) -> grpc.ChannelCredentials:
-        def read(path: str | None) -> bytes | None:
-            return None if path is None else Path(path).read_bytes()
-
+    def _read_context(self) -> ssl.SSLContext:
         access = self.access
         try:
-            return grpc.ssl_channel_credentials(
-                read(access.ca), read(access.key), read(access.cert)
-            )
+            context = ssl.create_default_context(cafile=access.ca)
+            if access.cert is not None:
+                context.load_cert_chain(access.cert, access.key)
         except OSError as missing:
             raise BackendError(
                 f"{self.described}: a file of the TLS options cannot be read: {missing}"
             ) from missing
+        context.set_alpn_protocols(["h2"])
+        return context
 
-    def _open(self) -> grpc.aio.Channel:
-        if self._credentials is not None:
-            return grpc.aio.secure_channel(self.endpoint, self._credentials, options=_OPTIONS)
-        return grpc.aio.insecure_channel(self.endpoint, options=_OPTIONS)
+    def _choose(self, delay: float) -> None:
+        """Go on with the endpoint that ``_at`` says."""
+        assert self._tasks is not None
+        self._way = way = _Way(self.endpoint, delay)
+        way.serving = self._tasks.create_task(self._serve(way))
+
+    async def _serve(self, way: _Way) -> None:
+        """Connect, and keep the connection until another endpoint is used."""
+        await asyncio.sleep(way.delay)
+        host, _, port = way.endpoint.rpartition(":")
+        try:
+            async with asyncio.timeout(_CONNECT_WITHIN):
+                connection = await connect(host.strip("[]"), int(port), self._context)
+        except (OSError, CallFailed) as failed:  # TimeoutError is an OSError
+            text = str(failed) or "no answer"
+            self._switch(way, BackendUnavailable(f"{self._where(way)} cannot be reached: {text}"))
+            return
+        try:
+            way.connection.set_result(connection)
+            await asyncio.wait(
+                (cast("asyncio.Future[object]", connection.over), way.over),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if connection.over.done():
+                self._switch(way, Unanswered(f"{self._where(way)}: {connection.over.result()}"))
+            await connection.until_idle(CALL_WITHIN)
+        finally:
+            connection.close(Lost("the client has closed the connection"))
+            with anyio.CancelScope(shield=True):
+                await connection.until_closed(_CLOSE_WITHIN)
 
     def failed(self, generation: int, error: Exception) -> None:
         """The endpoint in use then did not answer: go on with the next one. All its streams end."""
         self.failure = error
-        if generation != self.generation or self._channel is None:
+        if generation == self.generation and self._way is not None:
+            self._switch(self._way, error)
+
+    def _switch(self, way: _Way, error: Exception) -> None:
+        if way is not self._way:
             return
-        if now() - self._switched_at < _SWITCH_PAUSE:
-            return
+        self.failure = error
+        way.end(error)
+        endpoints = self.access.endpoints
+        self._switches += 1
+        around = self._switches // len(endpoints)
+        pause = min(FIRST_PAUSE * 2 ** min(around, 10), LONGEST_PAUSE) if around else 0.0
+        delay = max(random.uniform(0.5, 1.0) * pause, self._switched_at + _SWITCH_PAUSE - now())
         self._switched_at = now()
         self.generation += 1
-        self._at = (self._at + 1) % len(self.access.endpoints)
-        self._closing.put_nowait(self._channel)
-        self._channel = self._open()
-        self._moved.set()
-        self._moved = asyncio.Event()
-        _logger.info("etcd: going on with %s: %s", self.endpoint, error)
+        self._at = (self._at + 1) % len(endpoints)
+        self._choose(max(0.0, delay))
+        level = logging.INFO if self._switches == 1 else logging.DEBUG
+        _logger.log(level, "etcd: going on with %s: %s", self.endpoint, error)
+
+    def _where(self, way: _Way) -> str:
+        return f"{self.described} ({way.endpoint})"
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -222,40 +261,51 @@ class Link:
         raise AssertionError("unreachable")
 
     async def _call(self, method: Method[_Q, _A], request: _Q, within: float) -> _A:
-        channel, generation = self._channel, self.generation
-        if channel is None:
-            raise BackendUnavailable(f"{self.described}: the client is not running")
-        call = channel.unary_unary(method.path)(
-            request.encode(), timeout=within, metadata=self._metadata()
-        )
-        # The driver raises cancellations of its own making, in which anyio does not know its scope's again.
-        finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def on_end(_: object) -> None:
-            if not finished.done():
-                finished.set_result(None)
-
-        call.add_done_callback(on_end)
+        generation, began = self.generation, now()
+        way, connection = await self._connected(within)
+        answers: list[bytes] = []
+        loop = asyncio.get_running_loop()
         try:
-            await finished
-        except asyncio.CancelledError:
-            call.cancel()
-            raise
-        try:
-            data: bytes = await call
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            call = connection.begin(
+                method.path,
+                answers.append,
+                request.encode(),
+                within=within,
+                metadata=self._metadata(),
+            )
+            patience = within - (now() - began)
+            timer = loop.call_later(patience, connection.cancel, call, Lost("no answer in time"))
+            try:
+                await call.ended
+            except asyncio.CancelledError:
+                connection.cancel(call)
                 raise
-            # Not this task was cancelled, but the call: its channel was closed.
-            raise Unanswered(f"{self.described}: the connection was closed") from None
-        except grpc.aio.AioRpcError as failed:
-            error = self._translate(failed)
+            finally:
+                timer.cancel()
+            if len(answers) != 1:
+                raise Lost(f"{len(answers)} messages as an answer")
+        except CallFailed as failed:
+            error = self._translate(failed, way)
             if isinstance(error, BackendUnavailable):
                 self.failed(generation, error)
             raise error from failed
         self.failure = None
-        return self._decode(method.answer, data)
+        self._switches = 0
+        return self._decode(method.answer, answers[0])
+
+    async def _connected(self, within: float) -> tuple[_Way, Connection]:
+        way, generation = self._way, self.generation
+        if way is None:
+            raise BackendUnavailable(f"{self.described}: the client is not running")
+        if not way.connection.done():
+            await asyncio.wait({way.connection}, timeout=within)
+        if not way.connection.done():
+            error = BackendUnavailable(f"{self._where(way)} cannot be reached: no answer")
+            self.failed(generation, error)
+            raise error
+        if (failed := way.connection.exception()) is not None:
+            raise BackendUnavailable(str(failed)) from failed
+        return way, way.connection.result()
 
     def _decode(self, answer: type[_A], data: bytes) -> _A:
         try:
@@ -273,35 +323,38 @@ class Link:
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         return () if self._token is None else (("token", self._token),)
 
-    def _translate(self, failed: grpc.aio.AioRpcError) -> BackendError:
-        code, text = failed.code(), failed.details() or ""
-        where = f"{self.described} ({self.endpoint})"
-        match code:
-            case grpc.StatusCode.UNAVAILABLE if _never_sent(text):
+    def _translate(self, failed: CallFailed, way: _Way) -> BackendError:
+        text, where = str(failed), self._where(way)
+        if isinstance(failed, NotSent):
+            return BackendUnavailable(f"{where} cannot be reached: {text}")
+        if not isinstance(failed, Status):
+            return Unanswered(f"{where} did not answer: {text}")
+        match failed.code:
+            case x.UNAVAILABLE if "no leader" in text:
                 return BackendUnavailable(f"{where} cannot be reached: {text}")
-            case grpc.StatusCode.DEADLINE_EXCEEDED:
+            case x.DEADLINE_EXCEEDED:
                 return Unanswered(f"{where} did not answer in time")
-            case grpc.StatusCode.NOT_FOUND if "lease not found" in text:
+            case x.NOT_FOUND if "lease not found" in text:
                 return LeaseNotFound(text)
-            case grpc.StatusCode.RESOURCE_EXHAUSTED if "space exceeded" in text:
+            case x.RESOURCE_EXHAUSTED if "space exceeded" in text:
                 return NoSpace(
                     f"{where}: the database is full (alarm NOSPACE), so nothing can be acquired. Compact, "
                     "defragment and disarm the alarm, or raise quota-backend-bytes"
                 )
-            case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            case x.RESOURCE_EXHAUSTED:
                 return BackendUnavailable(f"{where} is too busy: {text}")
-            case grpc.StatusCode.UNAUTHENTICATED:
+            case x.UNAUTHENTICATED:
                 return _TokenExpired(f"{where}: {text}")
             case (
-                grpc.StatusCode.PERMISSION_DENIED
-                | grpc.StatusCode.INVALID_ARGUMENT
-                | grpc.StatusCode.FAILED_PRECONDITION
-                | grpc.StatusCode.UNIMPLEMENTED
-                | grpc.StatusCode.OUT_OF_RANGE
-                | grpc.StatusCode.NOT_FOUND
+                x.PERMISSION_DENIED
+                | x.INVALID_ARGUMENT
+                | x.FAILED_PRECONDITION
+                | x.UNIMPLEMENTED
+                | x.OUT_OF_RANGE
+                | x.NOT_FOUND
             ):
-                return BackendError(f"{where} has refused: {text or code.name}")
-        return Unanswered(f"{where}: {code.name.lower()}: {text}")
+                return BackendError(f"{where} has refused: {text or failed.code}")
+        return Unanswered(f"{where}: {text} (status {failed.code})")
 
     # -- streams ---------------------------------------------------------------------------------
 
@@ -340,68 +393,39 @@ class Link:
     ) -> None:
         if self.access.user is not None and self._token is None:
             await self._authenticate(CALL_WITHIN)
-        moved = self._moved
-        async with self._opened_stream(method.path) as call:
+        way, connection = await self._connected(CALL_WITHIN)
 
-            async def send(message: _Q) -> None:
-                await call.write(message.encode())
+        async def send(message: _Q) -> None:
+            connection.send(call, message.encode())
 
-            async def read() -> None:
-                while True:
-                    data = await call.read()
-                    if data is grpc.aio.EOF:
-                        raise Unanswered(f"{self.described}: the stream was closed")
-                    heard(self._decode(method.answer, data))
+        async def until_ended() -> None:
+            await call.ended
+            raise Lost("the stream was closed")
 
-            async def end_with_channel() -> None:
-                await moved.wait()
-                raise Unanswered(f"{self.described}: another endpoint is used")
-
+        try:
+            # A member that has lost its leader ends such a stream, instead of being silent.
+            call = connection.begin(
+                method.path,
+                lambda data: heard(self._decode(method.answer, data)),
+                metadata=(*self._metadata(), ("hasleader", "true")),
+            )
+            way.streams[call] = connection
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    others = [tasks.create_task(read()), tasks.create_task(end_with_channel())]
+                    reading = tasks.create_task(until_ended())
                     await opened(send)
-                    for other in others:
-                        other.cancel()
+                    reading.cancel()
             except BaseExceptionGroup as group:
-                first = _first(group)
-                if isinstance(first, BackendError):
-                    raise first from None
-                if isinstance(first, grpc.aio.AioRpcError):
-                    raise self._translate(first) from first
-                if isinstance(first, asyncio.InvalidStateError):
-                    raise Unanswered(f"{self.described}: the stream was closed") from first
-                raise
-
-    @asynccontextmanager
-    async def _opened_stream(self, path: str) -> AsyncIterator[Any]:
-        if self._channel is None:
-            raise BackendUnavailable(f"{self.described}: the client is not running")
-        # A member that has lost its leader ends such a stream, instead of being silent.
-        metadata = (*self._metadata(), ("hasleader", "true"))
-        before = _tasks_of_driver()
-        call = self._channel.stream_stream(path)(metadata=metadata)
-        try:
-            yield call
-        finally:
-            self._ending = {task for task in self._ending if not task.done()}
-            self._ending |= _tasks_of_driver() - before
-            call.cancel()
+                raise _first(group) from None
+            finally:
+                way.streams.pop(call, None)
+                connection.cancel(call)
+        except CallFailed as failed:
+            raise self._translate(failed, way) from failed
 
 
 class _TokenExpired(BackendError):
     """The user's token has ended: another one is asked for."""
-
-
-def _tasks_of_driver() -> set[asyncio.Task[Any]]:
-    def is_theirs(task: asyncio.Task[Any]) -> bool:
-        return getattr(task.get_coro(), "__qualname__", "").startswith("_AioCall.")
-
-    return {task for task in asyncio.all_tasks() if is_theirs(task)}
-
-
-def _never_sent(text: str) -> bool:
-    return "failed to connect" in text or "no leader" in text or "Name resolution" in text
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -7,14 +7,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from ..._errors import Unsupported
 from ..._model import Capabilities
 from ..sources import StoreOptions
-
-try:
-    from .link import Access
-    from .store import EtcdBackend
-except ImportError as _missing:
-    if (_missing.name or "").partition(".")[0] != "grpc":
-        raise
-    raise ImportError("etcd:// needs the driver grpcio: pip install 'aiodlock[etcd]'") from _missing
+from .link import Access
+from .store import EtcdBackend
 
 _PORT = 2379
 _FILES = ("ca", "cert", "key")
