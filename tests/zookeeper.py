@@ -95,7 +95,6 @@ class ZooKeeperServer:
         shortest = 2 * tick if shortest is None else shortest
         self._lines = [
             f"tickTime={round(tick * 1000)}",
-            "initLimit=400",
             f"clientPort={self.port}",
             "clientPortAddress=127.0.0.1",
             "admin.enableServer=false",
@@ -103,7 +102,7 @@ class ZooKeeperServer:
             f"minSessionTimeout={round(shortest * 1000)}",
             f"maxSessionTimeout={round(longest * 1000)}",
             "4lw.commands.whitelist=*",
-            *([] if any(line.startswith("syncLimit") for line in lines) else ["syncLimit=200"]),
+            *("syncLimit=200", "initLimit=400"),  # the last one of a name counts
             *lines,
         ]
         self._java = [f"-Dzookeeper.forceSync={'yes' if sync else 'no'}", *java]
@@ -342,7 +341,12 @@ class ZooKeeperEnsemble:
     """
 
     def __init__(
-        self, *, tick: float = TICK, sync_limit: int = 200, longest: float = 100.0
+        self,
+        *,
+        tick: float = TICK,
+        sync_limit: int = 200,
+        init_limit: int = 400,
+        longest: float = 100.0,
     ) -> None:
         self.links = Links()
         numbers = (1, 2, 3)
@@ -358,7 +362,7 @@ class ZooKeeperEnsemble:
         self.doors = {number: self.links.add(clients[number], free_port()) for number in numbers}
         self.servers: dict[int, ZooKeeperServer] = {}
         for number in numbers:
-            lines = [f"syncLimit={sync_limit}"]
+            lines = [f"syncLimit={sync_limit}", f"initLimit={init_limit}"]
             for other in numbers:
                 port = quorum[other] if other == number else self.peers[number, other].port
                 lines.append(f"server.{other}=127.0.0.1:{port}:{election[other]}")

@@ -328,3 +328,48 @@ def _any(
     if owner == "own":
         owner = f"t{chance.choice(own).request_id}" if own else None
     return asker(backend, owner, name=name, ttl=ttl, mode=mode)
+
+
+async def test_thousand_waiters_of_two_clients_come_in_one_after_the_other(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with (
+        running(server.url, tick=TICK, ttl=20.0) as near,
+        running(server.url, tick=TICK, ttl=20.0) as far,
+    ):
+        holder = asker(near, name=name, ttl=20.0)
+        await holder.acquire()
+        waiters = [asker(chance, name=name, ttl=20.0) for chance in (near, far) for _ in range(500)]
+        random.Random(1).shuffle(waiters)
+        await asyncio.gather(*(one.queue() for one in waiters))
+        inside = 0
+
+        async def take_turn(one: Asker) -> int:
+            nonlocal inside
+            await asyncio.wait_for(one.heard.changed.wait(), 120.0)
+            assert one.heard.told == ["granted"]
+            inside += 1
+            assert inside == 1
+            await asyncio.sleep(0)
+            inside -= 1
+            await one.leave()
+            return one.place.token
+
+        await holder.leave()
+        tokens = await asyncio.gather(*(take_turn(one) for one in waiters))
+        assert len(set(tokens)) == 1000
+
+
+async def test_queue_of_more_than_a_megabyte_is_read(server: ZooKeeperServer, name: str) -> None:
+    """The limit of other clients (jute.maxbuffer) is none for this one."""
+    async with running(server.url, tick=TICK, ttl=20.0) as backend:
+        holder = asker(backend, name=name, ttl=20.0)
+        await holder.acquire()
+        session, path = backend._main, backend.directory("lock", name)
+        node = f"{path}/x:{'0' * 20}:{'0' * 24}:"
+        some = [jute.create(node, b"", jute.EPHEMERAL | jute.SEQUENTIAL)] * 500
+        await asyncio.gather(*(session.ask(jute.multi(some)) for _ in range(35)))
+        entries = await backend.read_queue(session, path)
+        assert len(entries) == 17_501
+        assert sum(4 + len(entry.node) for entry in entries) > 1_050_000
+        await holder.leave()

@@ -98,6 +98,26 @@ def test_request_is_encoded_as_kazoo_encodes_it(name: str, path: str, data: byte
     assert jute.frame(77, ours) == framed
 
 
+@given(path=_TEXTS, data=_TEXTS.map(str.encode))
+def test_container_is_created_as_kazoo_creates_other_nodes(path: str, data: bytes) -> None:
+    """kazoo has no call for it. The message is that of create2 with another opcode and flag."""
+    ours = jute.create2(path, data, jute.CONTAINER)
+    assert ours.opcode == 19
+    assert ours.body == bytes(kazoo.Create2(path, data, _KAZOO_ACL, 4).serialize())
+
+
+@given(seen=_LONGS, data=st.lists(_TEXTS), existing=st.lists(_TEXTS), children=st.lists(_TEXTS))
+def test_watches_are_set_again_as_zookeepers_own_description_has_it(
+    seen: int, data: list[str], existing: list[str], children: list[str]
+) -> None:
+    """kazoo has no call for it. ``zookeeper.jute``: a long, and three vectors of ustrings."""
+    ours = jute.set_watches(seen, data, existing, children)
+    body = struct.pack(">q", seen)
+    for paths in (data, existing, children):
+        body += struct.pack(">i", len(paths)) + b"".join(map(kazoo.write_string, paths))
+    assert (ours.opcode, ours.body) == (101, body)
+
+
 def test_ping_and_close_are_kazoos() -> None:
     assert (kazoo.PingInstance.type, kazoo.CloseInstance.type) == (jute.PING, jute.CLOSE)
     assert jute.PING_CALL.body == jute.CLOSE_CALL.body == b""
