@@ -261,8 +261,7 @@ class Acquirable:
                 if self._mode == "exclusive":
                     raise self._deadlock()
                 for held in mine:
-                    # One of two holds of a task must not be handed to another task: each lets it in again.
-                    held.may_linger = False
+                    held.share_owner()
         lingering = session.lingering
         if self._name in lingering.kept and self._kind == "lock" and not mine:
             if task is not None and not lingering.has_turn(task, now()):
@@ -279,7 +278,7 @@ class Acquirable:
         request = Request(session, self._terms, self._options, request_id, owner, task)
         request.patient = timeout is None
         if mine:
-            request.may_linger = False
+            request.share_owner()
         started = now()
         about = session.telling.acquiring(request)
         try:
@@ -466,7 +465,7 @@ class Acquirable:
         fresh = Request(session, self._terms, self._options, request_id, owner, task)
         fresh.patient = request.patient
         if not request.may_linger and owner == request.owner:
-            fresh.may_linger = False  # its task holds the name by another request
+            fresh.share_owner()
         request.successor = fresh
         return fresh
 

@@ -198,6 +198,11 @@ class Request(Hold):
             self.wake_watchers()
             self.watchers = None
 
+    def share_owner(self) -> None:
+        """Its task has another hold of the name. Neither may be handed to another task: the store lets in
+        whoever has their owner."""
+        self.may_linger = False
+
     def hold_again(
         self, terms: Terms, options: LockOptions, task: asyncio.Task[Any] | None, moment: float
     ) -> None:

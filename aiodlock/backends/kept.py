@@ -315,13 +315,15 @@ class KeptPlace(Request):
             self.granted_at = now()
         if self.answered:
             self.listener.granted()
+            if self.recalled:
+                self.listener.recalled()
 
     def recall(self) -> None:
-        """It must not linger: tell the core, which asks nothing else of it."""
-        if not self.recalled:
-            self.recalled = True
-            if self.answered or self.stage is Stage.HELD:
-                self.listener.recalled()
+        """It must not linger: tell the core, again if need be: the first time may have been about a grant
+        that ended before its answer came."""
+        self.recalled = True
+        if self.answered or self.stage is Stage.HELD:
+            self.listener.recalled()
 
     async def extend(self, ttl: float | None) -> None:
         """Ask once for an extension by hand."""

@@ -8,6 +8,7 @@ from time import perf_counter
 
 from .failover import FailoverSimulation
 from .forgotten import Forgotten
+from .lingers import Lingers, LingersOnTheMachine
 from .memory import MachineSimulation
 from .quorum import QuorumSimulation
 from .run import Total, collect_now_and_then, run_seed
@@ -54,6 +55,13 @@ def main() -> int:
         help="a node comes back empty, and never knows a token as large as the holder's",
     )
     parser.add_argument(
+        "--linger",
+        action="store_const",
+        const=Lingers,
+        dest="kind",
+        help="most locks linger",
+    )
+    parser.add_argument(
         "--store",
         choices=("redis", "memory"),
         default="redis",
@@ -62,6 +70,8 @@ def main() -> int:
     chosen = parser.parse_args()
     if chosen.store == "memory" and chosen.kind is None:
         chosen.kind = MachineSimulation
+    if chosen.store == "memory" and chosen.kind is Lingers:
+        chosen.kind = LingersOnTheMachine
     if chosen.variants:
         return _search(chosen.start, chosen.seeds)
     prepare = VARIANTS[chosen.variant].prepare if chosen.variant else None

@@ -103,7 +103,7 @@ def read_name(server: SimServer, base: str) -> Name:
     holders = {}
     if state is not None:
         for id, text in state.value._values.items():
-            mode, token, *times, owner, client = text.decode().split(" ")
+            mode, token, *times, owner, client = text.decode().split(" ")[:7]
             deadline, length, delay = map(int, times)
             holders[id.decode()] = Record(
                 id.decode(), mode, int(token), deadline, length, delay, owner, client
@@ -514,7 +514,7 @@ class Checkers:
         word = reply[0]
         if command.script == "leave":
             self.left.add(id)
-        elif word in (b"granted", b"held", b"waiting"):
+        elif word in (b"granted", b"held", b"recalled", b"waiting"):
             left = int(reply[2] if word != b"waiting" else reply[1]) / 1000
             deadline = sent + left - (left * _DRIFT_SHARE + _DRIFT)
             self.at_most[id] = max(self.at_most.get(id, 0.0), deadline)

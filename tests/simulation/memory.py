@@ -255,6 +255,8 @@ class Line(Conn):
         if isinstance(answer, Message):
             if answer.word == "broken":
                 self.network.on_broken(answer.id, answer.token)
+            elif answer.word == "recall" or answer.recalled:
+                self.network.on_recalled(answer.id)
             self.heard(data)
             return
         call, sent = self.in_flight.popleft()

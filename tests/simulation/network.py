@@ -25,6 +25,8 @@ from .world import Process, World
 
 _NOTHING = False
 _BROKEN = re.compile(rb"broken \S+ (\S+) (\d+)")
+#: A message of its own, or the notice of a grant that is recalled at once.
+_RECALLED = re.compile(rb"recall \S+ (\S+) \d|granted \S+ (\S+) \d+r")
 
 
 class Path:
@@ -68,6 +70,8 @@ class Network:
         self.on_reply: Callable[[Process, Command, float, Any], None] = lambda *_: None
         #: Told which grants reach a client as broken: the request's id, and the token.
         self.on_broken: Callable[[str, int], None] = lambda *_: None
+        #: Told which requests a client hears are recalled: the request's id.
+        self.on_recalled: Callable[[str], None] = lambda _: None
         #: Told of what reaches a client on a connection that subscribes.
         self.on_message: Callable[[bytes], None] = lambda _: None
 
@@ -249,6 +253,8 @@ class Conn:
             self.network.on_message(data)
             for id, token in _BROKEN.findall(data):
                 self.network.on_broken(id.decode(), int(token))
+            for one, other in _RECALLED.findall(data):
+                self.network.on_recalled((one or other).decode())
         else:
             self._heard.feed(data)
             while (reply := self._heard.gets()) is not _NOTHING:

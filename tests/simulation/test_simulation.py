@@ -12,6 +12,7 @@ import pytest
 
 from .failover import FailoverSimulation
 from .forgotten import Forgotten
+from .lingers import Lingers, LingersOnTheMachine
 from .memory import MachineSimulation
 from .quorum import QuorumSimulation
 from .run import run_seed
@@ -25,6 +26,7 @@ _QUORUM_BLOCKS, _QUORUM_BLOCK = 10, 3
 _FAILOVERS = 20
 _RUSHES = 20
 _FORGOTTEN = 20
+_LINGERS = 20
 #: A variant is caught by the first seed of these as long as the library is what it was, else soon.
 _SEARCH = 100
 
@@ -87,6 +89,22 @@ def test_holder_that_a_node_has_forgotten_does_not_count_that_node() -> None:
         assert not outcome.checker, (
             f"replay it: python -m tests.simulation --forgotten --seed {seed}\n{outcome}"
         )
+
+
+@pytest.mark.parametrize("kind", [Lingers, LingersOnTheMachine])
+def test_leases_that_linger_pass_no_waiter(kind: type[Lingers | LingersOnTheMachine]) -> None:
+    for seed in range(_LINGERS):
+        outcome = run_seed(seed, kind=kind)
+        assert not outcome.checker, (
+            f"replay it: python -m tests.simulation --linger --seed {seed}\n{outcome}"
+        )
+
+
+def test_seeds_hand_leases_out_and_recall_them() -> None:
+    simulation = LingersOnTheMachine(0)
+    simulation.run()
+    assert simulation.recalls.handed_out > 10
+    assert len(simulation.recalls.heard) > 10
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aiodlock import _bodies
+from aiodlock import _bodies, _linger
 from aiodlock import _request as core
 from aiodlock._bodies import Bodies, Body
 from aiodlock._clock import now
@@ -41,6 +41,7 @@ from aiodlock.backends.redis.sentinel import Named
 from ..model.mutant import mutated
 from .failover import FailoverSimulation
 from .forgotten import Forgotten
+from .lingers import Lingers, LingersOnTheMachine
 from .memory import MachineSimulation
 from .quorum import QuorumSimulation
 from .rush import Rush
@@ -586,6 +587,49 @@ def _give_back_always(simulation: Simulation) -> None:
     simulation.patch(NodeNotices, "on_look", on_look)
 
 
+# -- leases that linger -----------------------------------------------------------------------------------
+
+
+def _keep_what_is_recalled(simulation: Simulation) -> None:
+    """An idle client notes the recall, and releases when its time is over."""
+
+    def recalled(self: core.Request) -> None:
+        self.may_linger = False
+
+    simulation.patch(core.Request, "recalled", recalled)
+
+
+def _hear_recalls_of_idle_ones_only(simulation: Simulation) -> None:
+    """What is in use while it is recalled is kept when its body has ended."""
+
+    def recalled(self: core.Request) -> None:
+        if self.state is core.State.KEPT:
+            self.session.lingering.leave(self)
+
+    simulation.patch(core.Request, "recalled", recalled)
+
+
+def _share_with_anybody(simulation: Simulation) -> None:
+    """A task's hold inside its own hold lingers, and is handed to another task."""
+    simulation.patch(core.Request, "share_owner", lambda self: None)
+
+
+def _keep_what_is_gone(simulation: Simulation) -> None:
+    """A lease that is lost while nobody uses it is handed out all the same."""
+
+    def gone(self: core.Request, reason: Any) -> None:
+        if self.state is not core.State.KEPT:
+            told(self, reason)
+
+    told = core.Request.gone
+    simulation.patch(core.Request, "gone", gone)
+
+
+def _hand_out_in_any_mode(simulation: Simulation) -> None:
+    """A writer gets the lease of a reader that is kept."""
+    simulation.patch(_linger, "_same", lambda kept, asked: True)
+
+
 # -- what is broken in the machine of memory:// ---------------------------------------------------------
 
 
@@ -863,6 +907,39 @@ VARIANTS = {
     ),
     "failover: holders not asked about at once": Variant(
         _believe_in_holds_elsewhere, ("exclusion",), kind=FailoverSimulation, seed=7
+    ),
+    "linger: an idle one is kept after its recall": Variant(
+        _keep_what_is_recalled, ("linger",), kind=Lingers
+    ),
+    "linger: one in use is kept after its recall": Variant(
+        _hear_recalls_of_idle_ones_only, ("linger",), kind=LingersOnTheMachine
+    ),
+    "linger: a reader inside its own writer is handed on": Variant(
+        _share_with_anybody, ("linger",), kind=LingersOnTheMachine
+    ),
+    "linger: what was lost while idle is handed out": Variant(
+        _keep_what_is_gone, ("honesty", "broken"), kind=LingersOnTheMachine
+    ),
+    "linger: a reader's lease is handed to a writer": Variant(
+        _hand_out_in_any_mode, ("exclusion", "linger"), kind=LingersOnTheMachine
+    ),
+    "linger: nobody is told who queues": Variant(
+        _lua(("if record.live and lingers(record.words) then", "if false then")),
+        ("linger",),
+        kind=Lingers,
+    ),
+    "linger: who is granted before others is not recalled": Variant(
+        _lua(
+            ("if head and lingers(record.words) then", "if false then"),
+            ("if second and lingers(words) then", "if false then"),
+        ),
+        ("linger",),
+        kind=Lingers,
+    ),
+    "memory: nobody is told who queues": Variant(
+        _machine("if asked.lingers and not entry.recalled and", "if False and"),
+        ("linger",),
+        kind=LingersOnTheMachine,
     ),
     "memory: no marker after an ambiguous failure": Variant(
         _machine(

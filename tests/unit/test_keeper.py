@@ -64,7 +64,7 @@ class Heard:
     """What a place has told its listener."""
 
     def __init__(self) -> None:
-        self.granted_times = 0
+        self.granted_times = self.recalls = 0
         self.reasons: list[LossReason] = []
         self.results: list[tuple[bytes, bool]] = []
         self.failed: list[Exception] = []
@@ -83,7 +83,7 @@ class Heard:
         self.failed.append(error)
 
     def recalled(self) -> None:
-        """Nothing lingers here."""
+        self.recalls += 1
 
     def unavailable(self, error: BackendUnavailable) -> None:
         self.gave_up.append(error)
@@ -292,6 +292,36 @@ async def test_notice_that_overtakes_the_reply_is_what_acquire_returns(kept: Kep
     answer = await place.acquire(wait=True)
     assert isinstance(answer, Granted)
     assert (answer.token, place.token, kept.heard.granted_times) == (7, 7, 0)
+
+
+async def test_recall_of_an_earlier_grant_does_not_hide_a_later_one(kept: Kept) -> None:
+    """An id whose reply was lost may be granted, recalled, dropped, queued and granted again."""
+    place = KeptPlace(
+        kept.keeper,
+        Terms("lock", "n", "exclusive", 0, 5.0, 3.0, 0.0, 0.0, None, True, linger=1.0),
+        "a",
+        "t1",
+        kept.heard,
+    )
+
+    async def acquire(request: Request, *, wait: bool) -> Waiting:
+        kept.keeper.on_recalled("a")
+        return Waiting(now() + 3.0, None)
+
+    kept.store.acquire = acquire
+    assert isinstance(await place.acquire(wait=True), Waiting)
+    assert kept.heard.recalls == 0  # nothing is told before the answer
+    place.hold(7, now() + 3.0)
+    assert kept.heard.recalls == 1
+    kept.keeper.on_recalled("a")
+    assert kept.heard.recalls == 2
+
+
+async def test_recalled_by_the_answer_to_an_extension(kept: Kept) -> None:
+    place = await kept.holder(ttl=5.0)
+    kept.keeper.on_answer(place, Granted(1, now() + 5.0, recalled=True), 5.0, True)
+    assert kept.heard.recalls == 1
+    assert place.deadline > now() + 4.0
 
 
 async def test_extension_may_wait_where_many_servers_would_be_asked(kept: Kept) -> None:
