@@ -103,7 +103,9 @@ class Departure:
         if request.serial:
             session.lose_if_overdue(request)  # only the clock may know, and a lock-delay is kept
         session.begin_leaving(request)
-        end = LOST if request.ran_out else ENDED if request.used else UNUSED
+        # What no body has used keeps no name closed, whatever the store was told of its beginning.
+        kept = request.used or not request.terms.hold_at_least
+        end = LOST if request.ran_out and kept else ENDED if request.used else UNUSED
 
         def done(result: Left | BackendError) -> None:
             if isinstance(result, Left):

@@ -188,11 +188,12 @@ class Lease(Body):
         await self._ask(lambda: request.place.extend(ttl))
 
     async def _begin(self) -> None:
-        """The body begins, if it has not begun with the grant."""
-        request = self._request
-        if not request.used:
-            await self._ask(request.place.begin)
-            request.used = True
+        """Tell the store that the body begins, if it has not begun with the grant.
+
+        The caller sets ``used`` when it does begin: until then others of a multilock may still fail.
+        """
+        if not self._request.used:
+            await self._ask(self._request.place.begin)
 
     async def _ask(self, call: Callable[[], Awaitable[None]]) -> None:
         """Tell the store something about this lease, until the local deadline."""

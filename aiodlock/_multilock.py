@@ -124,6 +124,8 @@ class MultiLock:
                 raise
             lost = leases.lost
             if lost is None:
+                for lease in leases._leases.values():
+                    lease._request.used = True
                 return leases
             error = leases._error()
             await leases._leave(wait=True)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from aiodlock import AcquireTimeout, Client, LockLost, WouldBlock
+from aiodlock.backends.kept import KeptPlace
 
 from ..conftest import MakeClient
 from ..scenes import until
@@ -119,6 +120,28 @@ async def test_multilock_that_is_rolled_back_closes_nothing(make_client: MakeCli
         pass
     assert await closed(client, "a") > 20
     assert await closed(client, "b") > 20
+
+
+async def test_multilock_that_fails_while_it_begins_closes_nothing(
+    make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store was told that the first one's body begins; the second one's message is cancelled."""
+    client, other = await make_client(), await make_client()
+    right = KeptPlace.begin
+
+    async def begin(place: KeptPlace) -> None:
+        if place.name == "b":
+            taking.cancel()
+            await asyncio.sleep(0)
+        await right(place)
+
+    monkeypatch.setattr(KeptPlace, "begin", begin)
+    taking = asyncio.create_task(other.multilock("a", "b", hold_at_least=30).acquire())
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    assert await closed(client, "a") == await closed(client, "b") == 0.0
+    async with client.multilock("a", "b", timeout=5):
+        pass
 
 
 async def test_break_opens(make_client: MakeClient) -> None:
