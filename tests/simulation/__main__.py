@@ -10,11 +10,11 @@ from .failover import FailoverSimulation
 from .forgotten import Forgotten
 from .lingers import Lingers, LingersOnTheMachine
 from .memory import MachineSimulation
+from .once_variants import ALL_VARIANTS as VARIANTS
 from .quorum import QuorumSimulation
 from .run import Total, collect_now_and_then, run_seed
 from .rush import Rush
 from .scenario import Simulation
-from .variants import VARIANTS
 
 
 def main() -> int:

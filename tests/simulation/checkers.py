@@ -8,7 +8,9 @@ deadline    a local deadline is what the answered messages say, each counted fro
 told        a body is cancelled when its lease is lost, at once: it takes no second step
 fairness    grants follow arrival; nobody who came later is let in first
 handoff     whoever can be granted when a request leaves is granted then, and is told; nobody else is
-extension   a deadline never comes nearer, a live record never vanishes, a delay is kept
+extension   a deadline never comes nearer, a live record never vanishes, a delay and a hold are kept
+closed      a name is closed as long as its body's hold says, and never for a body that did not begin
+record      one success on record, of a holder, told to all, for as long as it is kept: see ``onces.py``
 token       tokens grow with every grant, and a re-entry has its owner's
 store       a store that compares tokens takes nothing from an older writer
 ghost       what a client has left never comes back
@@ -63,6 +65,18 @@ class Record:
     delay: int
     owner: str
     client: str
+    #: What its hold_at_least is, and until when that keeps the name closed: 0 unless its body has begun.
+    hold: int = 0
+    hold_until: int = 0
+
+    @property
+    def closed_until(self) -> int:
+        return max(self.deadline + self.delay, self.hold_until)
+
+    def kept_until(self, now: int, *, used: bool = True) -> int:
+        """Return until when it has to block, also if the clock was set back meanwhile."""
+        hold = min(self.hold_until, now + self.hold) if used else 0
+        return max(min(self.deadline, now + self.length) + self.delay, hold)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +100,7 @@ class Name:
         return [record for record in self.holders.values() if now < record.deadline]
 
     def blockers(self, now: int) -> list[Record]:
-        return [r for r in self.holders.values() if now < r.deadline + r.delay]
+        return [r for r in self.holders.values() if now < r.closed_until]
 
 
 _EMPTY = Name({}, {})
@@ -103,10 +117,12 @@ def read_name(server: SimServer, base: str) -> Name:
     holders = {}
     if state is not None:
         for id, text in state.value._values.items():
-            mode, token, *times, owner, client = text.decode().split(" ")[:7]
+            mode, token, *times, owner, client = (words := text.decode().split(" "))[:7]
             deadline, length, delay = map(int, times)
+            more = dict(word.split("=", 1) for word in words[7:])
+            hold = (int(more.get("h", 0)), int(more.get("u", 0)) if "b" in more else 0)
             holders[id.decode()] = Record(
-                id.decode(), mode, int(token), deadline, length, delay, owner, client
+                id.decode(), mode, int(token), deadline, length, delay, owner, client, *hold
             )
     known = {} if waiters is None else waiters.value._values
     waiting = {}
@@ -246,11 +262,13 @@ class Checkers:
             if r.id not in before.holders or before.holders[r.id].token != r.token
         ]
         self._check_exclusion(after, granted, now)
-        self._check_what_stays(command, before, after, now, refused)
+        recorded = reply == [b"recorded"]
+        if not recorded:
+            self._check_what_stays(command, before, after, now, refused)
         self._check_grants(ledger, before, after, granted, now)
         self._check_ghosts(before, after)
         self._check_keys(base, after, now)
-        if not refused:
+        if not refused and not recorded:
             self._check_handoff(command, reply, before, after, granted, published, now)
         self._check_honesty(base, ledger)
 
@@ -274,7 +292,9 @@ class Checkers:
         latest = max(now, self._latest_ms)
         for old in before.holders.values():
             # Whoever is lost leaves, but its name stays closed for the lock-delay.
-            kept = now >= old.deadline or (command.lost and old.delay)
+            held = now < old.hold_until
+            kept = now >= old.deadline or (command.lost and (old.delay or held))
+            used = not (command.unused and old.id == about)
             left = script == "break" or (script == "leave" and old.id == about and not kept)
             left = left and not refused
             new = after.holders.get(old.id)
@@ -283,13 +303,13 @@ class Checkers:
             if (
                 new is None
                 and not left
-                and latest < old.deadline + old.delay
-                and now < min(old.deadline, now + old.length) + old.delay
+                and latest < (old.closed_until if used else old.deadline + old.delay)
+                and now < old.kept_until(now, used=used)
             ):
                 self.wrong("extension", f"{old} vanished before its time by {command}")
             if new is not None and old.deadline <= now < new.deadline:
                 self.wrong("extension", f"{old} was overdue, and is revived by {command}")
-            if new is not None and new.deadline < min(old.deadline, now + old.length):
+            if new is not None and new.deadline < min(old.deadline, now + old.length) and not left:
                 self.wrong("extension", f"{old} was brought nearer, to {new}, by {command}")
         for waiter in before.waiters.values():
             if latest >= waiter.deadline:
@@ -359,7 +379,7 @@ class Checkers:
     def _check_keys(self, base: str, after: Name, now: int) -> None:
         db = self.server.db
         ends = {
-            "state": max((r.deadline + r.delay for r in after.holders.values()), default=0),
+            "state": max((r.closed_until for r in after.holders.values()), default=0),
             "queue": max((w.deadline for w in after.waiters.values()), default=0),
             "waiters": max((w.deadline for w in after.waiters.values()), default=0),
         }

@@ -158,6 +158,7 @@ class FailoverConnection(SimConnection):
 class FailoverSimulation(Simulation):
     """One seed with a failover. ``knows_at``: from when on each sentinel names the new primary."""
 
+    keeps_records = False
     checkers: FailoverCheckers
 
     def __init__(self, seed: int, prepare: Callable[[Simulation], None] | None = None) -> None:

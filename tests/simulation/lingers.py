@@ -145,6 +145,8 @@ def _lingering(lock: Acquirable, client: SimClient, chance: random.Random) -> Ac
 class Lingers(Simulation):
     """One seed on the scripts."""
 
+    keeps_records = False  # a lock with hold_at_least does not linger
+
     def __init__(self, seed: int, prepare: Callable[[Simulation], None] | None = None) -> None:
         self._chance = random.Random(f"{seed} lingers")
         super().__init__(seed)
@@ -166,6 +168,8 @@ class Lingers(Simulation):
 
 class LingersOnTheMachine(MachineSimulation):
     """One seed on the machine."""
+
+    keeps_records = False  # a lock with hold_at_least does not linger
 
     def __init__(self, seed: int, prepare: Callable[[Simulation], None] | None = None) -> None:
         self._chance = random.Random(f"{seed} lingers")

@@ -49,9 +49,16 @@ class Call:
         self.id = id
         self.options = options
         self.lost: bool = options.get("end") == "lost"
+        self.unused: bool = options.get("end") == "unused"
+        asked = options.get("asked")
+        self.begins: bool = options.get("begins", asked is not None and asked.begins)
+        self.record: tuple[bytes, int] | None = None
+        if "result" in options:
+            self.record = options["result"], options["keep"]
         self.length: int = options.get("length", 0)
         self.base = f"{_PREFIX}:2:{key.kind}:{{{key.name}}}"
         self.keys = [f"{self.base}:state".encode()]
+        self.forgets = self.base if script == "forget" else ""
 
     def __str__(self) -> str:
         asked = self.options.get("asked")
@@ -126,10 +133,13 @@ class MachineServer:
                 reply = ("gone",)
         elif call.script == "extend":
             reply, messages = name.extend(moment, call.id, **options)
+        elif call.script == "leave" and call.record is not None:
+            reply, messages = name.record_success(moment, call.id, **options)
         elif call.script == "leave":
             reply, messages = name.leave(moment, call.id, **options)
-        elif call.script == "record":
-            reply, messages = name.record_success(moment, call.id, **options)
+        elif call.script == "forget":
+            known, messages = name.forget(moment)
+            reply = ("forgot", known)
         else:
             broken, messages = name.break_(moment, **options)
             reply = ("broken", len(broken))
@@ -149,6 +159,14 @@ class MachineServer:
         holders = {id: _record(entry) for id, entry in name.holders.items()}
         waiters = {id: _waiter(entry) for id, entry in name.waiters.items()}
         return checkers.Name(holders, waiters)
+
+    def read_record(self, base: str) -> tuple[str, bytes, int] | None:
+        """Return the success on record: whose, its result, and until when it is kept."""
+        key = self._keys.get(base)
+        name = None if key is None else self.names.find(key)
+        if name is None or name.record is None:
+            return None
+        return (*name.record, name.record_until)
 
     # -- what else goes on in it -------------------------------------------------------------------
 
@@ -188,8 +206,12 @@ class MachineServer:
 
 def _record(entry: Entry) -> checkers.Record:
     asked = entry.asked
-    times = (entry.deadline, entry.length, asked.delay)
-    return checkers.Record(asked.id, _mode(asked), entry.token, *times, asked.owner, asked.client)
+    times = (entry.deadline, entry.length, entry.rest or asked.delay)
+    until = entry.hold_until if entry.began and not entry.rest else 0
+    who = (asked.owner, asked.client)
+    return checkers.Record(
+        asked.id, _mode(asked), entry.token, *times, *who, hold=asked.hold, hold_until=until
+    )
 
 
 def _waiter(entry: Entry) -> checkers.Waiter:
@@ -381,6 +403,9 @@ class MachineBackend:
             listener.on_recalled(message.id)
         elif message.word == "look":
             listener.on_look(message.id)
+        elif message.word == "done":
+            for request_id in message.id.split(","):
+                listener.on_look(request_id)
         else:
             listener.on_broken(message.id, message.token)
 
@@ -509,7 +534,7 @@ class MachineBackend:
         if request.end.record is not None:
             result, keep = request.end.record
             options |= {"result": result, "keep": round(keep * 1000)}
-            return Call("record", self._key(request), request.id, **options)
+            return Call("leave", self._key(request), request.id, **options)
         options["end"] = request.end.word
         return Call("leave", self._key(request), request.id, **options)
 
@@ -572,9 +597,14 @@ class MachineBackend:
     async def break_lock(self, name: str, kind: Kind = "lock") -> int:
         line = self._line or await self._wait_up()
         options = {"remember": _MARKER, "retention": self._retention}
-        reply = await self._send(line, Call("break", Key(_PREFIX, "lock", name), **options))
+        reply = await self._send(line, Call("break", Key(_PREFIX, kind, name), **options))
         broken: int = reply[1]
         return broken
+
+    async def forget(self, name: str) -> bool:
+        line = self._line or await self._wait_up()
+        reply = await self._send(line, Call("forget", Key(_PREFIX, "once", name)))
+        return bool(reply[1])
 
 
 class _Outcome:

@@ -348,6 +348,7 @@ class QuorumFaults(Faults):
 class QuorumSimulation(Simulation):
     """One seed with several nodes."""
 
+    keeps_records = False
     checkers: QuorumCheckers
 
     def __init__(

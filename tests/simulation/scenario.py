@@ -29,6 +29,7 @@ from aiodlock.backends.redis.settings import Settings
 
 from .checkers import Body, Checkers
 from .network import Network, SimSource
+from .onces import Onces, attach
 from .server import SimServer
 from .world import Process, Scope, World
 
@@ -133,6 +134,8 @@ class Simulation:
     """One seed from its first event to its last check."""
 
     backend_class: type[RedisBackend] = RedisBackend
+    #: Whether the store has records of successes, and holds.
+    keeps_records = True
 
     def __init__(self, seed: int, prepare: Callable[[Simulation], None] | None = None) -> None:
         self.seed = seed
@@ -161,6 +164,7 @@ class Simulation:
         #: Objects that all tasks of a client use.
         self.common: dict[tuple[SimClient, str], Acquirable] = {}
         self._patches: list[tuple[object, str, object]] = []
+        self.onces: Onces | None = attach(self) if self.keeps_records else None
         if prepare is not None:
             prepare(self)
 
@@ -229,6 +233,8 @@ class Simulation:
                 raise main.exception()  # type: ignore[misc]
         # What the dead left behind may last as long as its lease, delay and marker.
         longest = max(self.style.ttls) + max(self.style.delays) + self.style.waiter_ttl
+        if self.onces is not None:
+            longest += max(self.onces.habits.holds)
         world.run_until(world.time + 4 * longest + 10.0)
         self._check_end()
 
@@ -396,6 +402,9 @@ class Simulation:
 
     async def _turn(self, process: Process, client: SimClient) -> None:
         rng, style = self.random, self.style
+        if self.onces is not None and self.onces.is_next():
+            await self.onces.turn(process, client)
+            return
         if self.habits.random() < self.odd_turns:
             odd = (self._close_elsewhere, self._hand_over, self._leave_out_of_order)
             await self.habits.choice(odd)(process, client)
@@ -419,7 +428,11 @@ class Simulation:
             await lock.release()
         elif kind < 0.34 + style.breaks:
             names = [f"n{number}" for number in range(style.names)]
-            async with client.multilock(*names, timeout=rng.choice((None, 0.5, 2.0))):
+            timeout, hold = rng.choice((None, 0.5, 2.0)), self._hold_at_least()
+            async with client.multilock(*names, timeout=timeout, hold_at_least=hold) as leases:
+                if self.onces is not None:
+                    mine = [lease._request.id for lease in leases._leases.values()]
+                    self.onces.checkers.begun.update(mine)
                 await asyncio.sleep(rng.expovariate(1 / style.hold))
         else:
             async with lock as lease:
@@ -517,6 +530,7 @@ class Simulation:
             "on_lost": rng.choice(("cancel", "cancel", "flag")),
             "confirm_release": rng.random() < 0.8,
             "auto_extend": rng.random() < 0.9,
+            "hold_at_least": self._hold_at_least(),
         }
         if rng.random() < 0.1:
             options["max_hold"] = rng.choice((0.2, 0.5, 1.0))
@@ -529,6 +543,9 @@ class Simulation:
             options["owner"] = rng.choice(("ann", "bob"))
         pair = client.rwlock(name, **options)
         return (pair.read if rng.random() < style.shared else pair.write), pair.read
+
+    def _hold_at_least(self) -> float:
+        return 0.0 if self.onces is None else self.onces.habits.hold()
 
     async def _bare(self, process: Process, lease: Lease, base: str) -> None:
         try:

@@ -298,6 +298,31 @@ class Command:
         return self.script == "leave" and self.arguments[-1] == b"lost"
 
     @property
+    def unused(self) -> bool:
+        """A leave of a request whose body has not begun."""
+        return self.script == "leave" and self.arguments[-1] == b"unused"
+
+    @property
+    def begins(self) -> bool:
+        """It tells that a body begins, if the request holds."""
+        if self.script == "acquire":
+            return b"begins" in self.arguments[12]
+        return self.script == "extend" and self.arguments[6:7] == [b"begins"]
+
+    @property
+    def record(self) -> tuple[bytes, int] | None:
+        """Of a leave: the result that it puts on record, and for how long (ms)."""
+        if self.script != "leave" or self.arguments[5] != b"recorded":
+            return None
+        return self.arguments[6], int(self.arguments[7])
+
+    @property
+    def forgets(self) -> str:
+        """Whose success is taken back: the name's keys up to the last part; else empty."""
+        of_record = self.name == b"DEL" and self.fields[1].endswith(b":record")
+        return self.fields[1].decode().removesuffix(":record") if of_record else ""
+
+    @property
     def yields(self) -> bool:
         """A vote is given back, for an older request."""
         return self.script == "unvote" and self.arguments[1] == b"yield"
@@ -425,6 +450,14 @@ class SimServer:
 
     def patched(self, script: bytes) -> bytes:
         return self.patches.get(script, script)
+
+    def read_record(self, base: str) -> tuple[str, bytes, int] | None:
+        """Return the success on record: whose, its result, and until when it is kept."""
+        item = self.db.get(f"{base}:record".encode())
+        if item is None:
+            return None
+        kept = item.value._values
+        return kept[b"id"].decode(), kept[b"result"], round(item.expireat * 1000)
 
     # -- what else goes on in it -------------------------------------------------------------------
 
