@@ -8,18 +8,25 @@ In: ``number argument argument …`` as JSON. Out: ``number exit-code time``, on
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
 import time
 
-import aiodlock.backends.redis
+import redis.asyncio  # noqa: F401
+
+import aiodlock
 import aiodlock.cli._app
 import aiodlock.cli._run
 
 
 def main() -> None:
+    # What reads arguments is imported when the first one is read. These are refused before anything starts.
+    aiodlock.Client(os.environ["AIODLOCK_URL"])._make_backend()
+    with contextlib.suppress(Exception):
+        aiodlock.cli._app.app(["run", "--ttl", "0.1", "x", "--", "true"], standalone_mode=False)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the watchers
     print("ready", flush=True)
     for line in sys.stdin:

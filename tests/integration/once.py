@@ -55,19 +55,26 @@ class Verdict:
     confirmed: int = 0
     got: int = 0
     effects: int = 0
-    again: int = 0
+    #: Effects besides the one on record: after a death, or a loss or a failure that was told.
+    after_deaths: int = 0
+    after_told: int = 0
     longest: float = 0.0
     kills: int = 0
     stops: int = 0
     seconds: float = 0.0
     wrong: list[str] = field(default_factory=list)
 
+    @property
+    def again(self) -> int:
+        return self.after_deaths + self.after_told
+
     def __str__(self) -> str:
         return (
             f"{self.keys} successes on record, {self.confirmed} exits confirmed one and {self.got} got its "
-            f"result; {self.effects} effects, {self.again} of them again, after a death, or a loss or a "
-            f"failure that was told; a dead one's key waited {self.longest:.2f} s at most (ttl {TTL:g} s); "
-            f"{self.kills} kills, {self.stops} stops, {self.seconds:.0f} s; {len(self.wrong)} wrong"
+            f"result; {self.effects} effects, {self.again} of them again ({self.after_deaths} after a "
+            f"death, {self.after_told} after a loss or a failure that was told); a dead one's key waited "
+            f"{self.longest:.2f} s at most (ttl {TTL:g} s); {self.kills} kills, {self.stops} stops, "
+            f"{self.seconds:.0f} s; {len(self.wrong)} wrong"
         )
 
 
@@ -208,16 +215,17 @@ def judge(lines: list[Line], deaths: dict[int, float], results: dict[int, object
         effects = [line for line in heard if line.word == "effect"]
         verdict.effects += len(effects)
         others = [line for line in effects if line.value != result]
-        verdict.again += len(others)
         if len(others) != len(effects) - 1:
             verdict.wrong.append(
                 f"key {key}: {result!r} is on record, and the effects are {effects}"
             )
         for effect in others:
-            told = told_after(effect, heard)
-            if told is None and effect.pid not in deaths:
+            if told_after(effect, heard) is not None:
+                verdict.after_told += 1
+            elif effect.pid not in deaths:
                 verdict.wrong.append(f"key {key}: {effect} was done again without a reason")
-            elif told is None:
+            else:
+                verdict.after_deaths += 1
                 waited = waited_for(effect, heard, deaths[effect.pid])
                 verdict.longest = max(verdict.longest, waited)
                 if waited > BOUND + SLACK:

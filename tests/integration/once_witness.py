@@ -10,6 +10,7 @@ A line of the log: the time on CLOCK_MONOTONIC, the worker's process id, a word,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
 
@@ -18,9 +19,10 @@ async def main(path: str, log: str) -> None:
     with open(log, "a", buffering=1) as written:
 
         async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            while line := await reader.readline():
-                written.write(f"{time.monotonic():.6f} {line.decode()}")
-                writer.write(b"\n")
+            with contextlib.suppress(ConnectionError):  # the worker was killed
+                while line := await reader.readline():
+                    written.write(f"{time.monotonic():.6f} {line.decode()}")
+                    writer.write(b"\n")
             writer.close()
 
         server = await asyncio.start_unix_server(hear, path)

@@ -6,6 +6,7 @@ python -m tests.integration.once_worker URL SOCKET SEED KEYS
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import sys
@@ -77,4 +78,5 @@ async def main(url: str, socket: str, seed: int, number: int) -> None:
 
 
 if __name__ == "__main__":
+    logging.getLogger("aiodlock").setLevel(logging.ERROR)  # losses are told to the witness
     asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
