@@ -29,6 +29,7 @@ from . import checkers
 from .checkers import Checkers
 from .network import Conn, Network, Path
 from .scenario import Simulation
+from .server import Said
 from .world import Process, World
 
 _EPOCH = 1_700_000_000.0
@@ -117,7 +118,7 @@ class MachineServer:
         if call.script == "inspect":
             return self.names.get(call.key, self.clock_us()).inspect(self.clock_us())
         reply = self._run(call)
-        self.world.log(f"{self.name}: {call} -> {reply}")
+        self.world.log(Said(self.name, call, reply))
         for tell in self.executed:
             tell(call, reply)
         return reply
@@ -335,14 +336,14 @@ class MachineBackend:
     async def _keep_calling(self) -> None:
         while True:
             line = await self._connect()
-            self._line, ended = line, asyncio.Event()
-            line.heard, line.ended = self._on_reply, ended.set
+            self._line = line
+            line.heard = self._on_reply
             self._up.set()
             self.failure = None
             if self._listener is not None:
                 self._listener.on_look(None)
             try:
-                await self._until_silent(ended)
+                await self._until_silent(line)
             finally:
                 line.abandon()
                 self._line = None
@@ -354,14 +355,31 @@ class MachineBackend:
                         reply.set_exception(Unanswered("simulated: the connection was lost"))
                         reply.exception()
 
-    async def _until_silent(self, ended: asyncio.Event) -> None:
+    async def _until_silent(self, line: Line) -> None:
         """Return when the connection is over, or has not answered for long."""
-        while not ended.is_set():
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+        timer: asyncio.TimerHandle | None = None
+
+        def end() -> None:
+            if not over.done():
+                over.set_result(None)
+
+        def look() -> None:
+            nonlocal timer
             # By what the client has sent. What a dead connection swallows, the network knows nothing of.
             if self._asked and now() - self._asked[0][1] > _SILENCE:
-                return
-            with anyio.move_on_after(0.2):
-                await ended.wait()
+                end()
+            else:
+                timer = loop.call_later(0.2, look)
+
+        line.ended = end
+        look()
+        try:
+            await over
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     async def _keep_listening(self, listening: asyncio.Event) -> None:
         while True:

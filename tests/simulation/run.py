@@ -20,10 +20,17 @@ class Outcome:
     seed: int
     checker: str
     message: str
-    schedule: tuple[str, ...]
+    style: str
+    trace: tuple[tuple[float, object], ...]
     grants: int
     turns: Counter[str]
     virtual_seconds: float
+
+    @property
+    def schedule(self) -> tuple[str, ...]:
+        """What happened when."""
+        lines = (f"{when:10.6f}  {what}" for when, what in self.trace)
+        return f"seed {self.seed}: {self.style}", *lines
 
     @property
     def digest(self) -> str:
@@ -48,12 +55,12 @@ def run_seed(
         checker, message = wrong.checker, str(wrong)
     except Exception as error:
         checker, message = "failure", f"failure: {error!r}"
-    schedule = tuple(f"{when:10.6f}  {what}" for when, what in simulation.world.trace)
     return Outcome(
         seed,
         checker,
         message,
-        (f"seed {seed}: {simulation.style}", *schedule),
+        str(simulation.style),
+        tuple(simulation.world.trace),
         simulation.checkers.grants,
         Counter(simulation.outcomes),
         simulation.world.time,
@@ -83,6 +90,10 @@ class Total:
 
 
 def collect_now_and_then(count: int) -> None:
-    """The collector rests while a seed runs, so that nothing depends on its moments."""
-    if count % 20 == 0:
+    """The collector rests while a seed runs, so that nothing depends on its moments; and mostly."""
+    if count == 1:
+        gc.disable()
+        gc.collect()
+        gc.freeze()  # what has been imported stays
+    elif count % 20 == 0:
         gc.collect()

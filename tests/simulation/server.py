@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import fakeredis
 import redis
@@ -22,6 +22,7 @@ from fakeredis.commands_mixins.scripting_mixin import LUA_MODULE
 
 from aiodlock.backends.redis.scripts import ALL, VOTING
 
+from .votes import Node, Refused
 from .world import World, Wrong
 
 #: 2023-11-14, in seconds.
@@ -121,6 +122,9 @@ class SimSocket(FakeSocket):
     # -- scripts -----------------------------------------------------------------------------------
 
     def eval(self, script: bytes, numkeys: int, *keys_and_args: bytes) -> Any:
+        votes = self.sim.votes
+        if votes is not None and script in _SCRIPTS:
+            return self._run_plain(votes, script, keys_and_args[:numkeys], keys_and_args[numkeys:])
         runtime = _runtime()
         script = self.sim.patched(script)
         function = _compiled.get(script)
@@ -140,6 +144,31 @@ class SimSocket(FakeSocket):
         finally:
             _caller.pop()
         return self._convert_lua_result(result, nested=False)
+
+    def _run_plain(
+        self, votes: Node, script: bytes, keys: tuple[bytes, ...], arguments: tuple[bytes, ...]
+    ) -> Any:
+        sim = self.sim
+        dirty = False
+
+        def touch(grows: bool) -> None:
+            nonlocal dirty
+            if sim.read_only or sim.out_of_memory:
+                try:
+                    sim.count_write(b"SET" if grows else b"DEL", dirty)
+                except SimpleError as refused:
+                    raise Refused(refused.value) from None
+            dirty = True
+
+        def publish(channel: bytes, text: bytes) -> None:
+            sim.published.append((text.split(b" ")[0].decode(), text.split(b" ")[2].decode()))
+            for socket in list(sim.fake.subscribers.get(channel, ())):
+                socket.put_response([b"message", channel, text])
+
+        try:
+            return votes.run(_SCRIPTS[script], keys, arguments, sim.clock_us(), touch, publish)
+        except Refused as refused:
+            raise SimpleError(f"{refused} script: simulated, on @user_script:1.") from None
 
     def evalsha(self, sha1: bytes, numkeys: int, *keys_and_args: bytes) -> Any:
         script = self._server.script_cache.get(sha1)
@@ -347,6 +376,17 @@ class Command:
         return what
 
 
+class Said(NamedTuple):
+    """A line of the schedule: most are never read."""
+
+    server: str
+    command: object
+    reply: Any
+
+    def __str__(self) -> str:
+        return f"{self.server}: {self.command} -> {_show(self.reply)}"
+
+
 _SCRIPTS = {script.sha: script.name for script in (*ALL, *VOTING)} | {
     script.source: script.name for script in (*ALL, *VOTING)
 }
@@ -390,6 +430,8 @@ class SimServer:
         #: Called with what happened to the data besides commands.
         self.lost_data: list[Callable[[], None]] = []
         self.snapshot: Any = None
+        #: A quorum's votes, where they are decided in plain Python instead of Lua.
+        self.votes: Node | None = None
 
     def _new_fake(self) -> fakeredis.FakeServer:
         fake = fakeredis.FakeServer(version=(7,))
@@ -437,7 +479,7 @@ class SimServer:
             self.published = []
             reply = socket.execute(fields)
         if fields[0] != b"SCRIPT":
-            self.world.log(f"{self.name}: {command} -> {_show(reply)}")
+            self.world.log(Said(self.name, command, reply))
         for tell in self.executed:
             tell(command, reply)
         return None if isinstance(reply, NoResponse) else encode(reply)
@@ -483,6 +525,8 @@ class SimServer:
         """Come back with ``kept``, ``older`` or no (``empty``) data; scripts and connections are gone."""
         old = self.db._dict
         self.fake = self._new_fake()
+        if data != "kept" and self.votes is not None:
+            self.votes = Node()
         if data == "older" and self.snapshot is not None:
             old = copy.deepcopy(self.snapshot)
         elif data != "kept":
@@ -498,8 +542,23 @@ class SimServer:
 
     def flush_data(self) -> None:
         self.db.clear()
+        if self.votes is not None:
+            self.votes = Node()
         for tell in self.lost_data:
             tell()
+
+    def knows(self, base: str, id: str) -> bool:
+        """Whether a request is a holder's or a waiter's here."""
+        if self.votes is not None:
+            return self.votes.knows(f"{base}:state".encode(), id)
+        records = [self.db.get(f"{base}:{part}".encode()) for part in ("state", "waiters")]
+        return any(one is not None and id.encode() in one.value._values for one in records)
+
+    def names_left(self) -> list[str]:
+        """Return the keys of names that somebody holds or waits for."""
+        keys = [key.decode() for key in self.db._dict]
+        left = [key for key in keys if key.endswith((":state", ":queue", ":waiters"))]
+        return left if self.votes is None else left + self.votes.left(self.now_ms())
 
     def flush_scripts(self) -> None:
         self.fake.script_cache.clear()

@@ -36,7 +36,8 @@ class World:
         self.seed = seed
         self.random = random.Random(seed)
         self.time = 0.0
-        self.trace: list[tuple[float, str]] = []
+        #: What happened when; what is not text yet is read when somebody wants to.
+        self.trace: list[tuple[float, object]] = []
         self.processes: list[Process] = []
         #: Whose code runs at this moment; its clocks are the ones that the library reads.
         self.current: Process | None = None
@@ -46,7 +47,7 @@ class World:
         self._serials = count()
         _ages.begin_anew()
 
-    def log(self, text: str) -> None:
+    def log(self, text: object) -> None:
         self.trace.append((self.time, text))
 
     def at(self, when: float, call: Callable[..., None], *args: Any) -> None:
@@ -150,11 +151,28 @@ class SimLoop(asyncio.BaseEventLoop):
     def _process_events(self, event_list: list[Any]) -> None:
         pass
 
+    def call_soon(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
     def turn(self) -> None:
-        """Run what is due, once."""
+        """Run what is due, once: what ``_run_once`` does for a loop that has nothing to select."""
+        ready, scheduled = self._ready, self._scheduled  # type: ignore[attr-defined]
+        if scheduled:
+            end = self.time() + self._clock_resolution
+            while scheduled and scheduled[0]._when < end:
+                timer = heappop(scheduled)
+                timer._scheduled = False
+                ready.append(timer)
         asyncio._set_running_loop(self)
         try:
-            self._run_once()  # type: ignore[attr-defined]
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if not handle._cancelled:
+                    handle._run()
         finally:
             asyncio._set_running_loop(None)
 
@@ -164,7 +182,6 @@ class SimLoop(asyncio.BaseEventLoop):
             return -1.0
         scheduled = self._scheduled  # type: ignore[attr-defined]
         while scheduled and scheduled[0]._cancelled:
-            self._timer_cancelled_count -= 1  # type: ignore[attr-defined]
             heappop(scheduled)._scheduled = False
         when: float | None = scheduled[0]._when if scheduled else None
         return when
