@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter
 
+from . import campaign
 from .failover import FailoverSimulation
 from .forgotten import Forgotten
 from .lingers import Lingers, LingersOnTheMachine
@@ -15,6 +18,7 @@ from .quorum import QuorumSimulation
 from .run import Total, collect_now_and_then, run_seed
 from .rush import Rush
 from .scenario import Simulation
+from .shrink import diagram, shrink
 
 
 def main() -> int:
@@ -67,7 +71,20 @@ def main() -> int:
         default="redis",
         help="memory: the machine of memory:// instead of the scripts",
     )
+    parser.add_argument(
+        "--campaign", type=Path, metavar="FILE", help="record the seeds there, and go on there"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="processes of a campaign (default: 1)")
+    parser.add_argument(
+        "--summary", type=Path, nargs="+", metavar="FILE", help="print what campaigns came to"
+    )
+    parser.add_argument(
+        "--shrink", action="store_true", help="with --seed: cut it short, and draw what is left"
+    )
     chosen = parser.parse_args()
+    if chosen.summary:
+        print(campaign.summary(chosen.summary))
+        return 0
     if chosen.store == "memory" and chosen.kind is None:
         chosen.kind = MachineSimulation
     if chosen.store == "memory" and chosen.kind is Lingers:
@@ -76,6 +93,12 @@ def main() -> int:
         return _search(chosen.start, chosen.seeds)
     prepare = VARIANTS[chosen.variant].prepare if chosen.variant else None
     kind = VARIANTS[chosen.variant].kind if chosen.variant else chosen.kind or Simulation
+    if chosen.campaign is not None:
+        if prepare is not None:
+            parser.error("a campaign is run on the library as it is")
+        return _campaign(chosen, kind)
+    if chosen.seed is not None and chosen.shrink:
+        return _shrink(chosen.seed, kind, prepare)
     if chosen.seed is not None:
         outcome = run_seed(chosen.seed, prepare, kind)
         print(outcome)
@@ -92,6 +115,33 @@ def main() -> int:
             print(f"... {total.closing_line(len(bad))}", file=sys.stderr, flush=True)
     print(total.closing_line(len(bad)))
     return bool(bad)
+
+
+def _campaign(chosen: argparse.Namespace, kind: type[Simulation]) -> int:
+    name = kind.__name__.removesuffix("Simulation").lower() or "redis"
+    name = "memory" if name == "machine" else name
+    try:
+        return campaign.run(
+            chosen.campaign, name, kind, chosen.start, chosen.seeds, jobs=chosen.jobs
+        )
+    except campaign.OtherTree as other:
+        print(other, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped: the same command goes on", file=sys.stderr)
+        return 130
+
+
+def _shrink(seed: int, kind: type[Simulation], prepare: Callable[[Simulation], None] | None) -> int:
+    shrunk = shrink(seed, kind, prepare)
+    if shrunk is None:
+        print(f"seed {seed} does not fail")
+        return 0
+    print(shrunk.outcome)
+    steps = f"{shrunk.steps_before} steps to {shrunk.steps}, in {shrunk.runs} runs"
+    print(f"\nfrom {steps}; left out: {sorted(shrunk.skipped)}\n")
+    print(f"```mermaid\n{diagram(shrunk.outcome)}\n```")
+    return 1
 
 
 def _search(start: int, seeds: int) -> int:

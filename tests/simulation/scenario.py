@@ -155,6 +155,9 @@ class Simulation:
             self.style.faults += ("behind",)
             self.style.breaks = 0.2
         self.chaos_ends = self.random.uniform(*_CHAOS)
+        #: Turns of tasks and faults, counted from 0; and those that are left out, to shorten a schedule.
+        self.steps = 0
+        self.skipped: frozenset[int] = frozenset()
         self.clients = 0
         self.done: list[asyncio.Task[None]] = []
         self.mains: dict[Process, asyncio.Task[None]] = {}
@@ -361,6 +364,11 @@ class Simulation:
         while session.requests and self.world.time < give_up:
             await asyncio.sleep(0.05)
 
+    def _is_skipped(self) -> bool:
+        """Count one more step; return whether it is left out."""
+        self.steps += 1
+        return self.steps - 1 in self.skipped
+
     def _going_on(self) -> bool:
         return self.world.time < self.chaos_ends
 
@@ -368,6 +376,8 @@ class Simulation:
         rng = self.random
         while self._going_on() and not over.is_set():
             await asyncio.sleep(rng.expovariate(1 / self.style.think))
+            if self._is_skipped():
+                continue
             turn = asyncio.ensure_future(self._turn(process, client))
             if rng.random() < self.style.cancels:
                 delay = rng.expovariate(1 / (2 * self.style.hold + 0.01))
@@ -599,7 +609,8 @@ class Simulation:
         if not self.mains:
             return
         name = self.random.choice(self.style.faults)
-        self.strike(name)
+        if not self._is_skipped():
+            self.strike(name)
         self._plan_fault()
 
     def strike(self, name: str) -> None:

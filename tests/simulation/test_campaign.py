@@ -1,0 +1,111 @@
+"""Campaigns go on where they were stopped, on the same tree only; and failing seeds are cut short."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from . import campaign
+from .memory import MachineSimulation
+from .scenario import Simulation
+from .shrink import diagram, shrink
+from .world import Wrong
+
+
+@pytest.fixture(autouse=True)
+def few_seeds_in_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "_BLOCK", 2)
+
+
+def _run(path: Path, seeds: int, start: int = 3) -> bool:
+    return campaign.run(path, "machine", MachineSimulation, start, seeds)
+
+
+def test_campaign_goes_on_behind_the_last_complete_block(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert not _run(whole, 5)
+    _run(parts, 2)
+    with parts.open("a") as file:
+        file.write('{"first": 5, "see')  # stopped in the middle of a line
+    _run(parts, 5)
+    told = [campaign.read(path)[1] for path in (whole, parts)]
+    assert [(b.first, b.seeds, b.grants) for b in told[0]] == [
+        (b.first, b.seeds, b.grants) for b in told[1]
+    ]
+    assert [(block.first, block.seeds) for block in told[0]] == [(3, 2), (5, 2), (7, 1)]
+
+
+def test_campaign_of_another_tree_or_range_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    _run(path, 1)
+    before = path.read_text()
+    with pytest.raises(campaign.OtherTree, match="from 3"):
+        _run(path, 1, start=4)
+    monkeypatch.setattr(campaign, "tree_hash", lambda: "other")
+    with pytest.raises(campaign.OtherTree, match="other"):
+        _run(path, 2)
+    assert path.read_text() == before
+
+
+def test_processes_find_what_one_finds(tmp_path: Path) -> None:
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    campaign.run(alone, "machine", MachineSimulation, 3, 4)
+    campaign.run(together, "machine", MachineSimulation, 3, 4, jobs=2)
+    told = [campaign.read(path)[1] for path in (alone, together)]
+    assert [(b.first, b.grants) for b in told[0]] == [(b.first, b.grants) for b in told[1]]
+
+
+def test_summary_tells_ranges_grants_hours_and_violations(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    _run(path, 2)
+    block = campaign.Block(5, 2, 11, 7200.0, 1.0, {"6": "token: two"})
+    with path.open("a") as file:
+        file.write(json.dumps(asdict(block)) + "\n")
+    text = campaign.summary([path])
+    grants = campaign.read(path)[1][0].grants + 11
+    assert f"| machine | 3-6 | {campaign.tree_hash()}" in text
+    assert f"4 seeds, {grants} grants, 2.0 h of virtual time, 1 violations" in text
+    assert "machine seed 6: token: two" in text
+
+
+def test_hash_of_the_tree_follows_each_source_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaign, "_ROOT", tmp_path)
+    (tmp_path / "aiodlock").mkdir()
+    hashes = [campaign.tree_hash()]
+    for name, text in (("a.py", "1"), ("a.py", "2"), ("b.lua", "2"), ("c.pyc", "2")):
+        (tmp_path / "aiodlock" / name).write_text(text)
+        hashes.append(campaign.tree_hash())
+    assert len(set(hashes)) == 4
+    assert hashes[-1] == hashes[-2], "byte code is no source"
+
+
+def _fails_at_the_third_grant(simulation: Simulation) -> None:
+    checkers = simulation.checkers
+
+    def look(command: object, reply: object) -> None:
+        if checkers.grants >= 3:
+            raise Wrong("told", "a third grant")
+
+    simulation.server.executed.append(look)
+
+
+def test_failing_seed_is_cut_short_and_drawn() -> None:
+    shrunk = shrink(4, MachineSimulation, _fails_at_the_third_grant, most_runs=40)
+    assert shrunk is not None
+    assert shrunk.outcome.checker == "told"
+    assert shrunk.steps < shrunk.steps_before
+    drawn = diagram(shrunk.outcome)
+    assert drawn.startswith("sequenceDiagram\n    participant p0")
+    assert "->>server: " in drawn
+    assert drawn.endswith("told: a third grant")
+
+
+def test_seed_that_does_not_fail_is_not_cut() -> None:
+    assert shrink(3, MachineSimulation) is None
