@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # The tests start some hundred Pythons. Without byte code on disk, each compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup check format test test-suite test-scripts test-servers test-topologies test-recipes \
+.PHONY: setup check format test test-suite test-scripts test-servers test-topologies test-zookeeper test-recipes \
 	soak simulate model test-oldest test-environments docs dist demo bench clean
 
 setup: $(STAMP)
@@ -58,7 +58,13 @@ test-topologies: setup
 	$(BIN)/python -m pytest --numprocesses 2 tests/etcd tests/contract/test_locking.py tests/contract/test_shared.py \
 		tests/contract/test_semaphore.py --store etcd $(ARGS)
 	$(BIN)/python -m pytest --numprocesses 2 tests/contract/test_locking.py tests/contract/test_shared.py \
-		tests/contract/test_semaphore.py tests/contract/test_multilock.py --store zookeeper $(ARGS)
+		tests/contract/test_semaphore.py tests/contract/test_multilock.py tests/contract/test_client_life.py \
+		tests/acceptance/test_client.py --store zookeeper $(ARGS)
+
+# All that is for every store, on ZooKeeper: one server, and an ensemble of three. A quarter of an hour.
+test-zookeeper: setup
+	$(BIN)/python -m pytest --numprocesses 3 tests/contract tests/acceptance tests/fault tests/compat \
+		--store zookeeper,zookeeper3 $(ARGS)
 
 # The recipes, with the frameworks that they are for.
 test-recipes: setup

@@ -265,6 +265,7 @@ async def test_calls_whose_connection_was_lost_in_their_turn_were_never_sent(
         for one in (first, second):
             with pytest.raises(BackendUnavailable):
                 await one
+        assert first.exception() is not second.exception()
         proxy.cut()
         await until(lambda: session.is_up and session._connection is not lost)
         with pytest.raises(jute.ZooKeeperError, match="no such node"):

@@ -75,6 +75,8 @@ class ZooKeeperBackend:
 
     async def run(self, ready: Callable[[], None]) -> None:
         self._sessions.clear()
+        self._known.clear()
+        self.stands = Stands()
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group

@@ -114,5 +114,10 @@ def _share(connection: Connection, parts: Sequence[_Part], answer: asyncio.Futur
 
 def _fail(part: _Part, error: BaseException) -> None:
     if not part.answer.done():
+        if isinstance(error, BackendUnavailable):
+            # Each gets one of its own: several tasks raise it.
+            own = type(error)(*error.args)
+            own.__cause__ = error.__cause__
+            error = own
         part.answer.set_exception(error)
         part.answer.exception()  # it may be that nobody awaits it
