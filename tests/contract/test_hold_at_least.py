@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -12,8 +14,8 @@ from aiodlock import AcquireTimeout, Client, LockLost, WouldBlock
 from aiodlock.backends.kept import KeptPlace
 
 from ..conftest import MakeClient
-from ..scenes import until
-from ..servers import CLUSTER, MEMORY, POSTGRES, SCRIPTED, SENTINEL
+from ..scenes import PATIENCE, STARTING, until, until_held
+from ..servers import CLUSTER, MEMORY, POSTGRES, REAL, SCRIPTED, SENTINEL, Store
 
 pytestmark = pytest.mark.stores(MEMORY, *SCRIPTED, *POSTGRES, CLUSTER, SENTINEL)
 
@@ -49,7 +51,7 @@ async def test_longer_body_leaves_it_open(client: Client) -> None:
     assert await closed(client) == 0.0
 
 
-@pytest.mark.parametrize("way", ["release", "confirm", "exception", "lost with ttl"])
+@pytest.mark.parametrize("way", ["release", "confirm", "exception", "cancelled", "lost with ttl"])
 async def test_whichever_way_the_body_is_left(make_client: MakeClient, way: str) -> None:
     client, other = await make_client(), await make_client()
     options: dict[str, Any] = {"hold_at_least": 30}
@@ -63,6 +65,19 @@ async def test_whichever_way_the_body_is_left(make_client: MakeClient, way: str)
         with pytest.raises(ValueError, match="failed"):
             async with client.lock("a", **options):
                 raise ValueError("failed")
+    elif way == "cancelled":
+        began = asyncio.Event()
+
+        async def body() -> None:
+            async with client.lock("a", **options):
+                began.set()
+                await asyncio.sleep(60)
+
+        task = asyncio.create_task(body())
+        await began.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
     else:
         with pytest.raises(LockLost):
             async with client.lock("a", ttl=0.3, auto_extend=False, **options):
@@ -84,8 +99,8 @@ async def test_waiter_that_is_granted_closes_too(make_client: MakeClient) -> Non
     assert await closed(client) > 20
 
 
-async def _waits(client: Client) -> bool:
-    return bool((await client.inspect("a")).waiters)
+async def _waits(client: Client, name: str = "a") -> bool:
+    return bool((await client.inspect(name)).waiters)
 
 
 async def test_body_that_never_began_closes_nothing(make_client: MakeClient) -> None:
@@ -108,6 +123,118 @@ async def test_body_that_never_began_closes_nothing(make_client: MakeClient) -> 
     assert await closed(client) == 0.0
     async with client.lock("a", timeout=5):
         pass
+
+
+async def test_name_is_closed_exactly_where_the_body_began_whenever_it_is_cancelled(
+    make_client: MakeClient,
+) -> None:
+    client, other = await make_client(), await make_client()
+    for turns in range(24):
+        name, began = f"name {turns}", False
+
+        async def body(name: str = name) -> None:
+            nonlocal began
+            async with other.lock(name, hold_at_least=30):
+                began = True
+                await asyncio.sleep(60)
+
+        async with client.lock(name):
+            task = asyncio.create_task(body())
+            await until(lambda name=name: _waits(client, name))  # type: ignore[misc]
+        for _ in range(turns):  # the grant is on its way
+            await asyncio.sleep(0 if turns % 2 else 0.0002)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert (await closed(client, name) > 20) == began, turns
+
+
+@pytest.mark.parametrize(("delay", "hold"), [(30.0, 0.5), (0.5, 30.0)])
+async def test_lost_lease_is_closed_for_the_longer_of_its_lock_delay_and_its_hold(
+    make_client: MakeClient, delay: float, hold: float
+) -> None:
+    client, other = await make_client(), await make_client()
+    lock = client.lock("a", ttl=0.5, auto_extend=False, lock_delay=delay, hold_at_least=hold)
+    with pytest.raises(LockLost):
+        async with lock:
+            await asyncio.sleep(60)
+
+    async def is_closed() -> bool:
+        return await closed(other) > 20
+
+    await until(is_closed)
+    with pytest.raises(WouldBlock):
+        await other.lock("a").acquire_nowait()
+
+
+async def test_release_ends_the_lock_delay_and_not_the_hold(make_client: MakeClient) -> None:
+    client, other = await make_client(), await make_client()
+    began = asyncio.get_running_loop().time()
+    async with client.lock("a", lock_delay=60, hold_at_least=0.6):
+        pass
+    assert 0.0 < await closed(other) <= 0.6
+    async with other.lock("a", timeout=20):
+        assert asyncio.get_running_loop().time() - began >= 0.59
+
+
+#: Where a process of its own can be a client.
+SERVERS = (*REAL, *POSTGRES, CLUSTER, SENTINEL)
+
+
+@asynccontextmanager
+async def process(store: Store, *names: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    module = ("-m", "tests.contract.hold_process", store.url, *names)
+    started = await asyncio.create_subprocess_exec(sys.executable, *module)
+    try:
+        yield started
+    finally:
+        if started.returncode is None:
+            started.kill()
+            await started.wait()
+
+
+@pytest.mark.stores(*SERVERS)
+@pytest.mark.parametrize("names", [("a",), ("a", "b")], ids=["lock", "multilock"])
+async def test_body_whose_process_is_killed_keeps_its_names_closed(
+    client: Client, store: Store, names: tuple[str, ...]
+) -> None:
+    async with process(store, *names) as holder:
+        await until_held(client, *names, within=STARTING)
+        if names[1:]:  # all are held, and told that they are
+            await until(lambda: _extended(client), within=STARTING)
+        holder.kill()
+        await holder.wait()
+    for name in names:
+        await until(lambda name=name: _has_no_holder(client, name))  # type: ignore[misc]
+        assert await closed(client, name) > 10
+
+
+@pytest.mark.stores(*SERVERS)
+@pytest.mark.parametrize("names", [("a",), ("0", "a")], ids=["lock", "multilock"])
+async def test_ghost_of_a_killed_process_closes_nothing(
+    client: Client, store: Store, names: tuple[str, ...]
+) -> None:
+    """It waited for a name, and with a multilock had got another one."""
+    async with process(store, *names) as waiter:
+        async with client.lock("a"):
+            await until(lambda: _waits(client), within=STARTING)
+            waiter.kill()
+            await waiter.wait()
+    for name in names:
+        async with client.lock(name, timeout=PATIENCE):
+            pass
+
+
+async def _has_no_holder(client: Client, name: str) -> bool:
+    return not (await client.inspect(name)).holders
+
+
+async def _extended(client: Client) -> bool:
+    """Whether the last name of the multilock was extended: then all bodies have begun."""
+    before = (await client.inspect("b")).holders
+    await asyncio.sleep(0.05)
+    after = (await client.inspect("b")).holders
+    left = [one.remaining for many in (before, after) for one in many]
+    return len(left) == 2 and None not in left and left[1] > left[0]  # type: ignore[operator]
 
 
 async def test_multilock_that_is_rolled_back_closes_nothing(make_client: MakeClient) -> None:
