@@ -7,24 +7,32 @@
 --          {owner, mode, token, ms left, client, further words, ...},
 --          {owner, mode, ms waited, client, further words, ...},
 --          the number of holders' places that lock-delay keeps closed}
-local seen = {}
-for at = 0, #KEYS - 1, 4 do
-  local state, queue, waiters, token_key = KEYS[at + 1], KEYS[at + 2], KEYS[at + 3], KEYS[at + 4]
+local queues, tokens = {}, {}
+for at = 1, #KEYS, 4 do
+  queues[#queues + 1], tokens[#tokens + 1] = KEYS[at + 1], KEYS[at + 3]
+end
+-- Asked of all names together: most have no queue.
+local any_queue = redis.call('EXISTS', unpack(queues)) > 0
+tokens = redis.call('MGET', unpack(tokens))
 
-  local holding, closed, closed_places = {}, 0, 0
+local seen = {}
+for number, queue in ipairs(queues) do
+  local at = 4 * number - 3
+  local state, waiters = KEYS[at], KEYS[at + 2]
+
+  local holding, size, closed, closed_places = {}, 0, 0, 0
   for _, record in ipairs((load_state(state, true))) do
     if record.live then
-      local left = int(record.deadline - now)
-      for _, value in ipairs({record.owner, record.mode, record.token, left, record.client, record.words}) do
-        holding[#holding + 1] = value
-      end
+      holding[size + 1], holding[size + 2], holding[size + 3] = record.owner, record.mode, record.token
+      holding[size + 4], holding[size + 5] = int(record.deadline - now), record.client
+      holding[size + 6], size = record.words, size + 6
     else
       closed, closed_places = math.max(closed, record.closed_until - now), closed_places + 1
     end
   end
 
   local waiting, deadlines = {}, {}
-  local entries = redis.call('XRANGE', queue, '-', '+')
+  local entries = any_queue and redis.call('XRANGE', queue, '-', '+') or {}
   local fields = entries[1] and redis.call('HGETALL', waiters) or {}
   for i = 1, #fields, 2 do
     deadlines[fields[i]] = decode_waiter(fields[i + 1])
@@ -41,6 +49,6 @@ for at = 0, #KEYS - 1, 4 do
       end
     end
   end
-  seen[#seen + 1] = {redis.call('GET', token_key) or '0', int(closed), holding, waiting, closed_places}
+  seen[number] = {tokens[number] or '0', int(closed), holding, waiting, closed_places}
 end
 return seen
