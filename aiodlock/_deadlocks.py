@@ -53,9 +53,9 @@ _here: contextvars.ContextVar[weakref.ref[asyncio.Task[Any]] | None] = contextva
 
 def enter(task: asyncio.Task[Any]) -> None:
     """A task is inside a block: the tasks that it creates from now on know it."""
-    me = weakref.ref(task)
-    if _here.get() is not me:  # setting it takes far longer, and a task has one such reference
-        _here.set(me)
+    known = _here.get()
+    if known is None or known() is not task:
+        _here.set(weakref.ref(task))
 
 
 class _Told:

@@ -20,7 +20,7 @@ from typing import Any
 from .._backoff import pause_after
 from .._clock import now
 from .._errors import BackendError, BackendUnavailable, LossReason
-from .._model import Gone, Granted, Waiting
+from .._model import Gone, Granted, Terms, Waiting
 from .._tasks import start_soon
 from .kept import KeptPlace, KeptStore, Stage
 
@@ -104,12 +104,13 @@ class Keeper:
         elif place.terms.auto_extend:
             # Most holders leave before anything is due: they need no entry in the heap.
             self._fresh[place] = None
-            ttl = place.terms.ttl
-            length = max(ttl - place.terms.margin, ttl / 10)
-            earliest = place.deadline - ttl + length * _EARLIEST
+            sent = (
+                place.deadline - place.terms.ttl
+            )  # a little earlier: the deadline has room for drift
+            earliest = sent + _without_margin(place.terms.ttl, place.terms) * _EARLIEST
             if earliest < self._wake_at:
                 self._set_timer(earliest)
-            elif self._wake_at <= now():
+            elif self._wake_at <= sent:
                 self._due.set()  # the machine has slept, and the timer is late
 
     def _first_beat(self, place: KeptPlace, length: float) -> float:
@@ -577,11 +578,14 @@ class Keeper:
         if place.stage is Stage.HELD:
             if not terms.auto_extend or self._at_maximum(place):
                 return _NEVER
-            length = ttl = place.lease_ttl
-            if terms.margin:
-                length = max(ttl - terms.margin, ttl / 10)
+            length = _without_margin(place.lease_ttl, terms)
         else:
             length = terms.waiter_ttl
         step = length / _GRID
         beat = min(now() + length / 3, latest)
         return beat - (beat / step - self._phase) % 1.0 * step
+
+
+def _without_margin(ttl: float, terms: Terms) -> float:
+    """Return how long a lease of that length counts as held; a tenth of it at least."""
+    return max(ttl - terms.margin, ttl / 10) if terms.margin else ttl

@@ -224,7 +224,8 @@ class KeptPlace(Request):
     def __init__(
         self, keeper: Keeper, terms: Terms, request_id: str, owner: str, listener: Listener
     ) -> None:
-        super().__init__(request_id, terms, owner, terms.begins, terms.linger > 0.0)
+        # By super() it takes twice as long, for each acquire.
+        Request.__init__(self, request_id, terms, owner, terms.begins, terms.linger > 0.0)
         self.keeper = keeper
         self.listener = listener
         self.stage = Stage.ASKING
@@ -310,7 +311,8 @@ class KeptPlace(Request):
         self.stage = Stage.HELD
         self.granted = True
         self.token = token
-        self.deadline = max(self.deadline, deadline)
+        if deadline > self.deadline:
+            self.deadline = deadline
         if self.terms.max_hold is not None:
             self.granted_at = now()
         if self.answered:
