@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, NoReturn, TypeAlias
@@ -46,6 +46,10 @@ _UNSET: Any = object()
 
 #: What the caller holds in open blocks, by name, where a task does not stand for the caller: aiodlock.sync.
 OwnRequests: TypeAlias = Mapping[str, Sequence[Request]]
+
+
+async def _nothing() -> None:
+    """There is nothing to wait for."""
 
 
 class Acquirable:
@@ -218,16 +222,18 @@ class Acquirable:
         self._entered.enter(lease._arm(), lease)
         return lease
 
-    async def __aexit__(
+    def __aexit__(
         self,
         exc_type: type[BaseException] | None,
         exc: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
+        # No coroutine around the lease's: that would be one more for each block.
         meant = self._entered.take(self, exc)
-        if meant is not None:
-            task, lease = meant
-            await lease._end_block(task, exc_type, exc)
+        if meant is None:
+            return _nothing()
+        task, lease = meant
+        return lease._end_block(task, exc_type, exc)
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -303,13 +309,13 @@ class Acquirable:
             spent = now() - started
         try:
             if timeout is None:
-                request = await self._wait_for_turn(session, request)
+                request = await self._wait_for_turn(session, request, started)
             elif timeout == 0:
                 async with asyncio.timeout(max(0.001, ANSWER_WITHIN - spent)):
-                    await self._try_once(session, request)
+                    await self._try_once(session, request, started)
             else:
                 async with asyncio.timeout(max(0.001, timeout - spent)):
-                    request = await self._wait_for_turn(session, request)
+                    request = await self._wait_for_turn(session, request, started)
         except TimeoutError as elapsed:
             if isinstance(elapsed, AcquireTimeout):
                 raise
@@ -365,16 +371,18 @@ class Acquirable:
             request.end()
             raise
 
-    async def _wait_for_turn(self, session: Session, request: Request) -> Request:
+    async def _wait_for_turn(self, session: Session, request: Request, started: float) -> Request:
         """Ask, wait until woken, and ask anew when the place in the queue was lost."""
         late: LateGrants | None = None
         while True:
             session.requests[request.id] = request
-            answer = await self._ask(session, request, wait=True)
+            answer = await self._ask(session, request, started, wait=True)
+            moment = request.granted_at  # just now, if at all
             if isinstance(answer, Waiting):
                 request.queue()
                 await self._wait_until_woken(session, request)
-            if request.state is State.HELD and now() < request.ends_at:
+                moment = now()
+            if request.state is State.HELD and moment < request.ends_at:
                 return request
             # No time left, or the server has forgotten the request: begin again at the end.
             session.check_usable()
@@ -385,6 +393,7 @@ class Acquirable:
                 if late is None:
                     late = LateGrants()
                 await late.pause(self._name, self._ttl, session.unavailable_after)
+            started = now()
 
     @staticmethod
     async def _wait_until_woken(session: Session, request: Request) -> None:
@@ -401,9 +410,9 @@ class Acquirable:
             if deadlocks is not None and watched:
                 deadlocks.ends(request)
 
-    async def _try_once(self, session: Session, request: Request) -> None:
+    async def _try_once(self, session: Session, request: Request, started: float) -> None:
         session.requests[request.id] = request
-        answer = await self._ask(session, request, wait=False)
+        answer = await self._ask(session, request, started, wait=False)
         if answer == Gone("broken"):
             session.departure.in_background(request)
             raise AcquireTimeout(
@@ -417,10 +426,10 @@ class Acquirable:
             )
 
     async def _ask(
-        self, session: Session, request: Request, *, wait: bool
+        self, session: Session, request: Request, started: float, *, wait: bool
     ) -> Granted | Waiting | Gone:
         """Send the request until it is answered. The same id makes a repetition harmless."""
-        place, started = request.place, now()
+        place = request.place
         while True:
             try:
                 answer = await place.acquire(wait=wait)
