@@ -108,13 +108,16 @@ class Body:
         self._arm()
         return self
 
-    def _arm(self) -> _Task:
+    def _arm(self, task: _Task | None = None) -> _Task:
         """Make a loss cancel the current task's body, once, however often it is nested; return the task.
 
         With ``on_lost="flag"`` too: nothing is cancelled then, but leaving the client waits for it.
+
+        :param task: the current task, if the caller knows it.
         """
-        task = asyncio.current_task()
-        assert task is not None
+        if task is None:
+            task = asyncio.current_task()
+            assert task is not None
         if self._tasks and any(other is not task and not other.done() for other in self._tasks):
             raise RuntimeError(f"{self!r} is the body of another task already: enter it once")
         self._session.bodies.enter(task, self._requests)

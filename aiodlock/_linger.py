@@ -87,13 +87,12 @@ class Lingering:
         return True
 
     def hand_out(
-        self, terms: Terms, options: LockOptions, task: asyncio.Task[Any] | None
+        self, terms: Terms, options: LockOptions, task: asyncio.Task[Any] | None, moment: float
     ) -> Request | None:
         """Let a new body of this task hold a kept lease; None if what is kept is not what it asks for."""
         request = self.kept.get(terms.name)
         if request is None:
             return None
-        moment = now()
         other = request.terms is not terms
         if (
             (other and not (_same(request.terms, terms) and request.options.owner == options.owner))

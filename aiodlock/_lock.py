@@ -219,7 +219,8 @@ class Acquirable:
 
     async def __aenter__(self) -> Lease:
         lease = await self._acquire(self._options.timeout)
-        self._entered.enter(lease._arm(), lease)
+        whose = lease._request.task
+        self._entered.enter(lease._arm(whose and whose()), lease)
         return lease
 
     def __aexit__(
@@ -246,8 +247,6 @@ class Acquirable:
         bodies = session.bodies.of(task) if own is None else own.get(self._name, ())
         if bodies:
             self._check_bodies(session, bodies)
-        request_id = session.new_id()
-        owner = self._owner(request_id, timeout is None)
         mine: list[Request] = []
         if self._options.owner is None and self._kind == "lock":
             if own is None:
@@ -263,17 +262,18 @@ class Acquirable:
                 if held.terms.mode == self._mode:
                     return Lease(session, held)
             if mine:
-                owner = mine[0].owner
                 if self._mode == "exclusive":
                     raise self._deadlock()
                 for held in mine:
                     held.share_owner()
         lingering = session.lingering
         if self._name in lingering.kept and self._kind == "lock" and not mine:
-            if task is not None and not lingering.has_turn(task, now()):
+            moment = now()
+            if task is not None and not lingering.has_turn(task, moment):
                 await asyncio.sleep(0)
                 session.check_usable()
-            kept = lingering.hand_out(self._terms, self._options, task)
+                moment = now()
+            kept = lingering.hand_out(self._terms, self._options, task, moment)
             if kept is not None:
                 lease = self._lease_type(session, kept)
                 session.telling.handed_out(kept)
@@ -281,6 +281,8 @@ class Acquirable:
         if not session.slices.take():
             await session.slices.turn()
             session.check_usable()
+        request_id = session.new_id()
+        owner = mine[0].owner if mine else self._owner(request_id, timeout is None)
         request = Request(session, self._terms, self._options, request_id, owner, task)
         request.patient = timeout is None
         if mine:
