@@ -30,7 +30,7 @@ _MOST = 1000
 _SLICE = 100
 #: Bodies that await nothing would keep the event loop for ever, and nothing would be extended: all tasks
 #: together get so many seconds of one turn.
-_TURN = 0.001
+_TURN = 0.002
 
 
 class Lingering:

@@ -31,7 +31,7 @@ from .servers import Servers
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 #: Cases that are about the client and the server as a whole, not about one acquire and release.
-_LOADS = ("processes", "waiters", "leases", "queue", "memory")
+_LOADS = ("processes", "second", "waiters", "leases", "queue", "memory")
 
 
 def main() -> None:
@@ -139,10 +139,12 @@ def _run_loads(options: argparse.Namespace, servers: Servers, report: Report) ->
     if "processes" in options.cases:
         contenders = [
             each
-            for each in (who.OURS, who.REDIS_PY, who.FIFO, who.POSTGRES)
-            if each.key in options.peers
+            for each in (who.OURS, who.LINGERING, who.REDIS_PY, who.FIFO, who.POSTGRES)
+            if each.key in options.peers or (each is who.LINGERING and "ours" in options.peers)
         ]
         show(load.processes(servers, contenders, 8, 2.0 if quick else 5.0, rounds))
+    if "second" in options.cases:
+        show(load.second(servers, [who.OURS, who.LINGERING], 1.0 if quick else 5.0, 2 * rounds + 1))
     coroutines: dict[str, Coroutine[Any, Any, load.Table]] = {
         "waiters": load.waiters(url, 1_000, rounds),
         "leases": load.leases(url, many, 2 if quick else 6),

@@ -344,6 +344,7 @@ UNCONFIRMED = Contender(
     "aiodlock, confirm_release=False",
     _ours(confirm_release=False),
 )
+LINGERING = Contender("ours-linger", "aiodlock, linger=60", _ours(linger=60.0))
 FEW = Contender(
     "ours-few",
     "aiodlock, as many by 64 tasks on 64 names",
@@ -367,6 +368,6 @@ OURS_ZOOKEEPER = Contender(
 KAZOO = Contender("kazoo", "kazoo on ZooKeeper (threads)", open_run=_kazoo)
 
 ALL = (
-    *(RAW, OURS, UNCONFIRMED, FEW, EXCLUSIVE),
+    *(RAW, OURS, UNCONFIRMED, LINGERING, FEW, EXCLUSIVE),
     *(REDIS_PY, FIFO, POTTERY, THREADED, NODE, POSTGRES, OURS_ZOOKEEPER, KAZOO),
 )

@@ -208,6 +208,52 @@ def processes(
     return table
 
 
+def second(servers: Servers, contenders: list[Contender], seconds: float, rounds: int) -> Table:
+    """One process takes a name again and again, for a millisecond of every two. How long does another one
+    wait that wants it now and then? The contenders take turns.
+    """
+    table = Table("second", "A second process wants the name of one that takes it again and again")
+    context = multiprocessing.get_context("spawn")
+    for number in range(rounds):
+        for contender in contenders:
+            job = ({"redis": servers.redis}, contender.key, f"second{number}", seconds)
+            with context.Pool(2, _keep, (context.Barrier(2),)) as pool:
+                parts = pool.starmap(_take_turns, [(*job, 0), (*job, 1)], chunksize=1)
+            (taken, _), (_, waits) = parts
+            percentiles = statistics.quantiles(waits, n=100)
+            table.add(f"{contender.title}: wait p50", percentiles[49] * 1e6, "µs")
+            table.add(f"{contender.title}: wait p99", percentiles[98] * 1e6, "µs")
+            table.add(f"{contender.title}: bodies of the first", taken)
+    return table
+
+
+def _take_turns(
+    addresses: dict[str, str], key: str, name: str, seconds: float, role: int
+) -> tuple[int, list[float]]:
+    """Be the first or the second process; return how many bodies it had, and how long each waited."""
+    from .contenders import ALL
+
+    (contender,) = (each for each in ALL if each.key == key)
+
+    async def take_turns() -> tuple[int, list[float]]:
+        waits: list[float] = []
+        assert contender.open_holds is not None
+        async with contender.open_holds(Servers.at(addresses)) as make:
+            hold = make(name, False)
+            async with make(f"{name}-warm-up-{os.getpid()}", False)():
+                pass
+            _barrier.wait(60)
+            stop = time.monotonic() + seconds
+            while (began := time.monotonic()) < stop:
+                async with hold():
+                    waits.append(time.monotonic() - began)
+                    await asyncio.sleep(0.001 if role == 0 else 0.0)
+                await asyncio.sleep(0.001 if role == 0 else 0.02)
+        return len(waits), waits
+
+    return asyncio.run(take_turns())
+
+
 class _ServerTime:
     """The processor time that the Redis server spends while the block lasts, in seconds."""
 

@@ -44,7 +44,15 @@ def cases(*, quick: bool) -> list[Case]:
     better when one task may take it many times in a row, far worse when each takes it once.
     """
     share = 4 if quick else 1
-    on_redis = (who.RAW, who.OURS, who.UNCONFIRMED, who.REDIS_PY, who.FIFO, who.POTTERY)
+    on_redis = (
+        who.RAW,
+        who.OURS,
+        who.UNCONFIRMED,
+        who.LINGERING,
+        who.REDIS_PY,
+        who.FIFO,
+        who.POTTERY,
+    )
     everybody = (*on_redis, who.THREADED, who.NODE, who.POSTGRES, who.KAZOO)
     one = Case("one-task", "One task", Load(1, 1, 800 // share), everybody)
     return [
