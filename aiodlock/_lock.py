@@ -220,7 +220,7 @@ class Acquirable:
     async def __aenter__(self) -> Lease:
         lease = await self._acquire(self._options.timeout)
         whose = lease._request.task
-        self._entered.enter(lease._arm(whose and whose()), lease)
+        self._entered.enter(lease._arm(None if whose is None else whose()), lease)
         return lease
 
     def __aexit__(
