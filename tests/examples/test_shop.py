@@ -1,4 +1,4 @@
-"""The shop with ``Once``: three workers, forty orders, five clicks each at the same time, on busy cores.
+"""The shop of ``examples/once_service.py``: three workers, forty orders, five clicks each, on busy cores.
 
 Counted is what reached the provider: it keeps a list of its own, and charges whatever it is asked to.
 """
