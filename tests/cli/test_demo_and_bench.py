@@ -12,14 +12,18 @@ import pytest
 from aiodlock.cli import _demo_worker
 
 from ..scenes import STARTING, until
-from ..servers import Store
+from ..servers import Store, installed
 from .test_commands import call
 
 
 @pytest.mark.timeout(400)
-async def test_demo_shows_what_is_true() -> None:
+@pytest.mark.parametrize("kept_in", ["valkey", "postgres"])
+async def test_demo_shows_what_is_true(kept_in: str) -> None:
+    if kept_in == "postgres" and not installed("postgres"):
+        pytest.skip("postgres is not installed")
+    words = ("demo", "--json", "--store", kept_in)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "aiodlock", "demo", "--json"), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "aiodlock", *words), stdout=asyncio.subprocess.PIPE
     )
     out, _ = await process.communicate()
     checks = json.loads(out)
