@@ -71,7 +71,7 @@ class PostgresServer:
         self._directory: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
-        self.port = _free_port()
+        self.port = free_port()
 
     def __enter__(self) -> PostgresServer:
         self.start()
@@ -268,7 +268,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     # Below the range that the kernel takes ports of outgoing connections from.
     for port in range(20_000 + os.getpid() % 5_000, 32_000):
         with socket.socket() as probe:

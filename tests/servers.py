@@ -20,8 +20,9 @@ import aiodlock.backends.sources as sources
 from aiodlock._embedded import EmbeddedServer, find_redis62, find_redis_on_path, find_valkey9
 from aiodlock.backends.postgres.schema import create_statements
 
-from . import zookeeper
+from . import pooler, zookeeper
 from .etcd.servers import EtcdCluster, find_etcd
+from .pooler import Pooler
 from .postgres import PostgresServer, find_debian, find_wheel
 from .topology.cluster import Cluster
 from .topology.servers import SentinelService
@@ -43,6 +44,8 @@ REPLICATED = "replicated"
 QUORUM, QUORUM5 = "quorum", "quorum5"
 # Debian's PostgreSQL, and the newest that a wheel brings.
 POSTGRES = ("postgres", "postgres18")
+# The former behind pgbouncer in transaction mode, with a connection around it that listens.
+PGBOUNCER = "pgbouncer"
 # One member of etcd's, and three.
 ETCD = ("etcd", "etcd3")
 # One server of Debian's ZooKeeper, and an ensemble of three.
@@ -50,7 +53,7 @@ ZOOKEEPER = ("zookeeper", "zookeeper3")
 # Stores in one file each, for the core of the contract alone: tests/toys.
 TOYS = ("toy-requests", "toy-lease")
 # Stores beyond Redis: nobody looks at their keys.
-BEYOND = (*POSTGRES, *ETCD, *ZOOKEEPER)
+BEYOND = (*POSTGRES, PGBOUNCER, *ETCD, *ZOOKEEPER)
 OTHERS = (CLUSTER, SENTINEL, REPLICATED, QUORUM, QUORUM5, *BEYOND)
 
 #: Where what is kept can be deleted from outside.
@@ -90,6 +93,8 @@ def installed(name: str) -> bool:
     """Tell whether this machine is expected to run the store. Debian's servers may be missing."""
     if name in _POSTGRES:
         return _POSTGRES[name]() is not None
+    if name == PGBOUNCER:
+        return pooler.PROGRAM.exists() and installed("postgres")
     if name in ETCD:
         return find_etcd() is not None
     if name in ZOOKEEPER:
@@ -197,7 +202,7 @@ class Store:
             return await zookeeper.left(self.url, receipts=not markers)
         if self.postgres is not None:
             rows = self.postgres.execute(
-                "select key from aiodlock.name where cardinality(holders) > 0 union "
+                "select key from aiodlock.name n where cardinality(aiodlock.holders_of(n)) > 0 union "
                 "select key from aiodlock.waiter"
             )
             if not markers:
@@ -266,6 +271,7 @@ class Servers:
         self._service: SentinelService | None = None
         self._quorums: dict[str, list[EmbeddedServer]] = {}
         self._postgres: dict[str, PostgresServer] = {}
+        self._pooler: Pooler | None = None
         self._etcd: dict[str, EtcdCluster] = {}
         self._zookeeper: dict[str, ZooKeeperServer | ZooKeeperEnsemble] = {}
         self._installed: set[str] = set()
@@ -300,6 +306,8 @@ class Servers:
             return Store(name, "", quorum=self._quorum(name))
         if name in POSTGRES:
             return self._postgres_store(name)
+        if name == PGBOUNCER:
+            return self._pooled_store()
         if name in ETCD:
             cluster = self._etcd_cluster(name)
             return Store(name, cluster.url, etcd=cluster)
@@ -323,6 +331,14 @@ class Servers:
         self._installed.add(name)
         return Store(name, server.url, postgres=server)
 
+    def _pooled_store(self) -> Store:
+        store = self._postgres_store("postgres")
+        assert store.postgres is not None
+        if self._pooler is None:
+            self._pooler = Pooler(store.postgres).start()
+        options = {"listen_source": store.url}
+        return Store(PGBOUNCER, self._pooler.url, postgres=store.postgres, options=options)
+
     def _zookeeper_server(self, name: str) -> ZooKeeperServer | ZooKeeperEnsemble:
         if name not in self._zookeeper:
             make = ZooKeeperServer if name == "zookeeper" else ZooKeeperEnsemble
@@ -343,6 +359,9 @@ class Servers:
         quorums = itertools.chain.from_iterable(self._quorums.values())
         for server in (*self._running.values(), *quorums):
             server.stop()
+        if self._pooler is not None:
+            self._pooler.stop()
+            self._pooler = None
         for postgres in self._postgres.values():
             postgres.stop()
         for cluster in self._etcd.values():

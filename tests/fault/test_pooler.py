@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import shutil
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,16 +12,14 @@ from aiodlock import Client
 from aiodlock._clock import now
 from aiodlock.backends.postgres.schema import create_statements
 
+from ..pooler import Pooler
 from ..postgres import PostgresServer
 from ..scenes import until_waiting
-from ..servers import Servers, installed
+from ..servers import PGBOUNCER, Servers, installed
 
 NAME = "order:42"
-POOLER = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
 
-pytestmark = pytest.mark.skipif(
-    not installed("postgres") or not Path(POOLER).exists(), reason="no pgbouncer, or no postgres"
-)
+pytestmark = pytest.mark.skipif(not installed(PGBOUNCER), reason="no pgbouncer, or no postgres")
 
 
 @pytest.fixture
@@ -39,39 +31,10 @@ def server(servers: Servers) -> PostgresServer:
 
 
 @pytest.fixture
-def pooled(server: PostgresServer, tmp_path: Path) -> Iterator[str]:
-    """Give the URL of a pooler that shares four connections in transaction mode."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    users = tmp_path / "users"
-    users.write_text('"postgres" ""\n')
-    settings = tmp_path / "pgbouncer.ini"
-    settings.write_text(
-        f"[databases]\npostgres = host=127.0.0.1 port={server.port} dbname=postgres\n"
-        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nauth_type = trust\n"
-        f"auth_file = {users}\npool_mode = transaction\ndefault_pool_size = 4\nunix_socket_dir =\n"
-    )
-    user = "postgres" if os.getuid() == 0 else None
-    for path in (tmp_path, *tmp_path.parents):
-        if user is not None and path.is_relative_to("/tmp") and path != Path("/tmp"):
-            path.chmod(0o755)
-    log = (tmp_path / "log").open("wb")
-    process = subprocess.Popen(
-        [POOLER, settings], stdin=subprocess.DEVNULL, stdout=log, stderr=log, user=user
-    )
-    give_up = time.monotonic() + 20
-    while time.monotonic() < give_up:
-        assert process.poll() is None, (tmp_path / "log").read_text()
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            break
-        except OSError:
-            time.sleep(0.05)
-    yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
-    process.terminate()
-    process.wait(20)
-    log.close()
+def pooled(server: PostgresServer) -> Iterator[str]:
+    """Give the URL of a pooler."""
+    with Pooler(server) as pooler:
+        yield pooler.url
 
 
 async def _hand_over(one: Client, other: Client) -> float:
