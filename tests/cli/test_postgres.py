@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from aiodlock import Client
+from aiodlock.backends.postgres.schema import VERSION
 
 from ..postgres import PostgresServer
 
@@ -32,7 +33,9 @@ def empty(postgres: PostgresServer) -> PostgresServer:
 def test_init_creates_the_schema_once(empty: PostgresServer) -> None:
     first = command("init", "--url", empty.url)
     assert (first.returncode, first.stderr) == (0, "")
-    assert first.stdout.rstrip().endswith("created the schema aiodlock (version 1, logged)")
+    assert first.stdout.rstrip().endswith(
+        f"created the schema aiodlock (version {VERSION}, logged)"
+    )
     again = command("init", "--url", empty.url)
     assert again.returncode == 0
     assert "nothing to do" in again.stdout

@@ -241,7 +241,7 @@ async def test_multilock_that_is_rolled_back_closes_nothing(make_client: MakeCli
     client, other = await make_client(), await make_client()
     async with client.lock("b"):
         with pytest.raises(AcquireTimeout):
-            await other.multilock("a", "b", timeout=0.1, hold_at_least=30).acquire()
+            await other.multilock("a", "b", timeout=1, hold_at_least=30).acquire()
         assert await closed(client, "a") == 0.0
     async with other.multilock("a", "b", hold_at_least=30):
         pass

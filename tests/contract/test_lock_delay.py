@@ -54,7 +54,7 @@ async def _opens_at(store: Store) -> float:
     """Return when the name is open again if its holder is lost, on the server's clock."""
     if store.postgres is not None:
         (row,) = store.postgres.execute(
-            "select h.deadline + h.delay from aiodlock.name n, unnest(n.holders) h"
+            "select h.deadline + h.delay from aiodlock.name n, unnest(aiodlock.holders_of(n)) h"
         )
         return float(row[0]) / 1000
     (record,) = (await Direct(await store.raw(), "a").holders()).values()

@@ -55,6 +55,22 @@ async def test_schema_of_another_version_is_refused(empty: PostgresServer) -> No
                 pytest.fail("entered")
 
 
+@pytest.mark.parametrize("version", [1, VERSION - 1])
+async def test_schema_of_an_older_tree_is_refused_and_the_way_on_is_told(
+    empty: PostgresServer, version: int
+) -> None:
+    install(empty)
+    empty.execute(f"update aiodlock.meta set version = {version};")
+    told = (
+        f"has version {version}, and this release of aiodlock needs version {VERSION}: stop every client, "
+        "run 'drop schema aiodlock cascade', and run 'aiodlock init' of this release"
+    )
+    for create in (False, True):
+        with pytest.raises(BackendError, match=told):
+            async with Client(empty.url, create=create):
+                pytest.fail("entered")
+
+
 async def test_role_with_execute_alone_can_lock(empty: PostgresServer) -> None:
     install(empty)
     empty.execute(

@@ -28,9 +28,7 @@ PROCESSES = 8
 #: Notes each request when it arrives, behind the name's lock.
 _NOTE_ARRIVALS = """
 create table aiodlock.arrival (number bigserial, id text unique);
-alter function aiodlock.turn(text, bigint, text) rename to carry_out;
-create function aiodlock.turn(caller text, retention bigint, messages text) returns text
-language plpgsql as $$
+create function aiodlock.note_arrivals(messages text) returns void language plpgsql as $$
 declare
   op text;
 begin
@@ -40,10 +38,26 @@ begin
       insert into aiodlock.arrival (id) values (split_part(op, E'\\t', 3)) on conflict do nothing;
     end if;
   end loop;
-  return aiodlock.carry_out(caller, retention, messages);
+end $$;
+alter function aiodlock.turn_one(text, bigint, text) rename to carry_one_out;
+create function aiodlock.turn_one(caller text, retention bigint, messages text) returns text
+language plpgsql as $$
+begin
+  perform aiodlock.note_arrivals(messages);
+  return aiodlock.carry_one_out(caller, retention, messages);
+end $$;
+alter function aiodlock.turn_many(text, bigint, text) rename to carry_many_out;
+create function aiodlock.turn_many(caller text, retention bigint, messages text) returns text
+language plpgsql as $$
+begin
+  perform aiodlock.note_arrivals(messages);
+  return aiodlock.carry_many_out(caller, retention, messages);
 end $$;
 """
-_LEFT = "select 1 from aiodlock.waiter union all select 1 from aiodlock.name where holders <> '{}'"
+_LEFT = """
+select 1 from aiodlock.waiter union all
+select 1 from aiodlock.name n where cardinality(aiodlock.holders_of(n)) > 0
+"""
 
 pytestmark = pytest.mark.skipif(not installed("postgres"), reason="postgres is not installed")
 

@@ -63,6 +63,9 @@ class History:
         machine.leave_and_record(machine.known.index(asked), False)
         machine.same_holders_and_waiters()
 
+    def inspect(self) -> None:
+        self._machine.inspect()
+
     def break_lock(self) -> None:
         self._machine.break_lock()
         self._machine.same_holders_and_waiters()
@@ -80,6 +83,12 @@ class History:
 Tale = Callable[[History], None]
 
 
+def a_free_name(history: History) -> None:
+    """Let a lease end a moment ago, so that the name may be taken by a short way."""
+    history.leave(history.request())
+    history.time_passes(1)
+
+
 def waiting_writer_and_a_new_reader(history: History) -> None:
     history.request("shared")
     history.request("exclusive")
@@ -92,7 +101,9 @@ def reader_while_a_writer_holds(history: History) -> None:
 
 
 def held_name_that_is_tried(history: History) -> None:
+    a_free_name(history)
     history.request()
+    history.time_passes(1)
     history.request(wait=False)
 
 
@@ -113,11 +124,60 @@ def owner_that_comes_back_within_its_lock_delay(history: History) -> None:
 
 
 def name_that_is_tried_within_a_lock_delay(history: History) -> None:
+    a_free_name(history)
     history.request(delay=MINUTE)
     history.time_passes(2 * MINUTE)
     history.request(wait=False)
     history.time_passes(MINUTE)
     history.request(wait=False)
+
+
+def name_that_waits_for_a_lock_delay(history: History) -> None:
+    history.request(delay=MINUTE)
+    history.request(waiter_ttl=10 * MINUTE)
+    history.time_passes(2 * MINUTE + 1)
+    history.request(wait=False)
+
+
+def two_grants_of_one_moment(history: History) -> None:
+    for _ in range(3):
+        history.leave(history.request())
+    history.time_passes(1)
+    for _ in range(3):
+        history.leave(history.request())
+
+
+def one_after_the_other(history: History) -> None:
+    for mode in ("exclusive", "shared", "exclusive"):
+        holder = history.request(mode)
+        history.time_passes(MINUTE)
+        history.extend(holder)
+        history.inspect()
+        history.time_passes(MINUTE)
+        history.request(wait=False)
+        history.extend(holder, length=5 * MINUTE)
+        history.extend(holder)
+        history.leave(holder)
+        history.time_passes(1)
+
+
+def lone_holder_that_is_joined(history: History) -> None:
+    history.leave(history.request())
+    history.time_passes(1)
+    first = history.request("shared", owner="uA")
+    second = history.request("shared")
+    history.request("shared", owner="uA")
+    history.request(waiter_ttl=10 * MINUTE)
+    history.extend(first, second)
+    history.leave(first)
+    history.leave(second)
+
+
+def owner_that_comes_back_with_a_hold(history: History) -> None:
+    history.request(owner="uA", ttl=3 * MINUTE)
+    history.request(waiter_ttl=10 * MINUTE, client="three")
+    history.request(owner="uA", hold=3 * MINUTE, begins=True)
+    history.request(owner="uA")
 
 
 def dead_waiter_at_the_head(history: History) -> None:
@@ -155,7 +215,7 @@ def shorter_extension(history: History) -> None:
 
 
 def dead_holder_whose_clock_was_set_back(history: History) -> None:
-    history.leave(history.request())
+    a_free_name(history)
     history.request()
     history.clock_is_set_back()
     history.request(wait=False)
@@ -192,8 +252,10 @@ def newcomer_after_the_clock_was_set_back(history: History) -> None:
 
 
 def duplicate_that_comes_after_the_leave(history: History) -> None:
+    a_free_name(history)
     holder = history.request()
     history.leave(holder, ambiguous=True)
+    history.time_passes(1)
     history.repeat(holder)
 
 
@@ -261,12 +323,14 @@ def second_of_two_readers_leaves(history: History) -> None:
 
 
 def stranger_that_leaves(history: History) -> None:
+    a_free_name(history)
     history.request()
     stranger = history.request(wait=False)
     history.leave(stranger)
 
 
 def release_with_a_waiter(history: History) -> None:
+    a_free_name(history)
     for client in ("one", "two"):
         holder = history.request(client="one")
         history.request(client=client)
@@ -275,6 +339,7 @@ def release_with_a_waiter(history: History) -> None:
 
 
 def release_that_comes_too_late(history: History) -> None:
+    a_free_name(history)
     holder = history.request()
     history.time_passes(2 * MINUTE)
     history.leave(holder)
@@ -316,9 +381,11 @@ def success_and_a_newcomer(history: History) -> None:
 
 
 def success_that_is_alone(history: History) -> None:
+    a_free_name(history)
     holder = history.request()
     history.record(holder)
     history.record(holder)
+    history.time_passes(1)
     history.request()
 
 
@@ -329,6 +396,11 @@ LOCKS: list[Tale] = [
     reader_that_wants_to_write,
     owner_that_comes_back_within_its_lock_delay,
     name_that_is_tried_within_a_lock_delay,
+    name_that_waits_for_a_lock_delay,
+    two_grants_of_one_moment,
+    one_after_the_other,
+    lone_holder_that_is_joined,
+    owner_that_comes_back_with_a_hold,
     dead_waiter_at_the_head,
     dead_writer_between_readers,
     dead_writer_between_readers_whose_clock_was_set_back,

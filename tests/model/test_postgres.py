@@ -4,7 +4,8 @@ and messages. Of each rule taken out of the functions, a history by hand notices
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import asyncpg
@@ -27,7 +28,7 @@ from .test_scripts import (
     run,
     take_steps,
 )
-from .turns import Database, VirtualTurns
+from .turns import WAYS, Database, VirtualTurns
 
 
 @pytest.mark.timeout(300 + STEPS / 10)
@@ -172,12 +173,6 @@ MUTANTS = [
         histories.duplicate_that_comes_after_the_leave,
     ),
     Mutant(
-        "the row tells of markers",
-        "and now_ms >= n.marked_until",
-        "",
-        histories.duplicate_that_comes_after_the_leave,
-    ),
-    Mutant(
         "a break is told",
         "perform pg_notify(aiodlock.channel(h.client), message);",
         "perform pg_notify(aiodlock.channel('three'), message);",
@@ -202,36 +197,6 @@ MUTANTS = [
         histories.head_that_withdraws_from_a_long_lease,
     ),
     Mutant(
-        "what is held is not free",
-        "and n.head = 0 and n.holders = '{}'",
-        "",
-        histories.held_name_that_is_tried,
-    ),
-    Mutant(
-        "who releases alone leaves the others their holds",
-        "cardinality(n.holders) = 1 and (n.holders[1]).id = f[3]",
-        "(n.holders[1]).id = f[3]",
-        histories.first_of_two_readers_leaves,
-    ),
-    Mutant(
-        "who releases hands off",
-        "and n.head = 0 and cardinality(n.holders)",
-        "and cardinality(n.holders)",
-        histories.release_with_a_waiter,
-    ),
-    Mutant(
-        "what is overdue is not released",
-        "and now_ms < (n.holders[1]).deadline and",
-        "and",
-        histories.release_that_comes_too_late,
-    ),
-    Mutant(
-        "a lone lease that is lost does not open its name early",
-        "(f[5] = 'ended' or (n.holders[1]).delay = 0)",
-        "true",
-        histories.lease_that_is_lost_and_has_a_lock_delay,
-    ),
-    Mutant(
         "an overdue head is met",
         "freed or now_ms >= head_deadline or",
         "freed or",
@@ -249,6 +214,67 @@ MUTANTS = [
         "coalesce(max(now_us), now_us)",
         histories.newcomer_after_the_clock_was_set_back,
     ),
+    Mutant(
+        "a hold is part of when its owner's further lease ends",
+        "moved or aiodlock.closed_until(mine) <",
+        "moved or mine.deadline + mine.delay <",
+        histories.owner_that_comes_back_with_a_hold,
+    ),
+    # The short ways.
+    Mutant(
+        "a name with markers is not free",
+        "and now_ms >= marked_until and recorded_until = 0",
+        "and recorded_until = 0",
+        histories.duplicate_that_comes_after_the_leave,
+    ),
+    Mutant(
+        "a name with a success on record is not free",
+        "and now_ms >= marked_until and recorded_until = 0",
+        "and now_ms >= marked_until",
+        histories.success_that_is_alone,
+    ),
+    Mutant(
+        "one that is held is not free",
+        "case when cardinality(holding) = 0 and now_ms",
+        "case when now_ms",
+        histories.name_that_is_tried_within_a_lock_delay,
+    ),
+    Mutant(
+        "one message takes what is free",
+        "and n.lone = '' and n.token < now_us and (not true or ttl",
+        "and n.token < now_us and (not true or ttl",
+        histories.held_name_that_is_tried,
+    ),
+    Mutant(
+        "one message takes no token twice",
+        "n.lone = '' and n.token < now_us and (not true or ttl",
+        "n.lone = '' and (not true or ttl",
+        histories.two_grants_of_one_moment,
+    ),
+    Mutant(
+        "one message releases its own",
+        "and n.lone = rid and now_ms < n.lone_until;",
+        "and n.lone > '' and now_ms < n.lone_until;",
+        histories.stranger_that_leaves,
+    ),
+    Mutant(
+        "one message releases what is not overdue",
+        "and n.lone = rid and now_ms < n.lone_until;",
+        "and n.lone = rid;",
+        histories.release_that_comes_too_late,
+    ),
+    Mutant(
+        "one message leaves a marker",
+        "f[1] = 'leave' and f[4] = '0' and f[5]",
+        "f[1] = 'leave' and f[5]",
+        histories.duplicate_that_comes_after_the_leave,
+    ),
+    Mutant(
+        "one message leaves its lock-delay",
+        "f[1] = 'acquire' and f[8] = '0' and",
+        "f[1] = 'acquire' and",
+        histories.name_that_is_tried_within_a_lock_delay,
+    ),
 ]
 
 
@@ -256,7 +282,14 @@ _MACHINES = {tale: machine for machine, tale in histories.ALL}
 
 
 def _tell(database: Database, tale: Tale) -> None:
-    histories.tell(lambda machine: VirtualTurns(database, machine.kind), _MACHINES[tale], tale)
+    """Run a history by each of the functions that carry messages out, and by turns."""
+    for ways in (*((way,) for way in WAYS), WAYS):
+        make = functools.partial(_virtual, database, ways)
+        histories.tell(make, _MACHINES[tale], tale)
+
+
+def _virtual(database: Database, ways: Sequence[str], machine: type[Locks]) -> VirtualTurns:
+    return VirtualTurns(database, machine.kind, ways)
 
 
 def test_functions_answer_histories_by_hand_as_the_machine(postgres: PostgresServer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Sequence
-from itertools import count
+from itertools import count, cycle
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
@@ -25,6 +25,8 @@ create or replace function aiodlock.clock_us() returns bigint language sql volat
 $$ select current_setting('aiodlock.clock')::bigint $$
 """
 _names = count()
+#: The functions that carry messages out.
+WAYS = ("turn_one", "turn_many", "turn")
 
 
 class Database:
@@ -58,9 +60,13 @@ def word_in(key: str, words: str) -> str:
 
 
 class VirtualTurns:
-    """One name. The answers are put as those of the scripts are."""
+    """One name. The answers are put as those of the scripts are.
 
-    def __init__(self, database: Database, kind: str) -> None:
+    The calls go to the functions `ways` by turns: all of them do the same.
+    """
+
+    def __init__(self, database: Database, kind: str, ways: Sequence[str] = WAYS) -> None:
+        self._ways = cycle(ways)
         self.time = 0
         self.whole = True
         self.lingers = False
@@ -148,13 +154,15 @@ class VirtualTurns:
 
     def look(self) -> Stored:
         name = self._fetch(
-            "select * from aiodlock.name where key = $1 order by version desc limit 1", self._key
+            "select *, aiodlock.holders_of(n) as all_holders from aiodlock.name n where key = $1 "
+            "order by version desc limit 1",
+            self._key,
         )
         waiting = self._fetch(
             "select * from aiodlock.waiter where key = $1 order by arrival", self._key
         )
         words = ("mode", "token", "deadline", "length", "delay", "owner", "client")
-        holders = [dict(holder) for holder in name[0]["holders"]] if name else []
+        holders = [dict(holder) for holder in name[0]["all_holders"]] if name else []
         if name and name[0]["places"]:
             places = f"s{name[0]['places']}{'r' * name[0]['resized']}"
             holders = [{**holder, "mode": places} for holder in holders]
@@ -171,7 +179,9 @@ class VirtualTurns:
 
     def _turn(self, caller: str, verb: str, *words: object) -> list[Any]:
         message = "\t".join(map(str, (verb, self._key, *words)))
-        rows = self._fetch("select aiodlock.turn($1, $2, $3)", caller, _FOR_EVER, message)
+        rows = self._fetch(
+            f"select aiodlock.{next(self._ways)}($1, $2, $3)", caller, _FOR_EVER, message
+        )
         answer, *heard = rows[0][0].split("\n")
         reply: list[Any] = answer.split(" ")
         if reply[0] == "done":

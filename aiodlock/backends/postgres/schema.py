@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Durability = Literal["logged", "unlogged"]
 
 #: The version of what `schema.sql` makes. A client works with this version and no other.
-VERSION = 1
+VERSION = 2
 #: The advisory lock of those that install.
 _INSTALLING = 1095323470
 
@@ -64,10 +64,12 @@ async def install(connection: Connection, durability: Durability | None = None) 
 
 def wrong_version(found: int) -> str:
     """Return what to tell about a schema of another version."""
-    advice = "upgrade aiodlock here" if found > VERSION else "run 'aiodlock init' of this release"
+    told = f"the schema aiodlock has version {found}, and this release of aiodlock needs version {VERSION}"
+    if found > VERSION:
+        return f"{told}: upgrade aiodlock here"
     return (
-        f"the schema aiodlock has version {found}, and this release of aiodlock needs version {VERSION}: "
-        f"{advice}"
+        f"{told}: stop every client, run 'drop schema aiodlock cascade', and run 'aiodlock init' of this "
+        "release. Every lock and every last token is forgotten then"
     )
 
 

@@ -1,8 +1,9 @@
 -- What aiodlock keeps in PostgreSQL: tables, and the functions that are the protocol.
 --
 -- Filled in before it runs: @unlogged@ (the word "unlogged", or nothing), @is_unlogged@ and @version@.
--- Every decision is made and written in one call of `turn`. Calls about the same name wait for each other at an
--- advisory lock; the clock is read behind it. Deadlines are milliseconds of the server's clock, tokens microseconds.
+-- Every decision is made and written in one call of `turn`. `turn_one` and `turn_many` are the same, with short ways
+-- for the common cases in front. Calls about the same name wait for each other at an advisory lock; the clock is read
+-- behind it. Deadlines are milliseconds of the server's clock, tokens microseconds.
 -- A key is the prefix, the kind ("l", "s" or "o") and the percent-encoded name, with colons between them.
 --
 -- The row of a name is not updated when its holders change: a new version is inserted, the old one is deleted, and
@@ -22,6 +23,10 @@ create type aiodlock.holder as (
 -- and length are as they were when last read. marked_until: until then there may be markers of requests for this name.
 -- recorded_until: until then a success is on record. places: of a semaphore, how many may hold; resized: whether others
 -- follow that. keep_until: from then on the row of a free name may be deleted.
+-- lone: the short ways may be taken. Empty: nobody holds or waits, and nothing is remembered. A request's id: it alone
+-- holds, with neither lock-delay nor hold, and nobody waits; `holders` is empty then, `lone_until` is its deadline,
+-- `lone_length` the length of its lease, and `lone_words` its client and the message that acquired. Null: `holders`
+-- tells. noted: of unlogged tables, the longest lease that `meta` knows of through this name.
 create @unlogged@ table aiodlock.name (
   key text collate "C" not null,
   version bigint not null,
@@ -36,6 +41,11 @@ create @unlogged@ table aiodlock.name (
   places bigint not null,
   resized boolean not null,
   holders aiodlock.holder[] not null,
+  lone text collate "C",
+  lone_until bigint not null,
+  lone_length bigint not null,
+  lone_words text not null,
+  noted bigint not null,
   primary key (key, version)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000,
         autovacuum_vacuum_cost_delay = 0);
@@ -92,6 +102,21 @@ $$ select 'aiodlock_' || md5(client) $$;
 create function aiodlock.closed_until(h aiodlock.holder) returns bigint language sql immutable as
 $$ select case when h.rest > 0 then h.deadline + h.rest
    else greatest(h.deadline + h.delay, case when h.began then h.hold_until end) end $$;
+
+-- Who holds a name.
+create function aiodlock.holders_of(n aiodlock.name) returns aiodlock.holder[] language plpgsql immutable as $$
+declare
+  f text[];
+begin
+  if n.lone is null or n.lone = '' then
+    return n.holders;
+  end if;
+  f := string_to_array(n.lone_words, E'\t');  -- the client, then the message
+  return array[row(
+    n.lone, f[5], n.token, n.lone_until, n.lone_length, 0, f[6], f[1], 0, 0, false, 0, coalesce(f[11], ''),
+    coalesce(f[12], '')
+  )::aiodlock.holder];
+end $$;
 
 -- x excludes all, s excludes x, s3 is one of at most so many as the semaphore has places.
 create function aiodlock.fits(mode text, holders aiodlock.holder[], places bigint) returns boolean
@@ -204,8 +229,7 @@ end $$;
 -- The messages about one name follow each other, so that its row is read and written once.
 create function aiodlock.turn(caller text, retention bigint, messages text) returns text
 language plpgsql security definer set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan set jit = off
-set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
 <<present>>
 declare
   ops text[] := string_to_array(messages, E'\n');
@@ -236,6 +260,8 @@ declare
   places bigint;
   resized boolean;
   holding aiodlock.holder[];
+  lone text;
+  noted bigint;
   row_at tid;
   changed boolean;               -- it has to be written
   h aiodlock.holder;
@@ -273,55 +299,17 @@ begin
     number := coalesce(sequence[step], step);
     f := string_to_array(ops[number], E'\t');
 
-    -- The common cases: a free name is acquired, or released by its only holder, and nobody waits. What follows would
-    -- come to the same, at several times the cost.
-    if k = f[2] or (one_name and most > 1) then
-      null;  -- the name is read once below, and written once
-    elsif f[1] = 'acquire' and length(f[4]) = 1 and f[12] is null then
-      update aiodlock.name n set
-          token = greatest(n.token + 1, now_us),
-          keep_until = greatest(
-            n.keep_until, now_ms + f[6]::bigint + f[8]::bigint, greatest(n.token + 1, now_us) / 1000 + 1 + retention
-          ),
-          holders = array[row(
-            f[3], f[4], greatest(n.token + 1, now_us), now_ms + f[6]::bigint, f[6]::bigint, f[8]::bigint, f[5], caller,
-            0, 0, false, 0, coalesce(f[10], ''), coalesce(f[11], '')
-          )::aiodlock.holder],
-          recorded_until = 0,
-          writes = (n.writes + 1) % 32,
-          version = n.version + (n.writes + 1) / 32
-        where n.ctid = (select m.ctid from aiodlock.name m where m.key = f[2] order by m.version desc limit 1)
-          and n.head = 0 and n.holders = '{}'
-          and now_ms >= n.marked_until and now_ms >= n.recorded_until
-          and (not @is_unlogged@ or f[6]::bigint + f[8]::bigint <= (select m.longest from aiodlock.meta m))
-        returning n.token into token_held;
-      if token_held is not null then
-        answers[number] := 'granted ' || token_held || ' ' || f[6];
-        durable := true;
-        continue;
-      end if;
-    elsif f[1] = 'leave' and f[4] = '0' and f[5] in ('ended', 'lost') then
-      update aiodlock.name n set
-          holders = '{}', writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
-        where n.ctid = (select m.ctid from aiodlock.name m where m.key = f[2] order by m.version desc limit 1)
-          and n.head = 0 and cardinality(n.holders) = 1 and (n.holders[1]).id = f[3]
-          and now_ms < (n.holders[1]).deadline and (f[5] = 'ended' or (n.holders[1]).delay = 0)
-          and (n.holders[1]).hold = 0;
-      if found then
-        answers[number] := 'released';
-        continue;
-      end if;
-    end if;
-
     verb := f[1];
     rid := f[3];
     if step > most or k is distinct from f[2] then
       -- Write the name of before. The row outlives its holding, and the last token by `retention`.
       if changed then
+        -- Where nobody holds, nobody waits either.
+        lone := case when cardinality(holding) = 0 and now_ms >= marked_until and recorded_until = 0 then '' end;
         if version is null then
           insert into aiodlock.name values (
             k, 1, 0, last_token, keep_until, head_at, head_deadline, head_length, marked_until, recorded_until, places,
-            resized, holding
+            resized, holding, lone, 0, 0, '', noted
           );
         else
           -- Beside a transaction that stays open, no old row can be removed, and a look-up walks through those of
@@ -331,7 +319,7 @@ begin
               head_deadline = present.head_deadline, head_length = present.head_length,
               marked_until = present.marked_until, recorded_until = present.recorded_until,
               places = present.places, resized = present.resized, holders = holding,
-              writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
+              lone = present.lone, noted = present.noted, writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
             where n.ctid = row_at;
         end if;
         changed := false;
@@ -339,9 +327,10 @@ begin
       exit when step > most;
       k := f[2];
       select n.ctid, n.version, n.token, n.keep_until, n.head, n.head_deadline, n.head_length, n.marked_until,
-          n.recorded_until, n.places, n.resized, n.holders
+          n.recorded_until, n.places, n.resized, case when n.lone > '' then aiodlock.holders_of(n) else n.holders end,
+          n.lone, n.noted
         into row_at, version, last_token, keep_until, head_at, head_deadline, head_length, marked_until,
-          recorded_until, places, resized, holding
+          recorded_until, places, resized, holding, lone, noted
         from aiodlock.name n where n.key = k order by n.version desc limit 1;
       if version is null then
         last_token := 0;
@@ -354,6 +343,8 @@ begin
         places := 0;
         resized := false;
         holding := '{}';
+        lone := null;
+        noted := 0;
       end if;
       if recorded_until > 0 and now_ms >= recorded_until then
         recorded_until := 0;  -- or it would come back when the clock is set back
@@ -440,6 +431,10 @@ begin
               answers[number] := 'closed ' || opened_at - now_ms;
               continue;
             end if;
+          end if;
+          if ends > noted then
+            noted := ends;
+            changed := true;
           end if;
         end if;
       end if;
@@ -750,7 +745,7 @@ begin
             mine.token := last_token;
             keep_until := greatest(keep_until, last_token / 1000 + 1 + retention);
           else
-            moved := moved or mine.deadline + mine.delay < aiodlock.earliest_end(holding);
+            moved := moved or aiodlock.closed_until(mine) < aiodlock.earliest_end(holding);
           end if;
           holding := holding || mine;
           keep_until := greatest(keep_until, mine.deadline + mine.delay, mine.hold_until);
@@ -820,6 +815,161 @@ begin
   return array_to_string(answers, E'\n') || coalesce(heard, '');
 end $$;
 
+-- The messages with one verb, each with its number, its fields, the length of its lease, and where the newest row of
+-- its name is. The offset keeps the fields from being taken apart again wherever they are used.
+create function aiodlock.rows_of(ops text[], verb text) returns table (number integer, op text, f text[], ttl bigint, row_at tid)
+language sql stable as $$
+  select number::integer, op, f, case verb when 'acquire' then f[6] when 'extend' then f[4] end::bigint,
+      (select m.ctid from aiodlock.name m where m.key = f[2] order by m.version desc limit 1)
+    from (
+      select o.number, o.op, string_to_array(o.op, E'\t') as f from unnest(ops) with ordinality o(op, number) offset 0
+    ) fields
+    where f[1] = verb offset 0
+$$;
+
+-- As `turn`, for one message. A free name is acquired, or released by its only holder, with one statement.
+create function aiodlock.turn_one(caller text, retention bigint, message text) returns text
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+declare
+  f text[] := string_to_array(message, E'\t');
+  k text := f[2];
+  rid text := f[3];
+  ttl bigint;
+  now_us bigint;
+  now_ms bigint;
+  done boolean := pg_advisory_xact_lock(1095323471, hashtext(k)) is null;
+begin
+  now_us := aiodlock.clock_us();
+  now_ms := now_us / 1000;
+  if f[1] = 'acquire' and f[8] = '0' and length(f[4]) = 1 and f[12] is null then
+    ttl := f[6]::bigint;
+    update aiodlock.name n set
+        token = now_us, keep_until = greatest(n.keep_until, now_ms + ttl, now_ms + 1 + retention),
+        lone = rid, lone_until = now_ms + ttl, lone_length = ttl, lone_words = caller || E'\t' || message,
+        writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
+      where n.ctid = (select m.ctid from aiodlock.name m where m.key = k order by m.version desc limit 1)
+        and n.lone = '' and n.token < now_us and (not @is_unlogged@ or ttl <= n.noted);
+    if found then
+      return 'granted ' || now_us || ' ' || ttl;
+    end if;
+  elsif f[1] = 'leave' and f[4] = '0' and f[5] in ('ended', 'lost') then
+    update aiodlock.name n set lone = ''
+      where n.ctid = (select m.ctid from aiodlock.name m where m.key = k order by m.version desc limit 1)
+        and n.lone = rid and now_ms < n.lone_until;
+    if found then
+      if not @is_unlogged@ then
+        done := set_config('synchronous_commit', 'off', true) is null;  -- as in `turn`
+      end if;
+      return 'released';
+    end if;
+  end if;
+  return aiodlock.turn(caller, retention, message);
+end $$;
+
+-- As `turn`, for many messages. If each is about a name of its own, all free names are acquired with one statement,
+-- all lone holders are extended with one, and all that release are released with one.
+create function aiodlock.turn_many(caller text, retention bigint, messages text) returns text
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set enable_material = off as $$
+declare
+  ops text[] := string_to_array(messages, E'\n');
+  most integer := cardinality(ops);
+  names integer;
+  answers text[] := array_fill(null::text, array[most]);
+  answered integer := 0;
+  number integer;
+  answer text;
+  further text[];                -- what `turn` says to the other messages, and what is notified
+  rest text := '';
+  synchronous text;
+  durable boolean := false;
+  now_us bigint;
+  now_ms bigint;
+begin
+  -- In the order of `turn`, so that no two calls wait for each other.
+  select count(distinct locked.key) into names from (
+    select u.key, pg_advisory_xact_lock(1095323471, u.hash) from (
+      select n.key, hashtext(n.key) as hash from (select split_part(op, E'\t', 2) as key from unnest(ops) op) n
+        order by 2, 1
+    ) u
+  ) locked;
+  if names < most then
+    return aiodlock.turn(caller, retention, messages);
+  end if;
+  now_us := aiodlock.clock_us();
+  now_ms := now_us / 1000;
+
+  if strpos(messages, E'acquire\t') > 0 then
+    for number, answer in
+      update aiodlock.name n set
+          token = now_us, keep_until = greatest(n.keep_until, now_ms + a.ttl, now_ms + 1 + retention),
+          lone = a.f[3], lone_until = now_ms + a.ttl, lone_length = a.ttl, lone_words = caller || E'\t' || a.op,
+          writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
+        from aiodlock.rows_of(ops, 'acquire') a
+        where n.ctid = a.row_at and n.lone = '' and n.token < now_us and (not @is_unlogged@ or a.ttl <= n.noted)
+          and a.f[8] = '0' and length(a.f[4]) = 1 and a.f[12] is null
+        returning a.number, 'granted ' || now_us || ' ' || a.ttl
+    loop
+      answers[number] := answer;
+      answered := answered + 1;
+      durable := true;
+    end loop;
+  end if;
+  if strpos(messages, E'extend\t') > 0 then
+    for number, answer in
+      update aiodlock.name n set
+          keep_until = greatest(n.keep_until, now_ms + a.ttl), lone_until = now_ms + a.ttl, lone_length = a.ttl,
+          writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
+        from aiodlock.rows_of(ops, 'extend') a
+        where n.ctid = a.row_at and n.lone = a.f[3] and now_ms < n.lone_until and n.lone_until <= now_ms + a.ttl
+          and (not @is_unlogged@ or a.ttl <= n.noted)
+        returning a.number, 'held ' || n.token || ' ' || a.ttl
+    loop
+      answers[number] := answer;
+      answered := answered + 1;
+      durable := true;
+    end loop;
+  end if;
+  if strpos(messages, E'leave\t') > 0 then
+    for number in
+      update aiodlock.name n set lone = ''
+        from aiodlock.rows_of(ops, 'leave') a
+        where n.ctid = a.row_at and n.lone = a.f[3] and now_ms < n.lone_until
+          and a.f[4] = '0' and a.f[5] in ('ended', 'lost')
+        returning a.number
+    loop
+      answers[number] := 'released';
+      answered := answered + 1;
+    end loop;
+  end if;
+
+  synchronous := current_setting('synchronous_commit');
+  if answered < most then
+    for place in 1 .. most loop
+      if answers[place] is null then
+        rest := rest || case when rest = '' then '' else E'\n' end || ops[place];
+      end if;
+    end loop;
+    further := string_to_array(aiodlock.turn(caller, retention, rest), E'\n');
+    number := 0;
+    for place in 1 .. most loop
+      if answers[place] is null then
+        number := number + 1;
+        answers[place] := further[number];
+      end if;
+    end loop;
+    answers := answers || further[number + 1 :];
+    if durable then
+      synchronous := set_config('synchronous_commit', synchronous, true);
+    end if;
+  elsif not durable then
+    synchronous := set_config('synchronous_commit', 'off', true);  -- as in `turn`
+  end if;
+  return array_to_string(answers, E'\n');
+end $$;
+
 -- What people want to know of a name. First a row about the name: its last token, the ms for which lock-delay
 -- keeps it closed, and how many holders' places. Then the holders, then the waiters in their order. Writes nothing.
 create function aiodlock.inspect(k text) returns table (
@@ -834,7 +984,7 @@ declare
   places bigint := 0;
 begin
   select * into present from aiodlock.name n where n.key = k order by n.version desc limit 1;
-  foreach h in array coalesce(present.holders, '{}') loop
+  foreach h in array coalesce(aiodlock.holders_of(present), '{}') loop
     h.deadline := least(h.deadline, now_ms + h.length);
     h.hold_until := least(h.hold_until, now_ms + h.hold);
     if now_ms < h.deadline then
@@ -900,7 +1050,7 @@ end $$;
 -- The keys that are held or waited for and begin so.
 create function aiodlock.names(beginning text) returns setof text
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-  select n.key from aiodlock.name n where starts_with(n.key, beginning) and cardinality(n.holders) > 0
+  select n.key from aiodlock.name n where starts_with(n.key, beginning) and (n.lone > '' or cardinality(n.holders) > 0)
   union
   select w.key from aiodlock.waiter w where starts_with(w.key, beginning)
 $$;

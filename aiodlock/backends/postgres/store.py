@@ -52,7 +52,8 @@ POLL_EVERY = 1.0
 #: How long a question may take while a connection is prepared.
 _HELLO_WITHIN = 2.0
 
-_TURN = "select aiodlock.turn($1, $2, $3)"
+_TURN_ONE = "select aiodlock.turn_one($1, $2, $3)"
+_TURN_MANY = "select aiodlock.turn_many($1, $2, $3)"
 _INSPECT = """
 select asked.number, found.* from unnest($1::text[]) with ordinality asked(key, number)
 cross join lateral aiodlock.inspect(asked.key) with ordinality found order by asked.number, found.ordinality
@@ -215,7 +216,8 @@ class PostgresBackend:
         return None
 
     async def _call(self, connection: Connection, messages: list[str]) -> list[str]:
-        call = connection.fetchval(_TURN, self.label, self._retention, "\n".join(messages))
+        turn = _TURN_ONE if len(messages) == 1 else _TURN_MANY
+        call = connection.fetchval(turn, self.label, self._retention, "\n".join(messages))
         answers: str = await self._one_step(connection, call)
         return answers.split("\n")
 
