@@ -15,7 +15,7 @@ import aiodlock
 from aiodlock._embedded import EmbeddedServer
 
 from ..proxy import FaultProxy
-from ..scenes import keeper_of, store_of, until
+from ..scenes import keeper_of, store_of, until, until_waiting
 from ..servers import Store, embedded
 
 #: So long a server works on one new connection, and on no other meanwhile: a TLS handshake, say.
@@ -254,8 +254,26 @@ async def test_listing_asks_about_many_names_in_one_script(server: EmbeddedServe
         stats = await ask(server, "INFO", "commandstats")
         assert found == {lease.name for lease in leases}
         assert stats["cmdstat_evalsha"]["calls"] <= 3
+        # The script reads one key of each name; queues and tokens are asked for together.
+        assert stats["cmdstat_hgetall"]["calls"] == len(leases)
+        assert stats["cmdstat_mget"]["calls"] <= 3
+        assert "cmdstat_xrange" not in stats
         for lease in leases:
             await lease.release()
+
+
+async def test_listing_tells_of_the_one_queue_among_many_names(server: EmbeddedServer) -> None:
+    async with aiodlock.Client(server.url, ttl=60.0) as client:
+        leases = [await client.lock(f"listed:{number}").acquire() for number in range(60)]
+        waiting = asyncio.create_task(client.lock("listed:7").acquire())
+        await until_waiting(client, "listed:7")
+        found = {info.name: info async for info in client.locks("listed:*")}
+        assert [name for name, info in found.items() if info.waiters] == ["listed:7"]
+        assert all(len(info.holders) == 1 and info.token > 0 for info in found.values())
+        assert {info.token for info in found.values()} == {lease.token for lease in leases}
+        for lease in leases:
+            await lease.release()
+        await (await waiting).release()
 
 
 async def test_burst_of_extensions_leaves_few_objects_to_the_collector(

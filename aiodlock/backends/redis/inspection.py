@@ -53,9 +53,8 @@ class Inspection:
             keys += (f"{base}:state", f"{base}:queue", f"{base}:waiters", f"{base}:token")
         return tuple(keys)
 
-    async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
-        async for name in names_of(self._server, match, kind):
-            yield name
+    def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
+        return names_of(self._server, match, kind)
 
     async def break_lock(self, name: str, kind: Kind = "lock") -> int:
         keys = keys_of(self._prefix, kind, name)

@@ -30,6 +30,8 @@ def owner_of(wire_owner: bytes) -> str:
 
 def for_people(words: bytes) -> dict[str, str]:
     """Return the note and the description among the further words of a record."""
+    if not words:  # as of most, and there may be thousands
+        return {}
     found = dict(word.partition("=")[::2] for word in words.decode().split(" "))
     return {"note": unquote(found.get("n", "")), "description": unquote(found.get("d", ""))}
 
@@ -120,6 +122,8 @@ def holders_of(flat: Sequence[bytes]) -> tuple[HolderInfo, ...]:
 
 
 def waiters_of(flat: Sequence[bytes]) -> tuple[WaiterInfo, ...]:
+    if not flat:
+        return ()
     rows = zip(*[iter(flat)] * 5, strict=True)
     return tuple(
         WaiterInfo(
