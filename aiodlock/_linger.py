@@ -11,7 +11,7 @@ moment at which it holds nothing else runs, so no recall comes between.
 from __future__ import annotations
 
 import asyncio
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _NEVER = float("inf")
 #: So many are kept at most; then the oldest goes. Each costs the store three extensions per ttl.
 _MOST = 1000
+#: With fewer entries than this the heap is not looked through for dead ones.
+_ROOMY = 256
 #: So many are released in one turn of the loop.
 _SLICE = 100
 #: Bodies that await nothing would keep the event loop for ever, and nothing would be extended: all tasks
@@ -147,6 +149,11 @@ class Lingering:
     # -- time ----------------------------------------------------------------------------------------
 
     def _add(self, request: Request, moment: float) -> None:
+        if len(self._heap) > _ROOMY and len(self._heap) > 2 * len(self.kept):
+            # What was released before its time still stands there, perhaps for days.
+            self._heap = [entry for entry in self._heap if entry[2].kept_alarm == entry[0]]
+            self._heap = [entry for entry in self._heap if entry[2].state is not State.OVER]
+            heapify(self._heap)
         request.kept_alarm = moment
         heappush(self._heap, (moment, next(self._serials), request))
         if moment < self._wake_at:

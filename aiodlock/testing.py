@@ -182,7 +182,7 @@ def drop_next_notice(client: Client) -> _Injection:
         raise Unsupported(f"{backend!r} has no notices of grants that could be lost")
     injection = _Injection(backend.keeper, "on_granted")
 
-    def drop(request_id: str, token: int, where: str) -> None:
+    def drop(request_id: str, token: int, where: str, recalled: bool = False) -> None:
         injection.take_back()
         injection.happened = True
 

@@ -35,6 +35,7 @@ from ..servers import (
     MEMORY,
     POSTGRES,
     QUORUM,
+    REAL,
     REPLICATED,
     SCRIPTED,
     SENTINEL,
@@ -609,6 +610,17 @@ async def test_kept_leases_are_bounded(client: Client, monkeypatch: pytest.Monke
     assert list(lingering(client).kept) == [f"n{number}" for number in range(30, 50)]
 
 
+@pytest.mark.stores(MEMORY)
+async def test_what_was_released_before_its_time_is_forgotten(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiodlock._linger._MOST", 10)
+    monkeypatch.setattr("aiodlock._linger._ROOMY", 20)
+    for number in range(200):
+        await body(client, f"n{number}", linger=1e6)
+    assert len(lingering(client)._heap) < 60
+
+
 async def test_hundreds_whose_time_is_over_at_once_are_all_released(client: Client) -> None:
     await asyncio.gather(*(body(client, f"n{number}", linger=0.3) for number in range(350)))
     await until(lambda: not lingering(client).kept)
@@ -618,6 +630,9 @@ async def test_hundreds_whose_time_is_over_at_once_are_all_released(client: Clie
     assert lingering(client)._timer is None
 
 
+@pytest.mark.stores(
+    MEMORY, *REAL, CLUSTER, SENTINEL
+)  # fakeredis takes a second for so many scripts
 async def test_leaving_the_client_releases_all_without_time_to_wait(store: Store) -> None:
     names = [f"n{number}" for number in range(300)]
     async with Client(store.source, **store.options, close_timeout=0.0) as client:
@@ -628,7 +643,7 @@ async def test_leaving_the_client_releases_all_without_time_to_wait(store: Store
     assert not linger.kept
     async with Client(store.source, **store.options) as other:
         for name in names:
-            await (await other.lock(name).acquire_nowait()).release()
+            await (await other.lock(name).acquire(timeout=8)).release()  # its ttl was 30 s
 
 
 async def test_leaving_the_client_while_a_body_goes_on(make_client: MakeClient) -> None:
