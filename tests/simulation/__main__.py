@@ -11,6 +11,7 @@ from time import perf_counter
 from . import campaign
 from .failover import FailoverSimulation
 from .forgotten import Forgotten
+from .habits import Habits, HabitsOnRedis
 from .lingers import Lingers, LingersOnTheMachine
 from .memory import MachineSimulation
 from .once_variants import ALL_VARIANTS as VARIANTS
@@ -66,6 +67,13 @@ def main() -> int:
         help="most locks linger",
     )
     parser.add_argument(
+        "--habits",
+        action="store_const",
+        const=HabitsOnRedis,
+        dest="kind",
+        help="users' code: swallowed cancellations, task groups, generators, blocked loops",
+    )
+    parser.add_argument(
         "--store",
         choices=("redis", "memory"),
         default="redis",
@@ -89,6 +97,8 @@ def main() -> int:
         chosen.kind = MachineSimulation
     if chosen.store == "memory" and chosen.kind is Lingers:
         chosen.kind = LingersOnTheMachine
+    if chosen.store == "memory" and chosen.kind is HabitsOnRedis:
+        chosen.kind = Habits
     if chosen.variants:
         return _search(chosen.start, chosen.seeds)
     prepare = VARIANTS[chosen.variant].prepare if chosen.variant else None

@@ -196,6 +196,9 @@ class Checkers:
         self._seen: dict[str, float] = {}
         #: At what a request's deadline was found right: it need not be looked at again.
         self._fine: dict[str, Any] = {}
+        #: In which state a request was checked last, and the turns of all processes.
+        self._checked: dict[str, State] = {}
+        self._turns = 0
         self._writes: dict[str, tuple[int, int]] = {}
         self.grants = 0
         server.executed.append(self._executed)
@@ -457,10 +460,17 @@ class Checkers:
     def _after_turn(self, process: Process) -> None:
         if process.failures:
             self.wrong("failure", f"{process}: {process.failures[0]}")
+        self._turns += 1
+        now_and_then = not self._turns % 8
+        checked, held, waiting = self._checked, State.HELD, State.WAITING
         for session in self.sessions.get(process, ()):
             for request in session.requests.values():
-                check(request)
-                if request.state is State.HELD or request.state is State.WAITING:
+                state = request.state
+                if now_and_then or checked.get(request.id) is not state:
+                    # Most turns change nothing, and this is a tenth of a seed's time.
+                    check(request)
+                    checked[request.id] = state
+                if state is held or state is waiting:
                     if self.known_broken:
                         self._check_broken(process, request)
                     self._check_deadline(process, request)

@@ -95,5 +95,5 @@ def collect_now_and_then(count: int) -> None:
         gc.disable()
         gc.collect()
         gc.freeze()  # what has been imported stays
-    elif count % 20 == 0:
+    elif count % 50 == 0:
         gc.collect()

@@ -137,6 +137,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self.process = process
         self._selector = _NoSelector()
         self._clock_resolution = 1e-7
+        #: Tasks take their first step when they are made, as with ``asyncio.eager_task_factory``.
+        self.eager = False
         self.set_task_factory(_make_task)  # type: ignore[arg-type]
 
     def time(self) -> float:
@@ -206,6 +208,8 @@ class Scope(CancelScope):
 def _make_task(
     loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **kwargs: Any
 ) -> asyncio.Task[Any]:
+    if isinstance(loop, SimLoop) and loop.eager and asyncio._get_running_loop() is loop:
+        kwargs["eager_start"] = True
     return _Task(coro, loop=loop, **kwargs)
 
 

@@ -1,0 +1,36 @@
+"""The page of evidence names files, modules and targets that there are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[2]
+_PAGE = (_ROOT / "docs/internals/evidence.md").read_text()
+_FOLDERS = {
+    "T1": "tests/contract", "T2": "tests/acceptance", "F": "tests/fault",
+}  # fmt: skip
+
+
+def test_files_that_the_page_names_exist() -> None:
+    named = set(re.findall(r"tests/[\w/]+(?:\.py)?", _PAGE))
+    assert named
+    missing = [path for path in named if not (_ROOT / path).exists()]
+    assert not missing
+
+
+def test_tests_of_each_promise_are_in_the_folder_of_their_command() -> None:
+    cells = re.findall(r"\*\*(T1|T2|F)\*\* ((?:`test_\w+\.py`(?:, )?)+)", _PAGE)
+    assert len(cells) > 10
+    for folder, files in cells:
+        for file in re.findall(r"test_\w+\.py", files):
+            assert (_ROOT / _FOLDERS[folder] / file).exists(), (folder, file)
+
+
+def test_modules_and_targets_that_the_page_names_exist() -> None:
+    for module in re.findall(r"python -m (tests[\w.]+)", _PAGE):
+        path = _ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
+    makefile = (_ROOT / "Makefile").read_text()
+    for target in re.findall(r"make (\w+)", _PAGE):
+        assert f"\n{target}:" in makefile, target
