@@ -51,11 +51,11 @@ class Keeper:
     """The heap of what is due, the timer of the earliest, and what the store says by itself.
 
     Mutable state: ``places`` (by request id, from before the first message until the leave is answered),
-    ``_fresh`` (holders since the timer came last), ``_heap`` of [moment, serial, place or None], ``_dead``
-    (entries without a place), ``_wake_at`` and ``_timer`` (when the task is woken), ``_due`` (set when it
-    is), ``_batch`` (what it extends then), ``_flying`` (how many extensions are on their way, per server),
-    ``_kept`` (places that wait until there are fewer), ``_looks`` (places that are to be looked at, and
-    how), ``_taken`` (answers taken in this turn), ``_tasks`` (while it runs).
+    ``_fresh`` (added since the timer came last), ``_heap`` of [moment, serial, place or None],
+    ``_dead`` (entries without a place), ``_wake_at`` and ``_timer`` (when the task is woken),
+    ``_due`` (set when it is), ``_batch`` (what it extends then), ``_flying`` (how many extensions are on
+    their way, per server), ``_kept`` (places that wait until there are fewer), ``_looks`` (places that are
+    to be looked at, and how), ``_taken`` (answers taken in this turn), ``_tasks`` (while it runs).
     """
 
     def __init__(self, store: KeptStore, unavailable_after: float) -> None:
@@ -98,28 +98,33 @@ class Keeper:
 
     def add(self, place: KeptPlace) -> None:
         """Take care of a place that was acknowledged just now."""
+        terms = place.terms
         if place.stage is Stage.WAITING:
-            place.beat = self._first_beat(place, place.terms.waiter_ttl)
-            self._schedule(place)
-        elif place.terms.auto_extend:
-            # Most holders leave before anything is due: they need no entry in the heap.
-            self._fresh[place] = None
-            sent = (
-                place.deadline - place.terms.ttl
-            )  # a little earlier: the deadline has room for drift
-            earliest = sent + _without_margin(place.terms.ttl, place.terms) * _EARLIEST
-            if earliest < self._wake_at:
-                self._set_timer(earliest)
-            elif self._wake_at <= sent:
-                self._due.set()  # the machine has slept, and the timer is late
+            length = ttl = terms.waiter_ttl
+        elif terms.auto_extend:
+            ttl = terms.ttl
+            length = _without_margin(ttl, terms)
+        else:
+            return
+        # Most leave before anything is due: they need no entry in the heap.
+        self._fresh[place] = None
+        sent = place.deadline - ttl  # a little earlier: the deadline has room for drift
+        earliest = sent + length * _EARLIEST
+        if earliest < self._wake_at:
+            self._set_timer(earliest)
+        elif self._wake_at <= sent:
+            self._due.set()  # the machine has slept, and the timer is late
 
-    def _first_beat(self, place: KeptPlace, length: float) -> float:
+    def _first_beat(self, place: KeptPlace) -> float:
         # The answer to a repetition tells what is left of a lease that began with the first message.
+        length = place.terms.waiter_ttl if place.stage is Stage.WAITING else place.terms.ttl
         return self._beat_of(place, latest=place.deadline - length * 2 / 3)
 
     def look_at(self, place: KeptPlace, moment: float) -> None:
         """The place is the head of its queue, and what blocks it may end at ``moment``."""
         place.look_at = moment + _LOOK_SLACK
+        if place in self._fresh:
+            place.beat = self._first_beat(place)
         self._watch(place, True)
         self._schedule(place)
 
@@ -344,7 +349,7 @@ class Keeper:
         if self._fresh:
             fresh, self._fresh = self._fresh, {}
             for place in fresh:
-                place.beat = self._first_beat(place, place.terms.ttl)
+                place.beat = self._first_beat(place)
                 self._schedule(place)
         due: list[list[Any]] = []
         room = _SLICE
