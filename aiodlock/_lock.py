@@ -273,6 +273,7 @@ class Acquirable:
                 await asyncio.sleep(0)
                 session.check_usable()
                 moment = now()
+                lingering.has_turn(task, moment)  # of the new turn, which it has in any case
             kept = lingering.hand_out(self._terms, self._options, task, moment)
             if kept is not None:
                 lease = self._lease_type(session, kept)

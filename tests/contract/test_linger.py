@@ -28,7 +28,7 @@ from aiodlock._request import Request, State, check
 
 from ..conftest import MakeClient
 from ..proxy import FaultProxy
-from ..scenes import keeper_of, until, until_free, until_held, until_waiting
+from ..scenes import LASTING, keeper_of, until, until_free, until_held, until_waiting
 from ..servers import (
     CLUSTER,
     ETCD,
@@ -142,10 +142,10 @@ async def test_lock_without_linger_uses_what_is_kept_and_releases_it(client: Cli
 
 
 async def test_kept_lease_is_extended(client: Client) -> None:
-    await body(client, ttl=0.3)
+    await body(client, ttl=LASTING)
     request = kept(client)
     first = request.place.deadline
-    await until(lambda: request.place.deadline > first + 0.3)
+    await until(lambda: request.place.deadline > first + 0.1 * LASTING)
     assert kept(client) is request
 
 
@@ -244,7 +244,7 @@ async def test_busy_one_is_handed_over_when_its_body_ends(make_client: MakeClien
     client, other = await make_client(), await make_client()
     await body(client)
     async with client.lock("a", linger=LONG):
-        task = asyncio.create_task(other.lock("a", timeout=8).acquire())
+        task = asyncio.create_task(other.lock("a", timeout=15).acquire())
         await until_waiting(client, "a")
         await until(lambda: not _held(client).may_linger)
         assert not task.done()
@@ -301,7 +301,7 @@ async def test_each_client_that_blocks_is_told(make_client: MakeClient) -> None:
         async with client.rwlock("a", linger=LONG).read:
             pass
     assert all(lingering(client).kept for client in clients)
-    async with writer.lock("a", timeout=8):
+    async with writer.lock("a", timeout=15):
         pass
     assert not any(lingering(client).kept for client in clients)
 
@@ -312,7 +312,7 @@ async def test_recall_that_no_message_tells_comes_with_the_next_extension(
     client, other = await make_client(), await make_client()
     keeper_of(client).on_recalled = lambda request_id: None  # type: ignore[method-assign]
     await body(client, ttl=0.6)
-    async with other.lock("a", timeout=8):
+    async with other.lock("a", timeout=15):
         pass
 
 
@@ -323,7 +323,7 @@ async def test_new_holder_is_recalled_at_once_when_others_wait_behind(
     async with other.lock("a"):
         mine = asyncio.create_task(body(client))
         await until_waiting(other, "a", 1)
-        theirs = asyncio.create_task(other.lock("a", timeout=8).acquire())
+        theirs = asyncio.create_task(other.lock("a", timeout=15).acquire())
         await until_waiting(other, "a", 2)
     await mine
     await (await theirs).release()
@@ -334,7 +334,7 @@ async def test_cancellation_in_the_turn_of_the_recall(make_client: MakeClient) -
     client, other = await make_client(), await make_client()
     await body(client)
     mine = asyncio.create_task(body(client))
-    theirs = asyncio.create_task(other.lock("a", timeout=8).acquire())
+    theirs = asyncio.create_task(other.lock("a", timeout=15).acquire())
     gone = asyncio.Event()
     keeper, recalled = keeper_of(client), keeper_of(client).on_recalled
 
@@ -368,7 +368,7 @@ async def test_other_terms_release_it_first(
 
 
 async def test_other_mode_releases_it_first(client: Client) -> None:
-    both = client.rwlock("a", linger=LONG, timeout=8)
+    both = client.rwlock("a", linger=LONG, timeout=15)
     tokens = []
     for lock in (both.write, both.read, both.write):
         async with lock as lease:
@@ -379,7 +379,7 @@ async def test_other_mode_releases_it_first(client: Client) -> None:
 @pytest.mark.stores(MEMORY, *SCRIPTED)
 async def test_hold_at_least_releases_it_first(client: Client) -> None:
     first = await body(client)
-    second = await body(client, hold_at_least=0.01, linger=0.0, timeout=8)
+    second = await body(client, hold_at_least=0.01, linger=0.0, timeout=15)
     assert second.token > first.token
 
 
@@ -410,7 +410,7 @@ async def test_max_hold_counts_for_each_body(client: Client) -> None:
 
 
 async def test_kept_lease_ends_with_its_max_hold(client: Client) -> None:
-    await body(client, ttl=0.2, max_hold=0.2)
+    await body(client, ttl=LASTING, max_hold=LASTING)
     await until_free(client, "a")
 
 
@@ -430,7 +430,7 @@ async def test_multilock_uses_and_keeps_leases(make_client: MakeClient) -> None:
     for _ in range(2):
         async with client.multilock("a", "b", linger=LONG) as leases:
             assert list(leases.tokens.values()) == tokens
-    async with other.multilock("a", "b", timeout=8) as leases:
+    async with other.multilock("a", "b", timeout=15) as leases:
         assert all(new > old for new, old in zip(leases.tokens.values(), tokens, strict=True))
 
 
@@ -441,12 +441,12 @@ async def test_owner_of_several_tasks(make_client: MakeClient) -> None:
         assert second.token == first.token
         async with client.lock("a", owner="me", linger=LONG) as third:
             assert third.token == first.token
-    async with other.lock("a", owner="you", timeout=8):
+    async with other.lock("a", owner="you", timeout=15):
         pass
 
 
 async def test_shared_lease_of_an_owner_that_is_kept_here_is_no_deadlock(client: Client) -> None:
-    both = client.rwlock("a", owner="me", linger=LONG, timeout=8)
+    both = client.rwlock("a", owner="me", linger=LONG, timeout=15)
     async with both.read:
         pass
     async with both.write:
@@ -538,14 +538,14 @@ async def test_lease_that_is_lost_while_idle_is_not_handed_out_and_no_loss(
 ) -> None:
     events = _Events()
     client.add_hooks(events)
-    first = await body(client, lock_delay=5.0)
+    first = await body(client, lock_delay=30.0)
     request = kept(client)
     if how == "broken":
         await client.break_lock("a")
         await until(lambda: not lingering(client).kept)
     else:
         request.place.deadline = time.clock_gettime(time.CLOCK_BOOTTIME) - 1  # type: ignore[misc]
-    second = await body(client, lock_delay=5.0, timeout=4.0)
+    second = await body(client, lock_delay=30.0, timeout=15.0)
     assert second.token > first.token
     assert "lost" not in [word for word, _ in events.heard]
     await until(lambda: request.state is State.OVER)
@@ -555,13 +555,13 @@ async def test_lease_whose_extensions_have_no_answer_is_not_handed_out(client: C
     await body(client)
     request = kept(client)
     request.place.failures = 1  # type: ignore[attr-defined]
-    await body(client, timeout=8)
+    await body(client, timeout=15)
     assert request.state in (State.LEAVING, State.OVER)
 
 
 async def test_bodies_that_await_nothing_leave_the_loop_its_turns(client: Client) -> None:
     """Else nothing would be extended, and the lease is lost in the middle of a body."""
-    first, turns = await body(client, ttl=0.4), 0
+    first, turns = await body(client), 0
 
     async def count() -> None:
         nonlocal turns
@@ -570,16 +570,12 @@ async def test_bodies_that_await_nothing_leave_the_loop_its_turns(client: Client
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    ends_at = time.monotonic() + 1.0
-    bodies = 0
-    while time.monotonic() < ends_at:
-        async with client.lock("a", ttl=0.4, linger=LONG) as lease:
-            time.sleep(0.002)
-            assert lease.held
-        bodies += 1
-    assert turns > bodies / 3
+    for _ in range(50):
+        async with client.lock("a", linger=LONG) as lease:
+            time.sleep(0.003)  # longer than all tasks together have of one turn
+            assert lease.token == first.token
+    assert turns >= 12
     counting.cancel()
-    assert lease.token >= first.token
 
 
 async def test_every_task_gets_bodies_while_one_never_awaits(client: Client) -> None:
@@ -643,7 +639,7 @@ async def test_leaving_the_client_releases_all_without_time_to_wait(store: Store
     assert not linger.kept
     async with Client(store.source, **store.options) as other:
         for name in names:
-            await (await other.lock(name).acquire(timeout=8)).release()  # its ttl was 30 s
+            await (await other.lock(name).acquire(timeout=15)).release()  # its ttl was 30 s
 
 
 async def test_leaving_the_client_while_a_body_goes_on(make_client: MakeClient) -> None:
@@ -694,7 +690,7 @@ async def test_connection_lost_while_idle(
     await body(client, ttl=20)
     await proxy.refuse()
     proxy.cut()
-    task = asyncio.create_task(other.lock("a", timeout=9).acquire())
+    task = asyncio.create_task(other.lock("a", timeout=25).acquire())
     await until_waiting(other, "a")
     await proxy.accept()
     await (await task).release()
@@ -711,7 +707,7 @@ async def test_timeout_counts_once_when_the_store_is_silent(
     began = time.monotonic()
     with pytest.raises((BackendUnavailable, AcquireTimeout)):
         await body(client, ttl=7, timeout=timeout)
-    assert time.monotonic() - began < 2.0 + (timeout or 1.8)
+    assert time.monotonic() - began < 8.0  # in vain it would be told after 30 s
     session = client._session
     assert session is not None
     assert not any(one.state is State.ASKING for one in session.requests.values())
@@ -761,6 +757,6 @@ async def test_semaphores_and_elections_do_not_linger(client: Client) -> None:
 
 async def test_semaphore_of_the_same_name_is_another_thing(client: Client) -> None:
     await body(client)
-    async with client.semaphore("a", 1, timeout=8):
+    async with client.semaphore("a", 1, timeout=15):
         assert is_kept(client)
     await until_held(client, "a")
