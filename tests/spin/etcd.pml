@@ -2,7 +2,8 @@
  *
  * A transaction is one step, with one of these outcomes. All but the first spend one of FAULTS:
  *   answered | the answer is lost | the request is lost | the request is carried out late, its answer is not heard
- * A client knows the name as it was at some moment (its view); a later event brings the view up to date.
+ * A client knows the name as it was at some moment (its view); a later event brings the view up to date. While two
+ * requests that conflict stand before its own, it hears of its own key and of the last but one of them alone (`far`).
  *
  * Each request has a client of its own, with a lease of its own. Time is an order of events: the store ends a lease only
  * after its client's deadline for it (`live`) has passed. A deadline that passes spends one of FAULTS.
@@ -303,6 +304,42 @@ inline find_last(r) {
 #define find_last(r) skip
 #endif
 
+/* The last but one of those that must go before r holds, in its view, plus one; 0 if r stands next. With three requests
+ * these are two at most, so it is the first. A key that joined has an order before others: such a name is followed. */
+#if R > 2
+byte far[R];
+inline find_far(r) {
+  x = 0; y = 0; m = 0; far[r] = 0;
+  do
+  :: x < R ->
+     if
+     :: view[r].made[x] && view[r].order[x] != view[r].made[x] -> y = R; m = R + 1
+     :: else
+     fi;
+     if
+     :: x != r && view[r].made[x] && view[r].made[r] && conflict(r, x) && view[r].order[x] < view[r].order[r] && m <= R ->
+        y++;
+        if
+        :: m == 0 || view[r].order[x] < view[r].order[m - 1] -> m = x + 1
+        :: else
+        fi
+     :: else
+     fi;
+     x++
+  :: else -> break
+  od;
+  if
+  :: m <= R && y > 1 && !in(OWNED, r) -> far[r] = m
+  :: else
+  fi;
+  x = 0; y = 0; m = 0
+}
+#define told(r) (far[r] == 0 || made[far[r] - 1] != view[r].made[far[r] - 1] || made[r] != view[r].made[r])
+#else
+#define find_far(r) skip
+#define told(r) true
+#endif
+
 #ifdef OLD_SLEEP
 /* etcd's Mutex (#19597): a waiter is woken when its predecessor is gone, and not before. (For two requests.) */
 #define awake(r) (!made[1 - (r)])
@@ -324,11 +361,12 @@ inline depart(r) {
 
 proctype client(byte r) {
   do
-  :: atomic { phase[r] == ASK -> ask(r); if :: phase[r] == WAIT -> find_last(r); look_old(r) :: else fi }
+  :: atomic { phase[r] == ASK -> ask(r); if :: phase[r] == WAIT -> find_last(r); find_far(r); look_old(r) :: else fi }
   :: atomic { !in(STAYS, r) && (phase[r] == ASK || phase[r] == WAIT) -> printf("request %d gives up\n", r); phase[r] = LEAVE }
-  :: atomic { phase[r] == WAIT && (news(r) || again[r]) && awake(r) ->
+  :: atomic { phase[r] == WAIT && ((news(r) && told(r)) || again[r]) && awake(r) ->
        again[r] = false;
        hear(r);
+       find_far(r);
        look_old(r) }
   :: atomic { phase[r] == HOLD && !in(FOREVER, r) -> phase[r] = LEAVE }
   :: atomic { phase[r] == LEAVE -> depart(r) }

@@ -212,7 +212,7 @@ class EtcdPlace:
             request = recipe.enter(self._keys, self.id, self._value(), leases, read=opens)
             answer = await self._send(request, waiter)
             assert answer.header is not None
-            if opens and not answer.succeeded and room.queue is None:
+            if opens and not answer.succeeded:
                 read = answer.responses[1].response_range
                 assert read is not None
                 room.begin(Queue(self._keys, answer.header.revision, read.kvs))

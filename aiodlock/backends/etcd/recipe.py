@@ -37,7 +37,7 @@ _KINDS: dict[str, str] = {"lock": "l", "semaphore": "s", "wait": "w"}
 # -- keys ------------------------------------------------------------------------------------------
 
 
-def _after(prefix: bytes) -> bytes:
+def after(prefix: bytes) -> bytes:
     """Return the first key behind those that begin with the prefix."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
@@ -53,7 +53,7 @@ class Keys:
     def of(cls, prefix: str, kind: str, name: str) -> Keys:
         """Return the keys of a name. Percent-encoded, it holds no slash."""
         base = f"{prefix}/{_VERSION}/{_KINDS[kind]}/{quote(name, safe='')}/".encode()
-        return cls(base, _after(base))
+        return cls(base, after(base))
 
     def request(self, id: str) -> bytes:
         """Return the key of a request."""
@@ -67,7 +67,7 @@ class Keys:
     def delays(self) -> tuple[bytes, bytes]:
         """Return the range of all lock-delays."""
         start = self.base + b"d/"
-        return start, _after(start)
+        return start, after(start)
 
     def marker(self, id: str) -> bytes:
         """Return the key that refuses late duplicates of a request."""
@@ -82,13 +82,13 @@ class Keys:
 def mailbox(prefix: str, client: str) -> tuple[bytes, bytes]:
     """Return the range of the messages to a client."""
     start = f"{prefix}/{_VERSION}/c/{client}/".encode()
-    return start, _after(start)
+    return start, after(start)
 
 
 def all_names(prefix: str, kind: str) -> tuple[bytes, bytes]:
     """Return the range of every name of a kind."""
     start = f"{prefix}/{_VERSION}/{_KINDS[kind]}/".encode()
-    return start, _after(start)
+    return start, after(start)
 
 
 def name_of(prefix: str, kind: str, key: bytes) -> str | None:

@@ -1,27 +1,35 @@
 """What this client knows of the names that its requests wait for.
 
-A client watches a name, and not the predecessors of its requests: one watch serves any number of
-waiters, and all that a waiter must know comes with the event that makes it the holder. No message
-follows the event.
+A client whose turn is near watches the name, and not the predecessors of its requests: one watch serves
+any number of waiters, and all that a waiter must know comes with the event that makes it the holder. No
+message follows the event.
+
+While others stand between, most of that would be about them: with 200 clients, each release would be told
+to 200. So a client whose turn is far watches its own keys, and one request in front of it: the last but
+one of those that must go before its first waiter holds. When that one is gone the client reads the name
+anew, and follows it. So a release is told to the new holder's client, and to the next one's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 from ..._clock import now
 from . import messages as m
-from .recipe import Keys, Queue, Turn
+from .recipe import Keys, Queue, Turn, after
 from .watching import Watch, Watches
 
 _logger = logging.getLogger("aiodlock")
 
 #: So many changes are heard in vain before a name is not followed any more.
-_UNNEEDED = 10
+_UNNEEDED = 2
+#: A name with more requests is followed by all who wait: reading it anew costs more than its events.
+_MANY = 1000
 
 
 class Waiter(Protocol):
@@ -40,19 +48,22 @@ class Waiter(Protocol):
 class Room:
     """One name. Mutable state: ``queue`` (as of the last event; None while it is not known),
     ``waiters`` of this client by request id, ``_by_owner`` (those whose owner may hold by another
-    request), ``_watch``, ``_expected`` (who waits for a revision), ``_opening`` (requests on their way
-    that read the name, too), ``unused_since``, ``_unneeded`` (how often something was heard while
-    nobody waited).
+    request), ``_watch`` (of the whole name; None while it is far) and ``_far`` (watches instead of it),
+    ``_rereading``, ``_expected`` (who waits for a revision), ``_opening`` (requests on their way that
+    read the name, too), ``unused_since``, ``_unneeded`` (how often something was heard while nobody
+    waited).
     """
 
     def __init__(
         self,
         keys: Keys,
+        label: str,
         watches: Watches,
         read: Callable[[Keys], Awaitable[Queue]],
         reread: Callable[[Room], object],
     ) -> None:
         self.keys: Keys = keys
+        self._own = keys.request(label)
         self.queue: Queue | None = None
         self.waiters: dict[str, Waiter] = {}
         self.unused_since: float = now()
@@ -64,6 +75,8 @@ class Room:
         self._lock = asyncio.Lock()
         self._unneeded = 0
         self._watch: Watch | None = None
+        self._far: list[Watch] = []
+        self._rereading = False
         self._expected: list[tuple[int, asyncio.Future[None]]] = []
 
     # -- who waits here --------------------------------------------------------------------------
@@ -93,7 +106,7 @@ class Room:
 
         Of a thousand requests that come together only one reads all of them.
         """
-        opens = self.queue is None and not self._opening
+        opens = (self.queue is None or bool(self._far)) and not self._opening
         self._opening += opens
         try:
             yield opens
@@ -109,30 +122,78 @@ class Room:
 
     def begin(self, queue: Queue) -> None:
         """This was read; from here on the room follows the changes."""
+        self._rereading = False
+        if self.queue is not None and queue.revision < self.queue.revision:
+            return  # more is known already
         self.queue = queue
-        if self._watch is not None:
-            self._watches.end(self._watch)
-        self._watch = self._watches.watch(
-            self.keys.base, self.keys.end, queue.revision + 1, self._heard, self._missed
-        )
+        self._end_watches()
         self._advance()
         for id, waiter in list(self.waiters.items()):
             if queue.find(id) is None:
                 waiter.on_vanished()
         self._look()
+        self._follow()
 
     def close(self) -> None:
         """Stop following."""
-        if self._watch is not None:
-            self._watches.end(self._watch)
-            self._watch = None
+        self._end_watches()
         self.queue = None
         for _, waiting in self._expected:
             waiting.cancel()
 
+    def _end_watches(self) -> None:
+        watches, self._far = self._far, []
+        if self._watch is not None:
+            watches.append(self._watch)
+            self._watch = None
+        for watch in watches:
+            self._watches.end(watch)
+
+    def _follow(self) -> None:
+        """Watch what is needed now, which may be less or more than before."""
+        queue = self.queue
+        if queue is None:
+            return
+        start, signal = queue.revision + 1, self._signal()
+        if signal is not None:
+            if self._watch is not None or not self._far:
+                self._end_watches()
+                # The own ones, too: if the first waiter gives up, another one's turn may be near.
+                ahead = self.keys.request(signal)
+                self._far = [
+                    self._watches.watch(key, end, start, self._heard_far, self._missed)
+                    for key, end in ((ahead, b""), (self._own, after(self._own)))
+                ]
+        elif self._watch is None:
+            self._end_watches()
+            self._watch = self._watches.watch(
+                self.keys.base, self.keys.end, start, self._heard, self._missed
+            )
+
+    def _signal(self) -> str | None:
+        """Return the request that goes before the turn of this client is near; None if it is near."""
+        assert self.queue is not None
+        requests = self.queue.requests
+        # A request that joins its owner's stands in front of others that came before it.
+        if self._by_owner or self.queue.joined or len(requests) > _MANY:
+            return None
+        earlier: deque[str] = deque(maxlen=2)
+        writers: deque[str] = deque(maxlen=2)
+        for id, record in requests.items():
+            if id in self.waiters:
+                # A semaphore's places are freed in any order.
+                before = writers if record.mode == "shared" else earlier
+                return before[0] if len(before) == 2 and not record.limit else None
+            earlier.append(id)
+            if record.mode == "exclusive":
+                writers.append(id)
+        return None
+
     async def reached(self, revision: int) -> Queue:
         """Return the queue once it is known up to this revision of the name."""
         while self.queue is None or self.queue.revision < revision:
+            if self._far:
+                self._read_anew()
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._expected.append((revision, waiting))
             await waiting
@@ -171,6 +232,19 @@ class Room:
             if waiter is not None and queue.find(id) is None:
                 waiter.on_vanished()
         self._look()
+        self._follow()
+
+    def _heard_far(self, events: list[m.Event], revision: int) -> None:
+        """Something is gone that was watched while the turn was far."""
+        if any(event.type == m.DELETE for event in events):
+            self._read_anew()
+
+    def _read_anew(self) -> None:
+        if not self.waiters:
+            self.close()  # who comes next reads it
+        elif not self._rereading:
+            self._rereading = True
+            self._reread(self)
 
     def _look(self) -> None:
         """Tell those of this client whose turn it is."""
@@ -197,8 +271,8 @@ class Room:
 
     def _missed(self) -> None:
         """The store has forgotten the changes since the last event, or refuses to tell."""
-        self._watch = None
-        self._reread(self)
+        self._end_watches()
+        self._read_anew()
 
 
 class Rooms:
@@ -208,8 +282,13 @@ class Rooms:
     """
 
     def __init__(
-        self, watches: Watches, read: Callable[[Keys], Awaitable[Queue]], start: Callable[..., bool]
+        self,
+        label: str,
+        watches: Watches,
+        read: Callable[[Keys], Awaitable[Queue]],
+        start: Callable[..., bool],
     ) -> None:
+        self._label = label
         self._watches = watches
         self._read = read
         self._start = start
@@ -219,7 +298,9 @@ class Rooms:
         """Return the room of a name."""
         room = self._rooms.get(keys.base)
         if room is None:
-            room = self._rooms[keys.base] = Room(keys, self._watches, self._read, self._begin_again)
+            room = self._rooms[keys.base] = Room(
+                keys, self._label, self._watches, self._read, self._begin_again
+            )
         return room
 
     def find(self, keys: Keys) -> Room | None:

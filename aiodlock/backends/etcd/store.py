@@ -95,7 +95,7 @@ class EtcdBackend:
         self.leases: Leases = Leases(self._link, self._on_lease_ended, self._on_silent)
         self._batches = Batches(self._link, self.start)
         self._watches = Watches(self._link)
-        self.rooms: Rooms = Rooms(self._watches, self.read, self.start)
+        self.rooms: Rooms = Rooms(self.label, self._watches, self.read, self.start)
         self._places: dict[str, EtcdPlace] = {}
         self._leaving: dict[bytes, set[asyncio.Future[None]]] = {}
         self._observers: dict[Callable[[], object], Callable[[], object]] = {}

@@ -1,0 +1,252 @@
+"""Clients and members that are cut off, members that are replaced, and upkeep under load."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.error
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from aiodlock._clock import now
+from aiodlock._model import LOST, Waiting
+
+from .conftest import Direct
+from .cuts import Cut
+from .servers import EtcdCluster, EtcdNode, find_etcd, free_ports
+from .test_faults import _acquire, _leader, _leave, _left, _use
+
+MakeDirect = Callable[..., Coroutine[Any, Any, Direct]]
+
+
+@asynccontextmanager
+async def _cuts(cluster: EtcdCluster) -> AsyncIterator[dict[EtcdNode, Cut]]:
+    """Put a proxy in front of each member, for clients."""
+    async with AsyncExitStack() as stack:
+        ports = free_ports(len(cluster.nodes))
+        yield {
+            node: await stack.enter_async_context(Cut(port, node.port))
+            for node, port in zip(cluster.nodes, ports, strict=True)
+        }
+
+
+def _endpoints(cuts: dict[EtcdNode, Cut]) -> tuple[str, ...]:
+    return tuple(f"127.0.0.1:{cut.port}" for cut in cuts.values())
+
+
+async def test_client_that_is_cut_from_its_member_goes_on_with_another(
+    three_nodes: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    async with _cuts(three_nodes) as cuts:
+        direct = await make_direct(three_nodes, _endpoints(cuts))
+        holder, heard = direct.place(ttl=5.0)
+        waiter, waiter_heard = direct.place(ttl=5.0, waiter_ttl=5.0)
+        await _acquire(holder, heard)
+        assert isinstance(await waiter.acquire(wait=True), Waiting)
+        at = direct.store._link.endpoint
+        (cut,) = [cut for cut in cuts.values() if at.endswith(f":{cut.port}")]
+        cut.cut()
+        began = now()
+        async with asyncio.timeout(20.0):
+            while holder.deadline < began + 6.0:  # renewed elsewhere
+                assert heard.words == []
+                await asyncio.sleep(0.05)
+        assert direct.store._link.endpoint != at
+        assert (await _leave(holder)).what == "released"
+        await waiter_heard.until("granted")
+        cut.heal()
+        assert (await _leave(waiter)).what == "released"
+        assert await _left(direct) == []
+
+
+async def test_client_that_is_cut_from_all_for_less_than_its_lease_keeps_it(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    async with _cuts(one_node) as cuts:
+        direct = await make_direct(one_node, _endpoints(cuts), prefix="short")
+        other = await make_direct(one_node, prefix="short")
+        holder, heard = direct.place(ttl=20.0)
+        waiter, waiter_heard = other.place(ttl=20.0, waiter_ttl=20.0)
+        await _acquire(holder, heard)
+        assert isinstance(await waiter.acquire(wait=True), Waiting)
+        (cut,) = cuts.values()
+        cut.cut()
+        await asyncio.sleep(3.0)
+        assert holder.deadline > now()
+        cut.heal()
+        healed = now()
+        async with asyncio.timeout(20.0):
+            while holder.deadline < healed + 19.0:
+                await asyncio.sleep(0.05)
+        assert heard.words == waiter_heard.words == []
+        assert (await _leave(holder)).what == "released"
+        await waiter_heard.until("granted")
+        await _leave(waiter)
+        assert await _left(other) == []
+
+
+async def test_client_that_is_cut_from_all_for_more_is_told_before_another_holds(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    async with _cuts(one_node) as cuts:
+        direct = await make_direct(one_node, _endpoints(cuts), prefix="long")
+        other = await make_direct(one_node, prefix="long")
+        holder, heard = direct.place(ttl=2.0)
+        ghost, _ = direct.place(ttl=2.0, waiter_ttl=2.0)
+        waiter, waiter_heard = other.place(ttl=20.0, waiter_ttl=20.0)
+        await _acquire(holder, heard)
+        assert isinstance(await ghost.acquire(wait=True), Waiting)
+        assert isinstance(await waiter.acquire(wait=True), Waiting)
+        (cut,) = cuts.values()
+        cut.cut()
+        await waiter_heard.until("granted", 30.0)
+        assert holder.deadline <= now()
+        assert waiter.token > holder.token
+        cut.heal()
+        await heard.until("gone: expired", 20.0)
+        assert (await _leave(holder)).what == "gone"
+        await ghost.leave(LOST)
+        assert (await _leave(waiter)).what == "released"
+        assert await _left(other) == []
+
+
+@pytest.fixture
+def members() -> Any:
+    """Give three members that call each other through proxies: these are the test's to start."""
+    if find_etcd() is None:
+        pytest.skip("etcd is not installed")
+    cluster = EtcdCluster(3)
+    for node, port in zip(cluster.nodes, free_ports(3), strict=True):
+        node.advertised = port
+    yield cluster
+    cluster.stop()
+
+
+def _identity(cluster: EtcdCluster, node: EtcdNode) -> bytes:
+    listed = cluster.call("cluster/member/list")["members"]
+    (found,) = [one["ID"] for one in listed if one.get("name") == node.name]
+    return b"%x" % int(found)
+
+
+async def test_leader_that_is_cut_from_its_peers_keeps_nothing_alive(
+    members: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    async with AsyncExitStack() as stack:
+        cuts = {
+            node: await stack.enter_async_context(Cut(node.advertised, node.peer))
+            for node in members.nodes
+        }
+        await asyncio.to_thread(members.start)
+        direct = await make_direct(members)
+        leader = await _leader(members, direct)
+        identity = await asyncio.to_thread(_identity, members, leader)
+        _use(direct, members, leader)
+        holder, heard = direct.place(ttl=5.0)
+        waiter, waiter_heard = direct.place(ttl=5.0, waiter_ttl=5.0)
+        await _acquire(holder, heard)
+        assert isinstance(await waiter.acquire(wait=True), Waiting)
+        for node, cut in cuts.items():
+            if node is leader:
+                cut.cut()
+            cut.is_cut = lambda sender: sender == identity
+        began = now()
+        async with asyncio.timeout(30.0):
+            # The others choose a leader. The client finds it, and its leases go on there.
+            while holder.deadline < began + 7.0:
+                assert heard.words == []
+                await asyncio.sleep(0.05)
+        assert direct.store._link.endpoint != leader.endpoint
+        assert (await _leave(holder)).what == "released"
+        await waiter_heard.until("granted", 20.0)
+        assert waiter.token > holder.token
+        for cut in cuts.values():
+            cut.is_cut = lambda _: False
+            cut.heal()
+        await asyncio.to_thread(members.until_healthy)
+        assert (await _leave(waiter)).what == "released"
+        assert await _left(direct) == []
+        for node in members.nodes:
+            node.kill()
+
+
+async def _under_load(direct: Direct, disturb: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Have three tasks take turns meanwhile, and some after it."""
+    tokens: list[int] = []
+    inside, stop = 0, False
+
+    async def work() -> None:
+        nonlocal inside
+        while not stop:
+            place, heard = direct.place(ttl=20.0, waiter_ttl=20.0)
+            await _acquire(place, heard, 30.0)
+            assert not inside
+            inside += 1
+            tokens.append(place.token)
+            await asyncio.sleep(0)
+            inside -= 1
+            await _leave(place)
+
+    async with asyncio.timeout(90.0), asyncio.TaskGroup() as tasks:
+        for _ in range(3):
+            tasks.create_task(work())
+        await disturb()
+        done = len(tokens)
+        while len(tokens) < done + 20:
+            await asyncio.sleep(0.02)
+        stop = True
+    assert tokens == sorted(set(tokens))
+    assert await _left(direct) == []
+
+
+async def test_compaction_and_defragmentation_disturb_nobody(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    direct = await make_direct(one_node)
+
+    async def upkeep() -> None:
+        for _ in range(5):
+            revision = (await direct.store.read(direct.store.keys("lock", "name"))).revision
+            await asyncio.to_thread(one_node.call, "kv/compaction", revision=str(revision))
+            await asyncio.to_thread(one_node.call, "maintenance/defragment")
+
+    await _under_load(direct, upkeep)
+
+
+async def _change(cluster: EtcdCluster, what: str, **about: object) -> None:
+    """Change the members. A cluster refuses that until it has been well for some seconds."""
+    async with asyncio.timeout(40.0):
+        while True:
+            try:
+                await asyncio.to_thread(cluster.call, f"cluster/member/{what}", **about)
+            except urllib.error.HTTPError as refused:
+                refused.close()
+                await asyncio.sleep(0.2)
+            else:
+                return
+
+
+async def test_member_is_replaced_by_a_new_one_under_load(
+    three_nodes: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    direct = await make_direct(three_nodes)
+    old = await _leader(three_nodes, direct)
+    remaining = [node for node in three_nodes.nodes if node is not old]
+    new = EtcdNode(three_nodes, 3, *free_ports(2))
+
+    async def replace() -> None:
+        identity = await asyncio.to_thread(_identity, three_nodes, old)
+        old.kill()
+        three_nodes.nodes[:] = remaining
+        await _leader(three_nodes, direct)
+        await _change(three_nodes, "remove", ID=str(int(identity, 16)))
+        await _change(three_nodes, "add", peerURLs=[f"http://127.0.0.1:{new.peer}"])
+        three_nodes.nodes.append(new)
+        await asyncio.to_thread(lambda: new.start(state="existing", members=three_nodes.members))
+        await asyncio.to_thread(three_nodes.until_healthy)
+
+    try:
+        await _under_load(direct, replace)
+    finally:
+        old.kill()

@@ -1,0 +1,152 @@
+"""Who is told of a release: the new holder's client and the next one's, however many wait."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from aiodlock._model import ENDED, Waiting
+from aiodlock.backends.etcd import messages as m
+from aiodlock.backends.etcd.place import EtcdPlace
+from aiodlock.backends.etcd.watching import Watches
+
+from .conftest import Direct, Heard
+from .servers import EtcdCluster
+
+MakeDirect = Callable[..., Coroutine[Any, Any, Direct]]
+Waiters = list[tuple[EtcdPlace, Heard]]
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """Count the answers with events that each client hears."""
+    found: Counter[int] = Counter()
+    heard = Watches._heard
+
+    def counting(self: Watches, answer: m.WatchResponse) -> None:
+        found[id(self)] += bool(answer.events)
+        heard(self, answer)
+
+    monkeypatch.setattr(Watches, "_heard", counting)
+    return found
+
+
+async def _queue(clients: list[Direct], modes: list[Any]) -> tuple[EtcdPlace, Waiters]:
+    holder, _ = clients[0].place(ttl=20.0, waiter_ttl=20.0)
+    await holder.acquire(wait=True)
+    waiters: Waiters = []
+    for client, mode in zip(clients[1:], modes, strict=True):
+        place, heard = client.place(mode=mode, ttl=20.0, waiter_ttl=20.0)
+        assert isinstance(await place.acquire(wait=True), Waiting)
+        waiters.append((place, heard))
+    return holder, waiters
+
+
+async def _make(
+    one_node: EtcdCluster, make_direct: MakeDirect, prefix: str, n: int
+) -> list[Direct]:
+    return [await make_direct(one_node, prefix=prefix) for _ in range(n)]
+
+
+async def test_release_is_told_to_the_new_holder_and_the_next_one(
+    one_node: EtcdCluster, make_direct: MakeDirect, counts: Counter[int]
+) -> None:
+    clients = await _make(one_node, make_direct, "herd", 16)
+    holder, waiters = await _queue(clients, ["exclusive"] * 15)
+    await asyncio.sleep(0.2)
+    counts.clear()
+    order = [holder, *(place for place, _ in waiters)]
+    for place, (_, heard) in zip(order, waiters, strict=False):
+        await place.leave(ENDED)
+        await heard.until("granted")
+    # Each release is told to the new holder and the next one, and to the client that released. Told to all,
+    # they would be 8 for each release.
+    assert counts.total() <= 15 * 5
+    assert max(counts.values()) <= 6
+    await waiters[-1][0].leave(ENDED)
+
+
+async def test_waiters_far_behind_are_granted_whoever_gives_up_in_front(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    clients = await _make(one_node, make_direct, "gone", 7)
+    holder, waiters = await _queue(clients, ["exclusive"] * 6)
+    for number in (3, 1, 0):  # the signal, one before it, and the next one
+        await waiters[number][0].leave(ENDED)
+    await holder.leave(ENDED)
+    for number in (2, 4, 5):
+        place, heard = waiters[number]
+        await heard.until("granted")
+        await place.leave(ENDED)
+
+
+async def test_readers_behind_a_writer_are_granted_together(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    clients = await _make(one_node, make_direct, "readers", 9)
+    modes = ["shared", "shared", "exclusive", *["shared"] * 4, "exclusive"]
+    holder, waiters = await _queue(clients, modes)
+    await holder.leave(ENDED)
+    for number in (0, 1):
+        await waiters[number][1].until("granted")
+    for number in (1, 0):
+        await waiters[number][0].leave(ENDED)
+    await waiters[2][1].until("granted")
+    await waiters[2][0].leave(ENDED)
+    for number in (3, 4, 5, 6):
+        await waiters[number][1].until("granted")
+    assert waiters[7][1].words == []
+    for number in (6, 3, 5, 4):
+        await waiters[number][0].leave(ENDED)
+    await waiters[7][1].until("granted")
+    await waiters[7][0].leave(ENDED)
+
+
+async def test_waiter_far_behind_whose_key_is_gone_is_told(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    clients = await _make(one_node, make_direct, "far", 6)
+    holder, waiters = await _queue(clients, ["exclusive"] * 5)
+    place, heard = waiters[-1]
+    deletion = m.RequestOp(request_delete_range=m.DeleteRangeRequest(place.key))
+    await clients[0].store._batches.transact(b"x", m.TxnRequest(success=[deletion]))
+    await heard.until("gone: gone", 5.0)
+    for one, _ in waiters:
+        await one.leave(ENDED)
+    await holder.leave(ENDED)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_many_clients_take_turns_whatever_happens(
+    one_node: EtcdCluster, make_direct: MakeDirect, seed: int
+) -> None:
+    chance = random.Random(seed)
+    clients = await _make(one_node, make_direct, f"random{seed}", 8)
+    inside: list[str] = []
+
+    async def work(client: Direct) -> None:
+        for _ in range(6):
+            mode: Any = chance.choice(["exclusive", "exclusive", "shared"])
+            owner = chance.choice([None, None, None, "ann"]) if mode == "exclusive" else None
+            place, heard = client.place(mode=mode, owner=owner, ttl=20.0, waiter_ttl=20.0)
+            if isinstance(await place.acquire(wait=True), Waiting):
+                if chance.random() < 0.2:
+                    await asyncio.sleep(chance.uniform(0, 0.02))
+                    await place.leave(ENDED)
+                    continue
+                await heard.until("granted", 30.0)
+            who = owner or f"{mode} {place.id}"
+            others = [one for one in inside if one != who]
+            assert not others or (mode == "shared" and all("shared" in one for one in others))
+            inside.append(who)
+            await asyncio.sleep(chance.uniform(0, 0.01))
+            inside.remove(who)
+            await place.leave(ENDED)
+
+    async with asyncio.timeout(60.0):
+        await asyncio.gather(*(work(client) for client in clients for _ in range(2)))
