@@ -2,8 +2,8 @@
 --minutes 10``.
 
 Three clients take four names in both modes. A register in this process sees who is in which body. Every
-few seconds one of three members is killed or stopped, and comes back. Printed at the end: acquisitions,
-losses, errors, and violations, which must be 0.
+few seconds one of three members is killed, stopped, or cut from the clients, or all of them are cut, and
+come back. Printed at the end: acquisitions, losses, errors, and violations, which must be 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from contextlib import AsyncExitStack
 import aiodlock
 from aiodlock._clock import now
 
-from .servers import EtcdCluster
+from .cuts import Cut
+from .servers import EtcdCluster, free_ports
 
 _NAMES = [f"name {number}" for number in range(4)]
 
@@ -70,14 +71,21 @@ async def _work(client: aiodlock.Client, register: Register, until: float) -> No
         await asyncio.sleep(random.uniform(0, 0.05))
 
 
-async def _disturb(cluster: EtcdCluster, register: Register, until: float) -> None:
+async def _disturb(cluster: EtcdCluster, cuts: list[Cut], register: Register, until: float) -> None:
     while now() < until - 10:
         await asyncio.sleep(random.uniform(2, 5))
-        node = random.choice(cluster.nodes)
-        how = random.choice(["kill", "pause"])
+        number = random.randrange(len(cluster.nodes))
+        node, how = cluster.nodes[number], random.choice(["kill", "pause", "cut", "cut all"])
         register.counts[how] += 1
-        getattr(node, how)()
+        some = cuts if how == "cut all" else [cuts[number]]
+        if how.startswith("cut"):
+            for cut in some:
+                cut.cut()
+        else:
+            getattr(node, how)()
         await asyncio.sleep(random.uniform(0.5, 8))
+        for cut in some:
+            cut.heal()
         node.resume()
         if not node.running:
             await asyncio.to_thread(node.start)
@@ -87,9 +95,14 @@ async def _disturb(cluster: EtcdCluster, register: Register, until: float) -> No
 async def _soak(cluster: EtcdCluster, minutes: float) -> int:
     register, until = Register(), now() + minutes * 60
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(aiodlock.Client(cluster.url)) for _ in range(3)]
+        cuts = [
+            await stack.enter_async_context(Cut(port, node.port))
+            for port, node in zip(free_ports(3), cluster.nodes, strict=True)
+        ]
+        url = "etcd://" + ",".join(f"127.0.0.1:{cut.port}" for cut in cuts)
+        clients = [await stack.enter_async_context(aiodlock.Client(url)) for _ in range(3)]
         workers = [_work(client, register, until) for client in clients for _ in range(4)]
-        await asyncio.gather(_disturb(cluster, register, until), *workers)
+        await asyncio.gather(_disturb(cluster, cuts, register, until), *workers)
         await asyncio.sleep(1.0)
         left = [key for key in await asyncio.to_thread(cluster.keys) if "/q/" in key]
     print(dict(register.counts), f"keys left: {len(left)}")

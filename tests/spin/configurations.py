@@ -84,6 +84,20 @@ ETCD = (
     ),
     Configuration("etcd: three requests, two faults", ("FAULTS=2", "R=3"), model=_ETCD),
     Configuration(
+        "etcd: three requests that stay, two faults", ("FAULTS=2", "R=3", "STAYS=7"), model=_ETCD
+    ),
+    Configuration(
+        "etcd: a writer and two readers that stay, two faults",
+        ("FAULTS=2", "R=3", "STAYS=7", "SHARED=6"),
+        model=_ETCD,
+    ),
+    Configuration(
+        "etcd: two that stay behind one that gives up, one fault",
+        ("FAULTS=1", "R=3", "STAYS=6"),
+        small=True,
+        model=_ETCD,
+    ),
+    Configuration(
         "etcd: two readers and a writer, two faults", ("FAULTS=2", "R=3", "SHARED=3"), model=_ETCD
     ),
     Configuration(
@@ -120,6 +134,13 @@ ETCD = (
     Configuration(
         "etcd: a writer waits for the nearest reader alone",
         ("FAULTS=0", "R=3", "SHARED=3", "OLD_RW"),
+        caught=True,
+        small=True,
+        model=_ETCD,
+    ),
+    Configuration(
+        "etcd: a reader waits for the end of a reader that holds for ever",
+        ("FAULTS=0", "R=3", "STAYS=7", "SHARED=6", "FOREVER=2", "OLD_SIGNAL"),
         caught=True,
         small=True,
         model=_ETCD,

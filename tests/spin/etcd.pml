@@ -306,7 +306,7 @@ inline find_last(r) {
 
 /* The last but one of those that must go before r holds, in its view, plus one; 0 if r stands next. With three requests
  * these are two at most, so it is the first. A key that joined has an order before others: such a name is followed. */
-#if R > 2
+#if R > 2 && !defined(OLD_RW)
 byte far[R];
 inline find_far(r) {
   x = 0; y = 0; m = 0; far[r] = 0;
@@ -332,6 +332,20 @@ inline find_far(r) {
   :: m <= R && y > 1 && !in(OWNED, r) -> far[r] = m
   :: else
   fi;
+#ifdef OLD_SIGNAL
+  /* The request in front, in whichever mode: a reader is told of its turn when a reader that has it, too, is gone. */
+  x = 0; y = 0;
+  do
+  :: x < R ->
+     if
+     :: x != r && view[r].made[x] && view[r].order[x] < view[r].order[r] && view[r].order[x] > y ->
+        y = view[r].order[x]; far[r] = x + 1
+     :: else
+     fi;
+     x++
+  :: else -> break
+  od;
+#endif
   x = 0; y = 0; m = 0
 }
 #define told(r) (far[r] == 0 || made[far[r] - 1] != view[r].made[far[r] - 1] || made[r] != view[r].made[r])
@@ -386,6 +400,14 @@ proctype client(byte r) {
   od
 }
 
+/* An obstacle of r's holds for ever. */
+#define stands(r, x) ((x) != (r) && in(FOREVER, x) && made[x] && conflict(r, x) && order[x] < order[r])
+#if R > 2
+#define blocked(r) (stands(r, 0) || stands(r, 1) || stands(r, 2))
+#else
+#define blocked(r) (stands(r, 0) || stands(r, 1))
+#endif
+
 active proctype store() {
   byte r;
   do
@@ -408,7 +430,7 @@ active proctype store() {
        r = 0;
        do
        :: r < R ->
-          assert(phase[r] == OVER || (phase[r] == HOLD && in(FOREVER, r)) || (FOREVER && phase[r] == WAIT && made[r]));
+          assert(phase[r] == OVER || (phase[r] == HOLD && in(FOREVER, r)) || (FOREVER && phase[r] == WAIT && made[r] && blocked(r)));
           assert(phase[r] != OVER || !made[r]);
           r++
        :: else -> break
