@@ -152,15 +152,37 @@ async def test_shared_successors_come_in_together_and_the_writer_behind_them_lat
         await writer.leave()
 
 
-async def test_try_once_behind_ones_own_holder_is_refused(
+@pytest.mark.parametrize("limit", [0, 1])
+async def test_try_once_that_is_refused_writes_nothing(
+    server: ZooKeeperServer, name: str, limit: int
+) -> None:
+    kind = "semaphore" if limit else "lock"
+    async with FrameProxy(server.port) as proxy, running(proxy.url, tick=TICK, ttl=TTL) as backend:
+        holder, trying, again = (
+            asker(backend, name=name, ttl=TTL, kind=kind, limit=limit) for _ in range(3)
+        )
+        await holder.acquire()
+        seen = len(proxy.opcodes)
+        assert await trying.place.acquire(wait=False) == Refused("busy")
+        assert jute.MULTI not in proxy.opcodes[seen:]
+        assert not any(trying.place in one.members for one in backend._sessions.values())
+        await holder.leave()
+        assert isinstance(await again.place.acquire(wait=False), Granted)
+        await again.leave()
+
+
+async def test_try_once_beside_another_that_comes_first_is_refused(
     server: ZooKeeperServer, name: str
 ) -> None:
+    """Both find the name free, and make their nodes."""
     async with running(server.url, tick=TICK, ttl=TTL) as backend:
-        holder, trying = asker(backend, name=name, ttl=TTL), asker(backend, name=name, ttl=TTL)
-        await holder.acquire()
-        assert await trying.place.acquire(wait=False) == Refused("busy", unsure=True)
-        await trying.leave()
-        await holder.leave()
+        await _pass_by(backend, name)
+        trying = [asker(backend, name=name, ttl=TTL) for _ in range(3)]
+        answers = await asyncio.gather(*(one.place.acquire(wait=False) for one in trying))
+        assert isinstance(answers[0], Granted)
+        assert answers[1:] == [Refused("busy", unsure=True)] * 2
+        for one in trying:
+            await one.leave()
 
 
 @pytest.mark.parametrize("how", ["broken", "deleted", "lost and broken"])

@@ -79,6 +79,15 @@ class QueueNode:
         mine = self._find(entries)
         return None if mine is None else standing(entries, mine, joined=self._joined)
 
+    def is_taken(self, entries: Queue) -> bool:
+        """Tell whether a node at the end of the queue would have to wait, its owner's other nodes apart."""
+        if not entries or self._tag:
+            return False
+        if self._terms.limit:
+            seats = {entry.number for entry in entries}
+            return entries[0].limit == self._terms.limit and len(seats) >= self._terms.limit
+        return self._mode == "x" or any(entry.mode == "x" for entry in entries)
+
     async def enter(self, session: Session, *, reads: bool) -> Queue | None:
         """Make the node, unless that is done; return the queue as it is after that.
 

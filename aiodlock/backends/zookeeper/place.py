@@ -104,10 +104,24 @@ class ZooKeeperPlace:
             if self._node.lifetime is None:
                 self._node.lifetime = session.lifetime
                 session.members.add(self)
-            self._state = _State.ASKING
+            asked_before, self._state = self._state is not _State.NEW, _State.ASKING
+            if not wait and not asked_before and await self._is_taken(session):
+                self.abandon()
+                return Refused("busy")
             return await self._ask(session, wait=wait)
         except jute.ZooKeeperError as refused:
             raise self._refused(refused) from refused
+
+    async def _is_taken(self, session: Session) -> bool:
+        """Look at the queue as it is now. What is refused for this costs no commit, and leaves nothing."""
+        session.submit(jute.sync(self._node.directory))
+        reading = self._store.read_queue(session, self._node.directory)
+        try:
+            return self._node.is_taken(await asyncio.shield(reading))
+        except jute.ZooKeeperError as refused:
+            if refused.code != jute.NO_NODE:
+                raise
+            return False
 
     def _check_ttl(self, session: Session) -> None:
         ttl, granted = self._terms.ttl, session.negotiated
