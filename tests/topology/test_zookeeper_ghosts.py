@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections.abc import Iterator
 from typing import Literal
@@ -154,15 +155,17 @@ async def test_acquire_that_is_cancelled_while_its_node_is_made_leaves_none(
         warm = asker(near, name=name, ttl=TTL)
         await warm.acquire()
         await warm.leave()
-        for pause in (0, 1, 2, 3):
+        for pause, wait in itertools.product((0, 1, 2, 3), (True, False)):
             asked = asker(near, name=name, ttl=TTL)
-            asking = asyncio.create_task(asked.place.acquire(wait=True))
+            asking = asyncio.create_task(asked.place.acquire(wait=wait))
             for _ in range(pause):
                 await asyncio.sleep(0)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
             await _leave(asked)
             assert await _nodes(far, name) == []
+            receipts = (await far._main.ask(jute.get_children(f"{far.root}/ids"))).value[0]
+            assert asked.place._node._id not in receipts
 
 
 async def test_acquire_cancelled_after_its_answer_was_lost_leaves_none_and_no_late_duplicate(
@@ -230,6 +233,30 @@ async def test_node_of_a_dying_session_is_never_taken_for_ones_own(
         assert answer.value[1].created == granted.token
         await again.leave()
         await other.leave()
+
+
+@pytest.mark.parametrize("what", ["request", "answer"])
+async def test_waiter_whose_move_into_its_owners_seat_had_no_answer_holds(
+    server: ZooKeeperServer, name: str, what: Literal["request", "answer"]
+) -> None:
+    async with (
+        FrameProxy(server.port) as proxy,
+        running(proxy.url, tick=TICK, ttl=TTL) as near,
+        running(server.url, tick=TICK, ttl=TTL) as far,
+    ):
+        holder, first = asker(far, name=name, ttl=TTL), asker(far, "ubob", name=name, ttl=TTL)
+        second = asker(near, "ubob", name=name, ttl=TTL)
+        await holder.acquire()
+        await first.queue()
+        await second.queue()
+        loss = proxy.lose(what, jute.MULTI)
+        await holder.leave()
+        await loss.happened.wait()
+        await until(lambda: second.heard.told == ["granted"])
+        assert second.place.token == first.place.token
+        await first.leave()
+        assert await _leave(second) == Left("released")
+        assert await _nodes(far, name) == []
 
 
 async def test_waiter_whose_node_is_deleted_is_told(server: ZooKeeperServer, name: str) -> None:

@@ -112,7 +112,7 @@ class QueueNode:
                     if reading is None:
                         reading = self._store.read_queue(session, self.directory)
                     entries = await asyncio.shield(reading)
-                    await self._adopt(session, entries)
+                    await self.adopt(session, entries)
                     return entries
                 if aborted.code != jute.NO_NODE:
                     raise
@@ -157,7 +157,7 @@ class QueueNode:
             self.ambiguous = True
         self.making = None
 
-    async def _adopt(self, session: Session, entries: Queue) -> None:
+    async def adopt(self, session: Session, entries: Queue) -> None:
         """Take the node that an unanswered attempt has made: of this request, and of this session."""
         for entry in entries:
             if entry.request == self._id:
@@ -167,6 +167,7 @@ class QueueNode:
                     raise BackendError(f"{path} belongs to another session", name=self._terms.name)
                 self.path = path
                 self.created = _token_of(data) or stat.created
+                self._joined = self._joined or _token_of(data) != 0
 
     def _find(self, entries: Queue) -> Entry | None:
         at = entries.positions.get(self._id)

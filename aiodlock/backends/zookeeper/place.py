@@ -283,6 +283,10 @@ class ZooKeeperPlace:
         if error is not None or self._node.is_over():
             return  # it looks again when there is a connection
         entries = reading.result()
+        if self._node.path is None and self._node.where(entries) is not None:
+            # The answer to its move into a seat was lost: it is at one of two places.
+            self._store.start(self._adopt(session, entries))
+            return
         match self._node.where(entries):
             case None:
                 self._lose("gone")
@@ -323,6 +327,13 @@ class ZooKeeperPlace:
             pass
         if self._state is _State.WAITING:
             self._wait(session)
+        self._look()
+
+    async def _adopt(self, session: Session, entries: Queue) -> None:
+        try:
+            await self._node.adopt(session, entries)
+        except (jute.ZooKeeperError, BackendError):
+            pass  # it has gone meanwhile, or it looks again when there is a connection
         self._look()
 
     def _on_progress(self) -> None:
@@ -469,7 +480,7 @@ class ZooKeeperPlace:
         await session.wait_up(_WAIT_UP)
         if self._node.is_over():
             return self._left_already() or Left("gone", "expired")
-        if self._node.path is None:
+        if self._node.path is None and self._node.ambiguous:
             await self._node.find(session)
         repeated, self._deleting = self._deleting, True
         try:
