@@ -1,6 +1,6 @@
 """Eight processes take turns on one name in PostgreSQL, and some of them are killed at random moments.
 
-``AIODLOCK_ACQUISITIONS`` sets how many acquisitions there are (default 4,000).
+``AIODLOCK_ACQUISITIONS`` sets how many acquisitions there are (default 600; 4,000 before a release).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..postgres import PostgresServer
 from ..servers import installed, postgres_server
 from .postgres_worker import SCHEMA, TTL
 
-ACQUISITIONS = int(os.environ.get("AIODLOCK_ACQUISITIONS", "4000"))
+ACQUISITIONS = int(os.environ.get("AIODLOCK_ACQUISITIONS", "600"))
 PROCESSES = 8
 #: Notes each request when it arrives, behind the name's lock.
 _NOTE_ARRIVALS = """
@@ -106,7 +106,7 @@ async def until_nothing_is_left(server: PostgresServer) -> None:
         await asyncio.sleep(0.1)
 
 
-@pytest.mark.timeout(60 + ACQUISITIONS / 10)
+@pytest.mark.timeout(120 + ACQUISITIONS / 4)
 async def test_killed_processes_break_no_order_let_nobody_in_twice_and_leave_nothing(
     tmp_path: Path,
 ) -> None:
