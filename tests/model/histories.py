@@ -208,6 +208,8 @@ def dead_writer_between_readers_whose_clock_was_set_back(history: History) -> No
 
 
 def shorter_extension(history: History) -> None:
+    history.leave(history.request(ttl=5 * MINUTE))
+    history.time_passes(1)
     holder = history.request(ttl=5 * MINUTE)
     history.extend(holder)
     history.time_passes(MINUTE)
@@ -346,6 +348,7 @@ def release_that_comes_too_late(history: History) -> None:
 
 
 def extension_that_comes_too_late(history: History) -> None:
+    a_free_name(history)
     holder = history.request()
     history.time_passes(2 * MINUTE)
     history.extend(holder)

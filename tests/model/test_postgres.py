@@ -264,6 +264,42 @@ MUTANTS = [
         histories.release_that_comes_too_late,
     ),
     Mutant(
+        "one message brings no deadline nearer",
+        "and n.lone = rid and now_ms < n.lone_until and n.lone_until <= now_ms + ttl\n",
+        "and n.lone = rid and now_ms < n.lone_until\n",
+        histories.shorter_extension,
+    ),
+    Mutant(
+        "one message does not extend what is overdue",
+        "and n.lone = rid and now_ms < n.lone_until and n.lone_until <=",
+        "and n.lone = rid and n.lone_until <=",
+        histories.extension_that_comes_too_late,
+    ),
+    Mutant(
+        "many messages take what is free",
+        "where n.ctid = a.row_at and n.lone = '' and n.token",
+        "where n.ctid = a.row_at and n.token",
+        histories.held_name_that_is_tried,
+    ),
+    Mutant(
+        "many messages extend what is not overdue",
+        "n.lone = a.f[3] and now_ms < n.lone_until and n.lone_until <=",
+        "n.lone = a.f[3] and n.lone_until <=",
+        histories.extension_that_comes_too_late,
+    ),
+    Mutant(
+        "many messages release what is not overdue",
+        "n.lone = a.f[3] and now_ms < n.lone_until\n          and a.f[4]",
+        "n.lone = a.f[3]\n          and a.f[4]",
+        histories.release_that_comes_too_late,
+    ),
+    Mutant(
+        "many messages release their own",
+        "n.lone = a.f[3] and now_ms < n.lone_until\n          and a.f[4]",
+        "n.lone > '' and now_ms < n.lone_until\n          and a.f[4]",
+        histories.stranger_that_leaves,
+    ),
+    Mutant(
         "one message leaves a marker",
         "f[1] = 'leave' and f[4] = '0' and f[5]",
         "f[1] = 'leave' and f[5]",

@@ -827,7 +827,7 @@ language sql stable as $$
     where f[1] = verb offset 0
 $$;
 
--- As `turn`, for one message. A free name is acquired, or released by its only holder, with one statement.
+-- As `turn`, for one message. A free name is acquired, and its only holder extends or releases it, with one statement.
 create function aiodlock.turn_one(caller text, retention bigint, message text) returns text
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
@@ -836,6 +836,7 @@ declare
   k text := f[2];
   rid text := f[3];
   ttl bigint;
+  last_token bigint;
   now_us bigint;
   now_ms bigint;
   done boolean := pg_advisory_xact_lock(1095323471, hashtext(k)) is null;
@@ -862,6 +863,18 @@ begin
         done := set_config('synchronous_commit', 'off', true) is null;  -- as in `turn`
       end if;
       return 'released';
+    end if;
+  elsif f[1] = 'extend' then
+    ttl := f[4]::bigint;
+    update aiodlock.name n set
+        keep_until = greatest(n.keep_until, now_ms + ttl), lone_until = now_ms + ttl, lone_length = ttl,
+        writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
+      where n.ctid = (select m.ctid from aiodlock.name m where m.key = k order by m.version desc limit 1)
+        and n.lone = rid and now_ms < n.lone_until and n.lone_until <= now_ms + ttl
+        and (not @is_unlogged@ or ttl <= n.noted)
+      returning n.token into last_token;
+    if found then
+      return 'held ' || last_token || ' ' || ttl;
     end if;
   end if;
   return aiodlock.turn(caller, retention, message);
