@@ -295,11 +295,11 @@ def _disarm_with_the_first_block(simulation: Simulation) -> None:
     armed: set[Body] = set()
     ends_arming_block = False
 
-    def arm(self: Body) -> asyncio.Task[Any]:
+    def arm(self: Body, task: asyncio.Task[Any] | None = None) -> asyncio.Task[Any]:
         (request,) = self._requests[:1]
         if not request.armed or asyncio.current_task() not in request.armed:
             armed.add(self)
-        return right_arm(self)
+        return right_arm(self, task)
 
     async def end_block(self: Body, *args: Any) -> None:
         nonlocal ends_arming_block
