@@ -164,7 +164,8 @@ class Keeper:
             # And only if it is news: an id whose reply was lost for long may have been queued, granted,
             # dropped and queued again, and the notice may be of the first time.
             if (
-                token > max(place.floor, place.broken)
+                token > place.floor
+                and token > place.broken
                 and self.store.capabilities.notices == "grants"
                 # The body begins when the store knows that it does.
                 and not place.terms.hold_at_least
