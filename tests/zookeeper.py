@@ -154,7 +154,7 @@ class ZooKeeperServer:
 
     def wait(self) -> None:
         """Return when it serves."""
-        give_up = time.monotonic() + 60
+        give_up = time.monotonic() + 120
         while not self.mode():
             log = self.directory / "log"
             assert self.running, f"ZooKeeper did not start: {log.read_text()[-2000:]}"

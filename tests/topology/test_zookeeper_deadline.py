@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ..zookeeper import ZooKeeperEnsemble, installed
-from .zookeeper_rounds import SYNC_LIMIT, TICK, rounds
+from .zookeeper_rounds import INIT_LIMIT, SYNC_LIMIT, TICK, rounds
 
 pytestmark = pytest.mark.skipif(not installed(), reason="no ZooKeeper")
 
@@ -17,7 +17,7 @@ ROUNDS = 3
 
 @pytest.fixture(scope="module")
 def ensemble() -> Iterator[ZooKeeperEnsemble]:
-    with ZooKeeperEnsemble(tick=TICK, sync_limit=SYNC_LIMIT) as ensemble:
+    with ZooKeeperEnsemble(tick=TICK, sync_limit=SYNC_LIMIT, init_limit=INIT_LIMIT) as ensemble:
         yield ensemble
 
 

@@ -34,6 +34,8 @@ TTL = 2.0
 Cut: TypeAlias = Literal["ack", "random"]
 #: Ticks for which a follower goes on without its leader. Longer than the session lives.
 SYNC_LIMIT = 60
+#: Ticks after which a server that cannot follow a leader tries again.
+INIT_LIMIT = 50
 
 
 @dataclass
@@ -170,7 +172,7 @@ def main() -> int:
         others = ", ".join(f"{rule}: {margin:+.2f}" for rule, margin in one.naive.items())
         print(f"{one.margin:+.2f} s ({others})", flush=True)
 
-    with ZooKeeperEnsemble(tick=TICK, sync_limit=SYNC_LIMIT) as ensemble:
+    with ZooKeeperEnsemble(tick=TICK, sync_limit=SYNC_LIMIT, init_limit=INIT_LIMIT) as ensemble:
         played = asyncio.run(rounds(ensemble, [chosen.cut] * chosen.rounds, tell, chosen.seed))
     margins = {"as it is": [one.margin for one in played]}
     margins |= {rule: [one.naive[rule] for one in played] for rule in played[0].naive}
