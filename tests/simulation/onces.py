@@ -184,6 +184,7 @@ class RecordCheckers:
         #: By request id; and the names with their holders as they were last seen.
         self.closing: dict[str, Closing] = {}
         self.holders: dict[str, dict[str, Record]] = {}
+        self.restored: dict[str, int] = {}
         checkers.server.executed.append(self._executed)
         checkers.server.lost_data.append(self._lost_data)
 
@@ -223,6 +224,8 @@ class RecordCheckers:
             ledger.known = read_name(self._server, base)
         self.closing.clear()
         self.holders = {base: read_name(self._server, base).holders for base in self.holders}
+        # Of what an older snapshot has brought back it is not known when it was granted.
+        self.restored = {id: r.token for many in self.holders.values() for id, r in many.items()}
 
     def _end(self, ledger: Ledger) -> None:
         if ledger.now is not None:
@@ -313,7 +316,7 @@ class RecordCheckers:
         if command.begins:
             self.told.add(command.id)
         for id, record in after.items():
-            if not record.hold:
+            if not record.hold or self.restored.get(id) == record.token:
                 continue
             closing = self.closing.get(id)
             if closing is None or closing.token != record.token:
