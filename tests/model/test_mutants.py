@@ -61,8 +61,8 @@ MUTANTS = [
     Mutant("a semaphore has its limit", "if #holders >= limit then", "if false then", Semaphores),
     Mutant(
         "readers come in together",
-        "    changed = true\n  end\nend",
-        "    do return find_head(keys.queue, keys.waiters), true end\n  end\nend",
+        "    changed = true\n  end\n  for _",
+        "    changed, head = true, find_head(keys.queue, keys.waiters)\n    break\n  end\n  for _",
     ),
     Mutant(
         "a release hands off",
@@ -271,8 +271,8 @@ MACHINE_MUTANTS = [
     ),
     MachineMutant(
         "readers come in together",
-        "            changed = True\n        return",
-        "            return True\n        return",
+        "            changed = True\n        for entry",
+        "            changed = True\n            break\n        for entry",
     ),
     MachineMutant(
         "a release hands off",
@@ -292,8 +292,8 @@ MACHINE_MUTANTS = [
     ),
     MachineMutant(
         "an owner that enters again has the same token",
-        "self._admit(entry, own.token)\n            if sooner",
-        "self._admit(entry, self._next_token())\n            if sooner",
+        "self._admit(entry, own.token)\n            entry.recalled",
+        "self._admit(entry, self._next_token())\n            entry.recalled",
     ),
     MachineMutant(
         "an owner that holds by another request does not wait",

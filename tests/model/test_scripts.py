@@ -32,6 +32,7 @@ from hypothesis.stateful import (
 
 from aiodlock.backends.memory.machine import Asked, End, Entry, Message, Mode, Name
 from aiodlock.backends.redis.keys import channel_prefix
+from aiodlock.backends.redis.replies import token_of
 from aiodlock.backends.redis.scripts import Script
 
 from ..protocol.direct import PREFIX, Direct
@@ -598,7 +599,7 @@ class Locks(RuleBasedStateMachine):
         )
         assert read(reply) == put(model.hear(expected))
         own = reply[2:] if reply[0] == "released" else []
-        told = dict(zip(own[::2], map(int, own[1::2]), strict=True))
+        told = {id: token_of(text)[0] for id, text in zip(own[::2], own[1::2], strict=True)}
         holders = model.name.holders
         assert told == {id: holders[id].token for id in told if id in holders}
         by_reply = [(holders[id].asked.client, id) for id in told]
