@@ -136,7 +136,7 @@ def test_the_options_of_threads_are_those_of_tasks() -> None:
 
     assert options(aiodlock.Client.__init__) == set(typed.ClientOptions.__annotations__)
     assert options(aiodlock.Client.lock) == set(typed.LockOptions.__annotations__)
-    without = {"owner"}
+    without = {"owner", "linger"}
     assert options(aiodlock.Client.lock) - without == set(typed.OwnerlessOptions.__annotations__)
     without = {"timeout"}
     assert options(aiodlock.Client.lock) - without == set(typed.UnnamedOptions.__annotations__)
