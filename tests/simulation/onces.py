@@ -237,6 +237,9 @@ class RecordCheckers:
             return
         if command.forgets:
             self._end(self._ledger(command.forgets))
+            # This, too, clamps what is left when the clock was set back.
+            known = read_name(self._server, command.forgets)
+            self._checkers.ledger(command.forgets).known = known
             return
         if command.script not in ("acquire", "extend", "leave", "break"):
             return
