@@ -78,7 +78,7 @@ def first_request(owner: str) -> str | None:
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class StoreRequest:
     """What a store with a lease per request is told of one; the same from its first message to its last.
 
     ``begins`` becomes true when the body of a multilock begins. What stands below it are the store's notes.

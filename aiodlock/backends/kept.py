@@ -21,7 +21,7 @@ from .._model import (
     Left,
     LockInfo,
     Refused,
-    Request,
+    StoreRequest,
     Terms,
     Waiting,
 )
@@ -74,11 +74,13 @@ class KeptStore(Protocol):
         """Keep the connections up until cancelled; call ``ready`` when the first calls can be made
         and notices arrive."""
 
-    async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+    async def acquire(
+        self, request: StoreRequest, *, wait: bool
+    ) -> Granted | Waiting | Refused | Gone:
         """Grant, queue or (``wait=False``) refuse the request. Repeating it is harmless."""
 
     def extend(
-        self, batch: Sequence[tuple[Request, float]]
+        self, batch: Sequence[tuple[StoreRequest, float]]
     ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
         """Push the deadline of each request to at least now + the length beside it; never nearer.
 
@@ -86,11 +88,11 @@ class KeptStore(Protocol):
         a queue this is also the look: whoever can be granted is granted.
         """
 
-    def server_of(self, request: Request) -> object:
+    def server_of(self, request: StoreRequest) -> object:
         """Return something equal for requests whose messages go to the same server for now."""
 
     async def leave(
-        self, request: Request, *, lost: bool = False, within: float | None = None
+        self, request: StoreRequest, *, lost: bool = False, within: float | None = None
     ) -> Left:
         """Release or withdraw, and hand off. When an acquire of this request went unanswered, a late
         duplicate of it is refused from then on. Unanswered after ``within`` seconds.
@@ -100,14 +102,18 @@ class KeptStore(Protocol):
         """
 
     def leave_later(
-        self, request: Request, done: Callable[[Left | BackendError], object], *, lost: bool = False
+        self,
+        request: StoreRequest,
+        done: Callable[[Left | BackendError], object],
+        *,
+        lost: bool = False,
     ) -> bool:
         """Send a leave that nobody waits for; see ``Place.leave_soon``."""
 
     async def leave_unknown(self, request_id: str, where: str) -> None:
         """Give back a grant that was announced for a request this client does not have."""
 
-    def watch(self, request: Request, watching: bool) -> None:
+    def watch(self, request: StoreRequest, watching: bool) -> None:
         """Start or stop to listen for the end of what blocks this head, where the store can tell."""
 
     async def settle(self) -> None: ...
@@ -157,7 +163,7 @@ class _Nobody:
 _NOBODY = _Nobody()
 
 
-class KeptPlace(Request):
+class KeptPlace(StoreRequest):
     """The place of a request whose lease is its own; to its store it is the request.
 
     Mutable state: ``stage``, ``deadline``, ``token``, ``capped`` (see ``Place``), ``lease_ttl`` (how long a
@@ -225,7 +231,7 @@ class KeptPlace(Request):
         self, keeper: Keeper, terms: Terms, request_id: str, owner: str, listener: Listener
     ) -> None:
         # By super() it takes twice as long, for each acquire.
-        Request.__init__(self, request_id, terms, owner, terms.begins, terms.linger > 0.0)
+        StoreRequest.__init__(self, request_id, terms, owner, terms.begins, terms.linger > 0.0)
         self.keeper = keeper
         self.listener = listener
         self.stage = Stage.ASKING

@@ -14,7 +14,7 @@ import aiodlock
 from aiodlock import _request as core
 from aiodlock._clock import now
 from aiodlock._departure import Departure
-from aiodlock._model import End, Request, Waiting
+from aiodlock._model import End, StoreRequest, Waiting
 from aiodlock.backends.keeper import Keeper
 from aiodlock.backends.kept import Stage
 from aiodlock.backends.redis import calls, packing, replies
@@ -403,7 +403,7 @@ async def test_hint_that_overtakes_the_answer_to_acquire_is_not_forgotten(
     store: Any = keeper.store
     send = store.acquire
 
-    async def acquire(request: Request, *, wait: bool) -> Any:
+    async def acquire(request: StoreRequest, *, wait: bool) -> Any:
         answer = await send(request, wait=wait)
         assert isinstance(answer, Waiting)
         missed = asyncio.Event()

@@ -18,7 +18,7 @@ import anyio
 
 from aiodlock._clock import now
 from aiodlock._errors import BackendError, BackendUnavailable
-from aiodlock._model import Gone, Granted, Kind, Left, LockInfo, Refused, Request, Waiting
+from aiodlock._model import Gone, Granted, Kind, Left, LockInfo, Refused, StoreRequest, Waiting
 from aiodlock.backends.base import Unanswered
 from aiodlock.backends.kept import Notices
 from aiodlock.backends.memory import backend as memory_backend
@@ -477,10 +477,12 @@ class MachineBackend:
             raise BackendUnavailable("simulated: no connection")
         return self._line
 
-    def _key(self, request: Request) -> Key:
+    def _key(self, request: StoreRequest) -> Key:
         return Key(_PREFIX, request.kind, request.name)
 
-    async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+    async def acquire(
+        self, request: StoreRequest, *, wait: bool
+    ) -> Granted | Waiting | Refused | Gone:
         line = self._line or await self._wait_up()
         request.sent_on = line
         sent = now()
@@ -524,11 +526,11 @@ class MachineBackend:
         return found
 
     def extend(
-        self, batch: Sequence[tuple[Request, float]]
+        self, batch: Sequence[tuple[StoreRequest, float]]
     ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
         return [_Outcome(self, *self._extend(request, length)) for request, length in batch]
 
-    def _extend(self, request: Request, length: float) -> tuple[asyncio.Future[Any], float]:
+    def _extend(self, request: StoreRequest, length: float) -> tuple[asyncio.Future[Any], float]:
         if self._line is None:
             reply = asyncio.get_running_loop().create_future()
             reply.set_exception(BackendUnavailable("simulated: no connection"))
@@ -542,10 +544,10 @@ class MachineBackend:
         call = Call("extend", self._key(request), request.id, **options)
         return self._send(self._line, call), now()
 
-    def server_of(self, request: Request) -> object:
+    def server_of(self, request: StoreRequest) -> object:
         return None
 
-    def _leaving(self, line: Line, request: Request, lost: bool) -> Call:
+    def _leaving(self, line: Line, request: StoreRequest, lost: bool) -> Call:
         other = request.sent_on is not None and request.sent_on is not line
         marker = _MARKER if request.ambiguous or other else 0
         options: dict[str, Any] = {"marker": marker, "retention": self._retention}
@@ -557,7 +559,7 @@ class MachineBackend:
         return Call("leave", self._key(request), request.id, **options)
 
     async def leave(
-        self, request: Request, *, lost: bool = False, within: float | None = None
+        self, request: StoreRequest, *, lost: bool = False, within: float | None = None
     ) -> Left:
         try:
             async with asyncio.timeout(within):
@@ -568,7 +570,11 @@ class MachineBackend:
         return Left(reply[0].decode(), *reply[1:])
 
     def leave_later(
-        self, request: Request, done: Callable[[Left | BackendError], object], *, lost: bool = False
+        self,
+        request: StoreRequest,
+        done: Callable[[Left | BackendError], object],
+        *,
+        lost: bool = False,
     ) -> bool:
         if self._line is None:
             return False
@@ -593,7 +599,7 @@ class MachineBackend:
     async def settle(self) -> None:
         pass
 
-    def watch(self, request: Request, watching: bool) -> None:
+    def watch(self, request: StoreRequest, watching: bool) -> None:
         pass
 
     def announce(self, kind: str, name: str) -> None:

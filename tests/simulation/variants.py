@@ -17,7 +17,7 @@ from aiodlock._bodies import Bodies, Body
 from aiodlock._clock import now
 from aiodlock._deadlines import Deadlines
 from aiodlock._lease import Lease
-from aiodlock._model import Gone, Granted, Refused, Request, Waiting
+from aiodlock._model import Gone, Granted, Refused, StoreRequest, Waiting
 from aiodlock._scope import BodyScope
 from aiodlock._session import Session
 from aiodlock.backends.keeper import Keeper
@@ -98,7 +98,9 @@ def _both(*parts: Prepare) -> Prepare:
 class _TwoSteps(RedisBackend):
     """Asks whether the name is free, and then takes it, whoever has come meanwhile."""
 
-    async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+    async def acquire(
+        self, request: StoreRequest, *, wait: bool
+    ) -> Granted | Waiting | Refused | Gone:
         link = self.server.link
         wire = link.wire or await link.wait_up()
         keys = self.calls.keys(request)
@@ -136,7 +138,9 @@ _FREE = "if present == 0 and how == '' then"
 class _FromTheFirst(RedisBackend):
     """Counts a deadline from the first sending of a request, also when it was answered to the second."""
 
-    async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+    async def acquire(
+        self, request: StoreRequest, *, wait: bool
+    ) -> Granted | Waiting | Refused | Gone:
         first = _sent.setdefault(request, now())
         again = now() - first
         answer = await super().acquire(request, wait=wait)
@@ -145,7 +149,7 @@ class _FromTheFirst(RedisBackend):
         return answer
 
 
-_sent: dict[Request, float] = {}
+_sent: dict[StoreRequest, float] = {}
 
 
 def _from_the_reply(simulation: Simulation) -> None:

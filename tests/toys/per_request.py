@@ -22,7 +22,7 @@ from aiodlock._model import (
     Left,
     LockInfo,
     Refused,
-    Request,
+    StoreRequest,
     WaiterInfo,
     Waiting,
 )
@@ -38,7 +38,7 @@ _worlds: dict[str, World] = {}
 class Entry:
     """One request, waiting or holding."""
 
-    request: Request
+    request: StoreRequest
     client: str
     ends_at: float
     token: int = 0
@@ -61,10 +61,10 @@ class Line:
             for id in [id for id, entry in entries.items() if entry.ends_at <= moment]:
                 del entries[id]
 
-    def owned(self, request: Request) -> Entry | None:
+    def owned(self, request: StoreRequest) -> Entry | None:
         return next((e for e in self.holders.values() if e.request.owner == request.owner), None)
 
-    def is_free(self, request: Request) -> bool:
+    def is_free(self, request: StoreRequest) -> bool:
         modes = {entry.request.terms.mode for entry in self.holders.values()}
         return not modes or (request.terms.mode == "shared" and modes == {"shared"})
 
@@ -125,7 +125,9 @@ class RequestsStore:
             for changed in itertools.chain(*self._world.observers.values()):
                 changed()
 
-    async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+    async def acquire(
+        self, request: StoreRequest, *, wait: bool
+    ) -> Granted | Waiting | Refused | Gone:
         await self._turn()
         line = self._world.line(request.kind, request.name)
         if request.id in line.left:
@@ -148,11 +150,11 @@ class RequestsStore:
         return self._state(line, request)
 
     def extend(
-        self, batch: Sequence[tuple[Request, float]]
+        self, batch: Sequence[tuple[StoreRequest, float]]
     ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
         return [self._extend(request, length) for request, length in batch]
 
-    async def _extend(self, request: Request, length: float) -> Granted | Waiting | Gone:
+    async def _extend(self, request: StoreRequest, length: float) -> Granted | Waiting | Gone:
         await self._turn()
         line = self._world.line(request.kind, request.name)
         entry = line.holders.get(request.id) or line.waiters.get(request.id)
@@ -161,7 +163,7 @@ class RequestsStore:
         return self._state(line, request)
 
     @staticmethod
-    def _state(line: Line, request: Request) -> Granted | Waiting | Gone:
+    def _state(line: Line, request: StoreRequest) -> Granted | Waiting | Gone:
         # The client's deadline is the earlier one.
         if request.id in line.holders:
             entry = line.holders[request.id]
@@ -174,19 +176,23 @@ class RequestsStore:
         return Gone("broken" if request.id in line.broken else "gone")
 
     async def leave(
-        self, request: Request, *, lost: bool = False, within: float | None = None
+        self, request: StoreRequest, *, lost: bool = False, within: float | None = None
     ) -> Left:
         await self._turn()
         return self._leave(request)
 
     def leave_later(
-        self, request: Request, done: Callable[[Left | BackendError], object], *, lost: bool = False
+        self,
+        request: StoreRequest,
+        done: Callable[[Left | BackendError], object],
+        *,
+        lost: bool = False,
     ) -> bool:
         if self._running:
             asyncio.get_running_loop().call_soon(done, self._leave(request))
         return self._running
 
-    def _leave(self, request: Request) -> Left:
+    def _leave(self, request: StoreRequest) -> Left:
         line = self._world.line(request.kind, request.name)
         line.left.add(request.id)
         left = Left("gone", "broken" if request.id in line.broken else "gone")
@@ -204,10 +210,10 @@ class RequestsStore:
         line.holders.pop(request_id, None)
         self._world.grant(line)
 
-    def server_of(self, request: Request) -> object:
+    def server_of(self, request: StoreRequest) -> object:
         return None
 
-    def watch(self, request: Request, watching: bool) -> None:
+    def watch(self, request: StoreRequest, watching: bool) -> None:
         """Nothing tells the end of a lease: the head looks when it is due."""
 
     async def settle(self) -> None:

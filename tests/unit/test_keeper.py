@@ -10,7 +10,7 @@ import pytest
 
 from aiodlock._clock import now
 from aiodlock._errors import BackendUnavailable, LossReason
-from aiodlock._model import Capabilities, Gone, Granted, Refused, Request, Terms, Waiting
+from aiodlock._model import Capabilities, Gone, Granted, Refused, StoreRequest, Terms, Waiting
 from aiodlock.backends.keeper import Keeper
 from aiodlock.backends.kept import KeptPlace, Stage
 
@@ -24,7 +24,7 @@ class Answers:
 
     def __init__(self) -> None:
         self.asked: list[list[tuple[str, float]]] = []
-        self.answer: Callable[[Request, float], Outcome] = lambda _, length: Granted(
+        self.answer: Callable[[StoreRequest, float], Outcome] = lambda _, length: Granted(
             1, now() + length
         )
         self.first: Granted | Waiting | Refused | Gone = Gone("gone")
@@ -35,25 +35,27 @@ class Answers:
         ready()
         await asyncio.Event().wait()
 
-    async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+    async def acquire(
+        self, request: StoreRequest, *, wait: bool
+    ) -> Granted | Waiting | Refused | Gone:
         return self.first
 
     def extend(
-        self, batch: Sequence[tuple[Request, float]]
+        self, batch: Sequence[tuple[StoreRequest, float]]
     ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
         self.asked.append([(request.id, length) for request, length in batch])
         return [self._one(request, length) for request, length in batch]
 
-    def server_of(self, request: Request) -> object:
+    def server_of(self, request: StoreRequest) -> object:
         return None
 
-    async def _one(self, request: Request, length: float) -> Granted | Waiting | Gone:
+    async def _one(self, request: StoreRequest, length: float) -> Granted | Waiting | Gone:
         outcome = self.answer(request, length)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    def watch(self, request: Request, watching: bool) -> None:
+    def watch(self, request: StoreRequest, watching: bool) -> None:
         self.watched[request.id] = watching
 
     def lengths(self, id: str) -> list[float]:
@@ -284,7 +286,7 @@ async def test_notice_that_overtakes_the_reply_is_what_acquire_returns(kept: Kep
         kept.heard,
     )
 
-    async def acquire(request: Request, *, wait: bool) -> Waiting:
+    async def acquire(request: StoreRequest, *, wait: bool) -> Waiting:
         kept.keeper.on_granted("a", 7, "where")
         return Waiting(now() + 3.0, None)
 
@@ -304,7 +306,7 @@ async def test_recall_of_an_earlier_grant_does_not_hide_a_later_one(kept: Kept) 
         kept.heard,
     )
 
-    async def acquire(request: Request, *, wait: bool) -> Waiting:
+    async def acquire(request: StoreRequest, *, wait: bool) -> Waiting:
         kept.keeper.on_recalled("a")
         return Waiting(now() + 3.0, None)
 

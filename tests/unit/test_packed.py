@@ -5,7 +5,7 @@ from __future__ import annotations
 import hiredis
 import pytest
 
-from aiodlock._model import Request, Terms
+from aiodlock._model import StoreRequest, Terms
 from aiodlock.backends.redis.calls import Calls, ClientChannel
 from aiodlock.backends.redis.keys import base_of, keys_of, name_of
 from aiodlock.backends.redis.packing import pack_extend
@@ -24,9 +24,11 @@ def calls() -> Calls:
     return Calls(server, ClientChannel(server.to_clients))
 
 
-def _requests(name: str) -> list[Request]:
+def _requests(name: str) -> list[StoreRequest]:
     return [
-        Request(id, Terms("lock", name, "exclusive", 0, ttl, 10.0, delay, 0.0, None, True), owner)
+        StoreRequest(
+            id, Terms("lock", name, "exclusive", 0, ttl, 10.0, delay, 0.0, None, True), owner
+        )
         for id, owner in [("host-1-a-9", "thost-1-a-9"), ("host-1-a-10", "u%C3%A4" * 60)]
         for ttl, delay in [(30.0, 0.0), (1.5, 2.0)]
     ]

@@ -8,7 +8,7 @@ import pytest
 
 from aiodlock import BackendError
 from aiodlock._clock import now
-from aiodlock._model import Gone, Request, Terms
+from aiodlock._model import Gone, StoreRequest, Terms
 from aiodlock.backends.redis.quorum.broadcast import Broadcast
 from aiodlock.backends.redis.quorum.votes import Answer, Ballot, Queued, Tally, Voted, read_answer
 
@@ -108,7 +108,7 @@ def test_notice_that_an_answer_has_overtaken_gives_no_vote() -> None:
 
 def tally_of(tokens: list[int], *, owner: str = "tr", lock_delay: float = 0.0) -> Tally:
     terms = Terms("lock", "name", "exclusive", 0, 10.0, 10.0, lock_delay, 0.0, None, True)
-    request = Request("r", terms, owner)
+    request = StoreRequest("r", terms, owner)
     tally = Tally(request, 1, 5)
     for ballot, token in zip(tally.ballots, tokens, strict=False):
         ballot.take(Queued(now() + 10, None, 3))

@@ -24,7 +24,7 @@ from ..._model import (
     Left,
     LockInfo,
     Refused,
-    Request,
+    StoreRequest,
     WaiterInfo,
     Waiting,
 )
@@ -110,7 +110,9 @@ class MemoryBackend:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+    async def acquire(
+        self, request: StoreRequest, *, wait: bool
+    ) -> Granted | Waiting | Refused | Gone:
         await asyncio.sleep(
             0
         )  # before the call: who sees the grant may rely on the body's having begun
@@ -133,11 +135,13 @@ class MemoryBackend:
         return _outcome(reply, sent)
 
     def extend(
-        self, batch: Sequence[tuple[Request, float]]
+        self, batch: Sequence[tuple[StoreRequest, float]]
     ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
         return [_Answered(self._extend(request, length)) for request, length in batch]
 
-    def _extend(self, request: Request, length: float) -> Granted | Waiting | Gone | BackendError:
+    def _extend(
+        self, request: StoreRequest, length: float
+    ) -> Granted | Waiting | Gone | BackendError:
         if self._listener is None:
             return BackendUnavailable(f"{self._described}: the client is not running")
         sent, key = now(), self._key(request.kind, request.name)
@@ -154,11 +158,11 @@ class MemoryBackend:
             sent,
         )
 
-    def server_of(self, request: Request) -> object:
+    def server_of(self, request: StoreRequest) -> object:
         return None
 
     async def leave(
-        self, request: Request, *, lost: bool = False, within: float | None = None
+        self, request: StoreRequest, *, lost: bool = False, within: float | None = None
     ) -> Left:
         self._check_running()
         left = self._leave(request, lost)
@@ -166,14 +170,18 @@ class MemoryBackend:
         return left
 
     def leave_later(
-        self, request: Request, done: Callable[[Left | BackendError], object], *, lost: bool = False
+        self,
+        request: StoreRequest,
+        done: Callable[[Left | BackendError], object],
+        *,
+        lost: bool = False,
     ) -> bool:
         if self._listener is None:
             return False
         asyncio.get_running_loop().call_soon(done, self._leave(request, lost))
         return True
 
-    def _leave(self, request: Request, lost: bool) -> Left:
+    def _leave(self, request: StoreRequest, lost: bool) -> Left:
         end = request.end
         if end.record is not None:
             result, keep = end.record
@@ -206,7 +214,7 @@ class MemoryBackend:
     async def settle(self) -> None:
         """Do nothing: every call has been answered."""
 
-    def watch(self, request: Request, watching: bool) -> None:
+    def watch(self, request: StoreRequest, watching: bool) -> None:
         """Do nothing: no message tells the end of a lease. The head looks when that is due."""
 
     def announce(self, kind: str, name: str) -> None:
@@ -280,7 +288,7 @@ class MemoryBackend:
     def _key(self, kind: str, name: str) -> Key:
         return Key(self._prefix, kind, name)
 
-    def _asked(self, request: Request) -> Asked:
+    def _asked(self, request: StoreRequest) -> Asked:
         return Asked(
             request.id,
             request.terms.mode,

@@ -29,7 +29,7 @@ from ..._model import (
     LockInfo,
     Mode,
     Refused,
-    Request,
+    StoreRequest,
     WaiterInfo,
     Waiting,
 )
@@ -257,7 +257,9 @@ class PostgresBackend:
     def _key(self, kind: str, name: str) -> str:
         return f"{self._prefix}:{kind[0]}:{quote(name, safe='')}"
 
-    async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+    async def acquire(
+        self, request: StoreRequest, *, wait: bool
+    ) -> Granted | Waiting | Refused | Gone:
         await self._up(hurry=not wait)
         request.sent_on = self._messages.link.connection
         sent = now()
@@ -283,7 +285,7 @@ class PostgresBackend:
         request.sent_on = None
         return _outcome(answer, sent)
 
-    def _further(self, request: Request) -> Sequence[str]:
+    def _further(self, request: StoreRequest) -> Sequence[str]:
         """Return what few requests have: texts for people, a hold, a limit that is to be in use."""
         texts = quote(request.terms.note, safe=""), quote(self.description, safe="")
         if request.terms.hold_at_least or request.terms.resize:
@@ -296,21 +298,21 @@ class PostgresBackend:
         return texts if any(texts) else ()
 
     def extend(
-        self, batch: Sequence[tuple[Request, float]]
+        self, batch: Sequence[tuple[StoreRequest, float]]
     ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
         return [self._extend(request, length) for request, length in batch]
 
-    def _extend(self, request: Request, length: float) -> Awaitable[Granted | Waiting | Gone]:
+    def _extend(self, request: StoreRequest, length: float) -> Awaitable[Granted | Waiting | Gone]:
         sent = now()
         key = self._key(request.kind, request.name)
         begins = "\tbegins" if request.terms.hold_at_least and request.begins else ""
         answer = self._messages.submit(f"extend\t{key}\t{request.id}\t{_ms(length)}{begins}")
         return _Answer(answer, sent)
 
-    def server_of(self, request: Request) -> object:
+    def server_of(self, request: StoreRequest) -> object:
         return None
 
-    def _leaving(self, request: Request, lost: bool) -> str:
+    def _leaving(self, request: StoreRequest, lost: bool) -> str:
         connection = self._messages.link.connection
         late = request.ambiguous or (
             request.sent_on is not None and request.sent_on is not connection
@@ -325,7 +327,7 @@ class PostgresBackend:
         return "\t".join(("leave", key, request.id, str(marker), *words))
 
     async def leave(
-        self, request: Request, *, lost: bool = False, within: float | None = None
+        self, request: StoreRequest, *, lost: bool = False, within: float | None = None
     ) -> Left:
         try:
             async with asyncio.timeout(within):
@@ -335,7 +337,11 @@ class PostgresBackend:
             raise Unanswered(f"{self._described}: no answer for {within:g} s") from silent
 
     def leave_later(
-        self, request: Request, done: Callable[[Left | BackendError], object], *, lost: bool = False
+        self,
+        request: StoreRequest,
+        done: Callable[[Left | BackendError], object],
+        *,
+        lost: bool = False,
     ) -> bool:
         if self._messages.link.connection is None:
             return False
@@ -356,7 +362,7 @@ class PostgresBackend:
     async def settle(self) -> None:
         """Every answer is waited for by a call."""
 
-    def watch(self, request: Request, watching: bool) -> None:
+    def watch(self, request: StoreRequest, watching: bool) -> None:
         """The database cannot tell when a deadline has passed: the head looks at that moment."""
 
     def announce(self, kind: str, name: str) -> None:
@@ -493,7 +499,7 @@ def _texts(row: Any) -> tuple[str, str]:
     return unquote(row["note"]), unquote(row["description"])
 
 
-def _wire_mode(request: Request) -> str:
+def _wire_mode(request: StoreRequest) -> str:
     if request.terms.limit:
         return f"s{request.terms.limit}"
     return "x" if request.terms.mode == "exclusive" else "s"

@@ -6,7 +6,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from typing import Any
 
 from ..._errors import BackendError
-from ..._model import Capabilities, Gone, Granted, Kind, Left, LockInfo, Refused, Request, Waiting
+from ..._model import (
+    Capabilities,
+    Gone,
+    Granted,
+    Kind,
+    Left,
+    LockInfo,
+    Refused,
+    StoreRequest,
+    Waiting,
+)
 from .._label import make_label
 from ..kept import Notices
 from .calls import Calls, ClientChannel
@@ -41,25 +51,29 @@ class RedisBackend:
     # -- requests --------------------------------------------------------------------------------
 
     def acquire(
-        self, request: Request, *, wait: bool
+        self, request: StoreRequest, *, wait: bool
     ) -> Coroutine[Any, Any, Granted | Waiting | Refused | Gone]:
         return self.calls.acquire(request, wait=wait)
 
     def extend(
-        self, batch: Sequence[tuple[Request, float]]
+        self, batch: Sequence[tuple[StoreRequest, float]]
     ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
         return self.calls.extend(batch)
 
-    def server_of(self, request: Request) -> object:
+    def server_of(self, request: StoreRequest) -> object:
         return None
 
     def leave(
-        self, request: Request, *, lost: bool = False, within: float | None = None
+        self, request: StoreRequest, *, lost: bool = False, within: float | None = None
     ) -> Coroutine[Any, Any, Left]:
         return self.calls.leave(request, lost=lost, within=within)
 
     def leave_later(
-        self, request: Request, done: Callable[[Left | BackendError], object], *, lost: bool = False
+        self,
+        request: StoreRequest,
+        done: Callable[[Left | BackendError], object],
+        *,
+        lost: bool = False,
     ) -> bool:
         return self.calls.leave_later(request, done, lost=lost)
 
@@ -69,7 +83,7 @@ class RedisBackend:
     async def settle(self) -> None:
         """Every answer is waited for by a call."""
 
-    def watch(self, request: Request, watching: bool) -> None:
+    def watch(self, request: StoreRequest, watching: bool) -> None:
         self.calls.watch(request, watching)
 
     def announce(self, kind: str, name: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ..._clock import now
 from ..._errors import BackendError
-from ..._model import Gone, Granted, Left, Refused, Request, Waiting
+from ..._model import Gone, Granted, Left, Refused, StoreRequest, Waiting
 from ..base import Unanswered
 from .keys import Keys, base_of, keys_of, name_of
 from .packing import Packing, how_of, pack_call, pack_extend, words_of
@@ -27,10 +27,10 @@ class Channels(Protocol):
     def words(self, base: str) -> Words:
         """Return what scripts need to notify waiters of a name: channel, token retention, command."""
 
-    def on_waiting(self, request: Request) -> None:
+    def on_waiting(self, request: StoreRequest) -> None:
         """The request is queued, or lingers: be sure that its notice arrives, or that it is recalled."""
 
-    def on_leaving(self, request: Request) -> None:
+    def on_leaving(self, request: StoreRequest) -> None:
         """The request does not wait any more."""
 
 
@@ -43,10 +43,10 @@ class ClientChannel:
     def words(self, base: str) -> Words:
         return self._words
 
-    def on_waiting(self, request: Request) -> None:
+    def on_waiting(self, request: StoreRequest) -> None:
         pass
 
-    def on_leaving(self, request: Request) -> None:
+    def on_leaving(self, request: StoreRequest) -> None:
         pass
 
 
@@ -66,7 +66,9 @@ class Calls:
 
     # -- acquire -----------------------------------------------------------------------------------
 
-    async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+    async def acquire(
+        self, request: StoreRequest, *, wait: bool
+    ) -> Granted | Waiting | Refused | Gone:
         server = self._server
         link = server.granting
         wire = link.wire or await link.wait_up(hurry=not wait)
@@ -99,7 +101,7 @@ class Calls:
                 return await self._extend(wire, request, request.terms.ttl)
         return answer
 
-    def _acquiring(self, request: Request, wait: bool) -> KeysAndArguments:
+    def _acquiring(self, request: StoreRequest, wait: bool) -> KeysAndArguments:
         keys = self.keys(request)
         marker = keys.marker + request.id
         names = (
@@ -128,7 +130,7 @@ class Calls:
     # -- extend ------------------------------------------------------------------------------------
 
     def extend(
-        self, batch: Sequence[tuple[Request, float]]
+        self, batch: Sequence[tuple[StoreRequest, float]]
     ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
         wire = self._server.granting.wire
         if wire is None:
@@ -136,7 +138,7 @@ class Calls:
         return [self._extend(wire, request, length) for request, length in batch]
 
     def _extend(
-        self, wire: Wire | ReplicatedWire, request: Request, length: float
+        self, wire: Wire | ReplicatedWire, request: StoreRequest, length: float
     ) -> Awaitable[Granted | Waiting | Gone]:
         if request.terms.hold_at_least or request.kind == "once":
             packed = pack_call(EXTEND, *self._extending(request, length))
@@ -151,13 +153,13 @@ class Calls:
         raise self._server.unreachable()
 
     async def extend_again(
-        self, wire: Wire | ReplicatedWire, refused: ReplyError, request: Request, length: float
+        self, wire: Wire | ReplicatedWire, refused: ReplyError, request: StoreRequest, length: float
     ) -> Any:
         """Repeat an extension that was refused because the server has forgotten the script."""
         keys, arguments = self._extending(request, length)
         return await self._server.after_refusal(wire, refused, EXTEND, keys, arguments)
 
-    def _extending(self, request: Request, length: float) -> KeysAndArguments:
+    def _extending(self, request: StoreRequest, length: float) -> KeysAndArguments:
         keys = self.keys(request)
         names = (keys.state, keys.queue, keys.waiters, keys.token, keys.broken)
         begins = ["begins"] if request.terms.hold_at_least and request.begins else []
@@ -170,14 +172,14 @@ class Calls:
             *begins,
         )
 
-    def on_extended(self, request: Request, answer: object) -> None:
+    def on_extended(self, request: StoreRequest, answer: object) -> None:
         if isinstance(answer, Waiting) or (request.lingers and isinstance(answer, Granted)):
             self._channels.on_waiting(request)
 
     # -- leave -------------------------------------------------------------------------------------
 
     async def leave(
-        self, request: Request, *, lost: bool = False, within: float | None = None
+        self, request: StoreRequest, *, lost: bool = False, within: float | None = None
     ) -> Left:
         if request.end.record is not None:
             return await self._record(request, *request.end.record)
@@ -200,7 +202,11 @@ class Calls:
         return left_of(reply)
 
     def leave_later(
-        self, request: Request, done: Callable[[Left | BackendError], object], *, lost: bool = False
+        self,
+        request: StoreRequest,
+        done: Callable[[Left | BackendError], object],
+        *,
+        lost: bool = False,
     ) -> bool:
         wire = self._server.wire
         if wire is None:
@@ -219,7 +225,7 @@ class Calls:
         wire.send_packed(packed, later=True).add_done_callback(on_reply)
         return True
 
-    async def _record(self, request: Request, result: bytes, keep: float) -> Left:
+    async def _record(self, request: StoreRequest, result: bytes, keep: float) -> Left:
         keys = self.keys(request)
         arguments = (
             request.id,
@@ -241,12 +247,12 @@ class Calls:
         return bool(await server.answer(wire.send("DEL", key)))
 
     @staticmethod
-    def _late(request: Request, wire: Wire) -> bool:
+    def _late(request: StoreRequest, wire: Wire) -> bool:
         """Whether an acquire may still arrive after this leave."""
         # What is in flight on this very wire is carried out before this leave.
         return request.ambiguous or (request.sent_on is not None and request.sent_on is not wire)
 
-    def _packed_leave(self, request: Request, late: bool, lost: bool) -> bytes:
+    def _packed_leave(self, request: StoreRequest, late: bool, lost: bool) -> bytes:
         self._channels.on_leaving(request)
         return self._packing.leave(request, late, lost, self._leaving)
 
@@ -256,7 +262,7 @@ class Calls:
         arguments = (request_id, *self._channels.words(keys.base), 0, "unused")
         left_of(await self._server.eval(LEAVE, _leave_keys(keys, request_id), arguments))
 
-    def _leaving(self, request: Request, late: bool, lost: bool) -> KeysAndArguments:
+    def _leaving(self, request: StoreRequest, late: bool, lost: bool) -> KeysAndArguments:
         keys = self.keys(request)
         arguments = (
             request.id,
@@ -268,7 +274,7 @@ class Calls:
 
     # -- messages ----------------------------------------------------------------------------------
 
-    def watch(self, request: Request, watching: bool) -> None:
+    def watch(self, request: StoreRequest, watching: bool) -> None:
         self._server.watch(self.keys(request).state, request.id, watching)
 
     def announce(self, kind: str, name: str) -> None:
@@ -277,7 +283,7 @@ class Calls:
     def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
         return self._server.observe(keys_of(self._prefix, kind, name).changes, changed)
 
-    def keys(self, request: Request) -> Keys:
+    def keys(self, request: StoreRequest) -> Keys:
         """Return the keys of the request's name."""
         return keys_of(self._prefix, request.kind, request.name)
 
@@ -304,7 +310,7 @@ class _Extension:
     __slots__ = ("_calls", "_length", "_reply", "_request", "_sent", "_wire", "_woken")
 
     def __init__(
-        self, calls: Calls, wire: Wire | ReplicatedWire, request: Request, length: float
+        self, calls: Calls, wire: Wire | ReplicatedWire, request: StoreRequest, length: float
     ) -> None:
         self._calls = calls
         self._wire = wire
@@ -341,14 +347,14 @@ class _Extension:
         return answer
 
 
-def wire_mode(request: Request) -> str:
+def wire_mode(request: StoreRequest) -> str:
     """Return the mode as scripts read it: ``x`` exclusive, ``s`` shared, ``s5`` a semaphore for five."""
     if request.terms.limit:
         return f"s{request.terms.limit}"
     return "x" if request.terms.mode == "exclusive" else "s"
 
 
-def _record_of(request: Request, keys: Keys) -> tuple[str, ...]:
+def _record_of(request: StoreRequest, keys: Keys) -> tuple[str, ...]:
     return (keys.record,) if request.kind == "once" else ()
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import quote
 
-from ..._model import Request
+from ..._model import StoreRequest
 from .scripts import ACQUIRE, EXTEND, LEAVE, Script
 
 #: So many different messages are remembered (some 500 bytes each).
@@ -30,7 +30,7 @@ class _Packed:
     tail: str
 
 
-def words_of(request: Request, description: str) -> str:
+def words_of(request: StoreRequest, description: str) -> str:
     """Return the further words of a request's records; ``records.lua`` says what they are."""
     terms = request.terms
     words = f" h={round(terms.hold_at_least * 1000)}" if terms.hold_at_least else ""
@@ -41,7 +41,7 @@ def words_of(request: Request, description: str) -> str:
     return f"{words} d={quote(description, safe='')}" if description else words
 
 
-def how_of(request: Request) -> str:
+def how_of(request: StoreRequest) -> str:
     """Return what an acquire tells the script besides."""
     how = ["resize"] if request.terms.resize else []
     if request.terms.hold_at_least:
@@ -65,7 +65,7 @@ class Packing:
         self._leaves.clear()
 
     def acquire(
-        self, request: Request, wait: bool, words: Callable[[Request, bool], Words]
+        self, request: StoreRequest, wait: bool, words: Callable[[StoreRequest, bool], Words]
     ) -> bytes:
         """Return the call of ``acquire`` with the words that are given for it, in RESP."""
         terms = request.terms
@@ -101,10 +101,10 @@ class Packing:
 
     def leave(
         self,
-        request: Request,
+        request: StoreRequest,
         late: bool,
         lost: bool,
-        words: Callable[[Request, bool, bool], Words],
+        words: Callable[[StoreRequest, bool, bool], Words],
     ) -> bytes:
         """Return the call of ``leave`` with the words that are given for it, in RESP."""
         terms = request.terms
@@ -133,7 +133,7 @@ def pack_call(script: Script, names: Sequence[str], arguments: Sequence[str | in
 
 
 def pack_extend(
-    base: str, request: Request, length_ms: int, speaking: Sequence[str | int]
+    base: str, request: StoreRequest, length_ms: int, speaking: Sequence[str | int]
 ) -> bytes:
     """Return the call of ``extend`` in RESP.
 
@@ -159,7 +159,7 @@ def _pack(
     size: int,
     before: Sequence[str],
     marker: str,
-    request: Request,
+    request: StoreRequest,
     between: Sequence[str | int],
     others: Sequence[str | int],
 ) -> _Packed:

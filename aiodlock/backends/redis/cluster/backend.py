@@ -12,7 +12,17 @@ from contextlib import suppress
 from typing import TypeVar
 
 from ...._errors import BackendError, BackendUnavailable
-from ...._model import Capabilities, Gone, Granted, Kind, Left, LockInfo, Refused, Request, Waiting
+from ...._model import (
+    Capabilities,
+    Gone,
+    Granted,
+    Kind,
+    Left,
+    LockInfo,
+    Refused,
+    StoreRequest,
+    Waiting,
+)
 from ..._label import make_label
 from ...kept import Notices
 from ..calls import Outcome
@@ -65,13 +75,15 @@ class ClusterBackend:
 
     # -- requests --------------------------------------------------------------------------------
 
-    async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+    async def acquire(
+        self, request: StoreRequest, *, wait: bool
+    ) -> Granted | Waiting | Refused | Gone:
         return await self._at(
             request.name, lambda node: node.calls.acquire(request, wait=wait), granting=True
         )
 
     def extend(
-        self, batch: Sequence[tuple[Request, float]]
+        self, batch: Sequence[tuple[StoreRequest, float]]
     ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
         per_node: dict[Node, list[int]] = {}
         outcomes: list[Awaitable[Granted | Waiting | Gone]] = [_UNKNOWN] * len(batch)
@@ -87,13 +99,13 @@ class ClusterBackend:
                 outcomes[index] = self._outcome(node, *batch[index], answer)
         return outcomes
 
-    def server_of(self, request: Request) -> object:
+    def server_of(self, request: StoreRequest) -> object:
         return self.topology.address_of(request.name)
 
     def _outcome(
         self,
         node: Node,
-        request: Request,
+        request: StoreRequest,
         length: float,
         first: Awaitable[Granted | Waiting | Gone],
     ) -> Outcome:
@@ -115,7 +127,7 @@ class ClusterBackend:
         return Outcome(outcome)
 
     async def leave(
-        self, request: Request, *, lost: bool = False, within: float | None = None
+        self, request: StoreRequest, *, lost: bool = False, within: float | None = None
     ) -> Left:
         stop_listening(request)  # also when its node is unreachable
         return await self._at(
@@ -123,7 +135,11 @@ class ClusterBackend:
         )
 
     def leave_later(
-        self, request: Request, done: Callable[[Left | BackendError], object], *, lost: bool = False
+        self,
+        request: StoreRequest,
+        done: Callable[[Left | BackendError], object],
+        *,
+        lost: bool = False,
     ) -> bool:
         node = self.topology.owner(request.name)
 
@@ -140,7 +156,7 @@ class ClusterBackend:
     async def settle(self) -> None:
         """Every answer is waited for by a call."""
 
-    def watch(self, request: Request, watching: bool) -> None:
+    def watch(self, request: StoreRequest, watching: bool) -> None:
         for node in self.topology.nodes.values():
             if not watching or node.address == self.topology.address_of(request.name):
                 node.calls.watch(request, watching)

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 
 from ...._errors import BackendUnavailable
-from ...._model import Request
+from ...._model import StoreRequest
 from ..calls import Calls
 from ..inspection import Inspection
 from ..keys import base_of
@@ -47,7 +47,7 @@ class ChannelPerName:
     def _channel_of(self, base: str) -> str:
         return f"{self._server.settings.channels}{base[base.index('{') :]}:"
 
-    def on_waiting(self, request: Request) -> None:
+    def on_waiting(self, request: StoreRequest) -> None:
         wakeups = self._server.wakeups
         if wakeups is None:
             return
@@ -58,11 +58,11 @@ class ChannelPerName:
             wakeups.listen(channel, request.id)
             request.listening = (wakeups, channel)
 
-    def on_leaving(self, request: Request) -> None:
+    def on_leaving(self, request: StoreRequest) -> None:
         stop_listening(request)
 
 
-def stop_listening(request: Request, but: Wakeups | None = None) -> None:
+def stop_listening(request: StoreRequest, but: Wakeups | None = None) -> None:
     """Stop to listen for notices of a request, unless that happens on the connection ``but``."""
     if request.listening is not None:
         wakeups, channel = request.listening

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...._backoff import pause_after
 from ...._clock import now
-from ...._model import Gone, Granted, Refused, Request, Waiting, first_request
+from ...._model import Gone, Granted, Refused, StoreRequest, Waiting, first_request
 from .broadcast import Broadcast
 from .confirming import Confirming
 from .holding import Holding
@@ -30,7 +30,9 @@ class Asking:
         self._confirming = confirming
         self._holding = holding
 
-    async def acquire(self, request: Request, *, wait: bool) -> Granted | Waiting | Refused | Gone:
+    async def acquire(
+        self, request: StoreRequest, *, wait: bool
+    ) -> Granted | Waiting | Refused | Gone:
         """See ``KeptStore.acquire``."""
         tally = self._requests.tally_of(request)
         length = request.terms.waiter_ttl
@@ -60,7 +62,7 @@ class Asking:
         denied = [answer for answer in asked.answers.values() if answer == Denied("deadlock")]
         return len(denied) >= self._nodes.majority
 
-    def _confirm_owner(self, request: Request) -> None:
+    def _confirm_owner(self, request: StoreRequest) -> None:
         """Let the nodes know, before they are asked for more, that the task asks for more than it holds."""
         first = first_request(request.owner)
         holder = self._requests.get(first) if first is not None else None

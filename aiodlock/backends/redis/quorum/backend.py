@@ -7,7 +7,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from typing import Any
 
 from ...._errors import BackendError, Unsupported
-from ...._model import Capabilities, Gone, Granted, Kind, Left, LockInfo, Refused, Request, Waiting
+from ...._model import (
+    Capabilities,
+    Gone,
+    Granted,
+    Kind,
+    Left,
+    LockInfo,
+    Refused,
+    StoreRequest,
+    Waiting,
+)
 from ..._label import make_label
 from ...kept import Notices
 from ..calls import Outcome
@@ -91,16 +101,16 @@ class QuorumBackend:
     # -- requests --------------------------------------------------------------------------------
 
     def acquire(
-        self, request: Request, *, wait: bool
+        self, request: StoreRequest, *, wait: bool
     ) -> Coroutine[Any, Any, Granted | Waiting | Refused | Gone]:
         return self._asking.acquire(request, wait=wait)
 
     def extend(
-        self, batch: Sequence[tuple[Request, float]]
+        self, batch: Sequence[tuple[StoreRequest, float]]
     ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
         return [self._extend(request, length) for request, length in batch]
 
-    def _extend(self, request: Request, length: float) -> Awaitable[Granted | Waiting | Gone]:
+    def _extend(self, request: StoreRequest, length: float) -> Awaitable[Granted | Waiting | Gone]:
         tally = self._requests.get(request.id)
         if tally is None:
             return Outcome(_gone)  # it left meanwhile: asking now would queue it again
@@ -112,18 +122,22 @@ class QuorumBackend:
         asked = None if has_majority else self._messenger.ask(tally, length)
         return Outcome(lambda: self._asking.outcome(tally, asked, length))
 
-    def server_of(self, request: Request) -> object:
+    def server_of(self, request: StoreRequest) -> object:
         # A request that may have to be asked about twice must not keep the others waiting.
         tally = self._requests.get(request.id)
         return None if tally is not None and tally.token else request.id
 
     def leave(
-        self, request: Request, *, lost: bool = False, within: float | None = None
+        self, request: StoreRequest, *, lost: bool = False, within: float | None = None
     ) -> Coroutine[Any, Any, Left]:
         return self._leaving.leave(request, lost)
 
     def leave_later(
-        self, request: Request, done: Callable[[Left | BackendError], object], *, lost: bool = False
+        self,
+        request: StoreRequest,
+        done: Callable[[Left | BackendError], object],
+        *,
+        lost: bool = False,
     ) -> bool:
         self._leaving.leave_later(request, done, lost)
         return True
@@ -136,7 +150,7 @@ class QuorumBackend:
 
     # -- messages --------------------------------------------------------------------------------
 
-    def watch(self, request: Request, watching: bool) -> None:
+    def watch(self, request: StoreRequest, watching: bool) -> None:
         for voter in self.nodes.voters:
             voter.watch(request, watching)
 

@@ -19,7 +19,7 @@ import anyio
 from ...._backoff import pause_after
 from ...._clock import now
 from ...._errors import BackendError, BackendUnavailable
-from ...._model import Left, Request
+from ...._model import Left, StoreRequest
 from ...._tasks import start_soon
 from .broadcast import ANSWER_WITHIN, Broadcast, too_few
 from .requests import Requests
@@ -62,7 +62,7 @@ class Leaving:
         self._unanswered = 0
         self._answered = asyncio.Event()
 
-    async def leave(self, request: Request, lost: bool) -> Left:
+    async def leave(self, request: StoreRequest, lost: bool) -> Left:
         """See ``KeptStore.leave``."""
         left = asyncio.get_running_loop().create_future()
         self._depart(request, lost, False, partial(_give, left))
@@ -71,13 +71,13 @@ class Leaving:
             raise result
         return result
 
-    def leave_later(self, request: Request, done: Done, lost: bool) -> None:
+    def leave_later(self, request: StoreRequest, done: Done, lost: bool) -> None:
         """See ``KeptStore.leave_later``."""
         # In the caller's context, as the hooks that it calls expect.
         context = contextvars.copy_context()
         self._depart(request, lost, True, lambda result: context.run(done, result))
 
-    def _depart(self, request: Request, lost: bool, later: bool, done: Done) -> None:
+    def _depart(self, request: StoreRequest, lost: bool, later: bool, done: Done) -> None:
         tally = self._requests.tally_of(request)
         self._requests.leaves(tally)
         asked = [ballot for ballot in tally.ballots if ballot.asked]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...._model import Request
+from ...._model import StoreRequest
 from ...kept import Notices
 from .nodes import Nodes
 from .tickets import Tickets
@@ -25,7 +25,7 @@ class Requests:
         """Return the tally of a request that has not left."""
         return self._tallies.get(request_id) if request_id is not None else None
 
-    def tally_of(self, request: Request) -> Tally:
+    def tally_of(self, request: StoreRequest) -> Tally:
         """Return the request's tally, a new one for a new request."""
         tally: Tally | None = request.tally
         if tally is None:

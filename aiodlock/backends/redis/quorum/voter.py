@@ -9,7 +9,7 @@ from typing import Any
 
 from ...._clock import now
 from ...._errors import BackendError
-from ...._model import Request
+from ...._model import StoreRequest
 from ...base import Unanswered
 from ..inspection import names_of
 from ..keys import Keys, keys_of, name_of
@@ -229,7 +229,7 @@ class Voter:
         arguments = (request_id, "ended", 0, 0, *self._to_clients)
         left_of(await self.server.eval(UNVOTE, _names(keys, request_id), arguments))
 
-    def watch(self, request: Request, watching: bool) -> None:
+    def watch(self, request: StoreRequest, watching: bool) -> None:
         """Start or stop to listen for the end of what blocks this head."""
         self.server.watch(self._keys(request).state, request.id, watching)
 
@@ -266,10 +266,10 @@ class Voter:
 
     # -- calls -------------------------------------------------------------------------------------
 
-    def _keys(self, request: Request) -> Keys:
+    def _keys(self, request: StoreRequest) -> Keys:
         return keys_of(self._prefix, request.kind, request.name)
 
-    def _message(self, script: Script, request: Request, arguments: Words) -> Message:
+    def _message(self, script: Script, request: StoreRequest, arguments: Words) -> Message:
         return Message.of(script, _names(self._keys(request), request.id), arguments)
 
     def _call(

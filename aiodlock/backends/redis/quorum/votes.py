@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...._clock import now
-from ...._model import Gone, Left, Request, first_request
+from ...._model import Gone, Left, StoreRequest, first_request
 from ..replies import local_deadline, wrong_shape
 from ..sending import Message
 from .broadcast import Broadcast
@@ -211,8 +211,8 @@ class Tally:
     ``message_about`` (which tells it from other messages of the request).
     """
 
-    def __init__(self, request: Request, ticket: int, nodes: int) -> None:
-        self.request: Request = request
+    def __init__(self, request: StoreRequest, ticket: int, nodes: int) -> None:
+        self.request: StoreRequest = request
         self.ticket: int = ticket
         self.majority: int = nodes // 2 + 1
         self.ballots: list[Ballot] = [Ballot(node) for node in range(nodes)]
