@@ -392,6 +392,18 @@ def success_that_is_alone(history: History) -> None:
     history.request()
 
 
+def late_repetition_of_an_owner_that_came_to_hold(history: History) -> None:
+    """Its overdue place in the queue ends with it, and does not come back with the clock."""
+    first = history.request()
+    history.request("shared", owner="uB", waiter_ttl=10 * MINUTE)
+    history.request(waiter_ttl=10 * MINUTE)
+    again = history.request("shared", owner="uB")
+    history.leave(first)
+    history.time_passes(2 * MINUTE)
+    history.repeat(again)
+    history.clock_is_set_back()
+
+
 LOCKS: list[Tale] = [
     waiting_writer_and_a_new_reader,
     reader_while_a_writer_holds,
@@ -429,6 +441,7 @@ LOCKS: list[Tale] = [
     extension_of_somebody_else,
     short_body_with_a_hold,
     extension_that_begins_a_body,
+    late_repetition_of_an_owner_that_came_to_hold,
 ]
 SEMAPHORES: list[Tale] = [more_requests_than_places]
 ONCES: list[Tale] = [success_and_a_newcomer, success_that_is_alone]

@@ -107,6 +107,12 @@ class Mutant:
 
 MUTANTS = [
     Mutant(
+        "an overdue place ends with its repetition",
+        "if own.id is null then\n            -- Overdue:",
+        "if false then\n            -- Overdue:",
+        histories.late_repetition_of_an_owner_that_came_to_hold,
+    ),
+    Mutant(
         "nobody gets in past a waiter",
         "or (head_at = 0 and (cardinality(holding) = 0",
         "or (true and (cardinality(holding) = 0",

@@ -721,8 +721,12 @@ begin
       elsif verb = 'acquire' then
         token_held := case when cardinality(holding) > 1 or (holding[1]).owner = f[5]
                       then aiodlock.token_of(f[5], holding, now_ms) end;
-        if head_at > 0 and own.id is null and asked is null and (token_held is not null or f[9] = 'nowait') then
+        if head_at > 0 and own.id is null and (token_held is not null or f[9] = 'nowait') then
           select * into own from aiodlock.waiter w where w.id = rid and w.key = k and now_ms < w.deadline;
+          if own.id is null then
+            -- Overdue: it must not come back with the clock, beside what this message makes of the request.
+            delete from aiodlock.waiter w where w.id = rid;
+          end if;
         end if;
         if mine.id is not null and now_ms < mine.deadline then
           answer := 'granted ' || mine.token || ' ' || mine.deadline - now_ms;
