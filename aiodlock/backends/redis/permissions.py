@@ -23,6 +23,7 @@ CHECKED: dict[str, tuple[str, ...]] = {
     "HEXISTS": ("f",),
     "EXISTS": (),
     "GET": (),
+    "MGET": (),
     "PTTL": (),
     "PEXPIRE": ("1000",),
     "XADD": ("*", "f", "v"),

@@ -7,9 +7,11 @@
 --          {owner, mode, token, ms left, client, further words, ...},
 --          {owner, mode, ms waited, client, further words, ...},
 --          the number of holders' places that lock-delay keeps closed}
-local queues, tokens = {}, {}
-for at = 1, #KEYS, 4 do
-  queues[#queues + 1], tokens[#tokens + 1] = KEYS[at + 1], KEYS[at + 3]
+local states, queues, waiters_of, tokens = {}, {}, {}, {}
+for at = 0, #KEYS - 4, 4 do
+  local state, queue, waiters, token = KEYS[at + 1], KEYS[at + 2], KEYS[at + 3], KEYS[at + 4]
+  local number = #states + 1
+  states[number], queues[number], waiters_of[number], tokens[number] = state, queue, waiters, token
 end
 -- Asked of all names together: most have no queue.
 local any_queue = redis.call('EXISTS', unpack(queues)) > 0
@@ -17,11 +19,8 @@ tokens = redis.call('MGET', unpack(tokens))
 
 local seen = {}
 for number, queue in ipairs(queues) do
-  local at = 4 * number - 3
-  local state, waiters = KEYS[at], KEYS[at + 2]
-
   local holding, size, closed, closed_places = {}, 0, 0, 0
-  for _, record in ipairs((load_state(state, true))) do
+  for _, record in ipairs((load_state(states[number], true))) do
     if record.live then
       holding[size + 1], holding[size + 2], holding[size + 3] = record.owner, record.mode, record.token
       holding[size + 4], holding[size + 5] = int(record.deadline - now), record.client
@@ -33,7 +32,7 @@ for number, queue in ipairs(queues) do
 
   local waiting, deadlines = {}, {}
   local entries = any_queue and redis.call('XRANGE', queue, '-', '+') or {}
-  local fields = entries[1] and redis.call('HGETALL', waiters) or {}
+  local fields = entries[1] and redis.call('HGETALL', waiters_of[number]) or {}
   for i = 1, #fields, 2 do
     deadlines[fields[i]] = decode_waiter(fields[i + 1])
   end
