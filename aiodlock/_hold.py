@@ -78,6 +78,10 @@ class Hold:
         self.watchers = [known for known in self.watchers or () if not known.done()]
         self.watchers.append(watcher)
 
+    def forget_watchers(self) -> None:
+        """Nobody waits for the loss any more."""
+        self.watchers = None
+
     def wake_watchers(self) -> None:
         """Let those who wait for the loss look again."""
         for watcher in self.watchers or ():

@@ -196,7 +196,7 @@ class Request(Hold):
             self.forget_task_end()
         if self.watchers:
             self.wake_watchers()
-            self.watchers = None
+            self.forget_watchers()
 
     def share_owner(self) -> None:
         """Its task has another hold of the name. Neither may be handed to another task: the store lets in

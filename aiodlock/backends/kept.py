@@ -224,6 +224,7 @@ class KeptPlace(StoreRequest):
     recalled: bool
     silent_since: float | None
     stage: Stage
+    terms: Terms
     token: int
     watching: bool
 

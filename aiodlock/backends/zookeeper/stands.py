@@ -27,10 +27,12 @@ class Stand:
     __slots__ = ("alone", "behind", "directory", "exclusive", "node", "number")
 
     def __init__(self, path: str, *, exclusive: bool, alone: bool) -> None:
-        self.directory, _, self.node = path.rpartition("/")
+        directory, _, node = path.rpartition("/")
+        self.directory: str = directory
+        self.node: str = node
         self.number: int = int(self.node.rpartition(":")[2])
-        self.exclusive = exclusive
-        self.alone = alone
+        self.exclusive: bool = exclusive
+        self.alone: bool = alone
         self.behind: list[Behind] = []
 
 
