@@ -367,8 +367,8 @@ MACHINE_MUTANTS = [
     # Who is told what.
     MachineMutant(
         "a grant is told",
-        '                self._messages.append(\n                    Message("granted"',
-        '                [].append(\n                    Message("granted"',
+        '            self._messages.append(\n                Message("granted"',
+        '            [].append(\n                Message("granted"',
     ),
     MachineMutant(
         "a break is told", 'self._messages.append(Message("broken"', '[].append(Message("broken"'

@@ -294,7 +294,7 @@ class Checkers:
         latest = max(now, self._latest_ms)
         for old in before.holders.values():
             # Whoever is lost leaves, but its name stays closed for the lock-delay.
-            held = now < old.hold_until
+            held = old.hold > 0 and now < old.hold_until
             kept = now >= old.deadline or (command.lost and (old.delay or held))
             used = not (command.unused and old.id == about)
             left = script == "break" or (script == "leave" and old.id == about and not kept)
