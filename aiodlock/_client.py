@@ -1,4 +1,7 @@
-"""Client: one process's connection to the place where locks live. Makes locks; owns what runs."""
+"""Client: one process's connection to the place where locks live. Makes locks; owns what runs.
+
+Over 400 lines: half of them are the docstrings that make the reference.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Lock: a name, a mode and options. The one loop that waits for a turn, and reentrancy."""
+"""Lock: a name, a mode and options. The one loop that waits for a turn, and reentrancy.
+
+Over 400 lines: the loop is one, and locks, semaphores and their docstrings share it.
+"""
 
 from __future__ import annotations
 

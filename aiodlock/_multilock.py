@@ -1,5 +1,7 @@
 """MultiLock: several names at once, all or none.
 
+Over 400 lines: the lock, its lease and its roll-back are one idea.
+
 Everybody takes the names in one order, that of their UTF-8 bytes, one after the other. So two of them
 never wait for each other: whoever holds the last name that both want has all it needs before it.
 What a task held *before* is outside of that order: with it, a deadlock is possible again.

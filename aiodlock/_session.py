@@ -1,5 +1,7 @@
 """One entering of a client: the backend, the deadlines, every request, and the only task group.
 
+Over 400 lines: starting, losing, leaving and closing all change the same few lists.
+
 What must still be said to the server when its caller is gone is handed over to here (``Departure``).
 """
 

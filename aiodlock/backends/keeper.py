@@ -1,5 +1,7 @@
 """One task that extends every lease and every waiter of a client, in batches.
 
+Over 400 lines: the heap, what the store says, and what its answers mean share one state.
+
 For stores with a lease per request. Each place stands in one heap, at the moment when something is due: the
 next extension (a third of the length, or a little earlier, so that what began at about the same time is
 extended together), or the look of a head at its blocker's end. An extension has three outcomes: done, gone,

@@ -1,4 +1,7 @@
-"""The commands and their options."""
+"""The commands and their options.
+
+Over 400 lines: a command is its options, and each has its help here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``aiodlock run``: hold a lock while a command runs, and end the command before the lock is lost."""
+"""``aiodlock run``: hold a lock while a command runs, and end the command before the lock is lost.
+
+Over 400 lines: one child's life, from the wait for its lock to its exit code.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """The messages of etcd's v3 API that this client sends and reads, and their protobuf form.
 
+Over 400 lines: one class for each message of the API that is used.
+
 They are written by hand, for two reasons. Generated classes work only with the protobuf runtimes that their
 generator allows, which would tie every user of the package to some of them. And they have no types of
 their own. ``tests/etcd/test_messages.py`` holds each class here against classes that protobuf's own

@@ -1,4 +1,7 @@
-"""One request's place: its key in the queue, then among the holders, until it is deleted."""
+"""One request's place: its key in the queue, then among the holders, until it is deleted.
+
+Over 400 lines: a request's whole way, each step with what its lost answer means.
+"""
 
 from __future__ import annotations
 

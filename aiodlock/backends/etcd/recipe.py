@@ -1,5 +1,7 @@
 """The recipe: who holds a name is decided by which keys there are. Pure: no I/O, no clock.
 
+Over 400 lines: all transactions stand side by side, to be read against the model.
+
 Each request is a key below its name, made in one transaction. The keys' order is that of their
 ``create_revision``, which the cluster gives and which is the token, too. A request holds when no
 earlier request stands in its way. Nothing that comes later can change that, and what is earlier can

@@ -1,4 +1,7 @@
-"""etcd as a store: the client's connection, its leases, what it watches, and its requests."""
+"""etcd as a store: the client's connection, its leases, what it watches, and its requests.
+
+Over 400 lines: what the core asks, and what people ask of names.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """The protocol for one name in plain Python: the queue, the grants, and what is remembered of them.
 
+Over 400 lines: a protocol that is read in one go.
+
 This is the readable form of the scripts in ``../redis/lua``; ``tests/model`` holds the scripts against it.
 The machine is pure. It has no clock, no I/O and no event loop: the caller hands the time in, and each call
 decides and writes in one step, then returns its reply and the messages that it causes.

@@ -1,5 +1,7 @@
 """Connections to PostgreSQL that are kept up: one for messages, one for notifications.
 
+Over 400 lines: dialing, batches, their answers and losses share one connection's state.
+
 asyncpg answers one query at a time. When an await of it is cancelled, it asks the server to cancel the
 query, from a task of its own. Here many callers share a query. So no await of asyncpg is ever cancelled: to
 give up means to close the connection, which ends the await at once.

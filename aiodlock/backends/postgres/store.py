@@ -1,5 +1,7 @@
 """Locks in PostgreSQL: what is sent to the functions of ``schema.sql``, and what their answers mean.
 
+Over 400 lines: what the core asks, and what people ask of names.
+
 Two connections: one for the messages of all tasks, which go out together in one call of ``turn``, and one
 that listens for notifications.
 """

@@ -1,4 +1,7 @@
-"""One session: a connection that is replaced when it is lost, heartbeats, and watches that outlive it."""
+"""One session: a connection that is replaced when it is lost, heartbeats, and watches that outlive it.
+
+Over 400 lines: connecting, replies, watches and the end of a session share their state.
+"""
 
 from __future__ import annotations
 

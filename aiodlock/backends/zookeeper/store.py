@@ -1,4 +1,7 @@
-"""Locks in ZooKeeper: the sessions of a client, the queues, and what people want to see."""
+"""Locks in ZooKeeper: the sessions of a client, the queues, and what people want to see.
+
+Over 400 lines: what the core asks, and what people ask of names.
+"""
 
 from __future__ import annotations
 
