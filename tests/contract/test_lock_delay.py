@@ -47,11 +47,13 @@ async def test_name_stays_closed_after_a_loss(make_client: MakeClient, store: St
     with pytest.raises(AcquireTimeout):
         await other.rwlock("a").read.acquire(timeout=BRIEF)
     async with stalls() as stalled, other.lock("a", timeout=PATIENCE) as lease:
-        assert opens_at <= granted_at(lease) <= opens_at + 0.1 + stalled()
+        # The nodes of a quorum get a message at different moments, and a majority of them opens the name.
+        earlier = 0.5 if store.quorum else 0.0
+        assert opens_at - earlier <= granted_at(lease) <= opens_at + 0.1 + stalled()
 
 
 async def _opens_at(store: Store) -> float:
-    """Return when the name is open again if its holder is lost, on the server's clock."""
+    """Return when the name is open again if its holder is lost, on the server's clock (a quorum: a node's)."""
     if store.postgres is not None:
         (row,) = store.postgres.execute(
             "select h.deadline + h.delay from aiodlock.name n, unnest(aiodlock.holders_of(n)) h"
