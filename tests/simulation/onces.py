@@ -240,6 +240,11 @@ class RecordCheckers:
             # This, too, clamps what is left when the clock was set back.
             known = read_name(self._server, command.forgets)
             self._checkers.ledger(command.forgets).known = known
+            now = self._server.now_ms()
+            for id in known.holders:
+                if id in self.closing:
+                    closing = self.closing[id]
+                    closing.until = min(closing.until, now + closing.hold)
             return
         if command.script not in ("acquire", "extend", "leave", "break"):
             return
