@@ -354,7 +354,8 @@ class Checkers:
             if again:
                 ledger.grants[new.id] = ledger.grants[again[0].id]
                 continue
-            if any(r.id in after.holders and now < r.deadline for r in same):
+            # What has left and keeps the name closed has a length of 0: it is no hold of the owner's.
+            if any(r.id in after.holders and now < min(r.deadline, now + r.length) for r in same):
                 self.wrong("token", f"{new} has another token than its owner's {same}")
             if new.token <= ledger.last_token:
                 self.wrong("token", f"{new} after {ledger.last_token}")
