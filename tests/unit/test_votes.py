@@ -128,6 +128,16 @@ def test_majority_that_gave_the_same_token_is_agreed() -> None:
     assert agreed(tally_of([8, 9, 7, 7, 6])) == []
 
 
+def test_votes_are_not_agreed_once_one_of_them_was_broken() -> None:
+    tally = tally_of([7, 7, 7, 7])
+    tally.ballots[0].lose(7)
+    assert agreed(tally) == [], "the operator breaks it at the other nodes too"
+    assert agreed(tally_of([8, 8, 8, 7])) == [8, 8, 8]
+    later = tally_of([8, 8, 8, 7])
+    later.ballots[3].lose(7)
+    assert agreed(later) == [8, 8, 8], "an older token was broken"
+
+
 def test_votes_are_not_agreed_where_others_have_to_be_told_first() -> None:
     assert agreed(tally_of([7, 7, 7], owner="umine")) == []
     assert agreed(tally_of([7, 7, 7], lock_delay=1.0)) == []

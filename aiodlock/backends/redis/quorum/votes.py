@@ -253,7 +253,11 @@ class Tally:
         request = self.request
         if request.terms.lock_delay or first_request(request.owner) != request.id:
             return []
+        # What was broken at one node is about to be broken at the others: their votes are asked for again.
+        broken = max(ballot.broken for ballot in self.ballots)
         for vote in votes[: len(self.ballots) - self.majority + 1]:
+            if vote.token <= broken:
+                continue
             same = [one for one in votes if one.token == vote.token and one.stage != "a"]
             if len(same) >= self.majority:
                 return same
