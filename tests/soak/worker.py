@@ -20,6 +20,7 @@ from pathlib import Path
 import aiodlock
 from aiodlock import Lease, LockLost
 from aiodlock._clock import now
+from aiodlock.backends.redis import packing
 from aiodlock.backends.redis.keys import keys_of
 
 from .journal import Journal
@@ -174,7 +175,8 @@ class Worker:
 
 
 async def main(url: str, journal: str, seed: str, tasks: str) -> None:
-    # Its cache of key names has a limit: filled at the start, it does not look like a leak.
+    # What is kept of names has limits: filled at the start, or soon, it does not look like a leak.
+    packing._MOST_PACKED = 512
     for number in range(keys_of.cache_info().maxsize or 0):
         keys_of("aiodlock", "lock", f"once-{number:012x}")
     logging.basicConfig(level=logging.ERROR)  # that a connection was lost is no news here
