@@ -13,7 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from ._clock import now
-from ._request import Request, State
+from ._request import HELD, KEPT, WAITING, Request
 
 if TYPE_CHECKING:
     from ._session import Session
@@ -59,7 +59,7 @@ class Deadlines:
             self._bury(request.alarm)
             request.alarm = None
         self._fresh[request] = None
-        if request.state is State.HELD:
+        if request.state is HELD:
             moment = request.ends_at
             if request.ttl < self._shortest:
                 self._shortest = request.ttl
@@ -130,11 +130,11 @@ class Deadlines:
             due = _due(found)
             if due > moment:
                 self._push(found, due)
-            elif found.state is State.HELD:
+            elif found.state is HELD:
                 self._session.lose_if_overdue(found)
-            elif found.state is State.KEPT:
+            elif found.state is KEPT:
                 self._session.lingering.leave(found)  # no body has lost it
-            elif found.state is State.WAITING:
+            elif found.state is WAITING:
                 self._session.waits_long(found)
 
     def _push(self, request: Request, when: float) -> None:
@@ -144,15 +144,15 @@ class Deadlines:
 
     def _warn_of_block(self, late: float) -> None:
         requests = [*self._fresh, *(entry[2] for entry in self._heap if entry[2] is not None)]
-        held = (request.ttl for request in requests if request.state is State.HELD)
+        held = (request.ttl for request in requests if request.state is HELD)
         self._shortest = min(held, default=_NEVER)
         if late > self._shortest * (_BLOCKED - 1 / _TICKS):
             self._session.telling.blocked(late, self._shortest)
 
 
 def _due(request: Request) -> float:
-    if request.state is State.HELD or request.state is State.KEPT:
+    if request.state is HELD or request.state is KEPT:
         return request.ends_at
-    if request.state is State.WAITING:
+    if request.state is WAITING:
         return request.queued_at + _LONG_WAIT * request.ttl
     return _NEVER

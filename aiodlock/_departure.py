@@ -22,7 +22,7 @@ from ._backoff import pause_after
 from ._clock import now
 from ._errors import BackendError, BackendUnavailable, LockLost
 from ._model import ENDED, LOST, UNUSED, End, Left
-from ._request import Request, State
+from ._request import LEAVING, OVER, Request
 
 if TYPE_CHECKING:
     from ._session import Session
@@ -98,7 +98,7 @@ class Departure:
     def in_background(self, request: Request) -> None:
         """Leave without anybody who waits; without a task, unless it has to be repeated."""
         session = self._session
-        if request.state in (State.LEAVING, State.OVER):
+        if request.state in (LEAVING, OVER):
             return
         if request.serial:
             session.lose_if_overdue(request)  # only the clock may know, and a lock-delay is kept
@@ -118,7 +118,7 @@ class Departure:
 
     async def withdraw(self, request: Request) -> None:
         """Leave in the background and wait for it, a second at most. A cancellation ends the wait."""
-        if request.state not in (State.LEAVING, State.OVER):
+        if request.state not in (LEAVING, OVER):
             self.in_background(request)
             await self._until_left(request)
 
@@ -127,7 +127,7 @@ class Departure:
         await self._until_left(request)
 
     async def _until_left(self, request: Request) -> None:
-        if request.state is State.OVER or not self._session.is_running:
+        if request.state is OVER or not self._session.is_running:
             return
         loop = self._session.loop
         request.left = left = loop.create_future()

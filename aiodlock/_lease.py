@@ -14,7 +14,7 @@ from ._clock import now
 from ._errors import BackendError, LockLost, NotHeld
 from ._model import Mode
 from ._options import LARGEST_MARGIN, SHORTEST_TTL, check_seconds, refuse_keywords
-from ._request import Request, State
+from ._request import HELD, Request
 
 if TYPE_CHECKING:
     from ._session import Session
@@ -93,11 +93,7 @@ class Lease(Body):
     def held(self) -> bool:
         """True only while the server certainly honours the lease (less ``margin``)."""
         request = self._request
-        return (
-            request.state is State.HELD
-            and self._serial in request.handles
-            and now() < request.ends_at
-        )
+        return request.state is HELD and self._serial in request.handles and now() < request.ends_at
 
     @property
     def lost(self) -> LockLost | None:
@@ -107,7 +103,7 @@ class Lease(Body):
             return (
                 None  # it was released, and what became of later bodies' leases is not its matter
             )
-        if request.state is State.HELD and now() >= request.ends_at:
+        if request.state is HELD and now() >= request.ends_at:
             # Only told: it is ``Deadlines`` that marks the loss and cancels the bodies.
             return request.overdue_error()
         return request.lost
@@ -148,7 +144,7 @@ class Lease(Body):
         session.check_loop()
         session.lose_if_overdue(request)
         while (lost := request.lost) is None or self._serial <= request.settled:
-            if request.state is not State.HELD or self._serial not in request.handles:
+            if request.state is not HELD or self._serial not in request.handles:
                 raise self._not_held()
             watcher: asyncio.Future[None] = session.loop.create_future()
             request.add_watcher(watcher)
@@ -265,7 +261,7 @@ class Lease(Body):
     def _why_not_held(self) -> LockLost | NotHeld | BackendError:
         if asyncio._get_running_loop() is not self._session.loop:
             # In a thread of the body's: what belongs to the loop is not touched.
-            if self._request.state is State.HELD and not self._is_over():
+            if self._request.state is HELD and not self._is_over():
                 return self._request.overdue_error()
         else:
             self._session.lose_if_overdue(self._request)

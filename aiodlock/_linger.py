@@ -16,7 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from ._clock import now
-from ._request import Request, State
+from ._request import HELD, KEPT, OVER, Request
 
 if TYPE_CHECKING:
     from ._model import Terms
@@ -67,7 +67,7 @@ class Lingering:
         """
         terms, name, session = request.terms, request.terms.name, self._session
         if (
-            request.state is not State.HELD
+            request.state is not HELD
             or not terms.linger
             or request.armed
             or request.ttl != terms.ttl
@@ -152,7 +152,7 @@ class Lingering:
         if len(self._heap) > _ROOMY and len(self._heap) > 2 * len(self.kept):
             # What was released before its time still stands there, perhaps for days.
             self._heap = [entry for entry in self._heap if entry[2].kept_alarm == entry[0]]
-            self._heap = [entry for entry in self._heap if entry[2].state is not State.OVER]
+            self._heap = [entry for entry in self._heap if entry[2].state is not OVER]
             heapify(self._heap)
         request.kept_alarm = moment
         heappush(self._heap, (moment, next(self._serials), request))
@@ -173,7 +173,7 @@ class Lingering:
             if request.kept_alarm != due:
                 continue  # it has an earlier one
             request.kept_alarm = _NEVER
-            if request.state is State.KEPT:
+            if request.state is KEPT:
                 if request.kept_until > moment:
                     self._add(request, request.kept_until)
                 else:

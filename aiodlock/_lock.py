@@ -11,7 +11,7 @@ import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Never, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Never, TypeAlias
 from urllib.parse import quote
 
 from ._backoff import LONGEST, pause_after
@@ -29,8 +29,14 @@ from ._errors import (
 )
 from ._lease import Lease, release_handle
 from ._model import IMPATIENT, Gone, Granted, Kind, LockInfo, Mode, Refused, Terms, Waiting
-from ._options import LockOptions, check_timeout, refuse_attribute, refuse_keywords
-from ._request import AlreadyDone, Request, State
+from ._options import (
+    ATTRIBUTES_ELSEWHERE,
+    Elsewhere,
+    LockOptions,
+    check_timeout,
+    refuse_keywords,
+)
+from ._request import ASKING, HELD, WAITING, AlreadyDone, Request
 from ._slices import Woken
 
 if TYPE_CHECKING:
@@ -105,9 +111,10 @@ class Acquirable:
         return self._name
 
     if not TYPE_CHECKING:  # a type checker knows all attributes
+        extend, reacquire, owned, local = Elsewhere(), Elsewhere(), Elsewhere(), Elsewhere()
 
-        def __getattr__(self, name: str) -> NoReturn:
-            refuse_attribute(self, name)
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in ATTRIBUTES_ELSEWHERE]
 
     # -- for users ---------------------------------------------------------------------------------
 
@@ -336,7 +343,7 @@ class Acquirable:
             )
         except AlreadyDone as done:
             request = self._current(session, request)
-            if request.state is State.WAITING:
+            if request.state is WAITING:
                 # The store said so, and has forgotten the waiter.
                 if done.unsure:
                     session.departure.in_background(request)
@@ -388,7 +395,7 @@ class Acquirable:
                 request.queue()
                 await self._wait_until_woken(session, request)
                 moment = now()
-            if request.state is State.HELD and moment < request.ends_at:
+            if request.state is HELD and moment < request.ends_at:
                 return request
             # No time left, or the server has forgotten the request: begin again at the end.
             session.check_usable()
@@ -425,7 +432,7 @@ class Acquirable:
                 f"{self._name!r} was granted, and an operator broke that grant at once: try again",
                 name=self._name,
             )
-        if request.state is not State.HELD or now() >= request.ends_at:
+        if request.state is not HELD or now() >= request.ends_at:
             raise BackendUnavailable(
                 f"{self._name!r} was granted, but the store's answer took longer than the lease lasts",
                 name=self._name,
@@ -527,7 +534,7 @@ class Acquirable:
         if request.failures or request.place.silent:
             return True
         slow = now() - started > _SLOW_ANSWER or session.backend.failure is not None
-        return request.state is State.ASKING and slow
+        return request.state is ASKING and slow
 
     def _timed_out(
         self, session: Session, timeout: float | None, away: bool

@@ -92,7 +92,7 @@ _ELSEWHERE = {
     "additional_time": "extend(60) sets the time left to 60 s, and never shortens it",
 }
 #: Attributes of other libraries' locks, and what does the same here.
-_ATTRIBUTES_ELSEWHERE = {
+ATTRIBUTES_ELSEWHERE = {
     "extend": "the lease has it: 'async with lock as lease', then lease.extend(60)",
     "reacquire": "lease.extend() does it; acquire() and 'async with' return the lease",
     "owned": "lease.held answers that; acquire() and 'async with' return the lease",
@@ -100,12 +100,27 @@ _ATTRIBUTES_ELSEWHERE = {
 }
 
 
+class Elsewhere:
+    """Stands for an attribute of other libraries' locks: asked for, it says what stands for it here.
+
+    A ``__getattr__`` would do it too, and make each read of an attribute that is there ten times as dear.
+    """
+
+    _name: str
+
+    def __set_name__(self, kind: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, asked: object | None, kind: type) -> NoReturn:
+        refuse_attribute(kind if asked is None else asked, self._name)
+
+
 def refuse_attribute(asked: object, name: str) -> NoReturn:
     """Raise the AttributeError of what has no such attribute, with what stands for it here."""
     kind = type(asked)
     message = f"{kind.__name__!r} object has no attribute {name!r}"
-    if name in _ATTRIBUTES_ELSEWHERE:
-        message += f": {_ATTRIBUTES_ELSEWHERE[name]}"
+    if name in ATTRIBUTES_ELSEWHERE:
+        message += f": {ATTRIBUTES_ELSEWHERE[name]}"
     raise AttributeError(message, name=name, obj=asked)
 
 

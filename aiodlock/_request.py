@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ._clock import now
 from ._errors import BackendError, BackendUnavailable, LockLost, LossReason
@@ -52,6 +52,17 @@ class State(Enum):
     LOST = "lost"  # the body may not have ended yet
     LEAVING = "leaving"
     OVER = "over"
+
+
+# What all modules read, here and elsewhere: on Python 3.11 an attribute of an Enum takes a hundred times as
+# long as a global, and each acquire and release reads some thirty.
+ASKING: Final = State.ASKING
+WAITING: Final = State.WAITING
+HELD: Final = State.HELD
+KEPT: Final = State.KEPT
+LOST: Final = State.LOST
+LEAVING: Final = State.LEAVING
+OVER: Final = State.OVER
 
 
 class Request(Hold):
@@ -148,7 +159,7 @@ class Request(Hold):
         self.owner = owner
         self.ttl = terms.ttl
         self.patient = False
-        self.state = State.ASKING
+        self.state = ASKING
         self.used = False
         self.may_linger = terms.linger > 0.0
         self.kept_until, self.kept_alarm = 0.0, _NEVER
@@ -180,16 +191,16 @@ class Request(Hold):
 
     def hold(self) -> None:
         """The store has granted it: ASKING or WAITING → HELD. The place has the token."""
-        assert self.state is State.ASKING or self.state is State.WAITING, self
-        self.state = State.HELD
+        assert self.state is ASKING or self.state is WAITING, self
+        self.state = HELD
         self.token = self.place.token
         self.granted_at = now()
         self.session.deadlines.add(self)
 
     def keep(self, until: float) -> None:
         """Its last body has ended, and its lease stays for the next one: HELD → KEPT."""
-        assert self.state is State.HELD, self
-        self.state = State.KEPT
+        assert self.state is HELD, self
+        self.state = KEPT
         self.kept_until = until
         self.settled = self.serial
         if self.on_task_end is not None:
@@ -207,8 +218,8 @@ class Request(Hold):
         self, terms: Terms, options: LockOptions, task: asyncio.Task[Any] | None, moment: float
     ) -> None:
         """The next body, perhaps another task's, has it: KEPT → HELD. The place has the token still."""
-        assert self.state is State.KEPT, self
-        self.state = State.HELD
+        assert self.state is KEPT, self
+        self.state = HELD
         self.terms, self.options = terms, options
         self.granted_at = moment
         if self.task_id != id(task) or self.task is None or self.task() is not task:
@@ -216,14 +227,14 @@ class Request(Hold):
 
     def queue(self) -> None:
         """The store has queued it: ASKING → WAITING."""
-        assert self.state is State.ASKING, self
-        self.state = State.WAITING
+        assert self.state is ASKING, self
+        self.state = WAITING
         self.queued_at = now()
 
     def unqueue(self) -> None:
         """The store has forgotten it, or granted it too late: WAITING → ASKING. Its task begins again."""
-        assert self.state is State.WAITING, self
-        self.state = State.ASKING
+        assert self.state is WAITING, self
+        self.state = ASKING
         self.wake()
 
     def lose(
@@ -237,30 +248,30 @@ class Request(Hold):
 
         ``spare`` is the task that closes the client, perhaps from inside a body: it is not cancelled.
         """
-        assert self.state is State.HELD, self
-        self.state = State.LOST
+        assert self.state is HELD, self
+        self.state = LOST
         self.reason, self.failure = reason, failure
         self.wake_watchers()
         self._cancel_bodies(spare)
 
     def lose_on_leaving(self, reason: LossReason) -> None:
         """The leave found that the lease had ended before; perhaps the leave was long on its way."""
-        assert self.state is State.LEAVING or self.state is State.OVER, self
+        assert self.state is LEAVING or self.state is OVER, self
         moment = now()
         self.reason = self.overdue_reason(moment) if moment >= self.ends_at else reason
         self._cancel_bodies()  # it may have been left in a body, that goes on
 
     def leave(self) -> None:
         """Neither wait nor hold any more, whatever the store knows of it yet: any but OVER → LEAVING."""
-        assert self.state is not State.OVER, self
-        self.state = State.LEAVING
+        assert self.state is not OVER, self
+        self.state = LEAVING
         if self.watchers:
             self.wake_watchers()
 
     def end(self) -> None:
         """The store knows nothing of it any more, or nobody asks: LEAVING (or refused: ASKING) → OVER."""
-        assert self.state is State.LEAVING or self.state is State.ASKING, self
-        self.state = State.OVER
+        assert self.state is LEAVING or self.state is ASKING, self
+        self.state = OVER
         if self.left is not None and not self.left.done():
             self.left.set_result(None)
 
@@ -279,15 +290,15 @@ class Request(Hold):
 
     def granted(self) -> None:
         """The waiter became the holder."""
-        if self.state is State.WAITING:
+        if self.state is WAITING:
             self.hold()
             self.wake()
 
     def gone(self, reason: LossReason) -> None:
         """The store knows it no more."""
-        if self.state is State.WAITING:
+        if self.state is WAITING:
             self.unqueue()
-        elif self.state is State.KEPT:
+        elif self.state is KEPT:
             self.session.lingering.leave(self)  # no body has lost it
         else:
             self.session.lose_if_overdue(self)
@@ -300,7 +311,7 @@ class Request(Hold):
     def recalled(self) -> None:
         """Others want what it has: it must not linger."""
         self.may_linger = False
-        if self.state is State.KEPT:
+        if self.state is KEPT:
             self.session.lingering.leave(self)
 
     def extension_failed(self, error: Exception) -> None:
@@ -377,13 +388,13 @@ def check(request: Request) -> None:
     """Assert what this module promises at its top; for tests."""
     state, held_once = request.state, request.granted_at > 0.0
     assert (request.token > 0) == held_once, request
-    if state in (State.ASKING, State.WAITING, State.HELD, State.KEPT):
+    if state in (ASKING, WAITING, HELD, KEPT):
         assert request.reason is None, request
-    if state is State.LOST:
+    if state is LOST:
         assert request.reason is not None, request
-    if state in (State.HELD, State.LOST, State.KEPT):
+    if state in (HELD, LOST, KEPT):
         assert held_once, request
-    if state is State.KEPT:
+    if state is KEPT:
         assert not request.handles, request
         assert not request.armed, request
         assert request.session.lingering.kept.get(request.name) is request, request
@@ -391,6 +402,6 @@ def check(request: Request) -> None:
         assert not request.handles, request
         assert not request.armed, request
     if request.woken is not None and not request.woken.done():
-        assert state in (State.WAITING, State.LEAVING, State.OVER), request
-    if state in (State.WAITING, State.HELD, State.LOST, State.KEPT):
+        assert state in (WAITING, LEAVING, OVER), request
+    if state in (WAITING, HELD, LOST, KEPT):
         assert request.session.requests.get(request.id) is request, request

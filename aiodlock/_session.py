@@ -27,7 +27,7 @@ from ._errors import BackendError, BackendUnavailable, ClientClosed, LockLost, L
 from ._hooks import Hooks
 from ._linger import Lingering
 from ._model import Kind
-from ._request import Request, State
+from ._request import ASKING, HELD, LEAVING, LOST, WAITING, Request
 from ._slices import Slices
 from ._tasks import start_soon
 from ._telling import Telling
@@ -134,7 +134,7 @@ class Session:
         _logger.error("a background task died", exc_info=cause, extra={"event": "client_died"})
         for request in list(self.requests.values()):
             request.wake(self._death_error())
-            if request.state is State.HELD:
+            if request.state is HELD:
                 self.lose(request, "closed", failure=self._death_error())
 
     def _death_error(self) -> BackendError:
@@ -154,14 +154,14 @@ class Session:
         current = asyncio.current_task()  # perhaps in a body itself
         kept = self.lingering.release_all()
         for request in list(self.requests.values()):
-            if request.state is State.HELD:
+            if request.state is HELD:
                 self.lose_if_overdue(request, spare=current)
                 self.lose(request, "closed", spare=current)
-            elif request.state in (State.ASKING, State.WAITING):
+            elif request.state in (ASKING, WAITING):
                 request.wake(self.closed_error(request.name))
         for request in list(self.requests.values()):
             # A bare lease has no body to wait for; our own does not end before we do.
-            if request.state is State.LOST and not set(request.armed or ()) - {current}:
+            if request.state is LOST and not set(request.armed or ()) - {current}:
                 self.departure.in_background(request)
         cancelled: asyncio.CancelledError | None = None
         try:
@@ -173,7 +173,7 @@ class Session:
                 cancelled = outer
                 with anyio.CancelScope(shield=True):
                     await self._until_all_left(min(give_up_at, now() + _A_MOMENT))
-            overdue = [request for request in self.requests.values() if request.state is State.LOST]
+            overdue = [request for request in self.requests.values() if request.state is LOST]
             for request in overdue:
                 _logger.warning(
                     "%r: its body goes on after close_timeout",
@@ -183,7 +183,7 @@ class Session:
                 self.departure.in_background(request)
             if (overdue or kept) and self._death is None:
                 with anyio.move_on_after(1.0):
-                    while any(request.state is State.LEAVING for request in (*overdue, *kept)):
+                    while any(request.state is LEAVING for request in (*overdue, *kept)):
                         self._left.clear()
                         await self._left.wait()
             if self._death is None:
@@ -324,7 +324,7 @@ class Session:
     def waits_long(self, request: Request) -> None:
         """Warn that the task of a long wait is in other blocks: they may wait for each other."""
         task = request.task() if request.task is not None else None
-        mine = (other for other in self.bodies.of(task) if other.state is State.HELD)
+        mine = (other for other in self.bodies.of(task) if other.state is HELD)
         names = sorted({other.name for other in mine} - {request.name})
         if names:
             self.telling.waits_inside(request, names)
@@ -340,7 +340,7 @@ class Session:
         spare: asyncio.Task[Any] | None = None,
     ) -> None:
         """A lease is lost: cancel its bodies, stop extending, tell."""
-        if request.state is State.HELD:
+        if request.state is HELD:
             request.lose(reason, failure, spare=spare)
             self.deadlines.remove(request)
             request.place.run_out()
@@ -348,7 +348,7 @@ class Session:
 
     def lose_if_overdue(self, request: Request, *, spare: asyncio.Task[Any] | None = None) -> None:
         """The clock decides when no message came."""
-        if request.state is State.HELD:
+        if request.state is HELD:
             moment = now()
             if moment >= request.ends_at:
                 self.lose(request, request.overdue_reason(moment), spare=spare)
@@ -356,7 +356,7 @@ class Session:
     def is_live(self, request: Request) -> bool:
         """Whether the request holds at this moment. What is overdue is marked as lost."""
         self.lose_if_overdue(request)
-        return request.state is State.HELD
+        return request.state is HELD
 
     def lost_on_leaving(self, request: Request, reason: LossReason) -> LockLost:
         """The store's answer to a leave was that the lease had ended."""
@@ -406,7 +406,7 @@ class Session:
 
     def _forget(self, request: Request, serial: int) -> None:
         """The task of a hold has ended, and nobody can release it any more. Called on any thread."""
-        held = request.state is State.HELD and serial in request.handles
+        held = request.state is HELD and serial in request.handles
         # Later: this may be in the middle of anything. The warning may be turned into an error.
         self.loop.call_soon_threadsafe(self._leave_forgotten, request, serial, held)
         if held:  # else there is nothing that the holder should have released

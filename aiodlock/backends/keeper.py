@@ -24,7 +24,7 @@ from .._clock import now
 from .._errors import BackendError, BackendUnavailable, LossReason
 from .._model import Gone, Granted, Terms, Waiting
 from .._tasks import start_soon
-from .kept import KeptPlace, KeptStore, Stage
+from .kept import ASKING, HELD, OVER, WAITING, KeptPlace, KeptStore
 
 _logger = logging.getLogger("aiodlock")
 
@@ -101,7 +101,7 @@ class Keeper:
     def add(self, place: KeptPlace) -> None:
         """Take care of a place that was acknowledged just now."""
         terms = place.terms
-        if place.stage is Stage.WAITING:
+        if place.stage is WAITING:
             length = ttl = terms.waiter_ttl
         elif terms.auto_extend:
             ttl = terms.ttl
@@ -119,7 +119,7 @@ class Keeper:
 
     def _first_beat(self, place: KeptPlace) -> float:
         # The answer to a repetition tells what is left of a lease that began with the first message.
-        length = place.terms.waiter_ttl if place.stage is Stage.WAITING else place.terms.ttl
+        length = place.terms.waiter_ttl if place.stage is WAITING else place.terms.ttl
         return self._beat_of(place, latest=place.deadline - length * 2 / 3)
 
     def look_at(self, place: KeptPlace, moment: float) -> None:
@@ -132,7 +132,7 @@ class Keeper:
 
     def extend_now(self, place: KeptPlace) -> None:
         """Extend at the next turn of the loop."""
-        if place.stage is Stage.WAITING or place.stage is Stage.HELD:
+        if place.stage is WAITING or place.stage is HELD:
             place.beat = 0.0
             place.asked = False
             self._schedule(place)
@@ -159,9 +159,9 @@ class Keeper:
             return
         if recalled:
             place.recall()
-        if place.stage is Stage.ASKING:
+        if place.stage is ASKING:
             place.noticed = token
-        elif place.stage is Stage.WAITING:
+        elif place.stage is WAITING:
             # A notice starts a body, so it counts only while the last answer's deadline lasts.
             # And only if it is news: an id whose reply was lost for long may have been queued, granted,
             # dropped and queued again, and the notice may be of the first time.
@@ -179,7 +179,7 @@ class Keeper:
     def on_held(self, request_id: str, token: int, deadline: float) -> None:
         """The waiter became the holder, with what was left of its lease as a waiter."""
         place = self.places.get(request_id)
-        if place is not None and place.stage is Stage.WAITING:
+        if place is not None and place.stage is WAITING:
             place.deadline = deadline
             self.granted(place, token, deadline)
 
@@ -212,19 +212,19 @@ class Keeper:
         place = self.places.get(request_id)
         if place is None:
             return
-        if place.stage is Stage.HELD:
+        if place.stage is HELD:
             self._gone(place, "broken")
         elif self.store.capabilities.notices == "grants":
             # The break has overtaken the grant, which must not start a body any more.
             place.broken = max(place.broken, token)
-            if place.stage is Stage.ASKING:
+            if place.stage is ASKING:
                 place.noticed = 0
             else:
                 self.extend_now(place)
 
     def _ask_about_all(self, spread: float) -> None:
         def look(place: KeptPlace) -> None:
-            if place.stage is Stage.HELD and not place.failures:
+            if place.stage is HELD and not place.failures:
                 self._ask_about_held(place, spread)
             else:
                 self._look(place)
@@ -242,12 +242,12 @@ class Keeper:
             self._schedule(place)
 
     def _look(self, place: KeptPlace) -> None:
-        if place.stage is Stage.ASKING and place.noticed is None:
+        if place.stage is ASKING and place.noticed is None:
             # No grant, but the answer on its way may be older than what there is to see.
             place.noticed = 0
-        elif place.stage is Stage.WAITING or place.failures:
+        elif place.stage is WAITING or place.failures:
             self.extend_now(place)
-        elif place.lingers and place.stage is Stage.HELD and not place.recalled:
+        elif place.lingers and place.stage is HELD and not place.recalled:
             self.extend_now(place)  # its recall may have been missed
 
     def _look_through(self, look: Callable[[KeptPlace], object]) -> None:
@@ -315,7 +315,7 @@ class Keeper:
 
     @staticmethod
     def _next_moment(place: KeptPlace) -> float:
-        if place.stage is Stage.HELD:
+        if place.stage is HELD:
             # While an extension is on its way nothing is due: the core knows when the lease ends.
             return _NEVER if place.asked else place.beat
         if place.asked:
@@ -367,7 +367,7 @@ class Keeper:
             room -= 1
             if place.due > moment:
                 self._put_back(place, entry, place.due)
-            elif place.stage is Stage.WAITING or moment < place.deadline - place.terms.margin:
+            elif place.stage is WAITING or moment < place.deadline - place.terms.margin:
                 due.append(entry)
             # Else the lease is over: it must not come back to life, and the core marks it as lost.
         for entry in due:
@@ -428,7 +428,7 @@ class Keeper:
             self._kept.pop(server, None)
 
     async def _fly(self, server: object, batch: Sequence[KeptPlace]) -> None:
-        await self._extend([place for place in batch if place.stage is not Stage.OVER])
+        await self._extend([place for place in batch if place.stage is not OVER])
         self._flying[server] -= len(batch)
         if not self._flying[server]:
             del self._flying[server]
@@ -475,18 +475,14 @@ class Keeper:
                 place.deadline = max(place.deadline, result.deadline)
                 return
             result = Gone("gone")  # a failover has lost the grant, and not the place in the queue
-        elif (
-            place.stage is Stage.HELD
-            and isinstance(result, Granted)
-            and result.token != place.token
-        ):
+        elif place.stage is HELD and isinstance(result, Granted) and result.token != place.token:
             # The same, and it was granted anew: others may have been in between.
             result = Gone("gone")
         place.asked = False
-        if place.stage is Stage.OVER:
+        if place.stage is OVER:
             return
         if isinstance(result, Gone):
-            if place.stage is Stage.WAITING and result.result is not None:
+            if place.stage is WAITING and result.result is not None:
                 self._recorded(place, result.result)
             else:
                 self._gone(place, result.reason)
@@ -499,11 +495,11 @@ class Keeper:
         if isinstance(result, Waiting):
             place.look_at = None
             place.floor = result.floor
-            if place.stage is Stage.WAITING and result.look_at is not None:
+            if place.stage is WAITING and result.look_at is not None:
                 place.beat = self._beat_of(place)
                 self.look_at(place, result.look_at)
                 return
-        elif place.stage is Stage.WAITING:
+        elif place.stage is WAITING:
             if result.token <= place.broken:
                 self.extend_now(place)  # a break has overtaken this answer
             elif granted and result.deadline - place.terms.margin <= now():
@@ -535,7 +531,7 @@ class Keeper:
         if left > 0.0:
             place.hold(token, deadline)
         pause = self.store.capabilities.extend_after
-        if place.stage is Stage.HELD and pause > 0.0:
+        if place.stage is HELD and pause > 0.0:
             place.beat, place.asked = moment + min(pause, left / 4), False
             self._schedule(place)
         else:
@@ -554,7 +550,7 @@ class Keeper:
 
     def _on_unknown(self, place: KeptPlace, error: BackendError) -> None:
         place.asked = False
-        if place.stage is Stage.OVER:
+        if place.stage is OVER:
             return
         moment = now()
         place.listener.extension_failed(error)
@@ -564,7 +560,7 @@ class Keeper:
         patience = self._unavailable_after - silent
         place.failures += 1
         longest = min(_LONGEST_RETRY, place.length / 6)
-        if place.stage is Stage.WAITING:
+        if place.stage is WAITING:
             if patience <= 0.0:
                 self._give_up(place, silent, error)
                 return
@@ -583,7 +579,7 @@ class Keeper:
 
     def _beat_of(self, place: KeptPlace, latest: float = _NEVER) -> float:
         terms = place.terms
-        if place.stage is Stage.HELD:
+        if place.stage is HELD:
             if not terms.auto_extend or self._at_maximum(place):
                 return _NEVER
             length = _without_margin(place.lease_ttl, terms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import redis
 
 import aiodlock
 from aiodlock import sync
+from aiodlock._options import ATTRIBUTES_ELSEWHERE
 
 client = aiodlock.Client("memory://")
 threads = sync.Client("memory://")
@@ -73,7 +75,7 @@ async def test_acquire_answers_too() -> None:
 
 @pytest.mark.parametrize(
     ("attribute", "answer"),
-    [("extend", r"lease\.extend"), ("reacquire", r"lease\.extend"), ("owned", r"lease\.held")],
+    [(name, re.escape(answer)) for name, answer in ATTRIBUTES_ELSEWHERE.items()],
 )
 @pytest.mark.parametrize("locks", [client, threads])
 def test_a_method_that_the_lease_has_is_named(
@@ -83,6 +85,7 @@ def test_a_method_that_the_lease_has_is_named(
         with pytest.raises(AttributeError, match=answer):
             getattr(lock, attribute)
         assert not hasattr(lock, "nonsense")
+        assert attribute not in dir(lock)
 
 
 async def test_extend_answers_too() -> None:
