@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 
@@ -29,10 +30,11 @@ async def test_people_see_and_break_locks(servers: Servers) -> None:
     url = servers.store("etcd").url
     async with Client(url) as client:
         lease = await client.lock("order:42", on_lost="flag").acquire()
-        listed = command("ls", "--url", url, "--json")
+        listed = await asyncio.to_thread(command, "ls", "--url", url, "--json")
         assert "order:42" in listed.stdout
-        assert str(lease.token) in command("show", "order:42", "--url", url).stdout
-        broken = command("break", "order:42", "--url", url, "--yes")
+        shown = await asyncio.to_thread(command, "show", "order:42", "--url", url)
+        assert str(lease.token) in shown.stdout
+        broken = await asyncio.to_thread(command, "break", "order:42", "--url", url, "--yes")
         assert broken.returncode == 0, broken.stderr
         assert (await lease.wait_lost()).reason == "broken"
 

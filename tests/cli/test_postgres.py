@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -77,11 +78,12 @@ async def test_command_runs_lists_shows_and_breaks(empty: PostgresServer) -> Non
     assert (done.returncode, done.stdout) == (0, "report\n")
     async with Client(empty.url) as client:
         lease = await client.lock("order:42", on_lost="flag").acquire()
-        assert [one["name"] for one in json.loads(command("ls", *url, "--json").stdout)] == [
-            "order:42"
-        ]
-        assert str(lease.token) in command("show", *url, "order:42").stdout
-        assert command("break", *url, "--yes", "order:42").returncode == 0
+        listed = await asyncio.to_thread(command, "ls", *url, "--json")
+        assert [one["name"] for one in json.loads(listed.stdout)] == ["order:42"]
+        shown = await asyncio.to_thread(command, "show", *url, "order:42")
+        assert str(lease.token) in shown.stdout
+        broken = await asyncio.to_thread(command, "break", *url, "--yes", "order:42")
+        assert broken.returncode == 0
         assert (await lease.wait_lost()).reason == "broken"
 
 

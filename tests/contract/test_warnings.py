@@ -49,7 +49,7 @@ async def test_two_tasks_that_take_two_names_in_opposite_order_are_warned_of_onc
     inside = asyncio.Barrier(2)
 
     async def take(first: str, second: str) -> None:
-        async with client.lock(first, ttl=0.4):
+        async with client.lock(first):
             await inside.wait()
             with pytest.raises(AcquireTimeout):
                 await client.lock(second, ttl=0.4).acquire(timeout=3.0)
@@ -67,7 +67,7 @@ async def test_two_tasks_that_take_two_names_in_opposite_order_are_warned_of_onc
 async def test_long_wait_of_a_task_that_holds_nothing_else_is_not_worth_a_warning(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with client.lock("a", ttl=0.3):
+    async with client.lock("a"):
 
         async def wait() -> None:
             with pytest.raises(AcquireTimeout):

@@ -147,6 +147,7 @@ def test_a_semaphore_has_so_many_holders(threads: sync.Client) -> None:
 
 
 def test_a_multilock_takes_all_or_none(threads: sync.Client, in_thread: InThread) -> None:
+    assert not threads.lock("a").locked()  # connects, which may take longer than the timeout
     both = threads.multilock("b", threads.lock("a"), timeout=0.1)
     assert both.names == ("a", "b")
     with both as leases:
