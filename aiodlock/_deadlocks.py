@@ -13,19 +13,21 @@ lasts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import json
 import logging
 import time
 import weakref
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ._clock import now
 from ._cycles import Answer, Asking, Cycle, Question, Wait, probe, verify
 from ._errors import BackendError, DeadlockError, LossReason
-from ._model import ENDED, Granted, Kind, LockInfo, Terms
+from ._model import ENDED, Granted, Kind, Left, LockInfo, Terms
 from .backends.base import Place
 
 if TYPE_CHECKING:
@@ -91,7 +93,8 @@ class _Told:
 
 
 class Deadlocks:
-    """Mutable state: ``_timers`` (of waits that are short yet), ``_told``, ``_probing``."""
+    """Mutable state: ``_timers`` (of waits that are short yet), ``_told``, ``_probing``, ``_longer`` (set
+    when one more wait has become long)."""
 
     def __init__(self, session: Session, after: float) -> None:
         self._session = session
@@ -99,6 +102,7 @@ class Deadlocks:
         self._timers: dict[Request, asyncio.TimerHandle] = {}
         self._told: dict[Request, _Told] = {}
         self._probing = False
+        self._longer = asyncio.Event()
 
     # -- waits ---------------------------------------------------------------------------------------
 
@@ -163,6 +167,7 @@ class Deadlocks:
                 str(getattr(request.terms, "note", "") or ""),
             )
         )
+        self._longer.set()
         if not self._probing:
             self._probing = self._session.start_soon(self._probe_all)
 
@@ -184,12 +189,13 @@ class Deadlocks:
         )
         owner = "u" + quote(encode(told.wait), safe="")
         place = session.backend.place(terms, session.new_id(), owner, told)
-        told.place = place
         try:
             answer = await place.acquire(wait=False)
         except BaseException:
-            self._take_back(told)
+            self._leave_soon(place)
             raise
+        # Not earlier: what is left while its answer is on the way would be kept alive by that answer.
+        told.place = place
         if not isinstance(answer, Granted):
             self._take_back(told)
 
@@ -204,15 +210,21 @@ class Deadlocks:
             places.append(told.place)
             told.place = None
         for place in places:
-            if not place.leave_soon(ENDED, lambda _: None):
-                self._session.start_soon(_leave, place)
+            self._leave_soon(place)
+
+    def _leave_soon(self, place: Place) -> None:
+        if not place.leave_soon(ENDED, partial(self._left, place)):
+            self._session.start_soon(_leave, place)
+
+    def _left(self, place: Place, answer: Left | BackendError) -> None:
+        """What was not answered is said once more: others see the wait until the store knows."""
+        if isinstance(answer, BackendError):
+            self._session.start_soon(_leave, place)
 
     async def _probe_all(self) -> None:
         try:
             while self._told:
-                pause = min(told.due for told in self._told.values()) - now()
-                if pause > 0:
-                    await asyncio.sleep(pause)
+                await self._until_due()
                 try:
                     await self._probe([r for r, told in self._told.items() if told.due <= now()])
                 except Exception as error:  # whatever it is: leases must not be lost for it
@@ -223,6 +235,15 @@ class Deadlocks:
                     )
         finally:
             self._probing = False
+
+    async def _until_due(self) -> None:
+        """Return when a wait is to be looked at; one that has just become long is, at once."""
+        self._longer.clear()
+        pause = min(told.due for told in self._told.values()) - now()
+        if pause > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._longer.wait()
 
     async def _probe(self, requests: list[Request]) -> None:
         starts: dict[Request, Wait] = {}

@@ -9,17 +9,21 @@ from pathlib import Path
 from time import perf_counter
 
 from . import campaign
+from .deadlock_variants import DEADLOCK_VARIANTS
+from .deadlocks import Deadlocks, DeadlocksOnRedis
 from .failover import FailoverSimulation
 from .forgotten import Forgotten
 from .habits import Habits, HabitsOnRedis
 from .lingers import Lingers, LingersOnTheMachine
 from .memory import MachineSimulation
-from .once_variants import ALL_VARIANTS as VARIANTS
+from .once_variants import ALL_VARIANTS
 from .quorum import QuorumSimulation
 from .run import Total, collect_now_and_then, run_seed
 from .rush import Rush
 from .scenario import Simulation
 from .shrink import diagram, shrink
+
+VARIANTS = ALL_VARIANTS | DEADLOCK_VARIANTS
 
 
 def main() -> int:
@@ -67,6 +71,13 @@ def main() -> int:
         help="most locks linger",
     )
     parser.add_argument(
+        "--deadlocks",
+        action="store_const",
+        const=DeadlocksOnRedis,
+        dest="kind",
+        help="tasks take names inside of each other, in any order",
+    )
+    parser.add_argument(
         "--habits",
         action="store_const",
         const=HabitsOnRedis,
@@ -99,6 +110,8 @@ def main() -> int:
         chosen.kind = LingersOnTheMachine
     if chosen.store == "memory" and chosen.kind is HabitsOnRedis:
         chosen.kind = Habits
+    if chosen.store == "memory" and chosen.kind is DeadlocksOnRedis:
+        chosen.kind = Deadlocks
     if chosen.variants:
         return _search(chosen.start, chosen.seeds)
     prepare = VARIANTS[chosen.variant].prepare if chosen.variant else None

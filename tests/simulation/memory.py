@@ -22,7 +22,7 @@ from aiodlock._model import Gone, Granted, Kind, Left, LockInfo, Refused, StoreR
 from aiodlock.backends.base import Unanswered
 from aiodlock.backends.kept import Notices
 from aiodlock.backends.memory import backend as memory_backend
-from aiodlock.backends.memory.machine import Asked, Entry, Message
+from aiodlock.backends.memory.machine import Asked, Entry, Message, Seen
 from aiodlock.backends.memory.store import Key, Names
 
 from . import checkers
@@ -608,10 +608,14 @@ class MachineBackend:
     def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
         return changed
 
-    async def inspect(self, kind: str, name: str) -> LockInfo:
+    async def inspect(self, kind: Kind, name: str) -> LockInfo:
+        (info,) = await self.inspect_all(kind, [name])
+        return info
+
+    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
         line = self._line or await self._wait_up()
-        seen = await self._send(line, Call("inspect", Key(_PREFIX, kind, name)))
-        return LockInfo(name, memory_backend._holders(seen), (), seen.token, seen.closed / 1000)
+        sent = [self._send(line, Call("inspect", Key(_PREFIX, kind, name))) for name in names]
+        return [_info(kind, name, await reply) for name, reply in zip(names, sent, strict=True)]
 
     async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         nobody: tuple[str, ...] = ()
@@ -629,6 +633,12 @@ class MachineBackend:
         line = self._line or await self._wait_up()
         reply = await self._send(line, Call("forget", Key(_PREFIX, "once", name)))
         return bool(reply[1])
+
+
+def _info(kind: Kind, name: str, seen: Seen) -> LockInfo:
+    holders, waiters = memory_backend._holders(seen), memory_backend._waiters(seen)
+    closed = seen.closed / 1000
+    return LockInfo(name, holders, waiters, seen.token, closed, seen.closed_places, kind)
 
 
 class _Outcome:

@@ -322,12 +322,17 @@ class Simulation:
                 token_retention=style.retention,
                 unavailable_after=rng.choice((2.0, 30.0)),
                 close_timeout=1.0,
+                **self.client_options(process),
             )
             try:
                 async with client:
                     await self._live(process, client)
             except BackendError as away:
                 self.world.log(f"{process}: the client could not be entered: {away!r}")
+
+    def client_options(self, process: Process) -> dict[str, Any]:
+        """Return what the process gives to its client besides."""
+        return {}
 
     async def _live(self, process: Process, client: SimClient) -> None:
         session = client._session

@@ -239,18 +239,7 @@ class MemoryBackend:
         return LockInfo(
             name,
             _holders(seen),
-            tuple(
-                WaiterInfo(
-                    _owner(asked),
-                    asked.mode,
-                    position,
-                    waited / 1000,
-                    asked.client,
-                    asked.note,
-                    asked.description,
-                )
-                for position, (asked, waited) in enumerate(seen.waiters)
-            ),
+            _waiters(seen),
             seen.token,
             seen.closed / 1000,
             seen.closed_places,
@@ -343,6 +332,21 @@ def _holders(seen: machine.Seen) -> tuple[HolderInfo, ...]:
             description=asked.description,
         )
     return tuple(found.values())
+
+
+def _waiters(seen: machine.Seen) -> tuple[WaiterInfo, ...]:
+    return tuple(
+        WaiterInfo(
+            _owner(asked),
+            asked.mode,
+            position,
+            waited / 1000,
+            asked.client,
+            asked.note,
+            asked.description,
+        )
+        for position, (asked, waited) in enumerate(seen.waiters)
+    )
 
 
 class _Answered:

@@ -1,0 +1,227 @@
+"""Broken searches for deadlocks, each caught within a few seeds. See ``variants.py``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from aiodlock import _cycles, _deadlocks
+from aiodlock._clock import now
+from aiodlock._cycles import Asking, Cycle
+
+from .deadlocks import Deadlocks
+from .memory import Line
+from .scenario import Simulation
+from .variants import Prepare, Variant
+from .variants import _both as both
+
+
+def _cycles_with(*changes: tuple[str, str]) -> Prepare:
+    """Look for cycles with another text."""
+    assert _cycles.__file__ is not None
+    source = Path(_cycles.__file__).read_text()
+    for old, new in changes:
+        assert source.count(old) == 1, f"this is not in the search any more: {old}"
+        source = source.replace(old, new)
+
+    def prepare(simulation: Simulation) -> None:
+        module = ModuleType("aiodlock._cycles_mutant")
+        module.__package__ = "aiodlock"
+        sys.modules[module.__name__] = module  # dataclasses look there
+        exec(compile(source, "mutant", "exec"), module.__dict__)
+        # What it is given, and gives, has the usual types.
+        for name in ("Answer", "Cycle", "Edge", "Question", "Wait"):
+            module.__dict__[name] = getattr(_cycles, name)
+        simulation.patch(_deadlocks, "probe", module.__dict__["probe"])
+        simulation.patch(_deadlocks, "verify", module.__dict__["verify"])
+
+    return prepare
+
+
+def _world(**style: Any) -> Prepare:
+    """Let nothing go wrong but what users do, and let what a variant needs come often.
+
+    What is not a part of ``Style`` is set on the simulation.
+    """
+
+    def prepare(simulation: Simulation) -> None:
+        assert isinstance(simulation, Deadlocks)
+        of_style = {name: value for name, value in style.items() if hasattr(simulation.style, name)}
+        plain: dict[str, Any] = {
+            "forgetful": False,
+            "faults": (),
+            "processes": 3,
+            "tasks": 2,
+            "names": 2,
+            "ttls": (2.0,),
+            "waiter_ttl": 2.0,
+            "hold": 0.02,
+            "think": 0.005,
+            "breaks": 0.0,
+            "cancels": 0.0,
+            "named_owners": 0.0,
+            "shared": 0.0,
+        }
+        simulation.style = replace(simulation.style, **plain | of_style)
+        simulation.checkers.forgetful = False
+        others = {"deadlock_after": 0.1, "blind_share": 0.0, "clocks_differ": False, "bares": 0.0}
+        others |= {
+            "timeouts": 0.0,
+            "multilocks": 0.0,
+            "lingers": 0.0,
+            "swallows": 0.0,
+            "gives_up": 0.0,
+            "patience": 0.5,
+        }
+        for name, value in (others | style).items():
+            if name not in of_style:
+                assert hasattr(simulation, name), name
+                setattr(simulation, name, value)
+
+    return prepare
+
+
+def _answered_late(late: float) -> Prepare:
+    """Let each answer take long on its way back: what it tells may be over."""
+
+    def prepare(simulation: Simulation) -> None:
+        assert isinstance(simulation, Deadlocks)
+        simulation.patch(Line, "behind", late)
+        simulation.oracle.always_disturbed = True  # a search takes its time then
+
+    return prepare
+
+
+_RESTLESS: dict[str, Any] = {"gives_up": 0.7, "hold": 0.05, "deadlock_after": 0.0}
+
+
+def _believe_the_first_pass(simulation: Simulation) -> None:
+    def verify(found: Cycle) -> Asking:
+        yield from ()
+        return found
+
+    simulation.patch(_deadlocks, "verify", verify)
+
+
+def _keep_what_was_told(simulation: Simulation) -> None:
+    """Waits that are over stay told, and are believed although they are not in the queue."""
+    simulation.patch(_deadlocks.Deadlocks, "_take_back", lambda self, told: None)
+    simulation.patch(simulation.checkers, "check_nothing_left", lambda process, session: None)
+
+
+def _look_once(simulation: Simulation) -> None:
+    simulation.patch(_deadlocks, "_SECOND", 1e6)
+    simulation.patch(_deadlocks, "_LATER", 1e6)
+
+
+def _sleep_until_the_next(simulation: Simulation) -> None:
+    """A wait that becomes long is told when the others are looked at again."""
+
+    async def until_due(self: _deadlocks.Deadlocks) -> None:
+        due = min(told.due for told in self._told.values())
+        await asyncio.sleep(max(0.0, due - now()))
+
+    simulation.patch(_deadlocks.Deadlocks, "_until_due", until_due)
+
+
+def _count_bare_leases(simulation: Simulation) -> None:
+    """Whatever a task holds counts as a block of its own."""
+
+    def inside(self: _deadlocks.Deadlocks, request: Any) -> frozenset[tuple[str, int]]:
+        return frozenset(_held(self, request))
+
+    simulation.patch(_deadlocks.Deadlocks, "_inside", inside)
+
+
+def _held(self: _deadlocks.Deadlocks, request: Any) -> Iterator[tuple[str, int]]:
+    task = request.task()
+    for holds in self._session._holds.values():
+        for one in holds:
+            if one.task is not None and one.task() is task and one.terms.kind == "lock":
+                yield one.name, one.token
+
+
+DEADLOCK_VARIANTS = {
+    "deadlocks: the first pass is believed": Variant(
+        both(
+            _believe_the_first_pass,
+            _world(**_RESTLESS | {"names": 3, "gives_up_within": 3.0}),
+            _answered_late(0.4),
+        ),
+        ("false",),
+        kind=Deadlocks,
+        seed=9,
+    ),
+    "deadlocks: tokens are not compared": Variant(
+        both(
+            _cycles_with(
+                ("if held in wait.inside:", "if held[0] in dict(wait.inside):"),
+                ("holder.token == edge.holder.token\n            and ", ""),
+                (
+                    "if (edge.wait.name, edge.holder.token) not in following.wait.inside:",
+                    "if edge.wait.name not in dict(following.wait.inside):",
+                ),
+            ),
+            _world(processes=1, tasks=6, bares=0.4, names=3, shared=0.5),
+        ),
+        ("false",),
+        kind=Deadlocks,
+    ),
+    "deadlocks: who left the queue still waits": Variant(
+        both(
+            _keep_what_was_told,
+            _cycles_with(
+                (
+                    "mine = None if info is None else _place_of(info, wait)",
+                    "mine = None if info is None else (_place_of(info, wait)\n"
+                    "        or WaiterInfo(wait.owner, wait.mode, len(info.waiters), 0.0, wait.client))",
+                )
+            ),
+            _world(**_RESTLESS),
+        ),
+        ("false",),
+        kind=Deadlocks,
+    ),
+    "deadlocks: the oldest gives up": Variant(
+        both(_cycles_with(("wait.age < start.age", "wait.age > start.age")), _world()),
+        ("victim",),
+        kind=Deadlocks,
+    ),
+    "deadlocks: everybody gives up": Variant(
+        both(_cycles_with((" and wait.age < start.age", "")), _world()),
+        ("victim",),
+        kind=Deadlocks,
+    ),
+    "deadlocks: requests with a timeout are edges": Variant(
+        both(
+            _cycles_with((" and is_patient(other)", "")),
+            _world(shared=0.5, timeouts=0.5),
+        ),
+        ("false",),
+        kind=Deadlocks,
+    ),
+    "deadlocks: bare leases are blocks": Variant(
+        both(_count_bare_leases, _world(bares=0.4, names=3)), ("false",), kind=Deadlocks
+    ),
+    "deadlocks: nobody in front of the queue is an edge": Variant(
+        both(
+            _cycles_with(
+                ("for other in info.waiters[: waiter.position]:", "for other in info.waiters[:0]:")
+            ),
+            _world(shared=0.6),
+        ),
+        ("found", "liveness"),
+        kind=Deadlocks,
+    ),
+    "deadlocks: one look for each wait": Variant(
+        both(_look_once, _world()), ("found", "liveness"), kind=Deadlocks
+    ),
+    "deadlocks: told when the others are looked at again": Variant(
+        both(_sleep_until_the_next, _world(deadlock_after=0.3)), ("found",), kind=Deadlocks
+    ),
+}
