@@ -338,9 +338,7 @@ class Acquirable:
                 session.departure.in_background(request)
             else:
                 await session.departure.withdraw(request)
-            raise self._timed_out(session, timeout, away) from (
-                session.backend.failure if away else None
-            )
+            timed_out = self._timed_out(session, timeout, away)
         except AlreadyDone as done:
             request = self._current(session, request)
             if request.state is WAITING:
@@ -364,7 +362,10 @@ class Acquirable:
         except BaseException:
             await session.departure.withdraw(self._current(session, request))
             raise
-        return request
+        else:
+            return request
+        # Out here it has no context: that would keep the cancelled wait, its frames and its tracebacks.
+        raise timed_out from (session.backend.failure if away else None)
 
     async def _give_back(
         self, session: Session, request: Request, timeout: float | None, started: float
