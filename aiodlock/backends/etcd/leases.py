@@ -3,6 +3,19 @@ stream.
 
 A lease of etcd's belongs to no request: any number of keys end with it. So a client with a thousand
 requests renews one lease. The store never ends one request alone; whoever leaves has to delete it.
+
+An answered renewal alone does not prove that a lease lives so much longer. A leader that was stopped does
+not know at first that there is a new one. It may confirm renewals that the new leader does not know of, and
+it has the cluster revoke leases that the new leader has renewed. So a renewal counts only if
+
+- the lease was made in the term in which it is renewed: no leader of an earlier term knows that lease;
+- a linearizable read that began after the answer shows the same term: so the leader of that term was still
+  in office when it renewed the lease, and each later leader adds the whole length anew;
+- the answer came before the end of the lease: so nobody could be about to revoke it.
+
+A lease that fails this is *outdated*: it is renewed further, to keep its keys, but its deadline does not
+move any more. The store moves the keys to another one. The argument is in
+``docs/internals/protocol-etcd.md``.
 """
 
 from __future__ import annotations
@@ -14,7 +27,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from ..._clock import local_deadline, now
-from ..._errors import BackendError
+from ..._errors import BackendError, BackendUnavailable
 from ..base import Unanswered
 from . import link as api
 from . import messages as m
@@ -27,12 +40,21 @@ _PATIENCE = 1.0
 _LEAST_PATIENCE = 0.3
 #: A lease that no request uses is kept for so long, in case another comes (seconds).
 _IDLE = 30.0
+#: Pause before a confirmation that had no answer is asked for again (seconds).
+_PAUSE = 0.1
+#: So often a lease is made again because the leader changed meanwhile.
+_TRIES = 5
+
+#: A member and the term of the last entry that it has carried out.
+Where = tuple[int, int]
 
 
 class SharedLease:
-    """One lease. ``seconds`` is what the server made of the length that was asked for.
+    """One lease. ``seconds`` is what the server made of the length that was asked for; ``where`` tells in
+    which term it was made.
 
-    Mutable state: ``renewed_at`` (when the last renewal was sent that was answered), ``alive``,
+    Mutable state: ``renewed_at`` (when the last renewal was sent that counts), ``alive``, ``outdated``
+    (renewals do not count any more),
     ``pace`` (it is renewed so often), ``users`` (requests whose keys end with it), ``unused_since``,
     ``_sent`` (when the renewals were sent on this stream), ``silent_since`` (when the first one was
     sent of those without an answer), ``due`` (of the next renewal), ``answered`` (who waits for the
@@ -46,20 +68,26 @@ class SharedLease:
         "asked",
         "due",
         "id",
+        "outdated",
         "pace",
         "renewed_at",
         "seconds",
         "silent_since",
         "unused_since",
         "users",
+        "where",
     )
 
-    def __init__(self, id: int, asked: int, seconds: int, sent: float) -> None:
+    def __init__(
+        self, id: int, asked: int, seconds: int, sent: float, where: Where = (0, 0)
+    ) -> None:
         self.id: int = id
         self.asked: int = asked
         self.seconds: int = seconds
+        self.where: Where = where
         self.renewed_at: float = sent
         self.alive: bool = True
+        self.outdated: bool = False
         self.pace: float = seconds / 3
         self.users: int = 0
         self.unused_since: float = sent
@@ -88,11 +116,24 @@ class SharedLease:
         if self.silent_since is None:
             self.silent_since = moment
 
-    def heard(self, ttl: int) -> None:
-        """The oldest renewal on its way was answered."""
-        if self._sent:
-            self.renewed_at = self._sent.popleft()
-            self.seconds = ttl
+    def heard(self, ttl: int) -> float | None:
+        """The oldest renewal on its way was answered; return when it was sent."""
+        if not self._sent:
+            return None
+        self.seconds = ttl
+        return self._sent.popleft()
+
+    def confirm(self, sent: float) -> None:
+        """The renewal that was sent then counts."""
+        self.renewed_at = max(self.renewed_at, sent)
+        self._answers_came()
+
+    def outdate(self) -> None:
+        """Count no renewal any more."""
+        self.outdated = True
+        self._answers_came()
+
+    def _answers_came(self) -> None:
         self.silent_since = self._sent[0] if self._sent else None
         self._wake()
 
@@ -123,22 +164,30 @@ class Leases:
     """All leases of a client.
 
     Mutable state: ``_by_length`` (the lease in use for each length), ``_by_id``, ``_making`` (one at a time
-    asks for a lease of a length), ``_wake`` (set when a renewal is due earlier than was planned).
+    asks for a lease of a length), ``_wake`` (set when a renewal is due earlier than was planned),
+    ``_answered`` (when renewals were sent that were answered, and wait for the proof that they count, by
+    the lease's id), ``_to_confirm`` (set when there is one).
     """
 
     def __init__(
         self,
         link: Link,
+        probe: m.RangeRequest,
         on_ended: Callable[[SharedLease], None],
         on_silent: Callable[[SharedLease, Exception], None],
+        on_outdated: Callable[[SharedLease], None],
     ) -> None:
         self._link = link
+        self._probe = probe
         self._on_ended = on_ended
         self._on_silent = on_silent
+        self._on_outdated = on_outdated
         self._by_length: dict[int, SharedLease] = {}
         self._by_id: dict[int, SharedLease] = {}
         self._making: dict[int, asyncio.Lock] = {}
         self._wake = asyncio.Event()
+        self._answered: dict[int, float] = {}
+        self._to_confirm = asyncio.Event()
 
     def all(self) -> list[SharedLease]:
         """Return the leases that live as far as is known."""
@@ -158,7 +207,7 @@ class Leases:
             async with self._making.setdefault(asked, asyncio.Lock()):
                 lease = self._by_length.get(asked)
                 if lease is None:
-                    lease = await self.make(asked)
+                    lease = await self._make_in_one_term(asked)
                     self._by_length[asked] = self._by_id[lease.id] = lease
                     self._wake.set()
         lease.unused_since = now()
@@ -171,7 +220,26 @@ class Leases:
         """Return a lease that nobody renews."""
         asked, sent = _seconds(seconds), now()
         answer = await self._link.call(api.LEASE_GRANT, m.LeaseGrantRequest(ttl=asked))
-        return SharedLease(answer.id, asked, answer.ttl, sent)
+        return SharedLease(answer.id, asked, answer.ttl, sent, _where(answer.header))
+
+    async def _make_in_one_term(self, seconds: float) -> SharedLease:
+        """Return a lease of which is known in which term it was made."""
+        for _ in range(_TRIES):
+            # A member's term only grows. If it is the same before and after, the lease is of that term.
+            before = await self._ask_where(api.CALL_WITHIN)
+            lease = await self.make(seconds)
+            if lease.where == before:
+                return lease
+            await self.revoke(lease)
+        raise BackendUnavailable(f"{self._link.described}: the leader changes all the time")
+
+    async def _ask_where(self, within: float) -> Where:
+        answer = await self._link.call(api.RANGE, self._probe, within)
+        return _where(answer.header)
+
+    def by_id(self, id: int) -> SharedLease | None:
+        """Return one of this client's leases."""
+        return self._by_id.get(id)
 
     def use(self, lease: SharedLease) -> None:
         """Count one more key."""
@@ -195,6 +263,8 @@ class Leases:
             async with asyncio.timeout(api.CALL_WITHIN):
                 began = now()
                 while lease.alive and lease.renewed_at < began:
+                    if lease.outdated:
+                        raise Unanswered(f"{self._link.described}: the leader has changed")
                     await lease.next_answer()
         except TimeoutError as silent:
             raise Unanswered(f"{self._link.described}: a lease was not renewed in time") from silent
@@ -258,10 +328,53 @@ class Leases:
         lease = self._by_id.get(answer.id)
         if lease is None:
             return
-        if answer.ttl > 0:
-            lease.heard(answer.ttl)
-        else:
+        if answer.ttl <= 0:
             self.ended(lease)
+            return
+        sent = lease.heard(answer.ttl)
+        if sent is None:
+            return
+        term = _where(answer.header)[1]
+        self._saw(term)
+        if lease.outdated:
+            lease.confirm(lease.renewed_at)  # it is not silent
+        elif now() >= lease.deadline(lease.seconds):
+            self._outdate(lease)
+        elif term == lease.where[1]:  # else the member lags behind
+            self._answered[lease.id] = sent
+            self._to_confirm.set()
+
+    async def confirm(self) -> None:
+        """Prove until cancelled that answered renewals count, with one read for several."""
+        while True:
+            await self._to_confirm.wait()
+            self._to_confirm.clear()
+            answered, self._answered = self._answered, {}
+            try:
+                _, term = await self._ask_where(_PATIENCE)
+            except BackendError as failed:
+                _logger.debug("confirming renewals failed: %s", failed)
+                self._answered = answered | self._answered
+                await asyncio.sleep(_PAUSE)
+                self._to_confirm.set()
+                continue
+            self._saw(term)
+            for id, sent in answered.items():
+                lease = self._by_id.get(id)
+                if lease is not None and not lease.outdated and term == lease.where[1]:
+                    lease.confirm(sent)
+
+    def _saw(self, term: int) -> None:
+        """There is a leader of this term: leases of earlier ones count no more."""
+        for lease in self.all():
+            if lease.where[1] < term and not lease.outdated:
+                self._outdate(lease)
+
+    def _outdate(self, lease: SharedLease) -> None:
+        lease.outdate()
+        if self._by_length.get(lease.asked) is lease:
+            del self._by_length[lease.asked]
+        self._on_outdated(lease)
 
     async def _drop_unused(self, moment: float) -> None:
         for lease in self.all():
@@ -277,6 +390,11 @@ class Leases:
             pass
         except BackendError as failed:
             _logger.debug("a lease was not revoked, it ends by itself: %s", failed)
+
+
+def _where(header: m.Header | None) -> Where:
+    assert header is not None
+    return header.member_id, header.raft_term
 
 
 def _seconds(length: float) -> int:

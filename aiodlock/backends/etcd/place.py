@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ..._clock import local_deadline, now
@@ -35,6 +37,16 @@ _PAUSE = 0.1
 #: So often a single try is repeated when others change the name meanwhile.
 _TRIES = 5
 
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What is to be sent, who takes the answer, and the leases that have to be there."""
+
+    request: m.TxnRequest
+    answered: Callable[[m.TxnResponse], object]
+    leases: tuple[SharedLease | None, ...]
+
+
 State = Literal["new", "asking", "waiting", "held", "left"]
 
 
@@ -42,7 +54,9 @@ class EtcdPlace:
     """A request. Mutable state:
 
     ``state``; ``token``; ``created`` (the revision in which its key was made, 0 if not known);
-    ``_lease`` (that its key ends with); ``_delay_lease`` (the same for its lock-delay; None without);
+    ``_lease`` (that its key ends with); ``_maybe`` (leases that it may end with instead: a move to them
+    had no answer); ``_written`` (the revision in which its key was written last); ``_writer`` (held
+    while it is being written); ``_delay_lease`` (the same as ``_lease`` for its lock-delay; None without);
     ``_ttl`` (of a holder); ``_until`` (the end of what is not extended by itself); ``_deadline`` (the
     latest that was told); ``_ambiguous`` (a message that makes the key may be carried out later);
     ``_leaves`` (how many leaves were sent); ``_failed`` (the last message had no answer); ``_room``
@@ -58,16 +72,18 @@ class EtcdPlace:
         "_lease",
         "_leaves",
         "_listener",
+        "_maybe",
         "_room",
         "_store",
         "_terms",
         "_timer",
         "_ttl",
         "_until",
+        "_writer",
+        "_written",
         "created",
         "id",
         "owner",
-        "settled",
         "state",
         "token",
     )
@@ -78,8 +94,6 @@ class EtcdPlace:
         self.id: str = request_id
         self.owner: str = owner
         self.state: State = "new"
-        #: Whether the key is where ``lease`` says: not while it is moved.
-        self.settled: bool = True
         self.token: int = 0
         self.created: int = 0
         self._store = store
@@ -88,6 +102,9 @@ class EtcdPlace:
         self._keys: Keys = store.keys(terms.kind, terms.name)
         self._ttl: float = terms.ttl
         self._lease: SharedLease | None = None
+        self._maybe: tuple[SharedLease, ...] = ()
+        self._written: int = 0
+        self._writer: asyncio.Lock | None = None
         self._delay_lease: SharedLease | None = None
         self._until: float = math.inf
         self._deadline: float = 0.0
@@ -108,6 +125,8 @@ class EtcdPlace:
         if self._lease is not None and self._lease.alive:
             length = self._ttl if self.state == "held" else self._terms.waiter_ttl
             end = min(self._lease.deadline(length), self._until)
+            for other in self._maybe:
+                end = min(end, other.deadline(length)) if other.alive else 0.0
             self._deadline = max(self._deadline, end)
         return self._deadline
 
@@ -134,6 +153,26 @@ class EtcdPlace:
     def lease(self) -> SharedLease | None:
         """The lease that its key ends with."""
         return self._lease
+
+    @property
+    def settled(self) -> bool:
+        """Whether the key is where ``lease`` says: not while it is moved."""
+        return not self._is_written and not self._maybe
+
+    @property
+    def _is_written(self) -> bool:
+        return self._writer is not None and self._writer.locked()
+
+    @property
+    def outdated(self) -> bool:
+        """Whether its keys have to be moved, and can be: a lease that they end with counts no more, or the
+        lease is not known."""
+        if self.state not in ("waiting", "held") or self._is_written or not self._written:
+            return False
+        found = (self._lease, self._delay_lease)
+        return bool(self._maybe) or any(
+            one is not None and one.alive and one.outdated for one in found
+        )
 
     @property
     def terms(self) -> Terms:
@@ -187,14 +226,15 @@ class EtcdPlace:
         order = self._store.far_future
         return Record(self.id, terms.mode, self.owner, self._store.label, terms.limit, order, order)
 
-    async def _send(self, request: m.TxnRequest, lease: SharedLease) -> m.TxnResponse:
-        """Send what may make the key. Without an answer it may still be carried out, now or later."""
+    async def _send(self, request: m.TxnRequest, *leases: SharedLease | None) -> m.TxnResponse:
+        """Send what may make the key, with one of these leases. Without an answer it may still be carried
+        out, now or later."""
         before, self._ambiguous = self._ambiguous, True
         try:
             answer = await self._store.transact(self._keys, request)
         except LeaseNotFound:
             self._ambiguous = before
-            self._store.leases.ended(lease)
+            await self._store.look_for(*leases)
             raise
         except Unanswered:
             raise
@@ -213,14 +253,14 @@ class EtcdPlace:
         sent = now()
         with room.opening() as opens:
             request = recipe.enter(self._keys, self.id, self._value(), leases, read=opens)
-            answer = await self._send(request, waiter)
+            answer = await self._send(request, holder, waiter, delay)
             assert answer.header is not None
             if opens and not answer.succeeded:
                 read = answer.responses[1].response_range
                 assert read is not None
                 room.begin(Queue(self._keys, answer.header.revision, read.kvs))
         if answer.succeeded:
-            self.created = answer.header.revision
+            self.created = self._written = answer.header.revision
             return self._hold(self.created, holder, delay, sent)
         nested = answer.responses[0].response_txn
         assert nested is not None
@@ -236,9 +276,23 @@ class EtcdPlace:
         found = queue.find(self.id)
         if found is None:
             return Gone("expired" if not waiter.alive else "gone")
-        self.created = found.created
-        self._use(holder if found.lease == holder.id else waiter)
+        lease = self._lease_at(found)
+        self.created, self._written = found.created, found.written
+        self._use(lease)
         return await self._take(queue.turn_of(found), found, queue)
+
+    def _lease_at(self, found: Record) -> SharedLease:
+        """Return the lease that the key was found with, which may be that of an earlier attempt."""
+        lease = self._store.leases.by_id(found.lease)
+        if lease is None:
+            raise BackendUnavailable(
+                "a key ends with a lease that is renewed no more: ask again then"
+            )
+        return lease
+
+    def _delay_at(self, queue: Queue) -> SharedLease | None:
+        found = queue.delays.get(self.id)
+        return None if found is None else self._store.leases.by_id(found.lease)
 
     async def _take(
         self, turn: Turn, record: Record, queue: Queue
@@ -266,6 +320,16 @@ class EtcdPlace:
 
     async def _confirm(self, turn: Turn, record: Record, queue: Queue) -> int | None:
         """Write what a grant needs, if it needs anything; return the token, or None if it is no grant."""
+        async with self._alone():
+            return await self._confirm_alone(turn, record, queue)
+
+    def _alone(self) -> asyncio.Lock:
+        """Only one at a time writes the key."""
+        if self._writer is None:
+            self._writer = asyncio.Lock()
+        return self._writer
+
+    async def _confirm_alone(self, turn: Turn, record: Record, queue: Queue) -> int | None:
         delay: SharedLease | None = None
         order = turn.order
         if turn.what == "joins":
@@ -274,23 +338,29 @@ class EtcdPlace:
             if mate is None:
                 return None
             leases = recipe.Leases(holder.id, 0, delay.id if delay else 0)
-            joining = recipe.join(self._keys, record, mate, self._value(order), leases)
-            answer = await self._send(joining, holder)
-            if not answer.succeeded:
+            joining = recipe.join(
+                self._keys, record, self._written, mate, self._value(order), leases
+            )
+            with self._writing(holder):
+                answer = await self._send(joining, holder, delay)
+            assert answer.header is not None
+            if answer.succeeded:
+                self._is_at(holder, answer.header.revision)
+            else:
                 assert answer.responses[0].response_range is not None
                 now_there = Queue(self._keys, 0, answer.responses[0].response_range.kvs)
                 mine = now_there.find(self.id)
+                if mine is not None:
+                    self._found(mine.lease, mine.written)
+                    delay = self._delay_at(now_there) or delay
                 if mine is None or not mine.joined:
                     return None
                 order = mine.order
-            self._hold(order, holder, delay, now())
+            self._hold(order, self._lease or holder, delay, now())
             return order
         if self._terms.lock_delay and not record.joined:
             holder, _, delay = await self._leases()
-            leases = recipe.Leases(holder.id, 0, delay.id if delay else 0)
-            plain, with_order = self._value(), self._value(order)
-            moving = recipe.move(self._keys, self.id, self.created, plain, with_order, leases)
-            if not (await self._send(moving, holder)).succeeded:
+            if not await self._write(self._value(), self._value(order), holder, delay):
                 return None
             self._hold(order, holder, delay, now())
             return order
@@ -305,9 +375,8 @@ class EtcdPlace:
         self.created = self.created or order
         self.token, self.state = order, "held"
         self._use(lease)
-        if delay is not None and delay is not self._delay_lease:
-            self._store.leases.use(delay)
-            self._delay_lease = delay
+        if delay is not None:
+            self._use_delay(delay)
         self._wait_no_more()
         if not self._terms.auto_extend:
             self._until = local_deadline(sent, round(self._ttl * 1000))
@@ -337,18 +406,19 @@ class EtcdPlace:
         request = recipe.enter_if_free(self._keys, self.id, self._value(), leases)
         joins = 0
         for _ in range(_TRIES):
-            answer = await self._send(request, holder)
+            answer = await self._send(request, holder, delay)
             assert answer.header is not None
             if answer.succeeded:
-                self.created = answer.header.revision
+                self.created = self._written = answer.header.revision
                 return self._hold(joins or self.created, holder, delay, sent)
             read = answer.responses[0].response_range
             assert read is not None
             queue = Queue(self._keys, answer.header.revision, read.kvs)
             mine = queue.find(self.id)
             if mine is not None:  # an earlier attempt was carried out
-                self.created = mine.created
-                return self._hold(mine.order, holder, delay, sent)
+                lease, delay = self._lease_at(mine), self._delay_at(queue) or delay
+                self.created, self._written = mine.created, mine.written
+                return self._hold(mine.order, lease, delay, sent)
             joins, record = 0, self._record()
             turn = queue.turn_of(record)
             if turn.what == "deadlock" or turn.what == "limit":
@@ -357,7 +427,7 @@ class EtcdPlace:
                 mate = queue.find(turn.mate)
                 assert mate is not None
                 joining = Record(self.id, record.mode, self.owner, record.client, 0, turn.order, 0)
-                request = recipe.join(self._keys, joining, mate, self._value(turn.order), leases)
+                request = recipe.join(self._keys, joining, 0, mate, self._value(turn.order), leases)
                 joins = turn.order
             elif queue.would_hold(record):
                 request = recipe.enter_unless_changed(
@@ -388,13 +458,14 @@ class EtcdPlace:
 
     async def _extend_first(self) -> None:
         """Too little is left for a body: renew, and tell then."""
-        lease = self._lease
-        assert lease is not None
         try:
-            await self._store.leases.renew(lease)
+            await self._move_once()  # if it is at a lease that counts no more
+            if self._lease is not None and self.deadline - self._terms.margin <= now():
+                await self._store.leases.renew(self._lease)
         except BackendError:
             pass
-        if self.state == "held":
+        lease = self._lease
+        if self.state == "held" and lease is not None:
             if lease.alive and self.deadline - self._terms.margin > now():
                 self._listener.granted()
             else:
@@ -438,6 +509,7 @@ class EtcdPlace:
         if self.state not in ("waiting", "held"):
             return
         self._stop()
+        self._written, self._maybe = 0, ()  # there is nothing to move any more
         self.state = "left" if self.state == "waiting" else "held"
         self._listener.gone(reason)
 
@@ -456,9 +528,9 @@ class EtcdPlace:
     def _move_soon(self) -> None:
         self._timer = None
         if self.state == "held":
-            self._store.start(self._move)
+            self._store.start(self._move_until_answered)
 
-    async def _move(self) -> None:
+    async def _move_until_answered(self) -> None:
         """Have the holder's key end with the lease of its ttl, until that is answered."""
         while self.state == "held":
             try:
@@ -469,32 +541,114 @@ class EtcdPlace:
             await asyncio.sleep(_PAUSE)
 
     async def _move_once(self) -> None:
-        holder, _, delay = await self._leases()
-        if holder is self._lease and delay is self._delay_lease:
-            return
-        # The old lease promises nothing any more from then on: the new one has to promise as much.
-        await self._store.leases.renew(holder)
-        leases = recipe.Leases(holder.id, 0, delay.id if delay else 0)
-        value = self._value(self.token if self.token != self.created else None)
-        moving = recipe.move(
-            self._keys, self.id, self.created, value, self._value(self.token), leases
-        )
-        self.settled = False
+        async with self._alone():
+            while self._written and self.state in ("waiting", "held"):
+                lease, delay = await self._wanted()
+                if lease is self._lease and delay is self._delay_lease and not self._maybe:
+                    return
+                if await self._write(self._value_now(), self._value(self.token), lease, delay):
+                    return
+
+    def _value_now(self) -> bytes:
+        return self._value(self.token if self.token not in (0, self.created) else None)
+
+    async def _wanted(self) -> tuple[SharedLease, SharedLease | None]:
+        """Return the leases that its keys should end with. The first one promises what was told."""
+        while True:
+            holder, waiter, delay = await self._leases()
+            lease, length = holder, self._ttl
+            if self.state != "held":
+                lease, length, delay = waiter, self._terms.waiter_ttl, None
+            if lease is self._lease or lease.deadline(length) >= self.deadline:
+                return lease, delay
+            await self._store.leases.renew(lease)
+
+    @asynccontextmanager
+    async def moving(self) -> AsyncIterator[Move | None]:
+        """Give what moves its keys to leases that count, to be sent together with others'; None if there
+        is nothing to move any more."""
+        async with self._alone():
+            if not self._written or self.state not in ("waiting", "held"):
+                yield None
+                return
+            lease, delay = await self._wanted()
+            if lease is self._lease and delay is self._delay_lease and not self._maybe:
+                yield None
+                return
+            request = self._move(self._value_now(), self._value(self.token), lease, delay)
+            with self._writing(lease):
+                yield Move(
+                    request, lambda answer: self._wrote(answer, lease, delay), (lease, delay)
+                )
+
+    async def _write(
+        self, value: bytes, delay_value: bytes, lease: SharedLease, delay: SharedLease | None
+    ) -> bool:
+        """Write the key with another lease; else it is known now where it is, or that it is gone."""
+        request = self._move(value, delay_value, lease, delay)
+        with self._writing(lease):
+            try:
+                answer = await self._store.transact(self._keys, request)
+            except LeaseNotFound:
+                await self._store.look_for(lease, delay)
+                raise
+        return self._wrote(answer, lease, delay)
+
+    def _move(
+        self, value: bytes, delay_value: bytes, lease: SharedLease, delay: SharedLease | None
+    ) -> m.TxnRequest:
+        leases = recipe.Leases(lease.id, 0, delay.id if delay else 0)
+        return recipe.move(self._keys, self.id, self._written, value, delay_value, leases)
+
+    @contextmanager
+    def _writing(self, lease: SharedLease) -> Iterator[None]:
+        """Know that the key may end with this lease, too, unless the message was refused."""
+        before = self._maybe
+        self._maybe += (lease,)
         try:
-            answer = await self._store.transact(self._keys, moving)
-        except LeaseNotFound:
-            self._store.leases.ended(holder)
+            yield
+        except BackendUnavailable:
             raise
-        self.settled = True
-        if self.state == "held" and answer.succeeded:
-            self._use(holder)
-            if delay is not None and delay is not self._delay_lease:
-                if self._delay_lease is not None:
-                    self._store.leases.release(self._delay_lease)
-                self._store.leases.use(delay)
-                self._delay_lease = delay
-        elif self.state == "held":
+        except BackendError:
+            self._maybe = before
+            raise
+
+    def _wrote(self, answer: m.TxnResponse, lease: SharedLease, delay: SharedLease | None) -> bool:
+        """Take the answer; tell whether the key was written."""
+        assert answer.header is not None
+        if self.state == "left":
+            return False
+        if answer.succeeded:
+            self._is_at(lease, answer.header.revision)
+            if delay is not None:
+                self._use_delay(delay)
+            return True
+        read = answer.responses[0].response_range
+        if read is None or not read.kvs:
             self.on_gone("gone")
+        else:
+            self._found(read.kvs[0].lease, read.kvs[0].mod_revision)
+        return False
+
+    def _found(self, lease_id: int, written: int) -> None:
+        """The key was seen: an earlier message without an answer was carried out."""
+        self._written = written
+        lease = self._store.leases.by_id(lease_id)
+        if lease is not None:
+            self._is_at(lease, written)
+
+    def _is_at(self, lease: SharedLease, written: int) -> None:
+        self._maybe = ()
+        self._written = written
+        self._use(lease)
+
+    def _use_delay(self, delay: SharedLease) -> None:
+        pool, before = self._store.leases, self._delay_lease
+        if delay is not before:
+            pool.use(delay)
+            self._delay_lease = delay
+            if before is not None:
+                pool.release(before)
 
     async def extend(self, ttl: float | None) -> None:
         """Extend now; with ``ttl`` by that from now on."""
@@ -561,7 +715,7 @@ class EtcdPlace:
             self._keys,
             self.id,
             message,
-            delay=self._delay_lease is not None,
+            delay=self._terms.lock_delay > 0,
             marker_lease=marker.id if marker is not None else 0,
         )
         try:
@@ -570,7 +724,7 @@ class EtcdPlace:
             # Nothing can be written, so no late duplicate either: delete alone.
             answer = await store.transact(
                 self._keys,
-                recipe.leave(self._keys, self.id, message, delay=self._delay_lease is not None),
+                recipe.leave(self._keys, self.id, message, delay=self._terms.lock_delay > 0),
             )
         if answer.succeeded:
             return Left("released" if self.token else "withdrawn")

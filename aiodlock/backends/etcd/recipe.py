@@ -119,6 +119,8 @@ class Record:
     order: int
     created: int
     lease: int = 0
+    #: The revision in which its key was written last.
+    written: int = 0
     #: For people.
     note: str = ""
     description: str = ""
@@ -160,6 +162,7 @@ def read_record(id: str, kv: KeyValue) -> Record:
             int(fields.get("order", kv.create_revision)),
             kv.create_revision,
             kv.lease,
+            kv.mod_revision,
             str(fields.get("note", "")),
             str(fields.get("description", "")),
         )
@@ -313,6 +316,10 @@ def _made_in(key: bytes, revision: int) -> m.Compare:
     return m.Compare(m.EQUAL, m.CREATE, key, create_revision=revision)
 
 
+def _written_in(key: bytes, revision: int) -> m.Compare:
+    return m.Compare(m.EQUAL, m.MOD, key, mod_revision=revision)
+
+
 def _put(key: bytes, value: bytes, lease: int) -> m.RequestOp:
     return m.RequestOp(request_put=m.PutRequest(key, value, lease))
 
@@ -374,13 +381,16 @@ def enter_unless_changed(
     return m.TxnRequest(compare, steps, [_read(keys.base, keys.end)])
 
 
-def join(keys: Keys, record: Record, mate: Record, value: bytes, leases: Leases) -> m.TxnRequest:
+def join(
+    keys: Keys, record: Record, written: int, mate: Record, value: bytes, leases: Leases
+) -> m.TxnRequest:
     """Get in beside the owner's other request, if that one still holds.
 
-    Who holds goes on holding until its key is gone: so the same key is enough to know it.
+    Who holds goes on holding until its key is gone: so the same key is enough to know it. ``written``:
+    the revision in which the own key was written last; 0 for one that is not there yet.
     """
     key = keys.request(record.id)
-    mine = _made_in(key, record.created) if record.created else _absent(key)
+    mine = _written_in(key, written) if written else _absent(key)
     steps = [_put(key, value, leases.holder)]
     if leases.delay:
         steps.append(_put(keys.delay(record.id), value, leases.delay))
@@ -389,14 +399,23 @@ def join(keys: Keys, record: Record, mate: Record, value: bytes, leases: Leases)
 
 
 def move(
-    keys: Keys, id: str, created: int, value: bytes, delay_value: bytes, leases: Leases
+    keys: Keys, id: str, written: int, value: bytes, delay_value: bytes, leases: Leases
 ) -> m.TxnRequest:
-    """Move a holder's keys to these leases; the lock-delay's is made if it is not there yet."""
+    """Move a request's keys to these leases; the lock-delay's is made if it is not there yet.
+
+    ``written``: the revision in which its key was written last. So a late duplicate cannot undo a later
+    move. Else tell the key as it is.
+    """
     key = keys.request(id)
     steps = [_put(key, value, leases.holder)]
     if leases.delay:
         steps.append(_put(keys.delay(id), delay_value, leases.delay))
-    return m.TxnRequest([_made_in(key, created)], steps, [])
+    return m.TxnRequest([_written_in(key, written)], steps, [_read(key)])
+
+
+def together(requests: list[m.TxnRequest]) -> m.TxnRequest:
+    """Make one transaction of several, of which none looks at what another one writes."""
+    return m.TxnRequest(success=[m.RequestOp(request_txn=request) for request in requests])
 
 
 def leave(

@@ -10,6 +10,7 @@ import fnmatch
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 from urllib.parse import unquote
 
@@ -24,7 +25,7 @@ from . import messages as m
 from . import recipe
 from .batches import Batches
 from .leases import Leases, SharedLease
-from .link import Access, Link
+from .link import Access, LeaseNotFound, Link
 from .place import EtcdPlace
 from .recipe import Keys, Queue, Record
 from .room import Rooms
@@ -41,6 +42,9 @@ _LINGER = 2.0
 _AUDIT_SHARE, _AUDIT_LEAST = 1 / 3, 1.0
 #: Of so many requests with one lease on, that is left out: the answer names each key.
 _AUDIT_MOST = 2000
+#: So many requests are moved to another lease in one transaction. It is looked so often whether there are
+#: such, and again so long after a move that failed (seconds).
+_MOVED_TOGETHER, _LOOK_AGAIN, _MOVE_PAUSE = 60, 0.5, 0.1
 #: A watch that was refused is tried again after so long (seconds).
 _REWATCH = 0.5
 _CLOSE_WITHIN = 0.5
@@ -95,7 +99,12 @@ class EtcdBackend:
         self._unavailable_after = unavailable_after
         self._access = access
         self._link = Link(access, described)
-        self.leases: Leases = Leases(self._link, self._on_lease_ended, self._on_silent)
+        #: What a client may read in any case, and costs least.
+        self._probe = m.RangeRequest(*recipe.mailbox(prefix, self.label), limit=1, keys_only=True)
+        self.leases: Leases = Leases(
+            self._link, self._probe, self._on_lease_ended, self._on_silent, self._on_outdated
+        )
+        self._outdated = asyncio.Event()
         self._batches = Batches(self._link, self.start)
         self._watches = Watches(self._link)
         self.rooms: Rooms = Rooms(self.label, self._watches, self.read, self.start)
@@ -128,6 +137,8 @@ class EtcdBackend:
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self._tasks.create_task(self.leases.run())
+                self._tasks.create_task(self.leases.confirm())
+                self._tasks.create_task(self._move_outdated())
                 self._tasks.create_task(self._watches.run())
                 self._watch_mailbox()
                 await self._watches.first_answer()
@@ -159,7 +170,7 @@ class EtcdBackend:
             await asyncio.sleep(pause)
             pause = min(2 * pause, api.LONGEST_PAUSE)
         # Who may not read is told now.
-        await self._link.call(api.RANGE, m.RangeRequest(*recipe.mailbox(self._prefix, self.label)))
+        await self._link.call(api.RANGE, self._probe)
         self.version = status.version
         if (honest := too_old(status.version)) is not None:
             _logger.warning(
@@ -269,6 +280,59 @@ class EtcdBackend:
     def _on_lease_ended(self, lease: SharedLease) -> None:
         for place in self._of(lease):
             place.on_gone("expired")
+
+    def _on_outdated(self, lease: SharedLease) -> None:
+        level = logging.INFO if lease.users else logging.DEBUG
+        _logger.log(
+            level,
+            "etcd: the leader has changed, or a renewal was answered too late: a lease of %d s counts no "
+            "more. Moving %d requests to another one",
+            lease.seconds,
+            lease.users,
+        )
+        self._outdated.set()
+
+    async def _move_outdated(self) -> None:
+        """Move the keys of requests whose lease counts no more to one that does."""
+        while True:
+            try:
+                async with asyncio.timeout(_LOOK_AGAIN):  # a request may come to such a lease later
+                    await self._outdated.wait()
+            except TimeoutError:
+                pass
+            self._outdated.clear()
+            while places := [place for place in self._places.values() if place.outdated]:
+                some = places[:_MOVED_TOGETHER]
+                try:
+                    await self._move_together(some)
+                except BackendError as failed:
+                    _logger.debug("moving requests to another lease failed: %s", failed)
+                if any(place.outdated for place in some):
+                    await asyncio.sleep(_MOVE_PAUSE)
+
+    async def _move_together(self, places: list[EtcdPlace]) -> None:
+        async with AsyncExitStack() as stack:
+            found = [await stack.enter_async_context(place.moving()) for place in places]
+            moves = [move for move in found if move is not None]
+            if not moves:
+                return
+            request = recipe.together([move.request for move in moves])
+            try:
+                answer = await self._link.call(api.TXN, request)
+            except LeaseNotFound:
+                await self.look_for(*(lease for move in moves for lease in move.leases))
+                raise
+            for move, step in zip(moves, answer.responses, strict=True):
+                assert step.response_txn is not None
+                step.response_txn.header = answer.header
+                move.answered(step.response_txn)
+
+    async def look_for(self, *leases: SharedLease | None) -> None:
+        """Find out which of these leases have ended: the cluster does not know one of them."""
+        for lease in {lease for lease in leases if lease is not None}:
+            request = m.LeaseTimeToLiveRequest(lease.id)
+            if (await self._link.call(api.LEASE_TIME_TO_LIVE, request)).ttl < 0:
+                self.leases.ended(lease)
 
     def _on_silent(self, lease: SharedLease, error: Exception) -> None:
         for place in self._of(lease):
