@@ -94,9 +94,9 @@ def _about(endpoint: str, found: m.StatusResponse | BackendError, members: int) 
             f"member {endpoint}",
             level,
             text,
-            f"Before {honest}, a member can confirm the renewal of a lease that the cluster has ended, for "
-            "example after a change of the leader. A holder believes in its lease then while another "
-            "one holds. Tokens refuse the first one's writes.",
+            f"Before {honest}, a leader that was stopped confirms and revokes the wrong leases when it "
+            "wakes. aiodlock does not rely on them; other clients of this cluster do. With lease "
+            "checkpoints, a ttl above five minutes can end early after a change of the leader.",
             f"Upgrade to {honest} or later.",
         )
     return Finding(f"member {endpoint}", "ok", text)

@@ -52,8 +52,8 @@ _PAGE = 1000
 #: A transaction takes 128 steps: two for each holder, and one.
 _BROKEN_TOGETHER = 60
 
-#: The first versions of each line whose leases can be relied on. Older servers may answer the renewal
-#: of a lease that was revoked.
+#: The first versions of each line whose leases can be relied on. With older ones a leader that was stopped
+#: confirms and revokes the wrong leases when it wakes. What is written here does not depend on it.
 HONEST = ((3, 4, 38), (3, 5, 23), (3, 6, 5))
 
 
@@ -174,8 +174,8 @@ class EtcdBackend:
         self.version = status.version
         if (honest := too_old(status.version)) is not None:
             _logger.warning(
-                "%s runs etcd %s: before %s, it may confirm the renewal of a lease that has ended, "
-                "after a change of its leader. Two may hold a lock then (see aiodlock doctor)",
+                "%s runs etcd %s: before %s, a leader that was stopped confirms and revokes the wrong "
+                "leases when it wakes. aiodlock does not rely on them, others do (see aiodlock doctor)",
                 self._described,
                 status.version,
                 honest,
