@@ -18,7 +18,7 @@ from .lingers import Lingers, LingersOnTheMachine
 from .memory import MachineSimulation
 from .once_variants import ALL_VARIANTS
 from .quorum import QuorumSimulation
-from .run import Total, collect_now_and_then, run_seed
+from .run import Total, collect_between, run_seed
 from .rush import Rush
 from .scenario import Simulation
 from .shrink import diagram, shrink
@@ -130,7 +130,7 @@ def main() -> int:
     for seed in range(chosen.start, chosen.start + chosen.seeds):
         outcome = run_seed(seed, prepare, kind)
         total.add(outcome)
-        collect_now_and_then(total.seeds)
+        collect_between(total.seeds)
         if outcome.checker:
             bad.append(seed)
             print(outcome if len(bad) == 1 else f"seed {seed}: {outcome.message}", flush=True)
@@ -173,7 +173,7 @@ def _search(start: int, seeds: int) -> int:
     for name, variant in VARIANTS.items():
         for tried, seed in enumerate(range(start, start + seeds), 1):
             outcome = run_seed(seed, variant.prepare, variant.kind)
-            collect_now_and_then(tried)
+            collect_between(tried)
             if outcome.checker:
                 expected = (
                     "" if outcome.checker in variant.caught_by else "  (another was expected)"

@@ -20,7 +20,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from .run import Total, collect_now_and_then, run_seed
+from .run import Total, collect_between, run_seed
 from .scenario import Simulation
 
 _ROOT = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ def run_block(kind: type[Simulation], first: int, seeds: int) -> Block:
     for seed in range(first, first + seeds):
         outcome = run_seed(seed, None, kind)
         total.add(outcome)
-        collect_now_and_then(total.seeds)
+        collect_between(total.seeds)
         if outcome.checker:
             violations[str(seed)] = outcome.message
     seconds = perf_counter() - began

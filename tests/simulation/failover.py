@@ -55,7 +55,7 @@ class FailoverCheckers(Checkers):
         def on_executed(command: Command, _: Any) -> None:
             if command.script not in ("acquire", "extend", "leave", "break"):
                 return
-            base = command.keys[0].decode().removesuffix(":state")
+            base = command.base
             if command.script == "break":
                 self.excused.update(self._holders.get((server.name, base), ()))
             self._holders[server.name, base] = list(read_name(server, base).holders)

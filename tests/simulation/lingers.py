@@ -110,7 +110,7 @@ class _Recalls:
             return
         if isinstance(reply, Exception):
             return
-        base = command.keys[0].decode().removesuffix(":state")
+        base = command.base
         now = self.simulation.server.now_ms()
         name = self.checkers.ledger(base).known
         if not any(now < waiter.deadline for waiter in name.waiters.values()):

@@ -45,7 +45,7 @@ class Path:
     def latency(self) -> float:
         if self.slow_share and self._random.random() < self.slow_share:
             return self._random.uniform(0.0, self.slow)
-        return self.usual * self._random.uniform(0.5, 2.0)
+        return self.usual * (0.5 + 1.5 * self._random.random())
 
     def calm(self) -> None:
         self.slow_share = self.slow = 0.0

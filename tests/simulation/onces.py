@@ -248,17 +248,17 @@ class RecordCheckers:
             return
         if command.script not in ("acquire", "extend", "leave", "break"):
             return
-        base = command.keys[0].decode().removesuffix(":state")
+        base = command.base
         now = self._server.now_ms()
         if command.script == "break":
-            self._ledger(base).known = read_name(self._server, base)
+            self._ledger(base).known = self._checkers.ledger(base).known
         elif base.startswith(_BASE):
             self._check_record(base, command, reply, now)
         self._check_closed(base, command, reply, now)
 
     def _check_record(self, base: str, command: Any, reply: Any, now: int) -> None:
         ledger, kept = self._ledger(base), self._server.read_record(base)
-        before, after = ledger.known, read_name(self._server, base)
+        before, after = ledger.known, self._checkers.ledger(base).known
         ledger.known = after
         word = reply[0].decode()
         success = ledger.now
@@ -320,7 +320,7 @@ class RecordCheckers:
 
     def _check_closed(self, base: str, command: Any, reply: Any, now: int) -> None:
         before = self.holders.get(base, {})
-        after = self.holders[base] = read_name(self._server, base).holders
+        after = self.holders[base] = self._checkers.ledger(base).known.holders
         if command.begins:
             self.told.add(command.id)
         for id, record in after.items():

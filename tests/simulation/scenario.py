@@ -218,7 +218,14 @@ class Simulation:
         settled = 0.0 if well else self.chaos_ends + 18.0
 
         def watch() -> None:
-            self.checkers.check_idle(patience)
+            # While nobody waits there is nothing to look at: the next waiter begins it again.
+            again = self.checkers.check_idle(patience)
+            self.checkers.on_waiter = None if again else begin
+            if again:
+                self.world.after(0.02, watch)
+
+        def begin() -> None:
+            self.checkers.on_waiter = None
             self.world.after(0.02, watch)
 
         self.world.at(settled, watch)
@@ -226,7 +233,7 @@ class Simulation:
     def _run_quiet(self) -> None:
         world, checkers = self.world, self.checkers
         end = world.time + _SERVED_WITHIN
-        served = world.run_until(end, lambda: all(main.done() for main in self.mains.values()))
+        served = world.run_until(end, self._all_done)
         if not served:
             left = [str(p) for p, main in self.mains.items() if not main.done()]
             checkers.wrong("liveness", f"{left} not done {_SERVED_WITHIN} s after the last fault")
@@ -239,6 +246,12 @@ class Simulation:
             longest += max(self.onces.habits.holds)
         world.run_until(world.time + 4 * longest + 10.0)
         self._check_end()
+
+    def _all_done(self) -> bool:
+        for main in self.mains.values():  # noqa: SIM110  (asked after each turn)
+            if not main.done():
+                return False
+        return True
 
     def _check_end(self) -> None:
         checkers = self.checkers

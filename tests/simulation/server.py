@@ -311,6 +311,11 @@ class Command:
             self.arguments = fields[3 + number :]
 
     @property
+    def base(self) -> str:
+        """Of a script on one name: its keys up to the last part."""
+        return self.keys[0].decode().removesuffix(":state")
+
+    @property
     def id(self) -> str:
         """The request that it is about; empty for others."""
         about = self.script in _ABOUT_ONE and self.arguments

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from asyncio import _set_running_loop, format_helpers
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from contextvars import Context, copy_context
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from typing import Any
 
 from anyio._backends._asyncio import CancelScope
@@ -45,27 +48,45 @@ class World:
         self.after_turn: list[Callable[[Process], None]] = []
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._serials = count()
+        #: Of the ``run_until`` that is under way.
+        self._end = 0.0
+        self._done: Callable[[], bool] = _never
         _ages.begin_anew()
 
     def log(self, text: object) -> None:
         self.trace.append((self.time, text))
 
     def at(self, when: float, call: Callable[..., None], *args: Any) -> None:
-        heappush(self._heap, (max(when, self.time), next(self._serials), call, args))
+        time = self.time
+        heappush(self._heap, (when if when > time else time, next(self._serials), call, args))
 
     def after(self, delay: float, call: Callable[..., None], *args: Any) -> None:
-        self.at(self.time + delay, call, *args)
+        time = self.time
+        when = time + delay
+        heappush(self._heap, (when if when > time else time, next(self._serials), call, args))
 
-    def run_until(self, end: float, done: Callable[[], bool] = lambda: False) -> bool:
+    def run_until(self, end: float, done: Callable[[], bool] | None = None) -> bool:
         """Let things happen until then; return early, and True, when ``done`` says so."""
         heap = self._heap
+        self._end, self._done = end, done or _never
         while heap and heap[0][0] <= end:
             self.time, _, call, args = heappop(heap)
             call(*args)
-            if done():
+            if done is not None and done():
                 return True
         self.time = end
-        return done()
+        return self._done()
+
+    def pass_to(self, when: float) -> bool:
+        """Let time pass until then if nothing happens before; else return False.
+
+        (Most turns follow a turn of the same loop. The heap is not needed for that.)
+        """
+        heap = self._heap
+        if when > self._end or (heap and heap[0][0] <= when) or self._done():
+            return False
+        self.time = when
+        return True
 
     @contextmanager
     def as_process(self, process: Process) -> Iterator[None]:
@@ -75,6 +96,10 @@ class World:
             yield
         finally:
             self.current = before
+
+
+def _never() -> bool:
+    return False
 
 
 class _NoSelector:
@@ -94,10 +119,7 @@ class _Ages:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        self._count = count()
-
-    def next(self) -> int:
-        return next(self._count)
+        self.next = count().__next__
 
 
 _ages = _Ages()
@@ -118,15 +140,55 @@ class _Task(asyncio.Task[Any]):
 
 
 class _Future(asyncio.Future[Any]):
-    def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
-        self._age = _ages.next()
-        super().__init__(loop=loop)
+    """Hashed by age too; ``SimLoop.create_future`` sets it."""
+
+    _age: int
 
     def __hash__(self) -> int:
         return self._age
 
     def __eq__(self, other: object) -> bool:
         return self is other
+
+
+class _Handle:
+    """What ``asyncio.Handle`` is, without a debug mode and a ``repr``."""
+
+    __slots__ = ("_args", "_callback", "_cancelled", "_context")
+
+    def __init__(self, callback: Any, args: tuple[Any, ...], context: Context | None) -> None:
+        self._callback = callback
+        self._args: tuple[Any, ...] | None = args
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = self._args = None
+
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+
+class _Timer(float):
+    """A handle that is its own time: the heap compares numbers, and calls nothing of ours."""
+
+    __slots__ = ("_args", "_callback", "_cancelled", "_context")
+
+    _args: Any
+    _callback: Any
+    _cancelled: bool
+    _context: Context
+
+    def when(self) -> float:
+        return float(self)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = self._args = None
+
+    def cancelled(self) -> bool:
+        return self._cancelled
 
 
 class SimLoop(asyncio.BaseEventLoop):
@@ -145,7 +207,9 @@ class SimLoop(asyncio.BaseEventLoop):
         return self.process.monotonic()
 
     def create_future(self) -> asyncio.Future[Any]:
-        return _Future(loop=self)
+        future = _Future(loop=self)
+        future._age = _ages.next()
+        return future
 
     def _write_to_self(self) -> None:
         self.process.wake()  # call_soon_threadsafe asks for it
@@ -155,28 +219,51 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def call_soon(  # type: ignore[override]
         self, callback: Any, *args: Any, context: Any = None
-    ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+    ) -> _Handle:
+        handle = _Handle(callback, args, context)
         self._ready.append(handle)  # type: ignore[attr-defined]
         return handle
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Any, *args: Any, context: Any = None
+    ) -> _Timer:
+        return self.call_at(self.process.monotonic() + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> _Timer:
+        timer = _Timer(when)
+        timer._callback = callback
+        timer._args = args
+        timer._context = copy_context() if context is None else context
+        timer._cancelled = False
+        heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        return timer
 
     def turn(self) -> None:
         """Run what is due, once: what ``_run_once`` does for a loop that has nothing to select."""
         ready, scheduled = self._ready, self._scheduled  # type: ignore[attr-defined]
         if scheduled:
-            end = self.time() + self._clock_resolution
-            while scheduled and scheduled[0]._when < end:
-                timer = heappop(scheduled)
-                timer._scheduled = False
-                ready.append(timer)
-        asyncio._set_running_loop(self)
+            end = self.process.monotonic() + self._clock_resolution
+            while scheduled and scheduled[0] < end:
+                ready.append(heappop(scheduled))
+        _set_running_loop(self)
         try:
             for _ in range(len(ready)):
                 handle = ready.popleft()
                 if not handle._cancelled:
-                    handle._run()
+                    callback, args = handle._callback, handle._args
+                    try:
+                        handle._context.run(callback, *args)
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:
+                        source = format_helpers._format_callback_source(callback, args)
+                        self.call_exception_handler(
+                            {"message": f"Exception in callback {source}", "exception": error}
+                        )
         finally:
-            asyncio._set_running_loop(None)
+            _set_running_loop(None)
 
     def next_due(self) -> float | None:
         """Return when (on its own clock) there is something to do; None: never."""
@@ -184,9 +271,8 @@ class SimLoop(asyncio.BaseEventLoop):
             return -1.0
         scheduled = self._scheduled  # type: ignore[attr-defined]
         while scheduled and scheduled[0]._cancelled:
-            heappop(scheduled)._scheduled = False
-        when: float | None = scheduled[0]._when if scheduled else None
-        return when
+            heappop(scheduled)
+        return scheduled[0] if scheduled else None
 
 
 class Scope(CancelScope):
@@ -236,7 +322,8 @@ class Process:
         self.resumed_at = 0.0
         self._sleeps: list[tuple[float, float]] = []
         self._inbox: deque[Callable[[], None]] = deque()
-        self._planned: float | None = None
+        #: When the next turn is; never, so far.
+        self._planned = inf
         self._plan = 0
         self.failures: list[str] = []
         self.loop = SimLoop(self)
@@ -313,7 +400,7 @@ class Process:
         self._plan_turn(self.world.time)
 
     def _plan_turn(self, when: float) -> None:
-        if self._planned is not None and self._planned <= when:
+        if self._planned <= when:
             return
         self._planned = when
         self._plan += 1
@@ -322,25 +409,26 @@ class Process:
     def _turn(self, plan: int) -> None:
         if plan != self._plan:
             return
-        self._planned = None
-        if not self.running:
-            return
-        world = self.world
-        world.current = self
-        try:
-            self.loop.turn()
-        finally:
-            world.current = None
-        for look in world.after_turn:
-            look(self)
-        due = self.loop.next_due()
-        if due is None:
-            return
-        soonest = world.time + _TURN
-        if due < 0:
-            self._plan_turn(soonest)
-        else:
-            self._plan_turn(max(soonest, world.time + (due - self.monotonic()) / self.rate))
+        world, loop = self.world, self.loop
+        self._planned = inf
+        while self.running:
+            world.current = self
+            try:
+                loop.turn()
+            finally:
+                world.current = None
+            for look in world.after_turn:
+                look(self)
+            due = loop.next_due()
+            if due is None:
+                return
+            when = soonest = world.time + _TURN
+            if due >= 0:
+                later = world.time + (due - self.monotonic()) / self.rate
+                when = later if later > soonest else soonest
+            if self._planned <= when or not world.pass_to(when):
+                self._plan_turn(when)
+                return
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if not self.dead:
