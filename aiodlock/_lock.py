@@ -338,7 +338,6 @@ class Acquirable:
                 session.departure.in_background(request)
             else:
                 await session.departure.withdraw(request)
-            timed_out = self._timed_out(session, timeout, away)
         except AlreadyDone as done:
             request = self._current(session, request)
             if request.state is WAITING:
@@ -365,7 +364,9 @@ class Acquirable:
         else:
             return request
         # Out here it has no context: that would keep the cancelled wait, its frames and its tracebacks.
-        raise timed_out from (session.backend.failure if away else None)
+        raise self._timed_out(session, timeout, away) from (
+            session.backend.failure if away else None
+        )
 
     async def _give_back(
         self, session: Session, request: Request, timeout: float | None, started: float

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -46,3 +49,27 @@ def test_states_are_read_as_globals() -> None:
     ]
     assert len(modules) > 20
     assert not read, "import the state itself"
+
+
+async def test_time_out_that_was_caught_is_freed_without_the_collector() -> None:
+    """Thousands may time out at once: a full run of the collector would stall the loop for long."""
+
+    async def time_out() -> weakref.ref[aiodlock.AcquireTimeout]:
+        with pytest.raises(aiodlock.AcquireTimeout):
+            await lock.acquire(timeout=0.01)  # what is done once only has been done
+        try:
+            await lock.acquire(timeout=0.01)
+        except aiodlock.AcquireTimeout as elapsed:
+            return weakref.ref(elapsed)
+        raise AssertionError("it was granted")
+
+    async with aiodlock.Client("memory://") as client:
+        lock = client.lock("x")
+        async with lock:
+            gc.collect()
+            gc.disable()
+            try:
+                elapsed = await asyncio.create_task(time_out())
+                assert elapsed() is None
+            finally:
+                gc.enable()
