@@ -13,10 +13,12 @@ import redis.asyncio
 
 import aiodlock
 from aiodlock._embedded import EmbeddedServer
+from aiodlock._request import State
 
 from ..proxy import FaultProxy
 from ..scenes import keeper_of, store_of, until, until_waiting
 from ..servers import Store, embedded
+from .scenes import session_of
 
 #: So long a server works on one new connection, and on no other meanwhile: a TLS handshake, say.
 _HANDSHAKE = 0.01
@@ -274,6 +276,73 @@ async def test_listing_tells_of_the_one_queue_among_many_names(server: EmbeddedS
         for lease in leases:
             await lease.release()
         await (await waiting).release()
+
+
+@pytest.mark.parametrize("how", ["time out", "cancel"])
+async def test_crowd_of_waiters_comes_and_goes_in_slices(
+    real_store: Store, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """One message each to come and one to go, a slice of them in each turn of the event loop."""
+    number = 1500
+    loop, turns, counting = asyncio.get_running_loop(), 0, True
+    came: dict[int, int] = {}
+    went: dict[int, int] = {}
+    timeouts: list[asyncio.Timeout] = []
+    make_timeout = asyncio.timeout
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        if counting:
+            loop.call_soon(turn)
+
+    def noted_timeout(delay: float | None) -> asyncio.Timeout:
+        timeout = make_timeout(delay)
+        if delay == 600.0:
+            timeouts.append(timeout)
+        return timeout
+
+    async with (
+        aiodlock.Client(real_store.url, ttl=60.0, waiter_ttl=60.0) as client,
+        aiodlock.Client(real_store.url) as elsewhere,
+        elsewhere.lock("crowd", ttl=60.0),
+        client.lock("other") as other,
+    ):
+        store: Any = keeper_of(client).store
+        acquire, leave_later = store.acquire, store.leave_later
+
+        def counting_acquire(*arguments: Any, **options: Any) -> Any:
+            came[turns] = came.get(turns, 0) + 1
+            return acquire(*arguments, **options)
+
+        def counting_leave(*arguments: Any, **options: Any) -> Any:
+            went[turns] = went.get(turns, 0) + 1
+            return leave_later(*arguments, **options)
+
+        monkeypatch.setattr(asyncio, "timeout", noted_timeout)
+        monkeypatch.setattr(store, "acquire", counting_acquire)
+        monkeypatch.setattr(store, "leave_later", counting_leave)
+        turn()
+        lock = client.lock("crowd", timeout=600.0)
+        waiting = [asyncio.create_task(lock.acquire()) for _ in range(number)]
+        requests = session_of(client).requests
+        await until(lambda: len(requests) == number + 1, "all asked", within=60.0)
+        states = requests.values()
+        await until(lambda: sum(r.state is State.WAITING for r in states) == number, within=60.0)
+        for timeout, task in zip(timeouts, waiting, strict=True):
+            timeout.reschedule(loop.time()) if how == "time out" else task.cancel()
+        await asyncio.wait(waiting)
+        await until(lambda: len(requests) == 1, "all left", within=60.0)
+        counting = False
+        assert sum(came.values()) == sum(went.values()) == number
+        # A slice is 100; where a turn begins and ends is counted by a callback among others.
+        assert max(came.values()) <= 250
+        assert max(went.values()) <= 250
+        assert other.held
+    if how == "cancel":
+        assert all(task.cancelled() for task in waiting)
+    else:
+        assert all(isinstance(task.exception(), aiodlock.AcquireTimeout) for task in waiting)
 
 
 async def test_burst_of_extensions_leaves_few_objects_to_the_collector(
