@@ -120,7 +120,7 @@ class Oracle:
 
     def _executed(self, command: Any, reply: Any) -> None:
         if command.script in ("acquire", "extend", "leave", "break"):
-            self._remember(command.keys[0].decode().removesuffix(":state"))
+            self._remember(command.base)
 
     def _lost_data(self) -> None:
         for base in list(self.history):
