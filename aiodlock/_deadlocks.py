@@ -17,6 +17,7 @@ import contextlib
 import contextvars
 import json
 import logging
+import math
 import time
 import weakref
 from collections.abc import Iterable, Mapping
@@ -43,6 +44,8 @@ KIND: Kind = "wait"
 _TOLD_FOR = 5.0
 #: Seconds from the first probe to the second, and from then on.
 _SECOND, _LATER = 0.5, 2.0
+#: A client looks at most once in so many seconds, however many of its waits become long.
+_PACE = 0.5
 #: An answer about waits may take so long.
 _ANSWER_WITHIN = 2.0
 _MOST_BLOCKS = 100
@@ -94,7 +97,7 @@ class _Told:
 
 class Deadlocks:
     """Mutable state: ``_timers`` (of waits that are short yet), ``_told``, ``_probing``, ``_longer`` (set
-    when one more wait has become long)."""
+    when one more wait has become long), ``_looked_at``."""
 
     def __init__(self, session: Session, after: float) -> None:
         self._session = session
@@ -103,6 +106,7 @@ class Deadlocks:
         self._told: dict[Request, _Told] = {}
         self._probing = False
         self._longer = asyncio.Event()
+        self._looked_at = -math.inf
 
     # -- waits ---------------------------------------------------------------------------------------
 
@@ -237,13 +241,16 @@ class Deadlocks:
             self._probing = False
 
     async def _until_due(self) -> None:
-        """Return when a wait is to be looked at; one that has just become long is, at once."""
+        """Return when a wait is to be looked at; one that has just become long is, as soon as the pace
+        allows."""
+        await asyncio.sleep(self._looked_at + _PACE - now())
         self._longer.clear()
-        pause = min(told.due for told in self._told.values()) - now()
+        pause = min((told.due for told in self._told.values()), default=0.0) - now()
         if pause > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._longer.wait()
+        self._looked_at = now()
 
     async def _probe(self, requests: list[Request]) -> None:
         starts: dict[Request, Wait] = {}

@@ -7,12 +7,15 @@ import pickle
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 import aiodlock
+from aiodlock._clock import now
 from aiodlock._model import Terms
+from aiodlock._request import Request
 
 from ..conftest import MakeClient
 from ..scenes import PATIENCE, until, until_held, until_waiting
@@ -273,3 +276,37 @@ async def test_short_waits_and_waits_of_tasks_that_hold_nothing_tell_nothing(
             await until(lambda: kinds.count("wait") == 1)
         await lease.release()
         await task
+
+
+@pytest.mark.stores("memory")
+async def test_many_waits_that_become_long_are_looked_at_together(
+    make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await make_client(deadlock_after=AFTER)
+    search = client._use().deadlocks
+    assert search is not None
+    looks: list[float] = []
+    seen: set[str] = set()
+    probe = search._probe
+
+    async def count(requests: list[Request]) -> None:
+        if requests:
+            looks.append(now())
+        seen.update(request.name for request in requests)
+        await probe(requests)
+
+    monkeypatch.setattr(search, "_probe", count)
+
+    async def inside(name: str) -> None:
+        await asyncio.sleep(int(name) * 0.05)
+        async with client.lock(f"outer {name}"), client.lock(name):
+            pass
+
+    names = [str(number) for number in range(20)]
+    leases = [await client.lock(name).acquire() for name in names]
+    async with gathered(*(inside(name) for name in names)) as tasks:
+        await until(lambda: len(seen) == len(names))
+        for lease in leases:
+            await lease.release()
+        await asyncio.gather(*tasks)
+    assert all(later - earlier >= 0.45 for earlier, later in pairwise(looks))
