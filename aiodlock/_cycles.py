@@ -6,10 +6,13 @@ all that they wait for. A request that has waited for long sends it along two ki
 - to what a holder waits for that it conflicts with: the holder's task is inside a block on the name;
 - to a conflicting request in front of it in the queue.
 
-A request with a timeout ends its wait by itself, so it makes no edge. A probe that comes back has found a
-cycle, but each answer was of another moment. So a second pass asks for every edge again. Each edge is there
-before and after the moment between the passes, under the same request id and token. So the whole cycle was
-there at that moment, and no member can leave a cycle by itself.
+A semaphore of one place is like a name that everybody takes exclusively. With more places a request needs
+any one of them, so it makes no edge. A request with a timeout ends its wait by itself, so it makes none
+either.
+
+A probe that comes back has found a cycle, but each answer was of another moment. So a second pass asks for
+every edge again. Each edge is there before and after the moment between the passes, under the same request
+id and token. So the whole cycle was there at that moment, and no member can leave a cycle by itself.
 
 A probe looks for cycles whose youngest request is the one that sends it: it passes no younger one. So each
 cycle is found by exactly one of its requests, which is the one that gives up.
@@ -22,18 +25,22 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ._model import IMPATIENT, HolderInfo, LockInfo, Mode, WaiterInfo
+from ._model import IMPATIENT, HolderInfo, Kind, LockInfo, Mode, WaiterInfo
 
 #: A probe that has met so many requests gives up: nobody reads such a cycle.
 _MOST_REQUESTS = 1_000
+
+
+#: A kind and a name of it.
+Name = tuple[Kind, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
     """A request without a timeout whose task is inside blocks, as its client tells it.
 
-    ``owner`` and ``client`` are those that ``inspect`` tells. ``inside``: name and token of each block.
-    ``arrived`` orders requests by age; it is the same for everybody who reads it.
+    ``owner`` and ``client`` are those that ``inspect`` tells. ``inside``: what each block is on, and its
+    token. ``arrived`` orders requests by age; it is the same for everybody who reads it.
     """
 
     id: str
@@ -42,8 +49,14 @@ class Wait:
     owner: str
     client: str
     arrived: int
-    inside: frozenset[tuple[str, int]]
+    inside: frozenset[tuple[Name, int]]
     note: str = ""
+    kind: Kind = "lock"
+
+    @property
+    def where(self) -> Name:
+        """What it waits for."""
+        return self.kind, self.name
 
     @property
     def age(self) -> tuple[int, str]:
@@ -55,7 +68,7 @@ class Wait:
 class Question:
     """Who holds and waits for these names? Which tasks of these clients wait?"""
 
-    names: frozenset[str] = frozenset()
+    names: frozenset[Name] = frozenset()
     clients: frozenset[str] = frozenset()
 
 
@@ -63,7 +76,7 @@ class Question:
 class Answer:
     """What is missing in an answer is not known."""
 
-    names: Mapping[str, LockInfo] = field(default_factory=dict)
+    names: Mapping[Name, LockInfo] = field(default_factory=dict)
     waits: Mapping[str, tuple[Wait, ...]] = field(default_factory=dict)
 
 
@@ -109,11 +122,11 @@ def probe(start: Wait) -> Asking:
     met = {start.id}
     paths: list[tuple[tuple[Edge, ...], Wait]] = [((), start)]
     while paths and len(met) < _MOST_REQUESTS:
-        names = yield Question(names=frozenset(wait.name for _, wait in paths))
+        names = yield Question(names=frozenset(wait.where for _, wait in paths))
         blocked = [
             (path, Edge(wait, queued, holder))
             for path, wait in paths
-            for queued, holder in _blockers(names.names.get(wait.name), wait)
+            for queued, holder in _blockers(names.names.get(wait.where), wait)
         ]
         if not blocked:
             return None
@@ -133,7 +146,7 @@ def verify(found: Cycle) -> Asking:
     """Ask for every edge again: the second pass. Return the cycle if all of them are still there."""
     edges = found.edges
     answer = yield Question(
-        frozenset(edge.wait.name for edge in edges),
+        frozenset(edge.wait.where for edge in edges),
         frozenset(edge.wait.client for edge in edges),
     )
     for edge, following in zip(edges, (*edges[1:], edges[0]), strict=True):
@@ -142,11 +155,11 @@ def verify(found: Cycle) -> Asking:
             holder.token == edge.holder.token
             and holder.owner == edge.holder.owner
             and [waiter.owner for waiter in queued] == [waiter.owner for waiter in edge.queued]
-            for queued, holder in _blockers(answer.names.get(edge.wait.name), edge.wait)
+            for queued, holder in _blockers(answer.names.get(edge.wait.where), edge.wait)
         )
         if not there or edge.wait not in told:
             return None
-        if (edge.wait.name, edge.holder.token) not in following.wait.inside:
+        if (edge.wait.where, edge.holder.token) not in following.wait.inside:
             return None
     return found
 
@@ -158,19 +171,28 @@ def _blockers(
     mine = None if info is None else _place_of(info, wait)
     if info is None or mine is None:
         return
+    if wait.kind == "semaphore" and not _has_one_place(info):
+        return
     reached: set[tuple[str, int]] = set()
     met = {mine.position}
     leads: list[tuple[tuple[WaiterInfo, ...], WaiterInfo]] = [((), mine)]
     for queued, waiter in leads:
         for holder in info.holders:
             key = (holder.owner, holder.token)
-            if key not in reached and _conflict(waiter, holder):
+            if key not in reached and _conflict(wait.kind, waiter, holder):
                 reached.add(key)
                 yield queued, holder
         for other in info.waiters[: waiter.position]:
-            if other.position not in met and _conflict(waiter, other) and is_patient(other):
+            blocks = other.position not in met and _conflict(wait.kind, waiter, other)
+            if blocks and is_patient(other):
                 met.add(other.position)
                 leads.append(((*queued, other), other))
+
+
+def _has_one_place(info: LockInfo) -> bool:
+    """Whether a waiter needs the one place that is taken. The limit in use may be another than its own."""
+    (holder, *others) = info.holders or (None,)
+    return holder is not None and holder.count == 1 and not others and not info.closed_places
 
 
 def _place_of(info: LockInfo, wait: Wait) -> WaiterInfo | None:
@@ -181,7 +203,9 @@ def _place_of(info: LockInfo, wait: Wait) -> WaiterInfo | None:
     return None
 
 
-def _conflict(one: WaiterInfo, other: WaiterInfo | HolderInfo) -> bool:
+def _conflict(kind: Kind, one: WaiterInfo, other: WaiterInfo | HolderInfo) -> bool:
+    if kind == "semaphore":
+        return True  # also of one owner: it is not reentrant
     return one.owner != other.owner and "exclusive" in (one.mode, other.mode)
 
 
@@ -193,7 +217,7 @@ def is_patient(waiter: WaiterInfo) -> bool:
 
 def _waits_of(edge: Edge, told: Answer) -> Iterator[Wait]:
     """Return what the holder's tasks wait for."""
-    held = (edge.wait.name, edge.holder.token)
+    held = (edge.wait.where, edge.holder.token)
     for wait in told.waits.get(edge.holder.client, ()):
         if held in wait.inside:
             yield wait

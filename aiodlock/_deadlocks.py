@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ._clock import now
-from ._cycles import Answer, Asking, Cycle, Question, Wait, probe, verify
+from ._cycles import Answer, Asking, Cycle, Name, Question, Wait, probe, verify
 from ._errors import BackendError, DeadlockError, LossReason
 from ._model import ENDED, Granted, Kind, Left, LockInfo, Terms
 from .backends.base import Place
@@ -40,6 +40,8 @@ _logger = logging.getLogger("aiodlock")
 
 #: The kind of name under which waits are told. ``locks()`` does not list it.
 KIND: Kind = "wait"
+#: Of what kinds names are that requests wait for each other at.
+_KINDS: tuple[Kind, ...] = ("lock", "semaphore")
 #: What a dead client told of its waits ends so many seconds later.
 _TOLD_FOR = 5.0
 #: Seconds from the first probe to the second, and from then on.
@@ -113,7 +115,7 @@ class Deadlocks:
     def waits(self, request: Request) -> bool:
         """A request begins to wait; return whether the end of its wait has to be told to ``ends``."""
         task = request.task() if request.task is not None else None
-        if task is None or request.terms.kind != "lock":
+        if task is None or not _is_watched(request):
             return False
         if not self._session.bodies.of(task) and not self._is_open_above(request, task):
             return False
@@ -130,12 +132,13 @@ class Deadlocks:
         if told is not None:
             self._take_back(told)
 
-    def _inside(self, request: Request) -> frozenset[tuple[str, int]]:
+    def _inside(self, request: Request) -> frozenset[tuple[Name, int]]:
         """Return the blocks that its task is in."""
         task = request.task() if request.task is not None else None
         blocks = self._session.bodies.of(task)
+        watched = [one for one in blocks if _is_watched(one)]
         return frozenset(
-            [(one.name, one.token) for one in blocks if one.terms.kind == "lock"][:_MOST_BLOCKS]
+            [((one.terms.kind, one.name), one.token) for one in watched[:_MOST_BLOCKS]]
         )
 
     def _is_open_above(self, request: Request, task: asyncio.Task[Any]) -> bool:
@@ -169,6 +172,7 @@ class Deadlocks:
                 int(arrived * 1e6),
                 inside,
                 str(getattr(request.terms, "note", "") or ""),
+                request.terms.kind,
             )
         )
         self._longer.set()
@@ -324,12 +328,15 @@ class Asked:
         clients = {client for question in questions for client in question.clients}
         waits = {client: self._known[client]() for client in clients if client in self._known}
         others = sorted(clients - waits.keys())
+        infos: list[LockInfo] = []
         async with asyncio.timeout(_ANSWER_WITHIN):
             # One after the other: a pass has to have ended before the next begins.
-            infos = await self._backend.inspect_all("lock", names) if names else []
+            for kind in _KINDS:
+                some = [name for of, name in names if of == kind]
+                infos += await self._backend.inspect_all(kind, some) if some else []
             told = await self._backend.inspect_all(KIND, others) if others else []
         waits |= {info.name: tuple(waits_in(info)) for info in told}
-        return Answer({info.name: info for info in infos}, waits)
+        return Answer({(info.kind, info.name): info for info in infos}, waits)
 
 
 async def standing(backend: Backend, clients: Iterable[str]) -> list[Cycle]:
@@ -358,20 +365,39 @@ def error_of(name: str, cycle: Cycle) -> DeadlockError:
 
 def encode(wait: Wait) -> str:
     """Write a wait as text."""
-    fields = [wait.id, wait.name, wait.mode, wait.owner, wait.arrived, wait.note]
-    return json.dumps([*fields, sorted(wait.inside)], separators=(",", ":"))
+    fields = [wait.id, wait.kind, wait.name, wait.mode, wait.owner, wait.arrived, wait.note]
+    inside = [[*where, token] for where, token in sorted(wait.inside)]
+    return json.dumps([*fields, inside], separators=(",", ":"))
 
 
 def waits_in(info: LockInfo) -> Iterable[Wait]:
     """Read what a client told; what cannot be read is left out."""
     for holder in info.holders:
         try:
-            id, name, mode, owner, arrived, note, inside = json.loads(holder.owner)
-            blocks = frozenset((str(one), int(token)) for one, token in inside)
-            if mode not in ("exclusive", "shared"):
+            id, kind, name, mode, owner, arrived, note, inside = json.loads(holder.owner)
+            blocks = frozenset(((of, str(one)), int(token)) for of, one, token in inside)
+            if mode not in ("exclusive", "shared") or not {kind, *_kinds(blocks)} <= {*_KINDS}:
                 continue
             yield Wait(
-                str(id), str(name), mode, str(owner), info.name, int(arrived), blocks, str(note)
+                str(id),
+                str(name),
+                mode,
+                str(owner),
+                info.name,
+                int(arrived),
+                blocks,
+                str(note),
+                kind,
             )
         except (ValueError, TypeError, OverflowError, RecursionError):
             continue
+
+
+def _kinds(blocks: Iterable[tuple[Name, int]]) -> set[str]:
+    return {kind for (kind, _), _ in blocks}
+
+
+def _is_watched(request: Request) -> bool:
+    """Whether it makes edges: a semaphore with more places is had when any of them is free."""
+    terms = request.terms
+    return terms.kind == "lock" or (terms.kind == "semaphore" and terms.limit == 1)

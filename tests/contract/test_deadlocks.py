@@ -24,7 +24,10 @@ AFTER = 0.3
 
 
 async def take(
-    first: aiodlock.Lock, second: aiodlock.Lock, both: asyncio.Barrier, after: float = 0.0
+    first: aiodlock.Lock | aiodlock.Semaphore,
+    second: aiodlock.Lock | aiodlock.Semaphore,
+    both: asyncio.Barrier,
+    after: float = 0.0,
 ) -> aiodlock.DeadlockError | None:
     """Take two locks, the second when everybody has a first one; return why that failed."""
     async with first:
@@ -134,6 +137,69 @@ async def test_a_reader_behind_a_writer_that_holds_nothing(make_client: MakeClie
     # The reader waits only because of the writer in front of it.
     (error,) = [end for end in (first, second) if end is not None]
     assert len(error.cycle) == 3
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+async def test_semaphores_of_one_place_are_edges(make_client: MakeClient, limit: int) -> None:
+    one, two = await make_client(deadlock_after=AFTER), await make_client(deadlock_after=AFTER)
+    if not one._use().backend.capabilities.semaphores:
+        pytest.skip("no semaphores")
+    both = asyncio.Barrier(2)
+    others = [await two.semaphore("a", limit).acquire() for _ in range(limit - 1)]
+
+    async with gathered(
+        take(one.semaphore("a", limit), one.lock("b"), both),
+        take(two.lock("b"), two.semaphore("a", limit), both, after=0.05),
+    ) as tasks:
+        if limit > 1:
+            await asyncio.sleep(5 * AFTER)
+            assert not any(task.done() for task in tasks)
+            await others[0].release()
+        async with asyncio.timeout(PATIENCE):
+            first, second = await asyncio.gather(*tasks)
+    assert first is None
+    assert (second is not None) is (limit == 1)
+    if isinstance(second, aiodlock.DeadlockError):
+        assert [member[0] for member in second.cycle] == ["a", "b"]
+
+
+async def test_names_of_a_multilock_are_edges_once_it_is_entered(make_client: MakeClient) -> None:
+    one, two = await make_client(deadlock_after=AFTER), await make_client(deadlock_after=AFTER)
+    both = asyncio.Barrier(2)
+
+    async def several() -> None:
+        async with one.multilock("a", "c"):
+            await both.wait()
+            async with one.lock("b"):
+                pass
+
+    async with asyncio.timeout(PATIENCE):
+        ends = await asyncio.gather(
+            several(),
+            take(two.lock("b"), two.lock("c"), both, after=0.05),
+        )
+    assert isinstance(ends[1], aiodlock.DeadlockError)
+
+
+async def test_what_a_multilock_has_so_far_makes_no_edge(make_client: MakeClient) -> None:
+    one, two = await make_client(deadlock_after=AFTER), await make_client(deadlock_after=AFTER)
+    both = asyncio.Barrier(2)
+
+    async def several() -> None:
+        await both.wait()
+        async with one.multilock("a", "b"):  # it gets a, and waits for b
+            pass
+
+    async def other() -> None:
+        async with two.lock("b"):
+            await both.wait()
+            await until_held(two, "a")
+            async with two.lock("a"):
+                pass
+
+    async with gathered(several(), other()) as tasks:
+        await asyncio.sleep(5 * AFTER)
+        assert not any(task.done() for task in tasks)
 
 
 async def test_wait_with_a_timeout_makes_no_edge(make_client: MakeClient) -> None:

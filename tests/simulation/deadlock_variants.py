@@ -1,4 +1,4 @@
-"""Broken searches for deadlocks, each caught within a few seeds. See ``variants.py``."""
+"""Broken searches for deadlocks, each caught within sixty seeds. See ``variants.py``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from aiodlock import _cycles, _deadlocks
 from aiodlock._clock import now
-from aiodlock._cycles import Asking, Cycle
+from aiodlock._cycles import Asking, Cycle, Name
 
 from .deadlocks import Deadlocks
 from .memory import Line
@@ -73,6 +73,7 @@ def _world(**style: Any) -> Prepare:
         others |= {
             "timeouts": 0.0,
             "multilocks": 0.0,
+            "places": 0.0,
             "lingers": 0.0,
             "swallows": 0.0,
             "gives_up": 0.0,
@@ -132,18 +133,26 @@ def _sleep_until_the_next(simulation: Simulation) -> None:
 def _count_bare_leases(simulation: Simulation) -> None:
     """Whatever a task holds counts as a block of its own."""
 
-    def inside(self: _deadlocks.Deadlocks, request: Any) -> frozenset[tuple[str, int]]:
+    def inside(self: _deadlocks.Deadlocks, request: Any) -> frozenset[tuple[Name, int]]:
         return frozenset(_held(self, request))
 
     simulation.patch(_deadlocks.Deadlocks, "_inside", inside)
 
 
-def _held(self: _deadlocks.Deadlocks, request: Any) -> Iterator[tuple[str, int]]:
+def _count_every_semaphore(simulation: Simulation) -> None:
+    """A semaphore is taken for a name that everybody takes exclusively, however many places it has."""
+    simulation.patch(_deadlocks, "_is_watched", lambda request: True)
+    _cycles_with(('if wait.kind == "semaphore" and not _has_one_place(info):', "if False:"))(
+        simulation
+    )
+
+
+def _held(self: _deadlocks.Deadlocks, request: Any) -> Iterator[tuple[Name, int]]:
     task = request.task()
     for holds in self._session._holds.values():
         for one in holds:
             if one.task is not None and one.task() is task and one.terms.kind == "lock":
-                yield one.name, one.token
+                yield (one.terms.kind, one.name), one.token
 
 
 DEADLOCK_VARIANTS = {
@@ -155,7 +164,7 @@ DEADLOCK_VARIANTS = {
         ),
         ("false",),
         kind=Deadlocks,
-        seed=9,
+        seed=30,
     ),
     "deadlocks: tokens are not compared": Variant(
         both(
@@ -163,8 +172,8 @@ DEADLOCK_VARIANTS = {
                 ("if held in wait.inside:", "if held[0] in dict(wait.inside):"),
                 ("holder.token == edge.holder.token\n            and ", ""),
                 (
-                    "if (edge.wait.name, edge.holder.token) not in following.wait.inside:",
-                    "if edge.wait.name not in dict(following.wait.inside):",
+                    "if (edge.wait.where, edge.holder.token) not in following.wait.inside:",
+                    "if edge.wait.where not in dict(following.wait.inside):",
                 ),
             ),
             _world(processes=1, tasks=6, bares=0.4, names=3, shared=0.5),
@@ -199,7 +208,7 @@ DEADLOCK_VARIANTS = {
     ),
     "deadlocks: requests with a timeout are edges": Variant(
         both(
-            _cycles_with((" and is_patient(other)", "")),
+            _cycles_with(("if blocks and is_patient(other):", "if blocks:")),
             _world(shared=0.5, timeouts=0.5),
         ),
         ("false",),
@@ -207,6 +216,9 @@ DEADLOCK_VARIANTS = {
     ),
     "deadlocks: bare leases are blocks": Variant(
         both(_count_bare_leases, _world(bares=0.4, names=3)), ("false",), kind=Deadlocks
+    ),
+    "deadlocks: semaphores of several places are edges": Variant(
+        both(_count_every_semaphore, _world(places=0.6, limit=2)), ("false",), kind=Deadlocks
     ),
     "deadlocks: nobody in front of the queue is an edge": Variant(
         both(

@@ -90,6 +90,8 @@ class _Step:
     timeout: float | None
     owner: str | None
     linger: float
+    #: How many places a semaphore has; 0 for a lock.
+    limit: int
 
 
 class Oracle:
@@ -127,7 +129,7 @@ class Oracle:
             self._remember(base)
 
     def _remember(self, base: str) -> None:
-        if ":lock:" not in base:
+        if ":lock:" not in base and ":semaphore:" not in base:
             return
         moments, states = self.history.setdefault(base, ([], []))
         offset = self.simulation.server.offset
@@ -317,6 +319,8 @@ def _ahead(name: Name, waiter: Waiter) -> list[Waiter]:
 
 
 def _conflict(one: Waiter | Record, other: Waiter | Record) -> bool:
+    if one.mode[1:]:  # a semaphore, with so many places
+        return one.mode == "s1"
     return one.owner != other.owner and "x" in (one.mode, other.mode)
 
 
@@ -418,13 +422,15 @@ class _Deadlocks(_Base):
         self.bares = chance.choice((0.0, 0.0, 0.2))
         self.multilocks = chance.choice((0.0, 0.2))
         self.lingers = chance.choice((0.0, 0.0, 0.3))
+        #: How many places semaphores have, and how often one is taken instead of a lock.
+        self.limit = chance.choice((1, 1, 2))
+        self.places = chance.choice((0.0, 0.0, 0.4))
         self.swallows = chance.choice((0.0, 0.3))
         self.gives_up = chance.choice((0.0, 0.0, 0.3))
         self.gives_up_within = 1.0
         #: How long users wait for what nobody finds.
         self.patience = chance.choice((0.5, 3.0))
         self.alarm: Wrong | None = None
-        self.found = 0
         self.oracle = Oracle(self)
         self._observe()
         self.world.after_turn.append(self._raise_alarm)
@@ -444,7 +450,7 @@ class _Deadlocks(_Base):
 
         def deadlock(request: Request, cycle: Cycle) -> None:
             tell(request, cycle)
-            simulation.found += 1
+            simulation.outcomes["deadlocks"] = simulation.outcomes.get("deadlocks", 0) + 1
             try:
                 oracle.hurt(simulation.running(), request, cycle)
             except Wrong as wrong:  # to the library it would be a probe that failed
@@ -509,7 +515,7 @@ class _Deadlocks(_Base):
             await self._limited(super()._turn(process, client))
             return
         steps = [self._step() for _ in range(chance.choice((2, 2, 3)))]
-        whole = all(step.way == "block" and step.owner is None for step in steps)
+        whole = all(step.way == "block" and step.owner is None and step.limit < 2 for step in steps)
         program = self._take(client, steps)
         if whole and not blind and not self.blind_share:
             await program
@@ -540,6 +546,7 @@ class _Deadlocks(_Base):
             chance.choice((0.1, 0.5, 3.0)) if chance.random() < self.timeouts else None,
             chance.choice(_OWNERS) if chance.random() < self.style.named_owners else None,
             chance.choice((0.05, 0.5)) if chance.random() < self.lingers else 0.0,
+            self.limit if chance.random() < self.places else 0,
         )
 
     async def _take(self, client: SimClient, steps: list[_Step]) -> None:
@@ -554,7 +561,9 @@ class _Deadlocks(_Base):
                     with self.oracle.inside(*leases.values()):
                         await self._go_on(client, rest)
                 return
-            lock = self._lock_of(client, step)
+            lock: aiodlock.Lock | aiodlock.Semaphore = self._lock_of(client, step)
+            if step.limit:
+                lock = client.semaphore(f"s{step.names[0]}", step.limit, timeout=step.timeout)
             if step.way == "bare":
                 lease = await lock.acquire()
                 try:

@@ -19,7 +19,7 @@ from .test_scripted import Scripted
 #: What clients have without being told otherwise, and when a cycle has to be found at the latest.
 _AFTER, _WITHIN = 2.0, 1.0
 #: A variant is caught within so many seeds.
-_SEARCH = 30
+_SEARCH = 60
 
 
 @pytest.fixture(autouse=True)
@@ -32,21 +32,15 @@ def collected() -> None:
 
 @pytest.mark.parametrize(("kind", "seeds"), [(Deadlocks, 16), (DeadlocksOnRedis, 3)])
 def test_deadlocks_are_found_and_nobody_else_is_hurt(kind: type[Simulation], seeds: int) -> None:
+    found = 0
     for seed in range(seeds):
         outcome = run_seed(seed, kind=kind)
+        found += outcome.turns["deadlocks"]
         store = " --store memory" if kind is Deadlocks else ""
         assert not outcome.checker, (
             f"replay it: python -m tests.simulation --deadlocks{store} --seed {seed}\n{outcome}"
         )
-
-
-def test_seeds_have_deadlocks() -> None:
-    found = 0
-    for seed in range(5):
-        simulation = Deadlocks(seed)
-        simulation.run()
-        found += simulation.found
-    assert found > 5
+    assert found >= seeds / 2, "tasks did deadlock"
 
 
 @pytest.mark.parametrize("name", DEADLOCK_VARIANTS)

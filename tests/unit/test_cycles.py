@@ -17,7 +17,7 @@ import pytest
 
 from aiodlock import HolderInfo, LockInfo, WaiterInfo
 from aiodlock._cycles import Answer, Asking, Cycle, Question, Wait, probe, verify
-from aiodlock._model import IMPATIENT, Mode
+from aiodlock._model import IMPATIENT, Kind, Mode
 
 HISTORIES = 3_000
 
@@ -48,8 +48,12 @@ class Task:
 
 @dataclass(eq=False)
 class Name:
-    """A name of the store: shared holders together, everybody else in order of arrival."""
+    """A name of the store: shared holders together, everybody else in order of arrival.
 
+    ``limit``: how many places a semaphore has; 0 for a lock.
+    """
+
+    limit: int = 0
     holders: list[Request] = field(default_factory=list)
     queue: list[Request] = field(default_factory=list)
 
@@ -63,7 +67,9 @@ class World:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.names = {name: Name() for name in "abcd"[: rng.randint(2, 4)]}
+        self.names = {
+            name: Name(rng.choice((0, 0, 0, 1, 2))) for name in "abcd"[: rng.randint(2, 4)]
+        }
         self.tasks = [Task(f"c{number % 3}") for number in range(rng.randint(2, 6))]
         self.told: list[tuple[Request, Wait]] = []
         self.number = 0
@@ -101,10 +107,12 @@ class World:
         self.number += 1
         patient = rng.random() < 0.8
         id = f"{task.client}-{self.number}"
+        name = rng.choice(free)
+        exclusive = rng.random() < 0.6 and not self.names[name].limit
         request = Request(
             id,
-            rng.choice(free),
-            "exclusive" if rng.random() < 0.6 else "shared",
+            name,
+            "exclusive" if exclusive else "shared",
             id if patient else id + IMPATIENT,
             task,
             patient,
@@ -118,13 +126,19 @@ class World:
 
     def grant(self, name: str) -> None:
         at = self.names[name]
-        while at.queue and not any(conflict(at.queue[0], holder) for holder in at.holders):
+        while at.queue and self.fits(at):
             request = at.queue.pop(0)
             self.number += 1
             request.token = self.number
             at.holders.append(request)
             request.task.waiting = None
             request.task.blocks.append(request)
+
+    @staticmethod
+    def fits(at: Name) -> bool:
+        if at.limit:
+            return len(at.holders) < at.limit
+        return not any(conflict(at.queue[0], holder) for holder in at.holders)
 
     def drop(self, request: Request) -> None:
         at = self.names[request.name]
@@ -149,8 +163,15 @@ class World:
 
     def tell(self, task: Task) -> None:
         request = task.waiting
-        inside = frozenset((one.name, one.token) for one in task.blocks if not one.bare)
+        # As a client does: of semaphores it tells those with one place.
+        inside = frozenset(
+            (self.where(one.name), one.token)
+            for one in task.blocks
+            if not one.bare and self.names[one.name].limit < 2
+        )
         if request is None or not request.patient or not inside:
+            return
+        if self.names[request.name].limit > 1:
             return
         if any(told is request for told, _ in self.told):
             return
@@ -162,8 +183,12 @@ class World:
             task.client,
             request.arrived,
             inside,
+            kind=self.where(request.name)[0],
         )
         self.told.append((request, wait))
+
+    def where(self, name: str) -> tuple[Kind, str]:
+        return ("semaphore" if self.names[name].limit else "lock"), name
 
     def forget(self) -> None:
         """What was told of a wait that is over is taken back, later."""
@@ -174,8 +199,9 @@ class World:
 
     def answer(self, question: Question, between: Callable[[], None]) -> Answer:
         names, waits = {}, {}
-        for name in sorted(question.names):
-            names[name] = self.inspect(name)
+        for kind, name in sorted(question.names):
+            assert (kind, name) == self.where(name)
+            names[kind, name] = self.inspect(name)
             between()
         for client in sorted(question.clients):
             waits[client] = tuple(wait for _, wait in self.told if wait.client == client)
@@ -202,16 +228,20 @@ class World:
     def edges(self, request: Request) -> list[Request]:
         """What a waiting request waits for, by the definition."""
         at = self.names[request.name]
+        if at.limit > 1:
+            return []
         found = [
             holder.task.waiting
             for holder in at.holders
-            if conflict(request, holder)
+            if (at.limit or conflict(request, holder))
             and not holder.bare
             and holder in holder.task.blocks
             and holder.task.waiting is not None
         ]
         found += [
-            other for other in at.queue[: at.queue.index(request)] if conflict(request, other)
+            other
+            for other in at.queue[: at.queue.index(request)]
+            if at.limit or conflict(request, other)
         ]
         return [other for other in found if other.patient]
 
@@ -326,7 +356,9 @@ def test_without_the_second_pass_somebody_is_hurt_for_nothing() -> None:
 
 def wait_of(number: int, name: str, *inside: tuple[str, int], mode: Mode = "exclusive") -> Wait:
     client = f"c{number}"
-    return Wait(f"{client}-w", name, mode, f"{client}-w", client, number, frozenset(inside))
+    kind: Kind = "lock"
+    blocks = frozenset(((kind, one), token) for one, token in inside)
+    return Wait(f"{client}-w", name, mode, f"{client}-w", client, number, blocks)
 
 
 def info(
@@ -348,7 +380,7 @@ def info(
 
 def found(start: Wait, infos: list[LockInfo], *waits: Wait) -> Cycle | None:
     answer = Answer(
-        {one.name: one for one in infos},
+        {(one.kind, one.name): one for one in infos},
         {wait.client: (wait,) for wait in waits},
     )
     asking = probe(start)
