@@ -106,7 +106,8 @@ async def until_nothing_is_left(server: PostgresServer) -> None:
         await asyncio.sleep(0.1)
 
 
-@pytest.mark.timeout(120 + ACQUISITIONS / 4)
+# Every second or so a process dies, and its waiters delay the others. A busy machine makes that a second each.
+@pytest.mark.timeout(120 + ACQUISITIONS)
 async def test_killed_processes_break_no_order_let_nobody_in_twice_and_leave_nothing(
     tmp_path: Path,
 ) -> None:

@@ -1,0 +1,67 @@
+"""Random histories on the functions in PostgreSQL and on the machine, in parts that can be told and repeated.
+
+``python -m tests.model --steps 50000`` takes about so many steps, 1,000 to a part. ``--start`` is the seed of
+the first part, so a long run can be continued, and a part that failed runs alone: ``--start 17 --steps 1000``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+
+from hypothesis import seed
+
+from ..servers import POSTGRES, postgres_server
+from .test_scripts import Locks, Onces, Semaphores, take_steps
+from .turns import Database, VirtualTurns
+
+#: So many steps of each part are of locks; of the others a third, since there is less to go wrong.
+_PART = 1_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--server", choices=sorted(POSTGRES), default="postgres")
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--start", type=int, default=0, help="the seed of the first part")
+    asked = parser.parse_args()
+    parts, failed = max(1, asked.steps // _PART), []
+    taken: dict[str, int] = {}
+    with postgres_server(asked.server, fsync="off") as server:
+        database = Database(server.url)
+        for part in range(asked.start, asked.start + parts):
+            started = time.monotonic()
+            try:
+                for machine in (Locks, Semaphores, Onces):
+                    _take_part(database, machine, part, taken)
+            except Exception:
+                failed.append(part)
+                traceback.print_exc()
+            counts = ", ".join(f"{count:,} of {name}" for name, count in taken.items())
+            print(f"part {part}: {counts} ({time.monotonic() - started:.0f} s)", flush=True)
+        database.close()
+    print(f"{sum(taken.values()):,} steps in {parts} parts; failed: {failed or 'none'}")
+    sys.exit(bool(failed))
+
+
+def _take_part(
+    database: Database, machine: type[Locks], part: int, taken: dict[str, int]
+) -> None:
+    machine.steps = 0
+
+    @seed(part)
+    def make() -> Locks:
+        return machine(VirtualTurns(database, machine.kind))
+
+    steps = _PART if machine is Locks else _PART // 3
+    try:
+        take_steps(make, steps, database=None)
+    finally:
+        name = machine.kind
+        taken[name] = taken.get(name, 0) + machine.steps
+
+
+if __name__ == "__main__":
+    main()
