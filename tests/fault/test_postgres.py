@@ -165,9 +165,10 @@ async def test_release_that_a_crash_forgets_keeps_the_name_until_the_deadline_at
             await lease.release()
             server.crash()
             await asyncio.to_thread(server.start)
+            back = now()
             second = await asyncio.wait_for(client.lock(NAME).acquire(), 20)
             assert second.token > lease.token
-            assert now() - granted < 3 + 2.5  # and what a new connection takes
+            assert now() < max(granted + 3, back) + 5  # and what a new connection takes
             await second.release()
 
 
@@ -242,7 +243,7 @@ async def test_restart_in_order_is_an_outage_and_no_more(server: PostgresServer)
 # -- the connections ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("which", ["turn_(one|many)[(]", "select 1|LISTEN", ""])
+@pytest.mark.parametrize("which", ["(turn|acquire|leave)_(one|many)[(]", "select 1|LISTEN", ""])
 async def test_sessions_that_are_terminated_let_nobody_in_twice_and_leave_nothing(
     server: PostgresServer, which: str
 ) -> None:
