@@ -143,15 +143,14 @@ STORES: dict[str, type[Server]] = {"valkey": ValkeyServer, "postgres": PostgresS
 #: Notes each request when it arrives, behind the lock of its name.
 _NOTE_ARRIVALS = """
 create table aiodlock.arrival (number bigserial, id text unique);
-alter function aiodlock.turn_one(text, bigint, text) rename to noted_turn_one;
-create function aiodlock.turn_one(caller text, retention bigint, message text) returns text
-language plpgsql as $$
+alter function aiodlock.acquire_one(text, bigint, text, text, text, bigint) rename to noted_acquire_one;
+create function aiodlock.acquire_one(
+  caller text, retention bigint, message text, k text, rid text, ttl bigint
+) returns text language plpgsql as $$
 begin
-  if starts_with(message, E'acquire\\t') then
-    perform pg_advisory_xact_lock(1095323471, hashtext(split_part(message, E'\\t', 2)));
-    insert into aiodlock.arrival (id) values (split_part(message, E'\\t', 3)) on conflict do nothing;
-  end if;
-  return aiodlock.noted_turn_one(caller, retention, message);
+  perform pg_advisory_xact_lock(1095323471, hashtext(k));
+  insert into aiodlock.arrival (id) values (rid) on conflict do nothing;
+  return aiodlock.noted_acquire_one(caller, retention, message, k, rid, ttl);
 end $$;
 """
 

@@ -28,12 +28,17 @@ DatabaseUrl = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the SQL, and connect to nothing.")]
 
 _SCHEMES = ("postgresql", "postgres")
+_DONE = {
+    "created": "created the schema aiodlock",
+    "upgraded": "upgraded the schema aiodlock",
+    "there": "nothing to do: the schema aiodlock is there",
+}
 #: Seconds in which the server has to answer.
 _WITHIN = 10.0
 
 
 async def create(url: str, durability: Literal["logged", "unlogged"] | None) -> str:
-    """Create the schema of a database; return what was done, as text.
+    """Create or upgrade the schema of a database; return what was done, as text.
 
     :raises ValueError: for a store that needs nothing.
     :raises BackendUnavailable: the database is unreachable.
@@ -50,15 +55,14 @@ async def create(url: str, durability: Literal["logged", "unlogged"] | None) -> 
     try:
         connection = await asyncpg.connect(url, timeout=_WITHIN)
         try:
-            made = await ask(connection, install(connection, durability), _WITHIN)
+            done = await ask(connection, install(connection, durability, upgrade=True), _WITHIN)
             found = await ask(connection, installed(connection), _WITHIN)
         finally:
             connection.terminate()
     except FAILURES as failed:
         raise BackendUnavailable(f"{where}: {failed or type(failed).__name__}") from failed
     kind = found[1] if found is not None else ""
-    what = "created the schema aiodlock" if made else "nothing to do: the schema aiodlock is there"
-    return f"{where}: {what} (version {VERSION}, {kind})"
+    return f"{where}: {_DONE[done]} (version {VERSION}, {kind})"
 
 
 def statements(url: str, durability: Literal["logged", "unlogged"] | None) -> str:

@@ -6,13 +6,17 @@ import asyncio
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from aiodlock import Client
+from aiodlock import Client, WouldBlock
 from aiodlock.backends.postgres.schema import VERSION
 
 from ..postgres import PostgresServer
+
+#: What `aiodlock init` made before holders could linger.
+_SCHEMA_2 = Path(__file__).parents[1] / "compat" / "postgres_schema_2.sql"
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
@@ -43,6 +47,52 @@ def test_init_creates_the_schema_once(empty: PostgresServer) -> None:
     other = command("init", "--url", empty.url, "--durability", "unlogged")
     assert other.returncode == 69
     assert "is logged: to change that" in other.stderr
+
+
+@pytest.mark.parametrize("durability", ["logged", "unlogged"])
+async def test_init_upgrades_what_version_2_has_stored(
+    empty: PostgresServer, durability: str
+) -> None:
+    unlogged = durability == "unlogged"
+    empty.execute(
+        _SCHEMA_2.read_text()
+        .replace("@unlogged@ table", "unlogged table" if unlogged else "table")
+        .replace("@is_unlogged@", str(unlogged))
+        .replace("@version@", "2")
+    )
+    empty.execute(
+        "drop role if exists reader; create role reader login;"
+        "grant usage on schema aiodlock to reader;"
+        "grant execute on all functions in schema aiodlock to reader;"
+    )
+
+    def turn(*words: object) -> str:
+        text = "\\t".join(map(str, words))
+        rows = empty.execute(f"select aiodlock.turn_one('old', 3600000, E'{text}')")
+        return str(rows[0][0])
+
+    for request, mode in (("r1", "s"), ("r2", "s"), ("r3", "x")):
+        wishes = (request, mode, f"t{request}", 600_000, 600_000, 0, "wait")
+        assert turn("acquire", "aiodlock:l:two", *wishes).startswith(("granted", "waiting"))
+    assert turn("acquire", "aiodlock:l:one", "r4", "x", "tr4", 600_000, 600_000, 0, "wait")
+    assert turn("acquire", "aiodlock:o:done", "r5", "x", "tr5", 600_000, 600_000, 0, "wait")
+    assert turn("leave", "aiodlock:o:done", "r5", 0, "recorded", 600_000, "sfine") == "recorded"
+
+    done = command("init", "--url", empty.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"upgraded the schema aiodlock (version {VERSION}, {durability})" in done.stdout
+    async with Client(empty.url_of("reader")) as client:
+        two, one = await client.inspect("two"), await client.inspect("one")
+        assert (len(two.holders), len(two.waiters), len(one.holders)) == (2, 1, 1)
+        async with client.once("done", keep=60) as once:
+            assert (once.first, once.result) == (False, "fine")
+        for name, holders in (("one", 1), ("two", 2)):
+            with pytest.raises(WouldBlock):
+                await client.lock(name).acquire_nowait()
+            assert await client.break_lock(name) == holders
+        async with client.lock("one", linger=1, timeout=10) as lease:
+            assert lease.token > one.token
+    assert "nothing to do" in command("init", "--url", empty.url).stdout
 
 
 @pytest.mark.parametrize("durability", ["logged", "unlogged"])

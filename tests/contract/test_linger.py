@@ -43,7 +43,7 @@ from ..servers import (
     Store,
 )
 
-pytestmark = pytest.mark.stores(MEMORY, *SCRIPTED, CLUSTER, SENTINEL, REPLICATED)
+pytestmark = pytest.mark.stores(MEMORY, *SCRIPTED, CLUSTER, SENTINEL, REPLICATED, *POSTGRES)
 #: Longer than any test.
 LONG = 60.0
 
@@ -376,7 +376,7 @@ async def test_other_mode_releases_it_first(client: Client) -> None:
     assert tokens == sorted(set(tokens))
 
 
-@pytest.mark.stores(MEMORY, *SCRIPTED)
+@pytest.mark.stores(MEMORY, *SCRIPTED, *POSTGRES)
 async def test_hold_at_least_releases_it_first(client: Client) -> None:
     first = await body(client)
     second = await body(client, hold_at_least=0.01, linger=0.0, timeout=15)
@@ -627,7 +627,7 @@ async def test_hundreds_whose_time_is_over_at_once_are_all_released(client: Clie
 
 
 @pytest.mark.stores(
-    MEMORY, *REAL, CLUSTER, SENTINEL
+    MEMORY, *REAL, CLUSTER, SENTINEL, *POSTGRES
 )  # fakeredis takes a second for so many scripts
 async def test_leaving_the_client_releases_all_without_time_to_wait(store: Store) -> None:
     names = [f"n{number}" for number in range(300)]
@@ -716,7 +716,7 @@ async def test_timeout_counts_once_when_the_store_is_silent(
 # -- what is refused ---------------------------------------------------------------------------------
 
 
-@pytest.mark.stores(QUORUM, *POSTGRES, *ETCD, *ZOOKEEPER)
+@pytest.mark.stores(QUORUM, *ETCD, *ZOOKEEPER)
 async def test_elsewhere_it_is_unsupported(client: Client) -> None:
     make: list[Callable[[], object]] = [
         lambda: client.lock("a", linger=1.0),

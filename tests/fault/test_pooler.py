@@ -76,6 +76,15 @@ async def test_client_that_hears_nothing_polls_and_says_so(
         await asyncio.gather(*(_many(client, 3) for client in (one, other) * 4))
 
 
+async def test_client_that_hears_nothing_asks_about_leases_that_linger(pooled: str) -> None:
+    async with Client(pooled) as one, Client(pooled) as other:
+        async with one.lock(NAME, linger=60, ttl=60):
+            pass
+        asked = now()
+        async with other.lock(NAME, timeout=20):
+            assert now() - asked < 15  # a third of the ttl is 20 s
+
+
 async def _many(client: Client, turns: int) -> None:
     for _ in range(turns):
         async with client.lock(NAME):

@@ -1,7 +1,8 @@
-"""Random histories on the functions in PostgreSQL and on the machine, in parts that can be told and repeated.
+"""Random histories on the functions in PostgreSQL and on the machine, in parts with a seed each.
 
-``python -m tests.model --steps 50000`` takes about so many steps, 1,000 to a part. ``--start`` is the seed of
-the first part, so a long run can be continued, and a part that failed runs alone: ``--start 17 --steps 1000``.
+``python -m tests.model --steps 50000`` takes about so many steps, 1,000 to a part. ``--start`` is the seed
+of the first part. So a long run can be continued, and a part that failed runs alone:
+``--start 17 --steps 1000``.
 """
 
 from __future__ import annotations
@@ -46,9 +47,7 @@ def main() -> None:
     sys.exit(bool(failed))
 
 
-def _take_part(
-    database: Database, machine: type[Locks], part: int, taken: dict[str, int]
-) -> None:
+def _take_part(database: Database, machine: type[Locks], part: int, taken: dict[str, int]) -> None:
     machine.steps = 0
 
     @seed(part)

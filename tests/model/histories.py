@@ -31,6 +31,7 @@ class History:
         wait: bool = True,
         hold: int = 0,
         begins: bool = False,
+        lingers: bool = False,
     ) -> Asked:
         """Ask anew; return what was asked for."""
         machine = self._machine
@@ -38,7 +39,7 @@ class History:
         mode = mode if len(machine.modes) > 1 else machine.modes[0]
         asked = Asked(
             id, mode, machine.limit, owner or f"t{id}", client, ttl, waiter_ttl, delay, hold, begins
-        )
+        )._replace(lingers=lingers)
         self.repeat(asked, wait=wait)
         return asked
 
@@ -404,6 +405,81 @@ def late_repetition_of_an_owner_that_came_to_hold(history: History) -> None:
     history.clock_is_set_back()
 
 
+def newcomers_behind_one_that_lingers(history: History) -> None:
+    """The second one need not recall it again, and each of its extensions tells it."""
+    a_free_name(history)
+    holder = history.request(lingers=True)
+    history.time_passes(1)
+    history.extend(holder)
+    first = history.request(client="two")
+    history.request(client="three")
+    history.extend(holder)
+    history.repeat(holder)
+    history.leave(first)
+    history.leave(holder)
+
+
+def one_that_lingers_and_is_tried(history: History) -> None:
+    a_free_name(history)
+    holder = history.request(lingers=True)
+    history.time_passes(1)
+    history.request(client="two", wait=False)
+    history.request(client="two", wait=False)
+    history.extend(holder)
+    history.leave(holder)
+    history.time_passes(1)
+    history.request(client="two", wait=False)
+
+
+def reader_that_lingers_beside_another(history: History) -> None:
+    history.request("shared", lingers=True, client="two")
+    history.request("shared")
+    history.request(wait=False)
+
+
+def waiters_that_linger(history: History) -> None:
+    """Of three that are granted one after the other, the last one is not recalled."""
+    first = history.request(lingers=True)
+    second = history.request(lingers=True, client="two")
+    third = history.request("shared", lingers=True, client="three")
+    fourth = history.request("shared", lingers=True)
+    history.leave(first)
+    history.extend(second)
+    history.leave(second)
+    history.extend(third, fourth)
+
+
+def waiter_that_lingers_and_finds_a_dead_holder(history: History) -> None:
+    """Its own extension grants it, and tells that others wait."""
+    history.request()
+    second = history.request(lingers=True, waiter_ttl=10 * MINUTE)
+    history.request(client="two", waiter_ttl=10 * MINUTE)
+    history.time_passes(2 * MINUTE)
+    history.extend(second)
+
+
+def owner_that_lingers_and_gets_in_past_a_waiter(history: History) -> None:
+    holder = history.request(owner="uA")
+    history.request(client="two")
+    again = history.request(owner="uA", lingers=True)
+    history.extend(holder, again)
+
+
+def waiter_that_lingers_and_whose_owner_came_to_hold(history: History) -> None:
+    holder = history.request()
+    history.request("shared", owner="uB", waiter_ttl=10 * MINUTE)
+    history.request(waiter_ttl=10 * MINUTE, client="two")
+    again = history.request("shared", owner="uB", waiter_ttl=10 * MINUTE, lingers=True)
+    history.leave(holder)
+    history.extend(again)
+
+
+def newcomer_behind_an_overdue_one_that_lingers(history: History) -> None:
+    history.request(lingers=True, delay=MINUTE)
+    history.time_passes(2 * MINUTE)
+    history.request(client="two")
+
+
 LOCKS: list[Tale] = [
     waiting_writer_and_a_new_reader,
     reader_while_a_writer_holds,
@@ -442,6 +518,14 @@ LOCKS: list[Tale] = [
     short_body_with_a_hold,
     extension_that_begins_a_body,
     late_repetition_of_an_owner_that_came_to_hold,
+    newcomers_behind_one_that_lingers,
+    one_that_lingers_and_is_tried,
+    reader_that_lingers_beside_another,
+    waiters_that_linger,
+    waiter_that_lingers_and_finds_a_dead_holder,
+    owner_that_lingers_and_gets_in_past_a_waiter,
+    waiter_that_lingers_and_whose_owner_came_to_hold,
+    newcomer_behind_an_overdue_one_that_lingers,
 ]
 SEMAPHORES: list[Tale] = [more_requests_than_places]
 ONCES: list[Tale] = [success_and_a_newcomer, success_that_is_alone]

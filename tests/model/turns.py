@@ -25,8 +25,8 @@ create or replace function aiodlock.clock_us() returns bigint language sql volat
 $$ select current_setting('aiodlock.clock')::bigint $$
 """
 _names = count()
-#: The functions that carry messages out.
-WAYS = ("turn_one", "turn_many", "turn")
+#: What carries messages out: the functions for one message of its kind, that for many, and the general one.
+WAYS = ("one", "turn_many", "turn")
 
 
 class Database:
@@ -69,7 +69,7 @@ class VirtualTurns:
         self._ways = cycle(ways)
         self.time = 0
         self.whole = True
-        self.lingers = False
+        self.lingers = True
         self._database = database
         self._key = f"aiodlock:{kind[0]}:name{next(_names)}"
         self._clients: dict[str, str] = {}
@@ -95,8 +95,10 @@ class VirtualTurns:
         patience = "wait" if wait else "nowait"
         message = (id, mode, owner or f"t{id}", ttl, waiter_ttl, delay, patience)
         hold, note = word_in("h", words), word_in("n", words)
+        how = "linger" if word_in("g", words) else how
         more = (note, "", hold or 0, how) if hold or how else (note, "") if note else ()
-        return self._turn(client, "acquire", *message, *more)
+        alone = None if delay or hold or len(mode) > 1 else ("acquire_one", id, ttl)
+        return self._turn(client, "acquire", *message, *more, alone=alone)
 
     async def extend(
         self, id: str, length: int, *, owner: str = "", begins: bool = False
@@ -111,7 +113,8 @@ class VirtualTurns:
         if recorded:
             result, keep = recorded
             return self._turn(client, "leave", id, marker, "recorded", keep, quote(result))
-        return self._turn(client, "leave", id, marker, end)
+        alone = None if marker or end == "unused" else ("leave_one", id)
+        return self._turn(client, "leave", id, marker, end, alone=alone)
 
     async def break_lock(self) -> int:
         return int(self._turn("nobody", "break", _FOR_EVER)[1])
@@ -161,8 +164,10 @@ class VirtualTurns:
         waiting = self._fetch(
             "select * from aiodlock.waiter where key = $1 order by arrival", self._key
         )
-        words = ("mode", "token", "deadline", "length", "delay", "owner", "client")
+        words = ("mode", "token", "deadline", "length", "delay", "owner", "client", "marks")
         holders = [dict(holder) for holder in name[0]["all_holders"]] if name else []
+        for holder in holders:
+            holder["marks"] = f"g={holder['lingers']}" if holder["lingers"] else ""
         if name and name[0]["places"]:
             places = f"s{name[0]['places']}{'r' * name[0]['resized']}"
             holders = [{**holder, "mode": places} for holder in holders]
@@ -177,11 +182,21 @@ class VirtualTurns:
         for table in ("name", "waiter", "marker", "broken", "record"):
             self._database.do(self._database.connection.execute(f"delete from aiodlock.{table}"))
 
-    def _turn(self, caller: str, verb: str, *words: object) -> list[Any]:
+    def _turn(
+        self, caller: str, verb: str, *words: object, alone: tuple[Any, ...] | None = None
+    ) -> list[Any]:
+        """Carry a message out. ``alone``: the function for it, and its further arguments."""
         message = "\t".join(map(str, (verb, self._key, *words)))
-        rows = self._fetch(
-            f"select aiodlock.{next(self._ways)}($1, $2, $3)", caller, _FOR_EVER, message
-        )
+        way = next(self._ways)
+        more: list[Any] = []
+        if way == "one" and alone is not None:
+            way, *more = alone
+            more = [self._key, *more]
+        elif way == "one":
+            way = "turn"
+        places = ", ".join(f"${number}" for number in range(1, 4 + len(more)))
+        sql = f"select aiodlock.{way}({places})"
+        rows = self._fetch(sql, caller, _FOR_EVER, message, *more)
         answer, *heard = rows[0][0].split("\n")
         reply: list[Any] = answer.split(" ")
         if reply[0] == "done":

@@ -13,9 +13,33 @@ if TYPE_CHECKING:
 Durability = Literal["logged", "unlogged"]
 
 #: The version of what `schema.sql` makes. A client works with this version and no other.
-VERSION = 2
+VERSION = 3
 #: The advisory lock of those that install.
 _INSTALLING = 1095323470
+#: What the tables need to become those of the next version, by the version that they have.
+_UPGRADES = {
+    2: """
+        alter type aiodlock.holder add attribute lingers smallint;
+        alter table aiodlock.waiter add column lingers boolean not null default false;
+    """
+}
+_FUNCTIONS = "-- FUNCTIONS:"
+_DROP_FUNCTIONS = """
+do $$
+declare
+  f regprocedure;
+begin
+  for f in select oid from pg_proc where pronamespace = 'aiodlock'::regnamespace loop
+    execute 'drop function ' || f;
+  end loop;
+end $$
+"""
+#: Those who may use the functions, besides the owner.
+_GRANTEES = """
+select distinct case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end
+from pg_proc p cross join aclexplode(p.proacl) a
+where p.pronamespace = 'aiodlock'::regnamespace and a.privilege_type = 'EXECUTE' and a.grantee <> p.proowner
+"""
 
 
 def create_statements(durability: Durability = "logged") -> str:
@@ -38,9 +62,13 @@ async def installed(connection: Connection) -> tuple[int, Durability] | None:
     return row["version"], row["durability"]
 
 
-async def install(connection: Connection, durability: Durability | None = None) -> bool:
-    """Make the schema if it is not there; return whether it was made.
+async def install(
+    connection: Connection, durability: Durability | None = None, *, upgrade: bool = False
+) -> Literal["created", "upgraded", "there"]:
+    """Make the schema if it is not there; return what was done.
 
+    :param upgrade: make the present version of an older one. Nothing that is stored is lost, and every
+        role keeps its rights. No client may run meanwhile.
     :raises BackendError: the schema that is there has another version or durability than asked for.
     """
     async with connection.transaction():
@@ -49,8 +77,11 @@ async def install(connection: Connection, durability: Durability | None = None) 
         found = await installed(connection)
         if found is None:
             await connection.execute(create_statements(durability or "logged"))
-            return True
-    version, present = found
+            return "created"
+        version, present = found
+        if upgrade and min(_UPGRADES) <= version < VERSION and durability in (None, present):
+            await _upgrade(connection, version, present)
+            return "upgraded"
     if version != VERSION:
         raise BackendError(wrong_version(version))
     if durability not in (None, present):
@@ -59,7 +90,24 @@ async def install(connection: Connection, durability: Durability | None = None) 
             "run 'drop schema aiodlock cascade', and run 'aiodlock init' again. Every lock and every last "
             "token is forgotten then"
         )
-    return False
+    return "there"
+
+
+async def _upgrade(connection: Connection, version: int, durability: Durability) -> None:
+    # Clients of before wait here, and are refused then.
+    await connection.execute(
+        "lock table aiodlock.meta, aiodlock.name, aiodlock.waiter in access exclusive mode"
+    )
+    grantees = [row[0] for row in await connection.fetch(_GRANTEES)]
+    await connection.execute(_DROP_FUNCTIONS)
+    for step in range(version, VERSION):
+        await connection.execute(_UPGRADES[step])
+    await connection.execute(
+        create_statements(durability).partition(_FUNCTIONS)[2].partition("\n")[2]
+    )
+    for grantee in grantees:
+        await connection.execute(f"grant execute on all functions in schema aiodlock to {grantee}")
+    await connection.execute(f"update aiodlock.meta set version = {VERSION}")
 
 
 def wrong_version(found: int) -> str:
@@ -67,6 +115,8 @@ def wrong_version(found: int) -> str:
     told = f"the schema aiodlock has version {found}, and this release of aiodlock needs version {VERSION}"
     if found > VERSION:
         return f"{told}: upgrade aiodlock here"
+    if found in _UPGRADES:
+        return f"{told}: stop every client, and run 'aiodlock init' of this release"
     return (
         f"{told}: stop every client, run 'drop schema aiodlock cascade', and run 'aiodlock init' of this "
         "release. Every lock and every last token is forgotten then"

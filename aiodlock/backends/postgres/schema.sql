@@ -1,22 +1,23 @@
 -- What aiodlock keeps in PostgreSQL: tables, and the functions that are the protocol.
 --
 -- Filled in before it runs: @unlogged@ (the word "unlogged", or nothing), @is_unlogged@ and @version@.
--- Every decision is made and written in one call of `turn`. `turn_one` and `turn_many` are the same, with short ways
--- for the common cases in front. Calls about the same name wait for each other at an advisory lock; the clock is read
+-- Every decision is made and written in one call of `turn`. `acquire_one`, `leave_one` and `turn_many` are the same, with
+-- short ways for the common cases in front. Calls about the same name wait for each other at an advisory lock; the clock is read
 -- behind it. Deadlines are milliseconds of the server's clock, tokens microseconds.
 -- A key is the prefix, the kind ("l", "s" or "o") and the percent-encoded name, with colons between them.
 --
 -- The row of a name is not updated when its holders change: a new version is inserted, the old one is deleted, and
 -- the newest is read. Beside a transaction that stays open, the old versions of an updated row cannot be removed,
--- and each look-up would walk through all of them.
+-- and each look-up would walk through all of them. 
 
 create schema aiodlock;
 
 -- hold_until: until then the name stays closed if the body began. rest: the request has left, and keeps the name closed
--- for so long after `deadline`; 0 while it is here. note, description: for people.
+-- for so long after `deadline`; 0 while it is here. note, description: for people. lingers: 1 if its client may keep the
+-- lease when its body has ended, 2 once it was recalled, since others want the name; else 0.
 create type aiodlock.holder as (
   id text, mode text, token bigint, deadline bigint, length bigint, delay bigint, owner text, client text,
-  hold bigint, hold_until bigint, began boolean, rest bigint, note text, description text
+  hold bigint, hold_until bigint, began boolean, rest bigint, note text, description text, lingers smallint
 );
 
 -- writes: how often this version was updated. head: the arrival of the first waiter, 0 if nobody waits; its deadline
@@ -64,6 +65,7 @@ create @unlogged@ table aiodlock.waiter (
   hold bigint not null,
   note text not null,
   description text not null,
+  lingers boolean not null,
   primary key (key, arrival)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000,
         autovacuum_vacuum_cost_delay = 0);
@@ -91,6 +93,8 @@ insert into aiodlock.meta values (
 create @unlogged@ table aiodlock.present (opened_at bigint not null);
 insert into aiodlock.present values (0);
 
+-- FUNCTIONS: an upgrade runs what follows.
+
 -- The server's clock in microseconds. Tests replace this function.
 create function aiodlock.clock_us() returns bigint language sql volatile as
 $$ select (extract(epoch from clock_timestamp()) * 1000000)::bigint $$;
@@ -114,7 +118,7 @@ begin
   f := string_to_array(n.lone_words, E'\t');  -- the client, then the message
   return array[row(
     n.lone, f[5], n.token, n.lone_until, n.lone_length, 0, f[6], f[1], 0, 0, false, 0, coalesce(f[11], ''),
-    coalesce(f[12], '')
+    coalesce(f[12], ''), case when f[14] = 'linger' then 1 else 0 end
   )::aiodlock.holder];
 end $$;
 
@@ -210,7 +214,7 @@ end $$;
 -- retention  ms for which a free name's last token is kept
 -- messages   one a line, its fields separated by tabs:
 --              acquire  key  id  mode  owner  ttl  waiter-ttl  lock-delay  wait|nowait
---                       [note  description  [hold  begins|later|  resize|]]
+--                       [note  description  [hold  linger | begins|later| with resize| behind it]]
 --              extend   key  id  length  [begins]
 --              leave    key  id  marker-ttl  ended|lost|unused
 --              leave    key  id  marker-ttl  recorded  keep  result
@@ -219,12 +223,13 @@ end $$;
 --              announce key
 -- Result: one line for each message, in the same order, then what this client is notified of.
 --   granted TOKEN LEFT | held TOKEN LEFT | busy | deadlock | limit MODE
+--   recalled TOKEN LEFT        granted or held, and others want the name: it must not linger
 --   waiting LEFT LOOK FLOOR    LOOK: ms until the earliest blocker ends if at the head, else -1
 --   closed LEFT                after a crash that emptied unlogged tables
 --   released | withdrawn | recorded | gone broken|expired|taken_over|gone | broke NUMBER | forgot 0|1
 --   done RESULT                a success is on record
--- Notifications, here or by NOTIFY for other clients: granted ID KEY TOKEN | look ID KEY | broken ID KEY TOKEN |
--- done ID,ID KEY (or * for all of the client's waiters).
+-- Notifications, here or by NOTIFY for other clients: granted ID KEY TOKEN (an r behind it: recalled at once) |
+-- recall ID KEY | look ID KEY | broken ID KEY TOKEN | done ID,ID KEY (or * for all of the client's waiters).
 --
 -- The messages about one name follow each other, so that its row is read and written once.
 create function aiodlock.turn(caller text, retention bigint, messages text) returns text
@@ -365,6 +370,7 @@ begin
       asked bigint;                -- how many places a semaphore should have
       freed boolean;               -- the head may get in now, or is another one
       moved boolean;               -- the head is a new one, or its blocker ends sooner
+      late text[];                 -- granted and lingering: to be told when it is known whether somebody still waits
     begin
       -- The request's own record. Records to be clamped (the clock was set back) or dropped are rare.
       if cardinality(holding) > 0 then
@@ -395,7 +401,8 @@ begin
         keep_until := greatest(keep_until, aiodlock.closed_until(mine));
         changed := true;
         durable := true;
-        answers[number] := 'held ' || mine.token || ' ' || mine.deadline - now_ms;
+        answers[number] := case when mine.lingers = 2 then 'recalled ' else 'held ' end || mine.token || ' '
+                           || mine.deadline - now_ms;
         continue;
       elsif verb = 'announce' then
         perform pg_notify(aiodlock.channel('changes ' || k), k);
@@ -633,7 +640,7 @@ begin
             -- A granted waiter keeps the deadline it had: a ghost that is granted costs no more than one that waits.
             h := row(
               head.id, head.mode, token_held, head.deadline, head.length, head.delay, head.owner, head.client,
-              head.hold, now_ms + head.hold, false, 0, head.note, head.description
+              head.hold, now_ms + head.hold, false, 0, head.note, head.description, head.lingers::integer
             );
             holding := holding || h;
             keep_until := greatest(keep_until, h.deadline + h.delay, h.hold_until);
@@ -648,7 +655,9 @@ begin
               own := null;
             end if;
             message := 'granted ' || head.id || ' ' || k || ' ' || token_held;
-            if head.client = caller then
+            if head.lingers then
+              late := late || head.id;
+            elsif head.client = caller then
               heard := coalesce(heard, '') || E'\n' || message;
             else
               perform pg_notify(aiodlock.channel(head.client), message);
@@ -659,6 +668,29 @@ begin
           head_length := coalesce(head.length, 0);
           changed := true;
           freed := false;
+          if late is not null then
+            -- While anybody waits, each holder that lingers is recalled.
+            for place in 1 .. cardinality(holding) loop
+              h := holding[place];
+              if h.id = any (late) then
+                message := 'granted ' || h.id || ' ' || k || ' ' || h.token;
+                if head_at > 0 then
+                  h.lingers := 2;
+                  holding[place] := h;
+                  message := message || 'r';
+                end if;
+                if h.id = rid then
+                  mine := h;
+                end if;
+                if h.client = caller then
+                  heard := coalesce(heard, '') || E'\n' || message;
+                else
+                  perform pg_notify(aiodlock.channel(h.client), message);
+                end if;
+              end if;
+            end loop;
+            late := null;
+          end if;
         end if;
         if verb = 'acquire' and length(f[4]) > 1 and asked is null then
           -- The first one says how many places there are. Others have to say the same, or to follow.
@@ -685,7 +717,7 @@ begin
         moved := moved or own.deadline + own.delay < aiodlock.earliest_end(holding);
         mine := row(
           rid, own.mode, abs(token_held), own.deadline, own.length, own.delay, own.owner, own.client,
-          own.hold, now_ms + own.hold, false, 0, own.note, own.description
+          own.hold, now_ms + own.hold, false, 0, own.note, own.description, own.lingers::integer
         );
         holding := holding || mine;
         keep_until := greatest(keep_until, mine.deadline + mine.delay, mine.hold_until);
@@ -696,6 +728,14 @@ begin
         own := null;
       end loop;
 
+      if mine.lingers = 1 and head_at > 0 and verb = 'extend' then
+        mine.lingers := 2;  -- it has got in past those who wait, as its owner holds
+        for place in 1 .. cardinality(holding) loop
+          if holding[place].id = rid then
+            holding[place] := mine;
+          end if;
+        end loop;
+      end if;
       if not mine.began and now_ms < mine.deadline
         and (verb = 'extend' and f[5] is not null or verb = 'acquire' and left(f[13], 6) = 'begins') then
         mine.began := true;
@@ -709,7 +749,8 @@ begin
 
       if verb = 'extend' then
         if now_ms < mine.deadline then
-          answer := 'held ' || mine.token || ' ' || mine.deadline - now_ms;
+          answer := case when mine.lingers = 2 then 'recalled ' else 'held ' end || mine.token || ' '
+                    || mine.deadline - now_ms;
         elsif own.id is not null then
           ends := case when own.arrival = head_at
                   then greatest(0, coalesce(aiodlock.earliest_end(holding), now_ms) - now_ms) else -1 end;
@@ -729,7 +770,8 @@ begin
           end if;
         end if;
         if mine.id is not null and now_ms < mine.deadline then
-          answer := 'granted ' || mine.token || ' ' || mine.deadline - now_ms;
+          answer := case when mine.lingers = 2 then 'recalled ' else 'granted ' end || mine.token || ' '
+                    || mine.deadline - now_ms;
         elsif mine.id is not null and now_ms < aiodlock.closed_until(mine) then
           answer := 'gone gone';
         elsif own.id is not null or answer is not null then
@@ -742,7 +784,7 @@ begin
           mine := row(
             rid, f[4], abs(token_held), now_ms + f[6]::bigint, f[6]::bigint, f[8]::bigint, f[5], caller,
             ends, now_ms + ends, coalesce(left(f[13], 6) = 'begins', false), 0, coalesce(f[10], ''),
-            coalesce(f[11], '')
+            coalesce(f[11], ''), case when f[13] = 'linger' then case when head_at > 0 then 2 else 1 end else 0 end
           );
           if token_held is null then
             last_token := greatest(last_token + 1, now_us);
@@ -754,7 +796,26 @@ begin
           holding := holding || mine;
           keep_until := greatest(keep_until, mine.deadline + mine.delay, mine.hold_until);
           changed := true;
-          answer := 'granted ' || mine.token || ' ' || f[6];
+          answer := case when mine.lingers = 2 then 'recalled ' else 'granted ' end || mine.token || ' ' || f[6];
+        else
+          -- Each holder that lingers is told, once, that others want the name.
+          for place in 1 .. cardinality(holding) loop
+            h := holding[place];
+            if h.lingers = 1 and now_ms < h.deadline then
+              h.lingers := 2;
+              holding[place] := h;
+              changed := true;
+              message := 'recall ' || h.id || ' ' || k;
+              if h.client = caller then
+                heard := coalesce(heard, '') || E'\n' || message;
+              else
+                perform pg_notify(aiodlock.channel(h.client), message);
+              end if;
+            end if;
+          end loop;
+        end if;
+        if answer is not null or own.id is not null then
+          null;
         elsif f[9] = 'nowait' then
           answer := 'busy';
         else
@@ -763,7 +824,7 @@ begin
             insert into aiodlock.waiter as w
               select k, coalesce(max(l.arrival) + 1, now_us), rid, f[4], f[5], f[8]::bigint, caller,
                   now_ms + f[7]::bigint, f[7]::bigint, now_ms, coalesce(f[12]::bigint, 0), coalesce(f[10], ''),
-                  coalesce(f[11], '')
+                  coalesce(f[11], ''), coalesce(f[13] = 'linger', false)
                 from aiodlock.waiter l where l.key = k and l.arrival >= now_us
               on conflict (id) do nothing returning w.* into own;
             exit when own.id is not null;
@@ -831,57 +892,47 @@ language sql stable as $$
     where f[1] = verb offset 0
 $$;
 
--- As `turn`, for one message. A free name is acquired, and its only holder extends or releases it, with one statement.
-create function aiodlock.turn_one(caller text, retention bigint, message text) returns text
+-- As `turn`, for one message that acquires without lock-delay, hold and limit. If the name is free, one statement does it.
+create function aiodlock.acquire_one(caller text, retention bigint, message text, k text, rid text, ttl bigint) returns text
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
 declare
-  f text[] := string_to_array(message, E'\t');
-  k text := f[2];
-  rid text := f[3];
-  ttl bigint;
-  last_token bigint;
-  now_us bigint;
-  now_ms bigint;
   done boolean := pg_advisory_xact_lock(1095323471, hashtext(k)) is null;
+  now_us bigint := aiodlock.clock_us();
+  answer text;
 begin
-  now_us := aiodlock.clock_us();
-  now_ms := now_us / 1000;
-  if f[1] = 'acquire' and f[8] = '0' and length(f[4]) = 1 and f[12] is null then
-    ttl := f[6]::bigint;
-    update aiodlock.name n set
-        token = now_us, keep_until = greatest(n.keep_until, now_ms + ttl, now_ms + 1 + retention),
-        lone = rid, lone_until = now_ms + ttl, lone_length = ttl, lone_words = caller || E'\t' || message,
-        writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
-      where n.ctid = (select m.ctid from aiodlock.name m where m.key = k order by m.version desc limit 1)
-        and n.lone = '' and n.token < now_us and (not @is_unlogged@ or ttl <= n.noted);
-    if found then
-      return 'granted ' || now_us || ' ' || ttl;
-    end if;
-  elsif f[1] = 'leave' and f[4] = '0' and f[5] in ('ended', 'lost') then
-    update aiodlock.name n set lone = ''
-      where n.ctid = (select m.ctid from aiodlock.name m where m.key = k order by m.version desc limit 1)
-        and n.lone = rid and now_ms < n.lone_until;
-    if found then
-      if not @is_unlogged@ then
-        done := set_config('synchronous_commit', 'off', true) is null;  -- as in `turn`
-      end if;
-      return 'released';
-    end if;
-  elsif f[1] = 'extend' then
-    ttl := f[4]::bigint;
-    update aiodlock.name n set
-        keep_until = greatest(n.keep_until, now_ms + ttl), lone_until = now_ms + ttl, lone_length = ttl,
-        writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
-      where n.ctid = (select m.ctid from aiodlock.name m where m.key = k order by m.version desc limit 1)
-        and n.lone = rid and now_ms < n.lone_until and n.lone_until <= now_ms + ttl
-        and (not @is_unlogged@ or ttl <= n.noted)
-      returning n.token into last_token;
-    if found then
-      return 'held ' || last_token || ' ' || ttl;
-    end if;
+  update aiodlock.name n set
+      token = now_us, keep_until = greatest(n.keep_until, now_us / 1000 + ttl, now_us / 1000 + 1 + retention),
+      lone = rid, lone_until = now_us / 1000 + ttl, lone_length = ttl, lone_words = caller || E'\t' || message,
+      writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
+    where n.ctid = (select m.ctid from aiodlock.name m where m.key = k order by m.version desc limit 1)
+      and n.lone = '' and n.token < now_us and (not @is_unlogged@ or ttl <= n.noted)
+    returning 'granted ' || now_us || ' ' || ttl into answer;
+  if answer is null then
+    answer := aiodlock.turn(caller, retention, message);
   end if;
-  return aiodlock.turn(caller, retention, message);
+  return answer;
+end $$;
+
+-- As `turn`, for one message that leaves without a marker, by `ended` or `lost`. The only holder releases with one statement.
+create function aiodlock.leave_one(caller text, retention bigint, message text, k text, rid text) returns text
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+declare
+  done boolean := pg_advisory_xact_lock(1095323471, hashtext(k)) is null;
+  now_ms bigint := aiodlock.clock_us() / 1000;
+  answer text;
+begin
+  update aiodlock.name n set lone = ''
+    where n.ctid = (select m.ctid from aiodlock.name m where m.key = k order by m.version desc limit 1)
+      and n.lone = rid and now_ms < n.lone_until
+    returning 'released' into answer;
+  if answer is null then
+    answer := aiodlock.turn(caller, retention, message);
+  elsif not @is_unlogged@ then
+    done := set_config('synchronous_commit', 'off', true) is null;  -- as in `turn`
+  end if;
+  return answer;
 end $$;
 
 -- As `turn`, for many messages. If each is about a name of its own, all free names are acquired with one statement,
@@ -926,7 +977,7 @@ begin
           writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
         from aiodlock.rows_of(ops, 'acquire') a
         where n.ctid = a.row_at and n.lone = '' and n.token < now_us and (not @is_unlogged@ or a.ttl <= n.noted)
-          and a.f[8] = '0' and length(a.f[4]) = 1 and a.f[12] is null
+          and a.f[8] = '0' and length(a.f[4]) = 1 and (a.f[12] is null or a.f[13] = 'linger')
         returning a.number, 'granted ' || now_us || ' ' || a.ttl
     loop
       answers[number] := answer;
@@ -992,7 +1043,8 @@ end $$;
 create function aiodlock.inspect(k text) returns table (
   what text, owner text, mode text, token bigint, left_ms bigint, client text, places bigint, note text,
   description text
-) language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+) language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+as $$
 declare
   now_ms bigint := aiodlock.clock_us() / 1000;
   present aiodlock.name;

@@ -38,7 +38,7 @@ from ..._model import (
 from .._label import make_label
 from ..base import Unanswered
 from ..kept import Notices as Listener
-from .connection import Connection, Link, Listening, Messages, ask
+from .connection import Connection, Link, Listening, Message, Messages, ask
 from .schema import VERSION, install, missing, wrong_version
 
 _logger = logging.getLogger("aiodlock")
@@ -54,7 +54,9 @@ POLL_EVERY = 1.0
 #: How long a question may take while a connection is prepared.
 _HELLO_WITHIN = 2.0
 
-_TURN_ONE = "select aiodlock.turn_one($1, $2, $3)"
+_ACQUIRE_ONE = "select aiodlock.acquire_one($1, $2, $3, $4, $5, $6)"
+_LEAVE_ONE = "select aiodlock.leave_one($1, $2, $3, $4, $5)"
+_TURN = "select aiodlock.turn($1, $2, $3)"
 _TURN_MANY = "select aiodlock.turn_many($1, $2, $3)"
 _INSPECT = """
 select asked.number, found.* from unnest($1::text[]) with ordinality asked(key, number)
@@ -73,7 +75,9 @@ class PostgresBackend:
     when a notification of our own arrives), ``_heard_once``.
     """
 
-    capabilities: Capabilities = Capabilities(hold_at_least=True, resize=True, once=True)
+    capabilities: Capabilities = Capabilities(
+        hold_at_least=True, resize=True, once=True, linger=True
+    )
 
     def __init__(
         self,
@@ -217,9 +221,15 @@ class PostgresBackend:
                 return link.failure
         return None
 
-    async def _call(self, connection: Connection, messages: list[str]) -> list[str]:
-        turn = _TURN_ONE if len(messages) == 1 else _TURN_MANY
-        call = connection.fetchval(turn, self.label, self._retention, "\n".join(messages))
+    async def _call(self, connection: Connection, messages: list[Message]) -> list[str]:
+        if len(messages) == 1:
+            text, statement, more = messages[0]
+        else:
+            text, more = "\n".join([one.text for one in messages]), ()
+            keys = {one.text.split("\t", 2)[1] for one in messages}
+            # With two messages about one name there is no short way.
+            statement = _TURN_MANY if len(keys) == len(messages) else _TURN
+        call = connection.fetchval(statement, self.label, self._retention, text, *more)
         answers: str = await self._one_step(connection, call)
         return answers.split("\n")
 
@@ -236,7 +246,10 @@ class PostgresBackend:
         for message in messages:
             match message.split(" "):
                 case ["granted", request_id, key, token]:
-                    listener.on_granted(request_id, int(token), key)
+                    recalled = token.endswith("r")
+                    listener.on_granted(request_id, int(token.rstrip("r")), key, recalled)
+                case ["recall", request_id, _]:
+                    listener.on_recalled(request_id)
                 case ["look", request_id, _]:
                     listener.on_look(request_id)
                 case ["done", request_ids, _]:
@@ -265,38 +278,47 @@ class PostgresBackend:
         await self._up(hurry=not wait)
         request.sent_on = self._messages.link.connection
         sent = now()
-        message = "\t".join(
-            (
-                "acquire",
-                self._key(request.kind, request.name),
-                request.id,
-                _wire_mode(request),
-                request.owner,
-                str(_ms(request.terms.ttl)),
-                str(_ms(request.terms.waiter_ttl)),
-                str(_ms(request.terms.lock_delay)),
-                "wait" if wait else "nowait",
-                *self._further(request),
-            )
-        )
         try:
-            answer = await self._messages.submit(message)
+            answer = await self._messages.submit(self._acquiring(request, wait))
         except Unanswered:
             request.ambiguous = True
             raise
         request.sent_on = None
         return _outcome(answer, sent)
 
+    def _acquiring(self, request: StoreRequest, wait: bool) -> Message:
+        terms, key, ttl = (
+            request.terms,
+            self._key(request.kind, request.name),
+            _ms(request.terms.ttl),
+        )
+        text = "\t".join(
+            (
+                "acquire",
+                key,
+                request.id,
+                _wire_mode(request),
+                request.owner,
+                str(ttl),
+                str(_ms(terms.waiter_ttl)),
+                str(_ms(terms.lock_delay)),
+                "wait" if wait else "nowait",
+                *self._further(request),
+            )
+        )
+        if terms.lock_delay or terms.limit or terms.hold_at_least:
+            return Message(text, _TURN)
+        return Message(text, _ACQUIRE_ONE, (key, request.id, ttl))
+
     def _further(self, request: StoreRequest) -> Sequence[str]:
         """Return what few requests have: texts for people, a hold, a limit that is to be in use."""
-        texts = quote(request.terms.note, safe=""), quote(self.description, safe="")
-        if request.terms.hold_at_least or request.terms.resize:
-            how = ("begins" if request.begins else "later") if request.terms.hold_at_least else ""
-            return (
-                *texts,
-                str(_ms(request.terms.hold_at_least)),
-                how + "resize" * request.terms.resize,
-            )
+        terms = request.terms
+        texts = quote(terms.note, safe=""), quote(self.description, safe="")
+        if request.lingers:
+            return (*texts, "0", "linger")
+        if terms.hold_at_least or terms.resize:
+            how = ("begins" if request.begins else "later") if terms.hold_at_least else ""
+            return (*texts, str(_ms(terms.hold_at_least)), how + "resize" * terms.resize)
         return texts if any(texts) else ()
 
     def extend(
@@ -308,13 +330,14 @@ class PostgresBackend:
         sent = now()
         key = self._key(request.kind, request.name)
         begins = "\tbegins" if request.terms.hold_at_least and request.begins else ""
-        answer = self._messages.submit(f"extend\t{key}\t{request.id}\t{_ms(length)}{begins}")
+        text = f"extend\t{key}\t{request.id}\t{_ms(length)}{begins}"
+        answer = self._messages.submit(Message(text, _TURN_MANY))
         return _Answer(answer, sent)
 
     def server_of(self, request: StoreRequest) -> object:
         return None
 
-    def _leaving(self, request: StoreRequest, lost: bool) -> str:
+    def _leaving(self, request: StoreRequest) -> Message:
         connection = self._messages.link.connection
         late = request.ambiguous or (
             request.sent_on is not None and request.sent_on is not connection
@@ -326,7 +349,10 @@ class PostgresBackend:
         if end.record is not None:
             result, keep = end.record
             words = ["recorded", str(_ms(keep)), quote(result, safe="")]
-        return "\t".join(("leave", key, request.id, str(marker), *words))
+        text = "\t".join(("leave", key, request.id, str(marker), *words))
+        if marker or words[0] not in ("ended", "lost"):
+            return Message(text, _TURN)
+        return Message(text, _LEAVE_ONE, (key, request.id))
 
     async def leave(
         self, request: StoreRequest, *, lost: bool = False, within: float | None = None
@@ -334,7 +360,7 @@ class PostgresBackend:
         try:
             async with asyncio.timeout(within):
                 await self._up()
-                return _left(await self._messages.submit(self._leaving(request, lost)))
+                return _left(await self._messages.submit(self._leaving(request)))
         except TimeoutError as silent:
             raise Unanswered(f"{self._described}: no answer for {within:g} s") from silent
 
@@ -354,12 +380,14 @@ class PostgresBackend:
             except BackendError as failed:
                 done(failed)
 
-        self._messages.submit(self._leaving(request, lost)).add_done_callback(on_answer)
+        self._messages.submit(self._leaving(request)).add_done_callback(on_answer)
         return True
 
     async def leave_unknown(self, request_id: str, where: str) -> None:
         await self._up()
-        _left(await self._messages.submit(f"leave\t{where}\t{request_id}\t0\tunused"))
+        _left(
+            await self._messages.submit(Message(f"leave\t{where}\t{request_id}\t0\tunused", _TURN))
+        )
 
     async def settle(self) -> None:
         """Every answer is waited for by a call."""
@@ -369,7 +397,7 @@ class PostgresBackend:
 
     def announce(self, kind: str, name: str) -> None:
         """Tell whoever observes the name that its holder has changed."""
-        self._messages.submit(f"announce\t{self._key(kind, name)}")
+        self._messages.submit(Message(f"announce\t{self._key(kind, name)}", _TURN))
 
     def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
         channel = _channel(f"changes {self._key(kind, name)}")
@@ -406,12 +434,13 @@ class PostgresBackend:
     async def break_lock(self, name: str, kind: Kind = "lock") -> int:
         await self._up(hurry=True)
         key = self._key(kind, name)
-        answer = await self._messages.submit(f"break\t{key}\t{_ms(_REMEMBERED)}")
+        answer = await self._messages.submit(Message(f"break\t{key}\t{_ms(_REMEMBERED)}", _TURN))
         return int(answer.split(" ")[1])
 
     async def forget(self, name: str) -> bool:
         await self._up(hurry=True)
-        return await self._messages.submit(f"forget\t{self._key('once', name)}") == "forgot 1"
+        forgetting = Message(f"forget\t{self._key('once', name)}", _TURN)
+        return await self._messages.submit(forgetting) == "forgot 1"
 
 
 class _Answer:
@@ -431,8 +460,8 @@ class _Answer:
 
 def _outcome(answer: str, sent: float) -> Granted | Waiting | Refused | Gone:
     match answer.split(" "):
-        case ["granted" | "held", token, left]:
-            return Granted(int(token), local_deadline(sent, int(left)))
+        case ["granted" | "held" | "recalled" as word, token, left]:
+            return Granted(int(token), local_deadline(sent, int(left)), word == "recalled")
         case ["waiting", left, look, floor]:
             look_at = now() + int(look) / 1000 if int(look) >= 0 else None
             return Waiting(local_deadline(sent, int(left)), look_at, int(floor))
