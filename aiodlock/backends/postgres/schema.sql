@@ -8,7 +8,8 @@
 --
 -- The row of a name is not updated when its holders change: a new version is inserted, the old one is deleted, and
 -- the newest is read. Beside a transaction that stays open, the old versions of an updated row cannot be removed,
--- and each look-up would walk through all of them. 
+-- and each look-up would walk through all of them. So would a plan that collects the rows of a name and sorts them, and
+-- the server prefers that to the index for a table of few live rows: the functions set enable_sort = off.
 
 create schema aiodlock;
 
@@ -234,7 +235,7 @@ end $$;
 -- The messages about one name follow each other, so that its row is read and written once.
 create function aiodlock.turn(caller text, retention bigint, messages text) returns text
 language plpgsql security definer set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_sort = off set jit = off as $$
 <<present>>
 declare
   ops text[] := string_to_array(messages, E'\n');
@@ -895,7 +896,7 @@ $$;
 -- As `turn`, for one message that acquires without lock-delay, hold and limit. If the name is free, one statement does it.
 create function aiodlock.acquire_one(caller text, retention bigint, message text, k text, rid text, ttl bigint) returns text
 language plpgsql security definer set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+set plan_cache_mode = force_generic_plan set enable_sort = off as $$
 declare
   done boolean := pg_advisory_xact_lock(1095323471, hashtext(k)) is null;
   now_us bigint := aiodlock.clock_us();
@@ -917,7 +918,7 @@ end $$;
 -- As `turn`, for one message that leaves without a marker, by `ended` or `lost`. The only holder releases with one statement.
 create function aiodlock.leave_one(caller text, retention bigint, message text, k text, rid text) returns text
 language plpgsql security definer set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+set plan_cache_mode = force_generic_plan set enable_sort = off as $$
 declare
   done boolean := pg_advisory_xact_lock(1095323471, hashtext(k)) is null;
   now_ms bigint := aiodlock.clock_us() / 1000;
@@ -940,7 +941,7 @@ end $$;
 create function aiodlock.turn_many(caller text, retention bigint, messages text) returns text
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_material = off as $$
+set enable_material = off set enable_sort = off set jit = off as $$
 declare
   ops text[] := string_to_array(messages, E'\n');
   most integer := cardinality(ops);
@@ -1044,7 +1045,7 @@ create function aiodlock.inspect(k text) returns table (
   what text, owner text, mode text, token bigint, left_ms bigint, client text, places bigint, note text,
   description text
 ) language plpgsql stable security definer set search_path = pg_catalog, pg_temp
-as $$
+set enable_sort = off set jit = off as $$
 declare
   now_ms bigint := aiodlock.clock_us() / 1000;
   present aiodlock.name;
