@@ -20,7 +20,7 @@ from aiodlock.backends.redis.keys import channel_prefix, keys_of
 from aiodlock.backends.redis.scripts import Script
 
 from ..protocol.direct import CLIENTS, MARKER_TTL, PREFIX, RETENTION
-from ..simulation.server import SimServer, SimSocket
+from ..simulation.server import Command, SimServer, SimSocket
 from ..simulation.world import World
 
 #: How many steps a history has, about.
@@ -169,14 +169,14 @@ class Node:
         self._sources = sources
         self._socket = SimSocket(self.server, self.said.append)
         listener = SimSocket(self.server, self.said.append)
-        self.server.run(listener, [b"PSUBSCRIBE", CLIENTS.encode()])
+        self.server.run(listener, Command([b"PSUBSCRIBE", CLIENTS.encode()]))
 
     def call(self, script: Script, keys: list[str], arguments: list[object]) -> Any:
         """Return the reply, and everything that it may have changed."""
         source = self._sources.get(script.name, script.source.decode())
         self.said.clear()
         fields = ("EVAL", source, len(keys), *keys, *arguments)
-        reply = self.server.run(self._socket, [str(field).encode() for field in fields])
+        reply = self.server.run(self._socket, Command([str(field).encode() for field in fields]))
         return reply, self.stored(), list(self.said)
 
     def stored(self) -> dict[bytes, Any]:

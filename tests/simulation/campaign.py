@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from hashlib import sha256
-from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 from .run import Total, collect_between, run_seed
@@ -49,6 +48,7 @@ class Block:
     seeds: int
     grants: int
     virtual_seconds: float
+    #: Of CPU time: other work on the machine counts less in it.
     seconds: float
     violations: dict[str, str] = field(default_factory=dict)
 
@@ -71,14 +71,14 @@ def _commit() -> str:
 
 def run_block(kind: type[Simulation], first: int, seeds: int) -> Block:
     """Run some seeds."""
-    began, total, violations = perf_counter(), Total(), {}
+    began, total, violations = process_time(), Total(), {}
     for seed in range(first, first + seeds):
         outcome = run_seed(seed, None, kind)
         total.add(outcome)
         collect_between(total.seeds)
         if outcome.checker:
             violations[str(seed)] = outcome.message
-    seconds = perf_counter() - began
+    seconds = process_time() - began
     return Block(
         first, seeds, total.grants, round(total.virtual_seconds, 3), round(seconds, 3), violations
     )
@@ -130,9 +130,15 @@ def _blocks(kind: type[Simulation], firsts: Iterator[int], end: int, jobs: int) 
         for first in firsts:
             yield run_block(kind, first, length(first))
         return
+    # In order, so that a file has no holes. No process waits for the slowest one of some blocks.
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        while some := list(islice(firsts, 4 * jobs)):  # in order, so that a file has no holes
-            yield from pool.map(partial(run_block, kind), some, map(length, some))
+        under_way: deque[Future[Block]] = deque()
+        for first in firsts:
+            under_way.append(pool.submit(run_block, kind, first, length(first)))
+            if len(under_way) >= 4 * jobs:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
 
 
 def _drop_half_a_line(path: Path) -> None:
@@ -147,7 +153,7 @@ def summed(campaigns: Sequence[tuple[Campaign, Sequence[Block]]]) -> str:
     hours = sum(block.virtual_seconds for block in blocks) / 3600
     seconds = sum(block.seconds for block in blocks)
     bad = sum(len(block.violations) for block in blocks)
-    rate = f", {seeds / seconds:.1f} seeds/s in each process" if seconds else ""
+    rate = f", {seeds / seconds:.1f} seeds per second of CPU time" if seconds else ""
     grants = sum(block.grants for block in blocks)
     return f"{seeds} seeds, {grants} grants, {hours:.1f} h of virtual time, {bad} violations{rate}"
 

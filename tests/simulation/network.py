@@ -136,13 +136,12 @@ class Conn:
         self.stuck = False
         self.lost = False
         self.mute = False
-        self._requests = hiredis.Reader(notEnoughData=_NOTHING)
         self._sent = hiredis.Reader(notEnoughData=_NOTHING)
         self._heard = hiredis.Reader(notEnoughData=_NOTHING)
         self.in_flight: deque[tuple[Command, float]] = deque()
         self._subscribes = False
         self._last_out = self._last_in = 0.0
-        self._held_out: deque[bytes | None] = deque()
+        self._held_out: deque[list[Command] | None] = deque()
         self._held_in: deque[bytes | None] = deque()
         network.connections.append(self)
 
@@ -155,18 +154,20 @@ class Conn:
         if self.mute and self.stuck:
             return  # cut, and not yet told
         self._sent.feed(data)
+        commands: list[Command] = []  # of which these bytes are the last ones
         while (fields := self._sent.gets()) is not _NOTHING:
             command = Command(fields)
+            commands.append(command)
             self._subscribes = self._subscribes or command.name == b"SUBSCRIBE"
             if not self._subscribes:
                 self.in_flight.append((command, self.process.boot()))
-        self._send_out(data)
+        self._send_out(commands)
 
-    def _send_out(self, data: bytes | None) -> None:
+    def _send_out(self, data: list[Command] | None) -> None:
         self._last_out = max(self._last_out, self.world.time + self.path.latency())
         self.world.at(self._last_out, self._arrive_out, data)
 
-    def _arrive_out(self, data: bytes | None) -> None:
+    def _arrive_out(self, data: list[Command] | None) -> None:
         if self._is_held_back() or self._held_out:
             self._held_out.append(data)
         else:
@@ -176,21 +177,20 @@ class Conn:
         stalled = self.world.time < self.network.stalled_until
         return self.stuck or self.path.out_blocked or stalled
 
-    def _serve(self, data: bytes | None) -> None:
+    def _serve(self, data: list[Command] | None) -> None:
         socket = self.socket
         if socket is None or self.lost:
             return
         if data is None:
             self._close_server_end()
             return
-        self._requests.feed(data)
-        while (fields := self._requests.gets()) is not _NOTHING:
-            reply = self.network.server.run(socket, fields)
+        for command in data:
+            reply = self.network.server.run(socket, command)
             share = self.network.duplicate_share
-            if share and fields[0] == b"EVALSHA" and self.world.random.random() < share:
+            if share and command.fields[0] == b"EVALSHA" and self.world.random.random() < share:
                 self.world.log("network: that command arrives twice")
                 self.network.server.repeats = True
-                self.network.server.run(socket, fields)
+                self.network.server.run(socket, command)
                 self.network.server.repeats = False
             if reply is not None:
                 self.reply(reply)

@@ -83,6 +83,9 @@ class QuorumCheckers(Checkers):
         self._queued: dict[str, float] = {}
         self._passed: dict[str, int] = {}
         self._granted: dict[str, list[tuple[str, str, str, int]]] = {}
+        #: The request that came to hold first, by base, owner and token.
+        self._first: dict[tuple[str, str, int], str] = {}
+        self._largest: dict[str, tuple[int, int]] = {}
         for server in servers:
             server.executed.append(partial(self._node_executed, server))
 
@@ -128,6 +131,7 @@ class QuorumCheckers(Checkers):
             return
         id = request.id
         if self._seen.get(id) == request.place.deadline:
+            self._fine[id] = request.state, request.place.deadline
             return
         first = id not in self._seen
         self._seen[id] = request.place.deadline
@@ -156,14 +160,17 @@ class QuorumCheckers(Checkers):
         base = base_of(request)
         ledger = self.ledger(base)
         mine = (request.id, request.terms.mode, request.owner, request.place.token)
-        same = [g for g in self._granted.get(base, ()) if g[2:] == mine[2:]]
+        same = self._first.setdefault((base, *mine[2:]), request.id)
         self.grants += 1
-        if same:
-            ledger.grants[request.id] = ledger.grants[same[0][0]]
+        # Of all that were granted before, and of the exclusive ones: the largest tokens.
+        largest, exclusive = self._largest.get(base, (0, 0))
+        if same != request.id:
+            ledger.grants[request.id] = ledger.grants[same]
         else:
             ledger.number += 1
             ledger.grants[request.id] = ledger.number
-            for other in self._granted.get(base, ()) if not self.forget_tokens else ():
+            grows = mine[3] > (largest if mine[1] == "exclusive" else exclusive)
+            for other in () if grows or self.forget_tokens else self._granted.get(base, ()):
                 if "exclusive" not in (mine[1], other[1]) or other[3] < mine[3]:
                     continue
                 if request.owner == other[2]:
@@ -171,6 +178,8 @@ class QuorumCheckers(Checkers):
                 elif not self._excuses(request.id, other[0]):
                     self.wrong("token", f"{mine} after {other}")
         self._granted.setdefault(base, []).append(mine)
+        exclusive = max(exclusive, mine[3]) if mine[1] == "exclusive" else exclusive
+        self._largest[base] = max(largest, mine[3]), exclusive
 
     def _check_passing(self, new: Any) -> None:
         base = base_of(new)
@@ -211,10 +220,12 @@ class QuorumCheckers(Checkers):
             self.unaware.add(id(session))
 
     def _after_turn(self, process: Process) -> None:
+        asked = self._asked
         for session in self.sessions.get(process, ()):
             for request_id in session.requests:
-                self._asked.setdefault(request_id, self.world.time)
-            if id(session) in self.unaware:
+                if request_id not in asked:
+                    asked[request_id] = self.world.time
+            if self.unaware and id(session) in self.unaware:
                 self.excused.update(session.requests)
         super()._after_turn(process)
 

@@ -278,6 +278,11 @@ def _known(socket: SimSocket, op: bytes) -> tuple[Any, Any]:
 
 def encode(value: Any) -> bytes:
     """Return a reply in RESP 2."""
+    kind = type(value)  # most are lists of these
+    if kind is bytes:
+        return b"$%d\r\n%b\r\n" % (len(value), value)
+    if kind is int:
+        return b":%d\r\n" % value
     if value is None:
         return b"$-1\r\n"
     if isinstance(value, SimpleError):
@@ -468,9 +473,9 @@ class SimServer:
         found.time = self.now_ms() / 1000
         return found
 
-    def run(self, socket: SimSocket, fields: list[bytes]) -> Any:
+    def run(self, socket: SimSocket, command: Command) -> Any:
         """Carry a command out, or refuse it; return what is to be sent."""
-        command = Command(fields)
+        fields = command.fields
         refuses = self.refuses or ""
         if refuses.startswith("LOADING") and command.name.endswith(b"SUBSCRIBE"):
             refuses = ""  # allowed while loading
