@@ -295,6 +295,9 @@ class Acquirable:
         request_id = session.new_id()
         owner = mine[0].owner if mine else self._owner(request_id, timeout is None)
         request = Request(session, self._terms, self._options, request_id, owner, task)
+        del (
+            task
+        )  # what comes out of here may end it, with this frame: only the collector would free both
         request.patient = timeout is None
         if mine:
             request.share_owner()

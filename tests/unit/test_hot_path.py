@@ -73,3 +73,27 @@ async def test_time_out_that_was_caught_is_freed_without_the_collector() -> None
                 assert elapsed() is None
             finally:
                 gc.enable()
+
+
+@pytest.mark.parametrize("how", ["time out", "cancel"])
+async def test_task_that_an_acquire_has_ended_is_freed_without_the_collector(how: str) -> None:
+    async with aiodlock.Client("memory://") as client:
+        lock = client.lock("x")
+
+        async def begin() -> asyncio.Task[aiodlock.Lease]:
+            task = asyncio.create_task(lock.acquire(timeout=0.01 if how == "time out" else None))
+            await asyncio.sleep(0.02)
+            task.cancel() if how == "cancel" else None
+            await asyncio.wait({task})
+            assert how == "cancel" or isinstance(task.exception(), aiodlock.AcquireTimeout)
+            return task
+
+        async with lock:
+            await begin()  # what is done once only has been done
+            gc.collect()
+            gc.disable()
+            try:
+                ended = weakref.ref(await begin())
+                assert ended() is None
+            finally:
+                gc.enable()
