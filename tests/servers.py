@@ -210,8 +210,8 @@ class Store:
             return [row[0] for row in rows]
         if self.etcd is not None:
             found = await asyncio.to_thread(self.etcd.keys)
-            kinds = ("/q/", "/d/") if markers else ("/q/", "/d/", "/x/")
-            return [key for key in found if any(kind in key for kind in kinds)]
+            # What was cancelled may be carried out after its leave there: that leaves a marker, too.
+            return [key for key in found if any(kind in key for kind in ("/q/", "/d/", "/h/"))]
         keys = [str(key) for key in await (await self.raw()).keys("*")]
         allowed = (":marker:", ":token") if markers else (":token",)
         return [key for key in keys if not any(part in key for part in allowed)]

@@ -383,17 +383,18 @@ async def test_leaving_cancels_bodies_that_hold_and_releases(
 
 async def test_leaving_waits_at_most_close_timeout_for_bodies(store: Store) -> None:
     client = await aiodlock.Client(store.source, close_timeout=0.3).__aenter__()
-    enough = asyncio.Event()
+    began, enough = asyncio.Event(), asyncio.Event()
 
     async def body() -> None:
         async with client.lock("x"):
+            began.set()
             try:
                 await until_cancelled()
             finally:
                 await enough.wait()
 
     task = asyncio.create_task(body())
-    await until_held(client, "x")
+    await began.wait()
     async with takes(at_least=0.25, at_most=0.3 + SOON):
         await client.__aexit__(None, None, None)
     assert not task.done()
@@ -510,17 +511,18 @@ async def test_a_cancelled_entering_leaves_nothing(proxy: FaultProxy) -> None:
 
 async def test_close_timeout_of_nothing_does_not_wait(store: Store) -> None:
     client = await aiodlock.Client(store.source, close_timeout=0).__aenter__()
-    enough = asyncio.Event()
+    began, enough = asyncio.Event(), asyncio.Event()
 
     async def body() -> None:
         async with client.lock("x"):
+            began.set()
             try:
                 await until_cancelled()
             finally:
                 await enough.wait()
 
     task = asyncio.create_task(body())
-    await until_held(client, "x")
+    await began.wait()
     async with takes(at_most=SOON):
         await client.__aexit__(None, None, None)
     enough.set()

@@ -15,8 +15,10 @@ async def main(url: str, *names: str) -> None:
     async with aiodlock.Client(url, ttl=1.0, waiter_ttl=1.0) as client:
         if names[1:]:
             async with client.multilock(*names, hold_at_least=60):
+                print("began", flush=True)
                 await asyncio.Event().wait()
         async with client.lock(names[0], hold_at_least=60):
+            print("began", flush=True)
             await asyncio.Event().wait()
 
 

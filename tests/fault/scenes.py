@@ -7,6 +7,7 @@ import asyncio
 import aiodlock
 from aiodlock._request import State
 from aiodlock._session import Session
+from aiodlock.backends.etcd.store import EtcdBackend
 from aiodlock.backends.redis.scripts import ALL, Script
 from aiodlock.backends.zookeeper.store import ZooKeeperBackend
 
@@ -148,6 +149,9 @@ def no_places(*clients: aiodlock.Client) -> None:
         backend = session.backend
         if isinstance(backend, ZooKeeperBackend):
             assert not any(one.members for one in backend._sessions.values())
+        elif isinstance(backend, EtcdBackend):
+            assert backend._places == {}
+            assert not any(lease.users for lease in backend.leases.all())
         else:
             keeper = keeper_of(client)
             assert (keeper.places, len(keeper)) == ({}, 0)

@@ -211,10 +211,14 @@ class Leases:
                     self._by_length[asked] = self._by_id[lease.id] = lease
                     self._wake.set()
         lease.unused_since = now()
+        self.hurry(lease, length)
+        return lease
+
+    def hurry(self, lease: SharedLease, length: float) -> None:
+        """Renew a lease often enough for a request that lives for so long."""
         if length / 3 < lease.pace:
             lease.hurry(length)
             self._wake.set()
-        return lease
 
     async def make(self, seconds: float) -> SharedLease:
         """Return a lease that nobody renews."""

@@ -58,13 +58,14 @@ class EtcdPlace:
     had no answer); ``_written`` (the revision in which its key was written last); ``_writer`` (held
     while it is being written); ``_delay_lease`` (the same as ``_lease`` for its lock-delay; None without);
     ``_ttl`` (of a holder); ``_until`` (the end of what is not extended by itself); ``_deadline`` (the
-    latest that was told); ``_ambiguous`` (a message that makes the key may be carried out later);
-    ``_leaves`` (how many leaves were sent); ``_failed`` (the last message had no answer); ``_room``
-    (while it waits); ``_timer`` (of what is due).
+    latest that was told); ``_closes`` (its ``hold_at_least`` was written); ``_ambiguous`` (a message that
+    makes the key may be carried out later); ``_leaves`` (how many leaves were sent); ``_failed`` (the last
+    message had no answer); ``_room`` (while it waits); ``_timer`` (of what is due).
     """
 
     __slots__ = (
         "_ambiguous",
+        "_closes",
         "_deadline",
         "_delay_lease",
         "_failed",
@@ -109,6 +110,7 @@ class EtcdPlace:
         self._until: float = math.inf
         self._deadline: float = 0.0
         self._ambiguous = False
+        self._closes = False
         self._leaves = 0
         self._failed = False
         self._room: Room | None = None
@@ -190,14 +192,17 @@ class EtcdPlace:
         """Ask. Repeating it is harmless: the key is made once."""
         if self.state == "left":
             return Gone("gone")
-        if self.state in ("waiting", "held"):
-            return (
-                Granted(self.token, self.deadline) if self.token else Waiting(self.deadline, None)
-            )
-        self.state = "asking"
-        self._store.add(self)
+        if self.state == "waiting":
+            return Waiting(self.deadline, None)
         try:
-            answer = await self._queue() if wait else await self._try()
+            if self.state == "held":
+                answer: Granted | Waiting | Refused | Gone = Granted(self.token, self.deadline)
+            else:
+                self.state = "asking"
+                self._store.add(self)
+                answer = await self._queue() if wait else await self._try()
+            if isinstance(answer, Granted) and self._terms.begins and not await self._close_after():
+                answer = Gone("gone")
         except BackendUnavailable:
             self._failed = True
             raise
@@ -443,7 +448,8 @@ class EtcdPlace:
         """The room has seen that it holds, or may join its owner's other request."""
         if self.state != "waiting":
             return
-        if turn.what == "holds" and not self._terms.lock_delay:
+        closes = self._terms.hold_at_least and self._terms.begins
+        if turn.what == "holds" and not self._terms.lock_delay and not closes:
             assert self._lease is not None
             self._hold(turn.order, self._lease, None, now())
             self._tell_granted()
@@ -491,9 +497,39 @@ class EtcdPlace:
                 self._listener_failed(failed)
             else:
                 if token is not None:
-                    self._tell_granted()
+                    await self._begin_waiting()
                     return
             await asyncio.sleep(_PAUSE)
+
+    async def _begin_waiting(self) -> None:
+        """Tell a waiter its grant, once the name stays closed if it has to."""
+        while self.state == "held":
+            try:
+                if not self._terms.begins or await self._close_after():
+                    self._tell_granted()
+                else:
+                    self.on_gone("gone")
+                return
+            except BackendError as failed:
+                self._listener_failed(failed)
+            await asyncio.sleep(_PAUSE)
+
+    async def _close_after(self) -> bool:
+        """Keep the name closed for ``hold_at_least`` from now on; False if the key is gone."""
+        if self._closes or not self._terms.hold_at_least:
+            return True
+        # Made after the grant, and never renewed: it ends so long after the grant, or later.
+        lease = await self._store.leases.make(self._terms.hold_at_least)
+        closing = recipe.close_after(
+            self._keys, self.id, self.created, self._value(self.token), lease.id
+        )
+        answer = await self._store.transact(self._keys, closing)
+        if not answer.succeeded:
+            found = answer.responses[0].response_range
+            if found is None or not found.kvs:
+                return False
+        self._closes = True
+        return True
 
     def _listener_failed(self, error: BackendError) -> None:
         if self.state in ("waiting", "held"):
@@ -559,6 +595,13 @@ class EtcdPlace:
             lease, length = holder, self._ttl
             if self.state != "held":
                 lease, length, delay = waiter, self._terms.waiter_ttl, None
+            elif self._lease is not None and now() + length < self.deadline:
+                # More was told, before ``extend`` made it shorter: until then by a lease as long as this.
+                lease, length = await self._store.leases.get(self._lease.asked), self._lease.seconds
+                self._store.leases.hurry(lease, self._ttl)
+                self._cancel_timer()
+                pause = self.deadline - now() - self._ttl
+                self._timer = self._store.later(max(_PAUSE, pause), self._move_soon)
             if lease is self._lease or lease.deadline(length) >= self.deadline:
                 return lease, delay
             await self._store.leases.renew(lease)
@@ -669,7 +712,9 @@ class EtcdPlace:
         """Never: a lease does not linger here."""
 
     async def begin(self) -> None:
-        """Do nothing: this store has no ``hold_at_least``."""
+        """A body begins: keep the name closed for ``hold_at_least`` from now on."""
+        if self.state == "held" and not await self._close_after():
+            self.on_gone("gone")
 
     def run_out(self) -> None:
         """The lease counts as lost here. Its key would live on with the client: end it when it is due."""
@@ -711,21 +756,22 @@ class EtcdPlace:
         if end.lost and self._delay_lease is not None:
             return await self._leave_closed(message)
         marker = await store.leases.make(store.marker_ttl) if self._ambiguous else None
+        opens = end.unused and self._terms.hold_at_least > 0
         leaving = recipe.leave(
             self._keys,
             self.id,
             message,
             delay=self._terms.lock_delay > 0,
+            opens=opens,
             marker_lease=marker.id if marker is not None else 0,
         )
         try:
             answer = await store.transact(self._keys, leaving)
         except NoSpace:
             # Nothing can be written, so no late duplicate either: delete alone.
-            answer = await store.transact(
-                self._keys,
-                recipe.leave(self._keys, self.id, message, delay=self._terms.lock_delay > 0),
-            )
+            delayed = self._terms.lock_delay > 0
+            leaving = recipe.leave(self._keys, self.id, message, delay=delayed, opens=opens)
+            answer = await store.transact(self._keys, leaving)
         if answer.succeeded:
             return Left("released" if self.token else "withdrawn")
         found = answer.responses[0].response_range

@@ -13,6 +13,8 @@ Keys below ``PREFIX/1/KIND/NAME/``:
 - ``q/REQUEST``: a request, waiting or holding. It ends with its client's lease.
 - ``d/REQUEST``: the lock-delay of a holder, on a lease that is longer by the delay. It blocks what the
   holder blocked, once ``q/REQUEST`` is gone.
+- ``h/REQUEST``: the ``hold_at_least`` of a holder, on a lease of its own that nobody renews. It blocks in
+  the same way.
 - ``x/REQUEST``: a marker that refuses late duplicates of a request that has left.
 
 Keys below ``PREFIX/1/c/CLIENT/`` are messages to a client: ``REQUEST`` says that an operator broke that
@@ -71,12 +73,22 @@ class Keys:
         start = self.base + b"d/"
         return start, after(start)
 
+    def hold(self, id: str) -> bytes:
+        """Return the key of a holder's ``hold_at_least``."""
+        return self.base + b"h/" + id.encode()
+
+    @property
+    def holds(self) -> tuple[bytes, bytes]:
+        """Return the range of all of these."""
+        start = self.base + b"h/"
+        return start, after(start)
+
     def marker(self, id: str) -> bytes:
         """Return the key that refuses late duplicates of a request."""
         return self.base + b"x/" + id.encode()
 
     def split(self, key: bytes) -> tuple[str, str]:
-        """Return what a key of this name is (q, d or x), and the request's id."""
+        """Return what a key of this name is (q, d, h or x), and the request's id."""
         what, _, id = key[len(self.base) :].decode().partition("/")
         return what, id
 
@@ -193,7 +205,8 @@ class Queue:
     """The requests of one name at one revision.
 
     Mutable state: ``requests`` that have a place of their own, by id in the order of arrival;
-    ``joined``, those that got in beside another one of their owner; ``delays`` by request id; ``revision``.
+    ``joined``, those that got in beside another one of their owner; ``delays`` and ``holds`` by request id;
+    ``revision``.
     """
 
     def __init__(self, keys: Keys, revision: int = 0, kvs: Iterable[KeyValue] = ()) -> None:
@@ -201,6 +214,7 @@ class Queue:
         self.requests: OrderedDict[str, Record] = OrderedDict()
         self.joined: dict[str, Record] = {}
         self.delays: dict[str, Record] = {}
+        self.holds: dict[str, Record] = {}
         self.revision: int = revision
         for kv in sorted(kvs, key=lambda kv: kv.create_revision):
             self.put(kv)
@@ -218,6 +232,8 @@ class Queue:
             return id
         if what == "d":
             self.delays[id] = read_record(id, kv)
+        if what == "h":
+            self.holds[id] = read_record(id, kv)
         return None
 
     def delete(self, key: bytes) -> str | None:
@@ -229,6 +245,8 @@ class Queue:
             return id
         if what == "d":
             self.delays.pop(id, None)
+        if what == "h":
+            self.holds.pop(id, None)
         return None
 
     def find(self, id: str) -> Record | None:
@@ -236,8 +254,14 @@ class Queue:
         return self.requests.get(id) or self.joined.get(id)
 
     def closed(self) -> list[Record]:
-        """Return the lock-delays of holders that are gone."""
-        return [delay for id, delay in self.delays.items() if self.find(id) is None]
+        """Return the holders that are gone, and keep the name closed."""
+        closing = self.holds | self.delays
+        return [record for id, record in closing.items() if self.find(id) is None]
+
+    def closing(self) -> set[int]:
+        """Return the leases that the name is closed by."""
+        closing = (*self.holds.items(), *self.delays.items())
+        return {record.lease for id, record in closing if self.find(id) is None}
 
     def holders(self) -> Iterator[Record]:
         """Iterate over the requests that hold. The others that have a place of their own stand behind
@@ -418,15 +442,27 @@ def together(requests: list[m.TxnRequest]) -> m.TxnRequest:
     return m.TxnRequest(success=[m.RequestOp(request_txn=request) for request in requests])
 
 
+def close_after(keys: Keys, id: str, created: int, value: bytes, lease: int) -> m.TxnRequest:
+    """Keep the name closed for as long as this lease lives, also without the holder; else tell its key.
+
+    Repeated with another lease, it changes nothing.
+    """
+    compare = [_made_in(keys.request(id), created), _absent(keys.hold(id))]
+    return m.TxnRequest(compare, [_put(keys.hold(id), value, lease)], [_read(keys.request(id))])
+
+
 def leave(
-    keys: Keys, id: str, message: bytes, *, delay: bool, marker_lease: int = 0
+    keys: Keys, id: str, message: bytes, *, delay: bool, opens: bool, marker_lease: int = 0
 ) -> m.TxnRequest:
     """Release or withdraw; else tell whether it was broken. With ``marker_lease`` refuse late
-    duplicates."""
+    duplicates. ``opens``: no body has begun, so nothing keeps the name closed."""
     key = keys.request(id)
     success, failure = [_delete(key)], [_read(message)]
     if delay:
         success.append(_delete(keys.delay(id)))
+    if opens:
+        for steps in (success, failure):
+            steps.append(_delete(keys.hold(id)))
     if marker_lease:
         for steps in (success, failure):
             steps.append(_put(keys.marker(id), b"{}", marker_lease))
@@ -445,9 +481,10 @@ def leave_closed(
 def break_holders(
     keys: Keys, prefix: str, holders: list[Record], message_lease: int
 ) -> m.TxnRequest:
-    """End these holders and every lock-delay, if these are still the same; tell their clients."""
+    """End these holders and whatever keeps the name closed, if these are still the same; tell their
+    clients."""
     compare = [_made_in(keys.request(record.id), record.created) for record in holders]
-    steps = [_delete(*keys.delays)]
+    steps = [_delete(*keys.delays), _delete(*keys.holds)]
     for record in holders:
         start, _ = mailbox(prefix, record.client)
         steps.append(_delete(keys.request(record.id)))

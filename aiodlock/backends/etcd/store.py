@@ -77,7 +77,9 @@ class EtcdBackend:
     the member that was met.
     """
 
-    capabilities: Capabilities = Capabilities(granularity=1.0, remaining_known=False)
+    capabilities: Capabilities = Capabilities(
+        granularity=1.0, remaining_known=False, hold_at_least=True
+    )
     #: No revision comes later.
     far_future = (1 << 63) - 1
 
@@ -472,10 +474,11 @@ class EtcdBackend:
         queue = await self.read(keys)
         closed = 0.0
         gone = queue.closed()
-        for lease in {record.lease for record in gone}:
+        for lease in queue.closing():
             request = m.LeaseTimeToLiveRequest(lease)
             answer = await self._link.call(api.LEASE_TIME_TO_LIVE, request)
-            closed = max(closed, float(answer.ttl))
+            # Whole seconds, rounded down: what is closed has some time left.
+            closed = max(closed, float(answer.ttl), 1.0)
         holders = list(queue.holders())
         token = max((record.order for record in (*holders, *gone)), default=0)
         return LockInfo(
