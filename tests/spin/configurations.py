@@ -60,6 +60,34 @@ QUORUM = (
     ),
 )
 
+_RENEWAL = "renewal"
+
+RENEWAL = (
+    Configuration("etcd: a leader that wakes", (), small=True, model=_RENEWAL),
+    Configuration("etcd: two leaders that wake", ("TERMS=3", "MAX=4"), model=_RENEWAL),
+    Configuration(
+        "etcd: a renewal counts for a lease of an earlier term",
+        ("NO_TERM",),
+        caught=True,
+        small=True,
+        model=_RENEWAL,
+    ),
+    Configuration(
+        "etcd: a renewal counts without a read after it",
+        ("NO_READ",),
+        caught=True,
+        small=True,
+        model=_RENEWAL,
+    ),
+    Configuration(
+        "etcd: a renewal counts after the end of the lease",
+        ("NO_END",),
+        caught=True,
+        small=True,
+        model=_RENEWAL,
+    ),
+)
+
 _ETCD = "etcd"
 
 ETCD = (
@@ -207,4 +235,4 @@ ZOOKEEPER = (
     ),
 )
 
-CONFIGURATIONS = (*QUORUM, *ETCD, *ZOOKEEPER)
+CONFIGURATIONS = (*QUORUM, *ETCD, *RENEWAL, *ZOOKEEPER)
