@@ -14,16 +14,18 @@ from .deadlocks import Deadlocks, DeadlocksOnRedis
 from .failover import FailoverSimulation
 from .forgotten import Forgotten
 from .habits import Habits, HabitsOnRedis
+from .handover import HandOver
 from .lingers import Lingers, LingersOnTheMachine
 from .memory import MachineSimulation
 from .once_variants import ALL_VARIANTS
 from .quorum import QuorumSimulation
+from .quorum_variants import QUORUM_VARIANTS
 from .run import Total, collect_between, run_seed
 from .rush import Rush
 from .scenario import Simulation
 from .shrink import diagram, shrink
 
-VARIANTS = ALL_VARIANTS | DEADLOCK_VARIANTS
+VARIANTS = ALL_VARIANTS | DEADLOCK_VARIANTS | QUORUM_VARIANTS
 
 
 def main() -> int:
@@ -48,6 +50,13 @@ def main() -> int:
         const=Rush,
         dest="kind",
         help="the same, without faults, but all ask at once",
+    )
+    parser.add_argument(
+        "--handover",
+        action="store_const",
+        const=HandOver,
+        dest="kind",
+        help="a quorum without faults, whose next holder waits at every node",
     )
     parser.add_argument(
         "--failover",

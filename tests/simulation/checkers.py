@@ -321,6 +321,8 @@ class Checkers:
             new = after.holders.get(old.id)
             if new is not None and new.token != old.token:
                 new = None  # overdue, dropped and granted anew: a late repetition of the request
+            elif script == "acquire" and old.id == about and self._reenters(old, before, now):
+                new = None  # likewise, with the token of its owner
             if (
                 new is None
                 and not left
@@ -344,6 +346,12 @@ class Checkers:
                 self.wrong("extension", f"{waiter} vanished by {command}")
             elif stays.deadline < min(waiter.deadline, now + waiter.length):
                 self.wrong("extension", f"{waiter} was brought nearer, to {stays}, by {command}")
+
+    @staticmethod
+    def _reenters(old: Record, before: Name, now: int) -> bool:
+        """Whether an overdue record's owner holds by another one."""
+        others = [r for r in before.holders.values() if r.owner == old.owner and r.id != old.id]
+        return now >= old.deadline and any(now < r.deadline for r in others)
 
     def _check_grants(
         self, ledger: Ledger, before: Name, after: Name, granted: list[Record], now: int

@@ -138,6 +138,13 @@ def test_votes_are_not_agreed_once_one_of_them_was_broken() -> None:
     assert agreed(later) == [8, 8, 8], "an older token was broken"
 
 
+def test_what_was_broken_at_any_node_is_known() -> None:
+    tally = tally_of([7, 7, 7])
+    assert tally.broken == 0
+    tally.ballots[1].lose(7)
+    assert tally.broken == 7
+
+
 def test_votes_are_not_agreed_where_others_have_to_be_told_first() -> None:
     assert agreed(tally_of([7, 7, 7], owner="umine")) == []
     assert agreed(tally_of([7, 7, 7], lock_delay=1.0)) == []

@@ -42,7 +42,7 @@ class Confirming:
             tally,
             "held" if known else "fence",
             length,
-            lambda _: self._has_confirmed(tally, token),
+            lambda _: self._has_confirmed(tally, token, known),
             token=token,
             ballots=votes,
         )
@@ -50,7 +50,7 @@ class Confirming:
             await fencing.settled
         finally:
             tally.fencing = None
-        if not self._has_confirmed(tally, token):
+        if not self._has_confirmed(tally, token, known):
             return None
         tally.token = token
         return Granted(token, tally.deadline(tally.confirmed(token, self._nodes.is_trusted)))
@@ -63,7 +63,8 @@ class Confirming:
 
     def _token_for(self, tally: Tally, votes: Sequence[Ballot]) -> int:
         known = tally.token_of_owner(votes)
-        return known or max(self._nodes.least_token(votes), *(vote.token for vote in votes))
+        tokens = [vote.token for vote in votes]
+        return known or max(self._nodes.least_token(votes), tally.broken + 1, *tokens)
 
     def took_back(self, tally: Tally) -> bool:
         """Tell whether nodes took a token in vain: they have to learn that their votes are open."""
@@ -75,5 +76,8 @@ class Confirming:
             self._giving_back.consider(tally, ballot)  # it may have been asked back meanwhile
         return any(ballot.stage == "c" for ballot in tally.ballots)
 
-    def _has_confirmed(self, tally: Tally, token: int) -> bool:
+    def _has_confirmed(self, tally: Tally, token: int, known: int) -> bool:
+        """Tell whether a majority took the token. What the owner holds with ends with that hold."""
+        if token <= tally.broken and not known:
+            return False
         return len(tally.confirmed(token, self._nodes.is_trusted)) >= self._nodes.majority

@@ -253,8 +253,7 @@ class Tally:
         request = self.request
         if request.terms.lock_delay or first_request(request.owner) != request.id:
             return []
-        # What was broken at one node is about to be broken at the others: their votes are asked for again.
-        broken = max(ballot.broken for ballot in self.ballots)
+        broken = self.broken
         for vote in votes[: len(self.ballots) - self.majority + 1]:
             if vote.token <= broken:
                 continue
@@ -262,6 +261,12 @@ class Tally:
             if len(same) >= self.majority:
                 return same
         return []
+
+    @property
+    def broken(self) -> int:
+        """The largest token that an operator broke at any node: it is about to be broken at the others. The
+        request comes to hold with larger ones only."""
+        return max(ballot.broken for ballot in self.ballots)
 
     @property
     def next_token(self) -> int:

@@ -1,0 +1,50 @@
+"""Hand-overs of a quorum that ask nobody, breaks that arrive at one node first, and variants of both."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from .handover import HandOver
+from .quorum import QuorumSimulation
+from .quorum_variants import QUORUM_VARIANTS, broken_at_hand_overs
+from .run import run_seed
+
+_SEEDS = 8
+#: A variant is caught within so many seeds.
+_SEARCH = 30
+
+
+@pytest.fixture(autouse=True)
+def collected() -> None:
+    gc.collect()
+
+
+def test_who_waits_at_all_nodes_is_handed_the_name_without_a_question() -> None:
+    handed_over = 0
+    for seed in range(_SEEDS):
+        outcome = run_seed(seed, kind=HandOver)
+        assert not outcome.checker, (
+            f"replay it: python -m tests.simulation --handover --seed {seed}\n{outcome}"
+        )
+        handed_over += outcome.turns["handed over"]
+    assert handed_over > 10 * _SEEDS
+
+
+def test_nobody_holds_with_what_an_operator_broke_at_another_node() -> None:
+    for seed in range(_SEEDS):
+        outcome = run_seed(seed, broken_at_hand_overs, QuorumSimulation)
+        assert not outcome.checker, str(outcome)
+
+
+@pytest.mark.parametrize("name", QUORUM_VARIANTS)
+def test_broken_quorum_is_caught_by_its_checker(name: str) -> None:
+    variant, caught = QUORUM_VARIANTS[name], []
+    for seed in range(variant.seed, variant.seed + _SEARCH):
+        outcome = run_seed(seed, variant.prepare, variant.kind)
+        if outcome.checker in variant.caught_by:
+            return
+        if outcome.checker:
+            caught.append(f"{seed}: {outcome.message}")
+    pytest.fail(f"not by {variant.caught_by}, but: {caught}")
