@@ -727,7 +727,7 @@ class Client:
 
 
 def _needs(what: str) -> str:
-    return f"{what} needs one Redis or Valkey server, Sentinel, a cluster or memory://"
+    return f"{what} needs one Redis or Valkey server, Sentinel, a cluster, PostgreSQL or memory://"
 
 
 def _read_sequencer(text: str) -> tuple[Kind, str, Mode, int] | None:

@@ -1,6 +1,6 @@
 """A process whose lease lingers: python -m tests.fault.lingerer URL NAME TTL
 
-It has one body, says its token, and has another one for each line that it reads.
+It has one body, says its token afterwards, and has another one for each line that it reads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ async def main(url: str, name: str, ttl: float) -> None:
         lock = client.lock(name, linger=60.0)
         while True:
             async with lock as lease:
-                print(lease.token, flush=True)
+                pass
+            # Not in the body: the reader may stop the process at once, and means one whose lease is idle.
+            print(lease.token, flush=True)
             if not await asyncio.to_thread(sys.stdin.readline):
                 return
 

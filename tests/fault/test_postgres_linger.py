@@ -118,16 +118,18 @@ async def test_reply_is_lost(server: PostgresServer, message: bytes) -> None:
 
 async def test_recall_that_is_not_heard_is_told_by_the_next_extension(
     server: PostgresServer,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    dropped: list[str] = []
     async with Client(server.url, ttl=TTL) as one, Client(server.url) as other:
         async with one.lock(NAME, linger=60.0):
             pass
-        session = session_of(one)
-        monkeypatch.setattr(type(store_of(one)), "_hear_one", lambda self, message: None)
+        session, heard_by = session_of(one), store_of(one)._listening._heard_by
+        for channel in heard_by:
+            heard_by[channel] = [dropped.append]
         async with other.lock(NAME, timeout=PATIENCE):
-            assert not session.requests
             assert not session.lingering.kept
+            await until(lambda: not session.requests)
+    assert [message.split(" ")[0] for message in dropped] == ["recall"]
 
 
 async def test_recall_is_lost_with_the_connection_that_listens(server: PostgresServer) -> None:
