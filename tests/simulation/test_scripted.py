@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from .checkers import Checkers, Name, Record
 from .memory import MachineSimulation
 from .scenario import SimClient, Simulation
 from .server import Command, SimServer
-from .world import Process, World
+from .world import Process, World, Wrong
 
 Main = Callable[[SimClient], Coroutine[None, None, None]]
 
@@ -220,3 +222,18 @@ def test_second_grant_of_one_id_lends_its_owner_no_number_of_the_first() -> None
     grant(record("b", 2, "bob"))
     grant(record("c", 3, "ann"), record("a", 3, "ann"))
     assert ledger.grants == {"a": 3, "b": 2, "c": 3}
+
+
+def test_reentry_whose_own_record_was_overdue_is_granted_anew_with_its_owners_token() -> None:
+    """Its answers were lost until its record was overdue; its owner's other record was extended."""
+    world = World(0)
+    checkers = Checkers(world, SimServer(world), forgetful=False)
+    first = Record("a", "x", 1, 3000, 2000, 0, "ann", "client")
+    again = Record("b", "s", 1, 2000, 2000, 0, "ann", "client")
+    before = Name({"a": first, "b": again}, {})
+    after = Name({"a": first, "b": again._replace(deadline=4100)}, {})
+    command: Any = SimpleNamespace(id="b", script="acquire", lost=False, unused=False)
+    checkers._check_what_stays(command, before, after, 2100, refused=False)
+    extension: Any = SimpleNamespace(id="b", script="extend", lost=False, unused=False)
+    with pytest.raises(Wrong, match="revived"):
+        checkers._check_what_stays(extension, before, after, 2100, refused=False)
