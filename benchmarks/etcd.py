@@ -3,6 +3,9 @@
 ``python -m benchmarks.etcd`` prints a table in Markdown. A server of its own is started, with fsync as
 shipped. The repetitions of all contenders take turns, and the table has their medians. ``--quick`` for
 a short run.
+
+``--hand-over`` measures something else: from the call that releases a name until another client holds it,
+with 10 and with 10,000 requests in the queue, in raw transactions of the same moment.
 """
 
 from __future__ import annotations
@@ -112,6 +115,63 @@ _CASES: tuple[tuple[str, Callable[[Pair, int], Awaitable[None]], int, int], ...]
 )
 
 
+_HAND_OVERS = 40
+
+
+async def _hand_over(cluster: EtcdCluster, waiting: int) -> None:
+    name = f"queue of {waiting}"
+    async with aiodlock.Client(cluster.url) as one, aiodlock.Client(cluster.url) as two:
+        assert one._session is not None
+        store = one._session.backend
+        assert isinstance(store, EtcdBackend)
+        link, keys = store._link, store.keys("lock", name)
+        lease = await one.lock(name).acquire()
+        tasks: list[asyncio.Task[tuple[float, aiodlock.Lease]]] = []
+
+        async def turn(client: aiodlock.Client) -> tuple[float, aiodlock.Lease]:
+            lease = await client.lock(name).acquire()
+            return time.perf_counter(), lease
+
+        for number in range(_HAND_OVERS):
+            tasks.append(asyncio.create_task(turn((two, one)[number % 2])))
+            while len((await store.read(keys)).requests) < number + 2:
+                await asyncio.sleep(0)
+        others = await store.leases.make(600)
+        value = b'{"mode": "exclusive", "owner": "tother", "client": "other"}'
+        for first in range(0, waiting, 100):
+            some = range(first, min(first + 100, waiting))
+            puts = [m.PutRequest(keys.request(f"other-{n}"), value, others.id) for n in some]
+            steps = [m.RequestOp(request_put=put) for put in puts]
+            await link.call(api.TXN, m.TxnRequest(success=steps))
+        took, raw, written = [], [], []
+        for task in tasks:
+            before = (await store.read(keys)).revision
+            began = time.perf_counter()
+            await lease.release()
+            granted, lease = await task
+            took.append(granted - began)
+            written.append((await store.read(keys)).revision - before)
+            put = m.RequestOp(request_put=m.PutRequest(b"raw", b"x" * 100))
+            began = time.perf_counter()
+            await link.call(api.TXN, m.TxnRequest(success=[put]))
+            raw.append(time.perf_counter() - began)
+        await lease.release()
+        await store.leases.revoke(others)
+    commit, hand_over = statistics.median(raw), statistics.median(took)
+    print(
+        f"| {waiting:,} | {hand_over * 1000:.2f} ms | {commit * 1000:.2f} ms | {hand_over / commit:.2f} "
+        f"| {statistics.mean(written):.2f} |",
+        flush=True,
+    )
+
+
+async def _hand_overs(cluster: EtcdCluster) -> None:
+    print("| waiting | hand-over | raw transaction | in transactions | writes for each |")
+    print("|---|---|---|---|---|")
+    for waiting in (10, 10_000, 10, 10_000):
+        await _hand_over(cluster, waiting)
+
+
 async def _measure(cluster: EtcdCluster, quick: bool) -> None:
     share = 4 if quick else 1
     rounds = 3 if quick else 5
@@ -145,9 +205,10 @@ async def _measure(cluster: EtcdCluster, quick: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.etcd", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a quarter of the pairs, three rounds")
-    quick = parser.parse_args().quick
+    parser.add_argument("--hand-over", action="store_true", help="a hand-over, in raw transactions")
+    chosen = parser.parse_args()
     with EtcdCluster() as cluster:
-        asyncio.run(_measure(cluster, quick))
+        asyncio.run(_hand_overs(cluster) if chosen.hand_over else _measure(cluster, chosen.quick))
 
 
 if __name__ == "__main__":
