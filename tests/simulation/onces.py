@@ -251,7 +251,11 @@ class RecordCheckers:
         base = command.base
         now = self._server.now_ms()
         if command.script == "break":
-            self._ledger(base).known = self._checkers.ledger(base).known
+            ledger = self._ledger(base)
+            ledger.known = self._checkers.ledger(base).known
+            # This, too, meets the end of a success: it does not come again when the clock is set back.
+            if not self._stands(ledger.now, now) and not self._server.read_record(base):
+                self._end(ledger)
         elif base.startswith(_BASE):
             self._check_record(base, command, reply, now)
         self._check_closed(base, command, reply, now)

@@ -7,14 +7,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from aiodlock.backends.memory.store import Key
 
 from .failover import FailoverSimulation
 from .forgotten import Forgotten
 from .lingers import Lingers, LingersOnTheMachine
-from .memory import MachineSimulation
+from .memory import Call, MachineSimulation
 from .once_variants import ALL_VARIANTS, ONCE_VARIANTS
+from .onces import Ledger, Success
 from .quorum import QuorumSimulation
 from .run import run_seed
 from .rush import Rush
@@ -161,3 +165,17 @@ def test_schedule_tells_what_happened() -> None:
     assert "Style(" in text
     assert "server: acquire" in text
     assert "fault: " in text
+
+
+def test_break_meets_the_end_of_a_success() -> None:
+    """So it does not count as on record again when the server's clock is set back."""
+    simulation = MachineSimulation(0)
+    assert simulation.onces is not None
+    server: Any = simulation.server
+    checkers, call = simulation.onces.checkers, Call("break", Key("aiodlock", "once", "o0"))
+    call.options = {"remember": 0, "retention": 1000}
+    ledger = checkers.ledgers[call.base] = Ledger(now=Success("a", b"", server.now_ms() - 1))
+
+    server.run(None, call)
+
+    assert ledger.now is None
