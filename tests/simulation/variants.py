@@ -548,7 +548,7 @@ def _count_who_answers(simulation: Simulation) -> None:
     def has_majority(self: Requests, tally: Tally) -> bool:
         return suffices(tally, self.votes(tally))
 
-    def has_confirmed(self: Confirming, tally: Tally, token: int) -> bool:
+    def has_confirmed(self: Confirming, tally: Tally, token: int, known: int) -> bool:
         return suffices(tally, tally.confirmed(token, self._nodes.is_trusted))
 
     simulation.patch(Requests, "has_majority", has_majority)
