@@ -584,7 +584,8 @@ class Checkers:
             deadline = sent + left - (left * _DRIFT_SHARE + _DRIFT)
             self._fine.pop(id, None)
             self.at_most[id] = max(self.at_most.get(id, 0.0), deadline)
-            if id not in self._forgotten:
+            # Who has asked again may have given up this answer: it counts as soon as the next one comes.
+            if id not in self._forgotten and not command.asked_again:
                 least = max(self.at_least.get(id, (0.0, 0.0))[1], deadline)
                 self.at_least[id] = (self.world.time, least)
 

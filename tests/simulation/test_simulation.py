@@ -23,6 +23,7 @@ from .quorum import QuorumSimulation
 from .run import run_seed
 from .rush import Rush
 from .scenario import Simulation
+from .world import Process
 
 #: In blocks, so that several workers share them.
 _BLOCKS, _BLOCK = 10, 20
@@ -179,3 +180,21 @@ def test_break_meets_the_end_of_a_success() -> None:
     server.run(None, call)
 
     assert ledger.now is None
+
+
+def test_answer_counts_for_sure_only_when_nobody_has_asked_again() -> None:
+    """An extension that took longer than what was left is given up and asked for again."""
+    simulation = MachineSimulation(0)
+    checkers, process = simulation.checkers, Process(simulation.world, "p9")
+    call: Any = Call("extend", Key("aiodlock", "lock", "n0"), "id")
+    reply = [b"held", 1, 1200]
+
+    call.asked_again = True
+    checkers.on_reply(process, call, 10.0, reply)
+    assert checkers.at_most["id"] > 11.0  # it may
+    assert "id" not in checkers.at_least
+
+    call.asked_again = False
+    checkers.on_reply(process, call, 10.1, reply)
+    assert checkers.at_least["id"][1] > 11.0
+    process.bury()
