@@ -194,7 +194,8 @@ class Checkers:
         self.known_broken: dict[str, int] = {}
         self._latest_ms = 0
         self._asks: dict[tuple[SimServer, str], deque[float]] = {}
-        self._forgotten: set[str] = set()
+        #: What requests may count shorter than they were answered, by id.
+        self._shorter: set[str] = set()
         self._seen: dict[str, float] = {}
         #: At which state and deadline a request was found right: until the next reply it need not be
         #: looked at again.
@@ -568,13 +569,17 @@ class Checkers:
 
     # -- replies -------------------------------------------------------------------------------------
 
+    def on_given_up(self, id: str) -> None:
+        """Nobody waits any more for the answer to an extension by hand: it comes to nothing."""
+        self._shorter.add(id)
+
     def on_reply(self, process: Process, command: Command, sent: float, reply: Any) -> None:
         """An answer reaches a client: from now on it may count on it."""
         id = command.id
         if isinstance(reply, Exception) or not id:
             if str(reply).startswith("NOSCRIPT"):
                 # Sent again with the script, it counts from the first sending: shorter, never longer.
-                self._forgotten.add(id)
+                self._shorter.add(id)
             return
         word = reply[0]
         if command.script == "leave":
@@ -584,8 +589,7 @@ class Checkers:
             deadline = sent + left - (left * _DRIFT_SHARE + _DRIFT)
             self._fine.pop(id, None)
             self.at_most[id] = max(self.at_most.get(id, 0.0), deadline)
-            # Who has asked again may have given up this answer: it counts as soon as the next one comes.
-            if id not in self._forgotten and not command.asked_again:
+            if id not in self._shorter:
                 least = max(self.at_least.get(id, (0.0, 0.0))[1], deadline)
                 self.at_least[id] = (self.world.time, least)
 

@@ -59,7 +59,6 @@ class Call:
             self.record = options["result"], options["keep"]
         self.length: int = options.get("length", 0)
         self.base = checkers.base_key(key.kind, key.name)
-        self.asked_again = False
         self.forgets = self.base if script == "forget" else ""
 
     def __str__(self) -> str:
@@ -294,7 +293,7 @@ class Line(Conn):
                 self.network.on_recalled(answer.id)
             self.heard(data)
             return
-        call, sent = self.pop_answered()
+        call, sent = self.in_flight.popleft()
         assert call is what
         if call.script in ("acquire", "extend", "leave"):
             self.network.on_reply(self.process, call, sent, answer)

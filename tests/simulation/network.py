@@ -147,13 +147,6 @@ class Conn:
 
     # -- from the client to the server -------------------------------------------------------------
 
-    def pop_answered(self) -> tuple[Any, float]:
-        """Return what is answered now, and when it was sent."""
-        command, sent = self.in_flight.popleft()
-        id = command.id
-        command.asked_again = bool(id) and any(other.id == id for other, _ in self.in_flight)
-        return command, sent
-
     def write(self, data: bytes) -> None:
         """The client sends. None of it is lost unless the connection is."""
         if self.process.dead or not self.open:
@@ -265,7 +258,7 @@ class Conn:
         else:
             self._heard.feed(data)
             while (reply := self._heard.gets()) is not _NOTHING:
-                command, sent = self.pop_answered()
+                command, sent = self.in_flight.popleft()
                 self.network.on_reply(self.process, command, sent, reply)
         transport.protocol.data_received(data)
 

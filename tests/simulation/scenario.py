@@ -7,7 +7,7 @@ import gc
 import logging
 import random
 import warnings
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -22,6 +22,7 @@ import aiodlock._clock
 from aiodlock import AcquireTimeout, BackendError, ClientClosed, DeadlockError, LockLost, WouldBlock
 from aiodlock._lease import Lease
 from aiodlock._lock import Acquirable
+from aiodlock.backends.kept import KeptPlace
 from aiodlock.backends.kept_backend import KeptBackend
 from aiodlock.backends.redis import RedisBackend
 from aiodlock.backends.redis.quorum import QuorumBackend
@@ -166,7 +167,9 @@ class Simulation:
         self.outcomes: dict[str, int] = {}
         #: Objects that all tasks of a client use.
         self.common: dict[tuple[SimClient, str], Acquirable] = {}
-        self._patches: list[tuple[object, str, object]] = []
+        self._patches: list[tuple[object, str, object]] = [
+            (KeptPlace, "extend", _extend_for(self.checkers))
+        ]
         self.onces: Onces | None = attach(self) if self.keeps_records else None
         if prepare is not None:
             prepare(self)
@@ -898,3 +901,17 @@ class Faults:
     def _step(self, by: float) -> None:
         self._log(f"the server's clock steps by {by:+} s")
         self.simulation.checkers.clock_steps(by)
+
+
+def _extend_for(checkers: Checkers) -> Callable[[KeptPlace, float | None], Awaitable[None]]:
+    """Return ``KeptPlace.extend``, and let the checkers know whose answers nobody takes."""
+    extend = KeptPlace.extend
+
+    async def extend_or_give_up(place: KeptPlace, ttl: float | None) -> None:
+        try:
+            await extend(place, ttl)
+        except asyncio.CancelledError:
+            checkers.on_given_up(place.id)
+            raise
+
+    return extend_or_give_up

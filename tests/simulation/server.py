@@ -301,12 +301,10 @@ def encode(value: Any) -> bytes:
 class Command:
     """One command of a client as the server sees it, for the log and the checkers."""
 
-    __slots__ = ("arguments", "asked_again", "fields", "keys", "name", "script")
+    __slots__ = ("arguments", "fields", "keys", "name", "script")
 
     def __init__(self, fields: list[bytes]) -> None:
         self.fields = fields
-        #: Another message about the same request was on its way when this one was answered.
-        self.asked_again = False
         self.name = fields[0].upper()
         self.script: str | None = None
         self.keys: list[bytes] = []
