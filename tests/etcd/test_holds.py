@@ -28,7 +28,7 @@ def _holding(
     direct: Direct, hold: float = 30.0, *, begins: bool = True, **terms: Any
 ) -> tuple[EtcdPlace, Heard]:
     place, heard = direct.place(ttl=20.0, waiter_ttl=20.0, **terms)
-    place._terms = replace(place._terms, hold_at_least=hold, begins=begins)
+    place.terms = replace(place.terms, hold_at_least=hold, begins=begins)
     return place, heard
 
 
@@ -89,9 +89,9 @@ async def test_hold_whose_answer_is_lost_is_written_once(
         await heard.until("granted")
     else:
         faulty.lose = 0
-        place._terms, terms = replace(place._terms, begins=False), place._terms
+        place.terms, terms = replace(place.terms, begins=False), place.terms
         assert isinstance(await place.acquire(wait=True), Granted)
-        place._terms = terms
+        place.terms = terms
         faulty.lose = 1
         with pytest.raises(Unanswered):
             await place.acquire(wait=True)  # told as held, but not before this is answered

@@ -1,0 +1,240 @@
+"""How a request gets in: its first messages, until it holds, waits or is refused.
+
+Each may be sent again: the key is made once. What one of them means for the request is told to its place
+(``hold``, ``state``); the answer goes to the core.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..._clock import now
+from ..._errors import BackendError, BackendUnavailable
+from ..._model import LOST, Gone, Granted, Refused, Waiting
+from ..base import Unanswered
+from . import messages as m
+from . import recipe
+from .leases import SharedLease
+from .link import LeaseNotFound
+from .recipe import Queue, Record, Turn
+
+if TYPE_CHECKING:
+    from .place import EtcdPlace
+
+#: So often a single try is repeated when others change the name meanwhile.
+_TRIES = 5
+
+
+async def queue(place: EtcdPlace) -> Granted | Waiting | Refused | Gone:
+    """Take a free name, or a place in its queue."""
+    store, keys, own = place.store, place.keys, place.own
+    holder, waiter, delay = await own.leases()
+    leases = recipe.Leases(holder.id, waiter.id, delay.id if delay else 0)
+    room = store.rooms.of(keys)
+    place.room = room
+    room.add(place)
+    sent = now()
+    with room.opening() as opens:
+        request = recipe.enter(keys, place.id, place.value(), leases, read=opens)
+        answer = await _send(place, request, holder, waiter, delay)
+        assert answer.header is not None
+        if opens and not answer.succeeded:
+            read = answer.responses[1].response_range
+            assert read is not None
+            room.begin(Queue(keys, answer.header.revision, read.kvs))
+    if answer.succeeded:
+        place.created = own.written = answer.header.revision
+        return place.hold(place.created, holder, delay, sent)
+    nested = answer.responses[0].response_txn
+    assert nested is not None
+    await room.open()
+    if nested.succeeded:
+        known = await room.reached(answer.header.revision)
+    else:
+        # An earlier attempt has made the key, or it has left.
+        found = (await store.read(keys)).find(place.id)
+        if found is None:
+            return Gone("gone")
+        known = await room.reached(found.created)
+    found = known.find(place.id)
+    if found is None:
+        return Gone("expired" if not waiter.alive else "gone")
+    lease = _lease_at(place, found)
+    place.created, own.written = found.created, found.written
+    own.use(lease)
+    return await _take(place, known.turn_of(found), found, known)
+
+
+async def try_once(place: EtcdPlace) -> Granted | Refused | Gone:
+    """Be granted at once, or leave nothing behind."""
+    store, keys, own = place.store, place.keys, place.own
+    await store.until_left(keys)
+    holder, waiter, delay = await own.leases()
+    leases = recipe.Leases(holder.id, waiter.id, delay.id if delay else 0)
+    sent = now()
+    request = recipe.enter_if_free(keys, place.id, place.value(), leases)
+    joins = 0
+    for _ in range(_TRIES):
+        answer = await _send(place, request, holder, delay)
+        assert answer.header is not None
+        if answer.succeeded:
+            place.created = own.written = answer.header.revision
+            return place.hold(joins or place.created, holder, delay, sent)
+        read = answer.responses[0].response_range
+        assert read is not None
+        known = Queue(keys, answer.header.revision, read.kvs)
+        mine = known.find(place.id)
+        if mine is not None:  # an earlier attempt was carried out
+            lease, delay = _lease_at(place, mine), _delay_at(place, known) or delay
+            place.created, own.written = mine.created, mine.written
+            return place.hold(mine.order, lease, delay, sent)
+        joins, record = 0, _record(place)
+        turn = known.turn_of(record)
+        if turn.what == "deadlock" or turn.what == "limit":
+            return Refused(turn.what, turn.used, unsure=place.ambiguous)
+        if turn.what == "joins":
+            mate = known.find(turn.mate)
+            assert mate is not None
+            joining = Record(place.id, record.mode, place.owner, record.client, 0, turn.order, 0)
+            request = recipe.join(keys, joining, 0, mate, place.value(turn.order), leases)
+            joins = turn.order
+        elif known.would_hold(record):
+            request = recipe.enter_unless_changed(
+                keys, place.id, place.value(), leases, known.revision
+            )
+        else:
+            break
+    return Refused("busy", unsure=place.ambiguous)
+
+
+async def confirm(place: EtcdPlace, turn: Turn, record: Record, queue: Queue) -> int | None:
+    """Write what a grant needs, if it needs anything; return the token, or None if it is no grant."""
+    async with place.own.alone():
+        if turn.what == "joins":
+            return await _join(place, turn, record, queue)
+        return await _delay(place, turn.order, record)
+
+
+async def close_after(place: EtcdPlace) -> bool:
+    """Keep the name closed for ``hold_at_least`` from now on; False if the key is gone."""
+    store, keys, least = place.store, place.keys, place.terms.hold_at_least
+    if place.closes or not least:
+        return True
+    # Made after the grant, and never renewed: it ends so long after the grant, or later.
+    lease = await store.leases.make(least)
+    closing = recipe.close_after(keys, place.id, place.created, place.value(place.token), lease.id)
+    answer = await store.transact(keys, closing)
+    if not answer.succeeded:
+        found = answer.responses[0].response_range
+        if found is None or not found.kvs:
+            return False
+    place.closes = True
+    return True
+
+
+def _record(place: EtcdPlace) -> Record:
+    """Return this request as one that comes now."""
+    terms, store = place.terms, place.store
+    order = store.far_future
+    return Record(place.id, terms.mode, place.owner, store.label, terms.limit, order, order)
+
+
+async def _send(
+    place: EtcdPlace, request: m.TxnRequest, *leases: SharedLease | None
+) -> m.TxnResponse:
+    """Send what may make the key, with one of these leases. Without an answer it may still be carried out,
+    now or later."""
+    before, place.ambiguous = place.ambiguous, True
+    try:
+        answer = await place.store.transact(place.keys, request)
+    except LeaseNotFound:
+        place.ambiguous = before
+        await place.store.look_for(*leases)
+        raise
+    except Unanswered:
+        raise
+    except BackendError:
+        place.ambiguous = before
+        raise
+    place.ambiguous = before
+    return answer
+
+
+def _lease_at(place: EtcdPlace, found: Record) -> SharedLease:
+    """Return the lease that the key was found with, which may be that of an earlier attempt."""
+    lease = place.store.leases.by_id(found.lease)
+    if lease is None:
+        raise BackendUnavailable("a key ends with a lease that is renewed no more: ask again then")
+    return lease
+
+
+def _delay_at(place: EtcdPlace, queue: Queue) -> SharedLease | None:
+    found = queue.delays.get(place.id)
+    return None if found is None else place.store.leases.by_id(found.lease)
+
+
+async def _take(
+    place: EtcdPlace, turn: Turn, record: Record, queue: Queue
+) -> Granted | Waiting | Refused | Gone:
+    """Do what the state of the queue means for a request that was just queued."""
+    match turn.what:
+        case "waits":
+            place.state = "waiting"
+            return Waiting(place.deadline, None)
+        case "holds" | "joins":
+            held = await confirm(place, turn, record, queue)
+            if held is None:
+                place.state = "waiting"  # what it was to join is gone
+                return Waiting(place.deadline, None)
+            return Granted(held, place.deadline)
+        case "gone":
+            return Gone("gone")
+        case "deadlock" | "limit":
+            pass
+    try:
+        await place.leave(LOST)
+    except BackendError:
+        return Refused(turn.what, turn.used, unsure=True)
+    return Refused(turn.what, turn.used, unsure=place.ambiguous)
+
+
+async def _join(place: EtcdPlace, turn: Turn, record: Record, queue: Queue) -> int | None:
+    """Get in beside the owner's other request."""
+    own, order = place.own, turn.order
+    mate = queue.find(turn.mate)
+    holder, _, delay = await own.leases()
+    if mate is None:
+        return None
+    leases = recipe.Leases(holder.id, 0, delay.id if delay else 0)
+    joining = recipe.join(place.keys, record, own.written, mate, place.value(order), leases)
+    with own.writing(holder):
+        answer = await _send(place, joining, holder, delay)
+    assert answer.header is not None
+    if answer.succeeded:
+        own.is_at(holder, answer.header.revision)
+    else:
+        assert answer.responses[0].response_range is not None
+        now_there = Queue(place.keys, 0, answer.responses[0].response_range.kvs)
+        mine = now_there.find(place.id)
+        if mine is not None:
+            own.found(mine.lease, mine.written)
+            delay = _delay_at(place, now_there) or delay
+        if mine is None or not mine.joined:
+            return None
+        order = mine.order
+    place.hold(order, own.lease or holder, delay, now())
+    return order
+
+
+async def _delay(place: EtcdPlace, order: int, record: Record) -> int | None:
+    """Write the lock-delay that the grant needs, if any."""
+    own = place.own
+    if place.terms.lock_delay and not record.joined:
+        holder, _, delay = await own.leases()
+        if not await own.write(place.value(), place.value(order), holder, delay):
+            return None
+        place.hold(order, holder, delay, now())
+        return order
+    assert own.lease is not None
+    place.hold(order, own.lease, None, now())
+    return order

@@ -1,0 +1,295 @@
+"""The keys of one request: with which leases they end, and how they move from one lease to another.
+
+A message that moves them may have no answer. Until the next one has, they may end with either lease, and
+the deadline is the earlier one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..._clock import now
+from ..._errors import BackendError, BackendUnavailable
+from . import messages as m
+from . import recipe
+from .leases import SharedLease
+from .link import LeaseNotFound
+
+if TYPE_CHECKING:
+    from .place import EtcdPlace
+
+#: A holder's key is moved from the lease of its waiting to that of its ttl after so long: who leaves sooner
+#: is spared that write (seconds).
+_MOVE_AFTER = 0.05
+#: Pauses between repetitions in the background (seconds).
+PAUSE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What is to be sent, who takes the answer, and the leases that have to be there."""
+
+    request: m.TxnRequest
+    answered: Callable[[m.TxnResponse], object]
+    leases: tuple[SharedLease | None, ...]
+
+
+class OwnKeys:
+    """Mutable state:
+
+    ``lease`` (that its key ends with); ``_maybe`` (leases that it may end with instead: a move to them had
+    no answer); ``written`` (the revision in which its key was written last, 0 if it is not known to be
+    there); ``_writer`` (held while it is being written); ``delay_lease`` (the same as ``lease`` for its
+    lock-delay; None without); ``ttl`` (of a holder); ``until`` (the end of what is not extended by itself);
+    ``_deadline`` (the latest that was told).
+    """
+
+    __slots__ = (
+        "_deadline",
+        "_maybe",
+        "_place",
+        "_writer",
+        "delay_lease",
+        "lease",
+        "ttl",
+        "until",
+        "written",
+    )
+
+    def __init__(self, place: EtcdPlace) -> None:
+        self._place = place
+        self.ttl: float = place.terms.ttl
+        self.lease: SharedLease | None = None
+        self._maybe: tuple[SharedLease, ...] = ()
+        self.written: int = 0
+        self._writer: asyncio.Lock | None = None
+        self.delay_lease: SharedLease | None = None
+        self.until: float = math.inf
+        self._deadline: float = 0.0
+
+    # -- where they are --------------------------------------------------------------------------
+
+    @property
+    def deadline(self) -> float:
+        """Until when they certainly live. It never comes nearer."""
+        if self.lease is not None and self.lease.alive:
+            place = self._place
+            length = self.ttl if place.state == "held" else place.terms.waiter_ttl
+            end = min(self.lease.deadline(length), self.until)
+            for other in self._maybe:
+                end = min(end, other.deadline(length)) if other.alive else 0.0
+            self._deadline = max(self._deadline, end)
+        return self._deadline
+
+    @property
+    def settled(self) -> bool:
+        """Whether the key is where ``lease`` says: not while it is moved."""
+        return not self._is_written and not self._maybe
+
+    @property
+    def _is_written(self) -> bool:
+        return self._writer is not None and self._writer.locked()
+
+    @property
+    def outdated(self) -> bool:
+        """Whether they have to be moved, and can be: a lease that they end with counts no more, or the
+        lease is not known."""
+        if self._place.state not in ("waiting", "held") or self._is_written or not self.written:
+            return False
+        found = (self.lease, self.delay_lease)
+        return bool(self._maybe) or any(
+            one is not None and one.alive and one.outdated for one in found
+        )
+
+    def use(self, lease: SharedLease) -> None:
+        """The key ends with this lease."""
+        before = self.lease
+        if lease is not before:
+            pool = self._place.store.leases
+            pool.use(lease)
+            self.lease = lease
+            if before is not None:
+                pool.release(before)
+
+    def use_delay(self, delay: SharedLease) -> None:
+        """The key of its lock-delay ends with this lease."""
+        before = self.delay_lease
+        if delay is not before:
+            pool = self._place.store.leases
+            pool.use(delay)
+            self.delay_lease = delay
+            if before is not None:
+                pool.release(before)
+
+    def found(self, lease_id: int, written: int) -> None:
+        """The key was seen: an earlier message without an answer was carried out."""
+        self.written = written
+        lease = self._place.store.leases.by_id(lease_id)
+        if lease is not None:
+            self.is_at(lease, written)
+
+    def is_at(self, lease: SharedLease, written: int) -> None:
+        """The key was written with this lease, in that revision."""
+        self._maybe = ()
+        self.written = written
+        self.use(lease)
+
+    def vanished(self) -> None:
+        """There is nothing to move any more."""
+        self.written, self._maybe = 0, ()
+
+    def forget(self) -> None:
+        """Nobody here needs these leases any more."""
+        pool = self._place.store.leases
+        if self.lease is not None:
+            pool.release(self.lease)
+            self.lease = None
+        if self.delay_lease is not None:
+            pool.release(self.delay_lease)
+            self.delay_lease = None
+
+    # -- which leases they should end with -----------------------------------------------------------
+
+    async def leases(self) -> tuple[SharedLease, SharedLease, SharedLease | None]:
+        """Return the leases of a holder, of a waiter and of the lock-delay."""
+        terms, pool = self._place.terms, self._place.store.leases
+        holder = await pool.get(self.ttl)
+        waiter = holder if terms.waiter_ttl >= self.ttl else await pool.get(terms.waiter_ttl)
+        delay = await pool.get(self.ttl + terms.lock_delay) if terms.lock_delay else None
+        return holder, waiter, delay
+
+    async def _wanted(self) -> tuple[SharedLease, SharedLease | None]:
+        """Return the leases that they should end with. The first one promises what was told."""
+        place, pool = self._place, self._place.store.leases
+        while True:
+            holder, waiter, delay = await self.leases()
+            lease, length = holder, self.ttl
+            if place.state != "held":
+                lease, length, delay = waiter, place.terms.waiter_ttl, None
+            elif self.lease is not None and now() + length < self.deadline:
+                # More was told, before ``extend`` made it shorter: until then by a lease as long as this.
+                lease, length = await pool.get(self.lease.asked), self.lease.seconds
+                pool.hurry(lease, self.ttl)
+                place.set_timer(max(PAUSE, self.deadline - now() - self.ttl), self._move_soon)
+            if lease is self.lease or lease.deadline(length) >= self.deadline:
+                return lease, delay
+            await pool.renew(lease)
+
+    def _are_at(self, lease: SharedLease, delay: SharedLease | None) -> bool:
+        return lease is self.lease and delay is self.delay_lease and not self._maybe
+
+    # -- moving them -----------------------------------------------------------------------------
+
+    def alone(self) -> asyncio.Lock:
+        """Only one at a time writes the key."""
+        if self._writer is None:
+            self._writer = asyncio.Lock()
+        return self._writer
+
+    def move_later(self) -> None:
+        """Move a holder's key to the lease of its ttl, if it holds for longer than a moment."""
+        self._place.set_timer(_MOVE_AFTER, self._move_soon)
+
+    def _move_soon(self) -> None:
+        if self._place.state == "held":
+            self._place.store.start(self._move_until_answered)
+
+    async def _move_until_answered(self) -> None:
+        """Have the holder's key end with the lease of its ttl, until that is answered."""
+        while self._place.state == "held":
+            try:
+                await self.move()
+                return
+            except BackendError as failed:
+                self._place.on_failed(failed)
+            await asyncio.sleep(PAUSE)
+
+    async def move(self) -> None:
+        """Move them to the leases that they should end with, if they are elsewhere."""
+        place = self._place
+        async with self.alone():
+            while self.written and place.state in ("waiting", "held"):
+                lease, delay = await self._wanted()
+                if self._are_at(lease, delay):
+                    return
+                if await self.write(self._value(), place.value(place.token), lease, delay):
+                    return
+
+    @asynccontextmanager
+    async def moving(self) -> AsyncIterator[Move | None]:
+        """Give what moves them to leases that count, to be sent together with others'; None if there is
+        nothing to move any more."""
+        place = self._place
+        async with self.alone():
+            if not self.written or place.state not in ("waiting", "held"):
+                yield None
+                return
+            lease, delay = await self._wanted()
+            if self._are_at(lease, delay):
+                yield None
+                return
+            request = self._move(self._value(), place.value(place.token), lease, delay)
+            with self.writing(lease):
+                yield Move(
+                    request, lambda answer: self._wrote(answer, lease, delay), (lease, delay)
+                )
+
+    async def write(
+        self, value: bytes, delay_value: bytes, lease: SharedLease, delay: SharedLease | None
+    ) -> bool:
+        """Write the key with another lease; else it is known now where it is, or that it is gone."""
+        store = self._place.store
+        request = self._move(value, delay_value, lease, delay)
+        with self.writing(lease):
+            try:
+                answer = await store.transact(self._place.keys, request)
+            except LeaseNotFound:
+                await store.look_for(lease, delay)
+                raise
+        return self._wrote(answer, lease, delay)
+
+    def _move(
+        self, value: bytes, delay_value: bytes, lease: SharedLease, delay: SharedLease | None
+    ) -> m.TxnRequest:
+        place = self._place
+        leases = recipe.Leases(lease.id, 0, delay.id if delay else 0)
+        return recipe.move(place.keys, place.id, self.written, value, delay_value, leases)
+
+    def _value(self) -> bytes:
+        place = self._place
+        return place.value(place.token if place.token not in (0, place.created) else None)
+
+    @contextmanager
+    def writing(self, lease: SharedLease) -> Iterator[None]:
+        """Know that the key may end with this lease, too, unless the message was refused."""
+        before = self._maybe
+        self._maybe += (lease,)
+        try:
+            yield
+        except BackendUnavailable:
+            raise
+        except BackendError:
+            self._maybe = before
+            raise
+
+    def _wrote(self, answer: m.TxnResponse, lease: SharedLease, delay: SharedLease | None) -> bool:
+        """Take the answer; tell whether the key was written."""
+        assert answer.header is not None
+        if self._place.state == "left":
+            return False
+        if answer.succeeded:
+            self.is_at(lease, answer.header.revision)
+            if delay is not None:
+                self.use_delay(delay)
+            return True
+        read = answer.responses[0].response_range
+        if read is None or not read.kvs:
+            self._place.on_gone("gone")
+        else:
+            self.found(read.kvs[0].lease, read.kvs[0].mod_revision)
+        return False
