@@ -52,14 +52,14 @@ test-servers: setup
 
 # What only several servers together can go through, and the contract on them. Failovers take their time.
 test-topologies: setup
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/topology $(ARGS)
-	$(BIN)/python -m pytest --numprocesses 2 tests/contract --store cluster,sentinel,replicated,quorum,quorum5 $(ARGS)
-	$(BIN)/python -m pytest --numprocesses 2 tests/contract tests/acceptance --store postgres,postgres18 $(ARGS)
-	$(BIN)/python -m pytest --numprocesses 2 tests/contract/test_locking.py tests/contract/test_shared.py \
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile tests/topology $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 4 tests/contract --store cluster,sentinel,replicated,quorum,quorum5 $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 4 tests/contract tests/acceptance --store postgres,postgres18 $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 4 tests/contract/test_locking.py tests/contract/test_shared.py \
 		tests/contract/test_semaphore.py tests/contract/test_lock_delay.py --store pgbouncer $(ARGS)
 	$(BIN)/python -m pytest --numprocesses 4 tests/etcd tests/contract/test_locking.py tests/contract/test_shared.py \
 		tests/contract/test_semaphore.py tests/contract/test_hold_at_least.py --store etcd $(ARGS)
-	$(BIN)/python -m pytest --numprocesses 2 tests/contract/test_locking.py tests/contract/test_shared.py \
+	$(BIN)/python -m pytest --numprocesses 4 tests/contract/test_locking.py tests/contract/test_shared.py \
 		tests/contract/test_semaphore.py tests/contract/test_multilock.py tests/contract/test_client_life.py \
 		tests/acceptance/test_client.py --store zookeeper $(ARGS)
 
