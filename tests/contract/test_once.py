@@ -21,9 +21,9 @@ from aiodlock.backends.kept_backend import KeptBackend
 
 from ..conftest import MakeClient
 from ..scenes import until
-from ..servers import CLUSTER, MEMORY, POSTGRES, SCRIPTED, SENTINEL, Store
+from ..servers import CLUSTER, ETCD, MEMORY, POSTGRES, SCRIPTED, SENTINEL, Store
 
-pytestmark = pytest.mark.stores(MEMORY, *SCRIPTED, *POSTGRES, CLUSTER, SENTINEL)
+pytestmark = pytest.mark.stores(MEMORY, *SCRIPTED, *POSTGRES, *ETCD, CLUSTER, SENTINEL)
 
 
 async def enter(client: Client, name: str = "a", **options: Any) -> tuple[bool, object]:

@@ -34,6 +34,7 @@ DIFFERS = {
     "test_longer_body_leaves_it_open": "its shortest hold is a second long: see test_holds.py",
     "test_multilock_that_fails_while_it_begins_closes_nothing": "it is about the keeper",
     "test_resize_grants_all_that_fit_and_others_follow": "its semaphores do not take resize",
+    "test_waiters_of_a_success_ask_once_and_are_forgotten": "it looks into the keeper",
     "test_inspect_remembers_the_last_token": "etcd keeps nothing of a free name",
 }
 

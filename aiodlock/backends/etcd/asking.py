@@ -13,10 +13,10 @@ from ..._errors import BackendError, BackendUnavailable
 from ..._model import LOST, Gone, Granted, Refused, Waiting
 from ..base import Unanswered
 from . import messages as m
-from . import recipe
+from . import transactions
 from .leases import SharedLease
 from .link import LeaseNotFound
-from .recipe import Queue, Record, Turn
+from .recipe import Queue, Record, Success, Turn
 
 if TYPE_CHECKING:
     from .place import EtcdPlace
@@ -29,13 +29,14 @@ async def queue(place: EtcdPlace) -> Granted | Waiting | Refused | Gone:
     """Take a free name, or a place in its queue."""
     store, keys, own = place.store, place.keys, place.own
     holder, waiter, delay = await own.leases()
-    leases = recipe.Leases(holder.id, waiter.id, delay.id if delay else 0)
+    leases = transactions.Leases(holder.id, waiter.id, delay.id if delay else 0)
     room = store.rooms.of(keys)
     place.room = room
     room.add(place)
     sent = now()
     with room.opening() as opens:
-        request = recipe.enter(keys, place.id, place.value(), leases, read=opens)
+        once = place.terms.kind == "once"
+        request = transactions.enter(keys, place.id, place.value(), leases, read=opens, once=once)
         answer = await _send(place, request, holder, waiter, delay)
         assert answer.header is not None
         if opens and not answer.succeeded:
@@ -45,6 +46,11 @@ async def queue(place: EtcdPlace) -> Granted | Waiting | Refused | Gone:
     if answer.succeeded:
         place.created = own.written = answer.header.revision
         return place.hold(place.created, holder, delay, sent)
+    if once:
+        read = answer.responses[1].response_range
+        assert read is not None
+        if (success := Queue(keys, 0, read.kvs).success) is not None:
+            return _recorded(place, success)
     nested = answer.responses[0].response_txn
     assert nested is not None
     await room.open()
@@ -57,6 +63,8 @@ async def queue(place: EtcdPlace) -> Granted | Waiting | Refused | Gone:
             return Gone("gone")
         known = await room.reached(found.created)
     found = known.find(place.id)
+    if known.success is not None:
+        return _recorded(place, known.success)
     if found is None:
         return Gone("expired" if not waiter.alive else "gone")
     lease = _lease_at(place, found)
@@ -70,9 +78,9 @@ async def try_once(place: EtcdPlace) -> Granted | Refused | Gone:
     store, keys, own = place.store, place.keys, place.own
     await store.until_left(keys)
     holder, waiter, delay = await own.leases()
-    leases = recipe.Leases(holder.id, waiter.id, delay.id if delay else 0)
+    leases = transactions.Leases(holder.id, waiter.id, delay.id if delay else 0)
     sent = now()
-    request = recipe.enter_if_free(keys, place.id, place.value(), leases)
+    request = transactions.enter_if_free(keys, place.id, place.value(), leases)
     joins = 0
     for _ in range(_TRIES):
         answer = await _send(place, request, holder, delay)
@@ -88,6 +96,8 @@ async def try_once(place: EtcdPlace) -> Granted | Refused | Gone:
             lease, delay = _lease_at(place, mine), _delay_at(place, known) or delay
             place.created, own.written = mine.created, mine.written
             return place.hold(mine.order, lease, delay, sent)
+        if known.success is not None:
+            return _recorded(place, known.success)
         joins, record = 0, _record(place)
         turn = known.turn_of(record)
         if turn.what == "deadlock" or turn.what == "limit":
@@ -96,10 +106,10 @@ async def try_once(place: EtcdPlace) -> Granted | Refused | Gone:
             mate = known.find(turn.mate)
             assert mate is not None
             joining = Record(place.id, record.mode, place.owner, record.client, 0, turn.order, 0)
-            request = recipe.join(keys, joining, 0, mate, place.value(turn.order), leases)
+            request = transactions.join(keys, joining, 0, mate, place.value(turn.order), leases)
             joins = turn.order
         elif known.would_hold(record):
-            request = recipe.enter_unless_changed(
+            request = transactions.enter_unless_changed(
                 keys, place.id, place.value(), leases, known.revision
             )
         else:
@@ -122,7 +132,9 @@ async def close_after(place: EtcdPlace) -> bool:
         return True
     # Made after the grant, and never renewed: it ends so long after the grant, or later.
     lease = await store.leases.make(least)
-    closing = recipe.close_after(keys, place.id, place.created, place.value(place.token), lease.id)
+    closing = transactions.close_after(
+        keys, place.id, place.created, place.value(place.token), lease.id
+    )
     answer = await store.transact(keys, closing)
     if not answer.succeeded:
         found = answer.responses[0].response_range
@@ -130,6 +142,10 @@ async def close_after(place: EtcdPlace) -> bool:
             return False
     place.closes = True
     return True
+
+
+def _recorded(place: EtcdPlace, success: Success) -> Refused:
+    return Refused("recorded", unsure=place.ambiguous, result=success.result)
 
 
 def _record(place: EtcdPlace) -> Record:
@@ -205,8 +221,8 @@ async def _join(place: EtcdPlace, turn: Turn, record: Record, queue: Queue) -> i
     holder, _, delay = await own.leases()
     if mate is None:
         return None
-    leases = recipe.Leases(holder.id, 0, delay.id if delay else 0)
-    joining = recipe.join(place.keys, record, own.written, mate, place.value(order), leases)
+    leases = transactions.Leases(holder.id, 0, delay.id if delay else 0)
+    joining = transactions.join(place.keys, record, own.written, mate, place.value(order), leases)
     with own.writing(holder):
         answer = await _send(place, joining, holder, delay)
     assert answer.header is not None

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..._model import End, Left
-from . import recipe
+from . import link as api
+from . import transactions
+from .leases import SharedLease
 from .link import NoSpace
+from .recipe import read_success, value_of_success
 
 if TYPE_CHECKING:
     from .place import EtcdPlace
@@ -16,11 +19,13 @@ async def leave(place: EtcdPlace, end: End, *, repeated: bool) -> Left:
     """Send one leave. ``repeated``: an earlier one may have been carried out."""
     store, terms, own = place.store, place.terms, place.own
     message = store.message_key(place.id)
+    if end.record is not None:
+        return await _record(place, message, *end.record)
     if end.lost and own.delay_lease is not None:
         return await _close(place, message)
     marker = await store.leases.make(store.marker_ttl) if place.ambiguous else None
     opens = end.unused and terms.hold_at_least > 0
-    leaving = recipe.leave(
+    leaving = transactions.leave(
         place.keys,
         place.id,
         message,
@@ -33,9 +38,10 @@ async def leave(place: EtcdPlace, end: End, *, repeated: bool) -> Left:
     except NoSpace:
         # Nothing can be written, so no late duplicate either: delete alone.
         delayed = terms.lock_delay > 0
-        leaving = recipe.leave(place.keys, place.id, message, delay=delayed, opens=opens)
+        leaving = transactions.leave(place.keys, place.id, message, delay=delayed, opens=opens)
         answer = await store.transact(place.keys, leaving)
     if answer.succeeded:
+        _revoke_all_but(place, 0)  # no attempt to record a success can be carried out any more
         return Left("released" if place.token else "withdrawn")
     found = answer.responses[0].response_range
     if found is not None and found.kvs:
@@ -49,11 +55,59 @@ async def leave(place: EtcdPlace, end: End, *, repeated: bool) -> Left:
     return Left("gone", "gone" if own.lease is None or own.lease.alive else "expired")
 
 
+async def _record(place: EtcdPlace, message: bytes, result: bytes, keep: float) -> Left:
+    """Put a success on record. Each attempt has a lease of its own: the record is kept for so long from
+    then on, and an attempt whose answer was lost may have been carried out."""
+    store = place.store
+    lease = await store.leases.make(keep + api.CALL_WITHIN)
+    place.record_leases += (lease,)
+    marker = await store.leases.make(store.marker_ttl) if place.ambiguous else None
+    recording = transactions.record(
+        place.keys,
+        place.id,
+        message,
+        value_of_success(place.id, result),
+        lease.id,
+        marker.id if marker is not None else 0,
+    )
+    answer = await store.transact(place.keys, recording)
+    if answer.succeeded:
+        _revoke_all_but(place, lease.id)
+        return Left("recorded")
+    broken, there = (step.response_range for step in answer.responses[:2])
+    if there is not None and there.kvs:
+        success = read_success(there.kvs[0])
+        if success.request == place.id:
+            _revoke_all_but(place, success.lease)
+            return Left("recorded")
+    _revoke_all_but(place, 0)
+    if broken is not None and broken.kvs:
+        return Left("gone", "broken")
+    own = place.own
+    return Left("gone", "gone" if own.lease is None or own.lease.alive else "expired")
+
+
+def _revoke_all_but(place: EtcdPlace, id: int) -> None:
+    """End the leases of attempts to record a success that found its key gone. It was deleted for good, so
+    a late duplicate of them records nothing."""
+    unused = [lease for lease in place.record_leases if lease.id != id]
+    place.record_leases = ()
+    if unused:
+        place.store.start(_revoke, place, unused)
+
+
+async def _revoke(place: EtcdPlace, leases: list[SharedLease]) -> None:
+    for lease in leases:
+        await place.store.leases.revoke(lease)
+
+
 async def _close(place: EtcdPlace, message: bytes) -> Left:
     """Delete the key, and have the lock-delay end so much later."""
     store = place.store
     delay = await store.leases.make(place.terms.lock_delay)
-    closing = recipe.leave_closed(place.keys, place.id, place.value(place.token), message, delay.id)
+    closing = transactions.leave_closed(
+        place.keys, place.id, place.value(place.token), message, delay.id
+    )
     answer = await store.transact(place.keys, closing)
     found = None if answer.succeeded else answer.responses[1].response_range
     if found is not None and found.kvs:

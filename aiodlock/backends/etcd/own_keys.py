@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
 from . import messages as m
-from . import recipe
+from . import transactions
 from .leases import SharedLease
 from .link import LeaseNotFound
 
@@ -257,8 +257,8 @@ class OwnKeys:
         self, value: bytes, delay_value: bytes, lease: SharedLease, delay: SharedLease | None
     ) -> m.TxnRequest:
         place = self._place
-        leases = recipe.Leases(lease.id, 0, delay.id if delay else 0)
-        return recipe.move(place.keys, place.id, self.written, value, delay_value, leases)
+        leases = transactions.Leases(lease.id, 0, delay.id if delay else 0)
+        return transactions.move(place.keys, place.id, self.written, value, delay_value, leases)
 
     def _value(self) -> bytes:
         place = self._place

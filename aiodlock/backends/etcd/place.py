@@ -36,8 +36,9 @@ class EtcdPlace:
 
     ``state``; ``token``; ``created`` (the revision in which its key was made, 0 if not known); ``own``
     (where its keys are); ``ambiguous`` (a message that makes the key may be carried out later); ``room``
-    (while it waits); ``closes`` (its ``hold_at_least`` was written); ``_leaves`` (how many leaves were
-    sent); ``_failed`` (the last message had no answer); ``_timer`` (of what is due).
+    (while it waits); ``record_leases`` (one of which its success may end with); ``closes`` (its
+    ``hold_at_least`` was written); ``_leaves`` (how many leaves were sent); ``_failed`` (the last message
+    had no answer); ``_timer`` (of what is due).
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class EtcdPlace:
         "keys",
         "own",
         "owner",
+        "record_leases",
         "room",
         "state",
         "store",
@@ -73,6 +75,7 @@ class EtcdPlace:
         self.own: OwnKeys = OwnKeys(self)
         self.ambiguous: bool = False
         self.room: Room | None = None
+        self.record_leases: tuple[SharedLease, ...] = ()
         self._listener = listener
         self.closes: bool = False
         self._leaves = 0
@@ -279,6 +282,19 @@ class EtcdPlace:
         self.own.vanished()
         self.state = "left" if self.state == "waiting" else "held"
         self._listener.gone(reason)
+
+    def on_recorded(self, result: bytes) -> None:
+        """A success is on record: the store has forgotten this waiter, and all others."""
+        if self.state != "waiting":
+            return  # who is asking is told in the answer
+        unsure = self.ambiguous
+        if unsure:
+            self._stop()
+            self.own.vanished()
+            self.state = "left"
+        else:
+            self.abandon()
+        self._listener.recorded(result, unsure=unsure)
 
     def on_silent(self, error: Exception) -> None:
         """What keeps it alive has had no answer."""

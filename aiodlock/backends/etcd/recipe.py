@@ -1,7 +1,5 @@
 """The recipe: who holds a name is decided by which keys there are. Pure: no I/O, no clock.
 
-Over 400 lines: all transactions stand side by side, to be read against the model.
-
 Each request is a key below its name, made in one transaction. The keys' order is that of their
 ``create_revision``, which the cluster gives and which is the token, too. A request holds when no
 earlier request stands in its way. Nothing that comes later can change that, and what is earlier can
@@ -16,6 +14,8 @@ Keys below ``PREFIX/1/KIND/NAME/``:
 - ``h/REQUEST``: the ``hold_at_least`` of a holder, on a lease of its own that nobody renews. It blocks in
   the same way.
 - ``x/REQUEST``: a marker that refuses late duplicates of a request that has left.
+- ``r``: of kind *once*, the success on record, on a lease of its own that nobody renews. While it is there,
+  nobody holds and nobody queues.
 
 Keys below ``PREFIX/1/c/CLIENT/`` are messages to a client: ``REQUEST`` says that an operator broke that
 one's lease.
@@ -23,6 +23,7 @@ one's lease.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -31,11 +32,10 @@ from typing import Literal
 from urllib.parse import quote, unquote
 
 from ..._model import Mode, Terms
-from . import messages as m
 from .messages import KeyValue
 
 _VERSION = "1"
-_KINDS: dict[str, str] = {"lock": "l", "semaphore": "s", "wait": "w"}
+_KINDS: dict[str, str] = {"lock": "l", "semaphore": "s", "once": "o", "wait": "w"}
 
 
 # -- keys ------------------------------------------------------------------------------------------
@@ -58,6 +58,12 @@ class Keys:
         """Return the keys of a name. Percent-encoded, it holds no slash."""
         base = f"{prefix}/{_VERSION}/{_KINDS[kind]}/{quote(name, safe='')}/".encode()
         return cls(base, after(base))
+
+    @property
+    def requests(self) -> tuple[bytes, bytes]:
+        """Return the range of all requests."""
+        start = self.base + b"q/"
+        return start, after(start)
 
     def request(self, id: str) -> bytes:
         """Return the key of a request."""
@@ -87,8 +93,13 @@ class Keys:
         """Return the key that refuses late duplicates of a request."""
         return self.base + b"x/" + id.encode()
 
+    @property
+    def record(self) -> bytes:
+        """Return the key of the success on record."""
+        return self.base + b"r"
+
     def split(self, key: bytes) -> tuple[str, str]:
-        """Return what a key of this name is (q, d, h or x), and the request's id."""
+        """Return what a key of this name is (q, d, h, x or r), and the request's id."""
         what, _, id = key[len(self.base) :].decode().partition("/")
         return what, id
 
@@ -182,6 +193,41 @@ def read_record(id: str, kv: KeyValue) -> Record:
         raise ValueError(f"not a record of aiodlock: {kv.value[:200]!r}") from wrong
 
 
+@dataclass(frozen=True, slots=True)
+class Success:
+    """What is on record: the result, and the request that has it recorded."""
+
+    request: str
+    result: bytes
+    lease: int = 0
+
+
+def value_of_success(request: str, result: bytes) -> bytes:
+    """Return what stands in the key of a record, readable for people where the result is text."""
+    fields = {"request": request}
+    try:
+        fields["result"] = result.decode()
+    except UnicodeDecodeError:
+        fields["base64"] = base64.b64encode(result).decode()
+    return json.dumps(fields, ensure_ascii=False, separators=(", ", ": ")).encode()
+
+
+def read_success(kv: KeyValue) -> Success:
+    """Return what is on record.
+
+    :raises ValueError: if it is no record.
+    """
+    try:
+        fields = json.loads(kv.value)
+        if "base64" in fields:
+            result = base64.b64decode(fields["base64"], validate=True)
+        else:
+            result = fields["result"].encode()
+        return Success(str(fields["request"]), result, kv.lease)
+    except (KeyError, TypeError, AttributeError) as wrong:
+        raise ValueError(f"not a record of aiodlock: {kv.value[:200]!r}") from wrong
+
+
 # -- who holds -------------------------------------------------------------------------------------
 
 
@@ -206,7 +252,7 @@ class Queue:
 
     Mutable state: ``requests`` that have a place of their own, by id in the order of arrival;
     ``joined``, those that got in beside another one of their owner; ``delays`` and ``holds`` by request id;
-    ``revision``.
+    ``success`` on record; ``revision``.
     """
 
     def __init__(self, keys: Keys, revision: int = 0, kvs: Iterable[KeyValue] = ()) -> None:
@@ -215,6 +261,7 @@ class Queue:
         self.joined: dict[str, Record] = {}
         self.delays: dict[str, Record] = {}
         self.holds: dict[str, Record] = {}
+        self.success: Success | None = None
         self.revision: int = revision
         for kv in sorted(kvs, key=lambda kv: kv.create_revision):
             self.put(kv)
@@ -234,6 +281,8 @@ class Queue:
             self.delays[id] = read_record(id, kv)
         if what == "h":
             self.holds[id] = read_record(id, kv)
+        if what == "r":
+            self.success = read_success(kv)
         return None
 
     def delete(self, key: bytes) -> str | None:
@@ -247,6 +296,8 @@ class Queue:
             self.delays.pop(id, None)
         if what == "h":
             self.holds.pop(id, None)
+        if what == "r":
+            self.success = None
         return None
 
     def find(self, id: str) -> Record | None:
@@ -323,175 +374,3 @@ class Queue:
             return any(holder.id == record.id for holder in self.holders())
         finally:
             del self.requests[record.id]
-
-
-# -- transactions ----------------------------------------------------------------------------------
-
-
-def _absent(key: bytes, end: bytes = b"") -> m.Compare:
-    return m.Compare(m.EQUAL, m.CREATE, key, create_revision=0, range_end=end)
-
-
-def _present(key: bytes) -> m.Compare:
-    return m.Compare(m.GREATER, m.CREATE, key, create_revision=0)
-
-
-def _made_in(key: bytes, revision: int) -> m.Compare:
-    return m.Compare(m.EQUAL, m.CREATE, key, create_revision=revision)
-
-
-def _written_in(key: bytes, revision: int) -> m.Compare:
-    return m.Compare(m.EQUAL, m.MOD, key, mod_revision=revision)
-
-
-def _put(key: bytes, value: bytes, lease: int) -> m.RequestOp:
-    return m.RequestOp(request_put=m.PutRequest(key, value, lease))
-
-
-def _delete(key: bytes, end: bytes = b"") -> m.RequestOp:
-    return m.RequestOp(request_delete_range=m.DeleteRangeRequest(key, end))
-
-
-def _read(key: bytes, end: bytes = b"") -> m.RequestOp:
-    return m.RequestOp(request_range=m.RangeRequest(key, end))
-
-
-@dataclass(frozen=True, slots=True)
-class Leases:
-    """Ids of the leases of one request's keys: as a holder, as a waiter, for the lock-delay (0: has
-    none)."""
-
-    holder: int
-    waiter: int
-    delay: int = 0
-
-
-def enter(keys: Keys, id: str, value: bytes, leases: Leases, *, read: bool) -> m.TxnRequest:
-    """Take a free name at once; else queue, and with ``read`` tell all there is.
-
-    Repeating it changes nothing, and neither does it once the request has left a marker.
-    """
-    key = keys.request(id)
-    steps = [_put(key, value, leases.holder)]
-    if leases.delay:
-        steps.append(_put(keys.delay(id), value, leases.delay))
-    queue = m.TxnRequest(
-        compare=[_absent(key), _absent(keys.marker(id))],
-        success=[_put(key, value, leases.waiter)],
-    )
-    otherwise = [m.RequestOp(request_txn=queue)]
-    if read:
-        otherwise.append(_read(keys.base, keys.end))
-    return m.TxnRequest([_absent(keys.base, keys.end)], steps, otherwise)
-
-
-def enter_if_free(keys: Keys, id: str, value: bytes, leases: Leases) -> m.TxnRequest:
-    """Take a free name at once; else tell all there is."""
-    taking = enter(keys, id, value, leases, read=False)
-    taking.failure = [_read(keys.base, keys.end)]
-    return taking
-
-
-def enter_unless_changed(
-    keys: Keys, id: str, value: bytes, leases: Leases, revision: int
-) -> m.TxnRequest:
-    """Take a name that was seen, if nothing was added to it since that revision."""
-    key = keys.request(id)
-    steps = [_put(key, value, leases.holder)]
-    if leases.delay:
-        steps.append(_put(keys.delay(id), value, leases.delay))
-    unchanged = m.Compare(m.LESS, m.MOD, keys.base, mod_revision=revision + 1, range_end=keys.end)
-    compare = [unchanged, _absent(key), _absent(keys.marker(id))]
-    return m.TxnRequest(compare, steps, [_read(keys.base, keys.end)])
-
-
-def join(
-    keys: Keys, record: Record, written: int, mate: Record, value: bytes, leases: Leases
-) -> m.TxnRequest:
-    """Get in beside the owner's other request, if that one still holds.
-
-    Who holds goes on holding until its key is gone: so the same key is enough to know it. ``written``:
-    the revision in which the own key was written last; 0 for one that is not there yet.
-    """
-    key = keys.request(record.id)
-    mine = _written_in(key, written) if written else _absent(key)
-    steps = [_put(key, value, leases.holder)]
-    if leases.delay:
-        steps.append(_put(keys.delay(record.id), value, leases.delay))
-    compare = [mine, _absent(keys.marker(record.id)), _made_in(keys.request(mate.id), mate.created)]
-    return m.TxnRequest(compare, steps, [_read(keys.base, keys.end)])
-
-
-def move(
-    keys: Keys, id: str, written: int, value: bytes, delay_value: bytes, leases: Leases
-) -> m.TxnRequest:
-    """Move a request's keys to these leases; the lock-delay's is made if it is not there yet.
-
-    ``written``: the revision in which its key was written last. So a late duplicate cannot undo a later
-    move. Else tell the key as it is.
-    """
-    key = keys.request(id)
-    steps = [_put(key, value, leases.holder)]
-    if leases.delay:
-        steps.append(_put(keys.delay(id), delay_value, leases.delay))
-    return m.TxnRequest([_written_in(key, written)], steps, [_read(key)])
-
-
-def together(requests: list[m.TxnRequest]) -> m.TxnRequest:
-    """Make one transaction of several, of which none looks at what another one writes."""
-    return m.TxnRequest(success=[m.RequestOp(request_txn=request) for request in requests])
-
-
-def close_after(keys: Keys, id: str, created: int, value: bytes, lease: int) -> m.TxnRequest:
-    """Keep the name closed for as long as this lease lives, also without the holder; else tell its key.
-
-    Repeated with another lease, it changes nothing.
-    """
-    compare = [_made_in(keys.request(id), created), _absent(keys.hold(id))]
-    return m.TxnRequest(compare, [_put(keys.hold(id), value, lease)], [_read(keys.request(id))])
-
-
-def leave(
-    keys: Keys, id: str, message: bytes, *, delay: bool, opens: bool, marker_lease: int = 0
-) -> m.TxnRequest:
-    """Release or withdraw; else tell whether it was broken. With ``marker_lease`` refuse late
-    duplicates. ``opens``: no body has begun, so nothing keeps the name closed."""
-    key = keys.request(id)
-    success, failure = [_delete(key)], [_read(message)]
-    if delay:
-        success.append(_delete(keys.delay(id)))
-    if opens:
-        for steps in (success, failure):
-            steps.append(_delete(keys.hold(id)))
-    if marker_lease:
-        for steps in (success, failure):
-            steps.append(_put(keys.marker(id), b"{}", marker_lease))
-    return m.TxnRequest([_present(key)], success, failure)
-
-
-def leave_closed(
-    keys: Keys, id: str, value: bytes, message: bytes, delay_lease: int
-) -> m.TxnRequest:
-    """End a lease that was lost: its lock-delay begins now, unless it has ended already."""
-    key, delay = keys.request(id), keys.delay(id)
-    success = [_delete(key), _put(delay, value, delay_lease)]
-    return m.TxnRequest([_present(delay)], success, [_delete(key), _read(message)])
-
-
-def break_holders(
-    keys: Keys, prefix: str, holders: list[Record], message_lease: int
-) -> m.TxnRequest:
-    """End these holders and whatever keeps the name closed, if these are still the same; tell their
-    clients."""
-    compare = [_made_in(keys.request(record.id), record.created) for record in holders]
-    steps = [_delete(*keys.delays), _delete(*keys.holds)]
-    for record in holders:
-        start, _ = mailbox(prefix, record.client)
-        steps.append(_delete(keys.request(record.id)))
-        steps.append(_put(start + record.id.encode(), keys.base, message_lease))
-    return m.TxnRequest(compare, steps, [])
-
-
-def look(keys: Keys, id: str, message: bytes) -> m.TxnRequest:
-    """Tell whether a request has its key; if not, whether it was broken."""
-    return m.TxnRequest([_present(keys.request(id))], [], [_read(message)])

@@ -44,6 +44,9 @@ class Waiter(Protocol):
     def on_vanished(self) -> None:
         """Its key is gone."""
 
+    def on_recorded(self, result: bytes) -> None:
+        """A success is on record, so nobody waits any more."""
+
 
 class Room:
     """One name. Mutable state: ``queue`` (as of the last event; None while it is not known),
@@ -128,6 +131,7 @@ class Room:
         self.queue = queue
         self._end_watches()
         self._advance()
+        self._tell_success()
         for id, waiter in list(self.waiters.items()):
             if queue.find(id) is None:
                 waiter.on_vanished()
@@ -227,6 +231,7 @@ class Room:
         queue.revision = max(queue.revision, revision)
         if self._expected:
             self._advance()
+        self._tell_success()
         for id in vanished:
             waiter = self.waiters.get(id)
             if waiter is not None and queue.find(id) is None:
@@ -245,6 +250,11 @@ class Room:
         elif not self._rereading:
             self._rereading = True
             self._reread(self)
+
+    def _tell_success(self) -> None:
+        if self.queue is not None and (success := self.queue.success) is not None:
+            for waiter in list(self.waiters.values()):
+                waiter.on_recorded(success.result)
 
     def _look(self) -> None:
         """Tell those of this client whose turn it is."""

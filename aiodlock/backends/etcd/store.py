@@ -15,14 +15,14 @@ from typing import Any
 from urllib.parse import unquote
 
 from ..._clock import now
-from ..._errors import BackendError, BackendUnavailable, LossReason, Unsupported
+from ..._errors import BackendError, BackendUnavailable, LossReason
 from ..._model import Capabilities, HolderInfo, Kind, LockInfo, Terms, WaiterInfo
 from ..._tasks import start_soon
 from .._label import make_label
 from ..base import Listener
 from . import link as api
 from . import messages as m
-from . import recipe
+from . import recipe, transactions
 from .batches import Batches
 from .leases import Leases, SharedLease
 from .link import Access, LeaseNotFound, Link
@@ -78,7 +78,7 @@ class EtcdBackend:
     """
 
     capabilities: Capabilities = Capabilities(
-        granularity=1.0, remaining_known=False, hold_at_least=True
+        granularity=1.0, remaining_known=False, hold_at_least=True, once=True
     )
     #: No revision comes later.
     far_future = (1 << 63) - 1
@@ -318,7 +318,7 @@ class EtcdBackend:
             moves = [move for move in found if move is not None]
             if not moves:
                 return
-            request = recipe.together([move.request for move in moves])
+            request = transactions.together([move.request for move in moves])
             try:
                 answer = await self._link.call(api.TXN, request)
             except LeaseNotFound:
@@ -365,7 +365,7 @@ class EtcdBackend:
     async def why_gone(self, place: EtcdPlace) -> LossReason | None:
         """Return why a request has no key any more; None if it has."""
         keys = self.keys(place.terms.kind, place.terms.name)
-        look = recipe.look(keys, place.id, self.message_key(place.id))
+        look = transactions.look(keys, place.id, self.message_key(place.id))
         answer = await self.transact(keys, look)
         if answer.succeeded:
             return None
@@ -508,8 +508,6 @@ class EtcdBackend:
 
     async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         """Iterate over every name of the kind that is held or waited for and matches the glob."""
-        if kind == "once":
-            return
         key, end = recipe.all_names(self._prefix, kind)
         last: str | None = None
         while True:
@@ -526,8 +524,21 @@ class EtcdBackend:
             key = answer.kvs[-1].key + b"\0"
 
     async def forget(self, name: str) -> bool:
-        """Raise: etcd has no records of success."""
-        raise Unsupported("etcd records no successes: forget() is for stores that do")
+        """Take the record of a success back; return whether there was one."""
+        keys = self.keys("once", name)
+        answer = await self.transact(keys, transactions.forget(keys))
+        read = answer.responses[0].response_range
+        if read is None or not read.kvs:
+            return False
+        lease = read.kvs[0].lease  # of this record alone
+        self.start(self._revoke_id, lease)
+        return True
+
+    async def _revoke_id(self, lease: int) -> None:
+        try:
+            await self._link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(lease))
+        except BackendError as failed:
+            _logger.debug("a lease was not revoked, it ends by itself: %s", failed)
 
     async def break_lock(self, name: str, kind: Kind = "lock") -> int:
         """Release all holders of a name by force; return their number."""
@@ -540,7 +551,7 @@ class EtcdBackend:
             if not holders and not queue.delays and broken:
                 return broken
             some = holders[:_BROKEN_TOGETHER]
-            request = recipe.break_holders(keys, self._prefix, some, told.id)
+            request = transactions.break_holders(keys, self._prefix, some, told.id)
             if (await self.transact(keys, request)).succeeded:
                 broken += len(some)
                 if len(some) == len(holders):

@@ -1,0 +1,208 @@
+"""What is sent to read and write the keys of the recipe: each step is one transaction. Pure: no I/O.
+
+They stand side by side, to be read against the model. What each of them may find was written by another
+client, or by an earlier copy of itself: a message that had no answer is sent again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import messages as m
+from .recipe import Keys, Record, mailbox
+
+
+def _absent(key: bytes, end: bytes = b"") -> m.Compare:
+    return m.Compare(m.EQUAL, m.CREATE, key, create_revision=0, range_end=end)
+
+
+def _present(key: bytes) -> m.Compare:
+    return m.Compare(m.GREATER, m.CREATE, key, create_revision=0)
+
+
+def _made_in(key: bytes, revision: int) -> m.Compare:
+    return m.Compare(m.EQUAL, m.CREATE, key, create_revision=revision)
+
+
+def _written_in(key: bytes, revision: int) -> m.Compare:
+    return m.Compare(m.EQUAL, m.MOD, key, mod_revision=revision)
+
+
+def _put(key: bytes, value: bytes, lease: int) -> m.RequestOp:
+    return m.RequestOp(request_put=m.PutRequest(key, value, lease))
+
+
+def _delete(key: bytes, end: bytes = b"") -> m.RequestOp:
+    return m.RequestOp(request_delete_range=m.DeleteRangeRequest(key, end))
+
+
+def _read(key: bytes, end: bytes = b"") -> m.RequestOp:
+    return m.RequestOp(request_range=m.RangeRequest(key, end))
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """Ids of the leases of one request's keys: as a holder, as a waiter, for the lock-delay (0: has
+    none)."""
+
+    holder: int
+    waiter: int
+    delay: int = 0
+
+
+def enter(
+    keys: Keys, id: str, value: bytes, leases: Leases, *, read: bool, once: bool = False
+) -> m.TxnRequest:
+    """Take a free name at once; else queue, and with ``read`` tell all there is.
+
+    With ``once``, queue unless a success is on record, and tell what is.
+
+    Repeating it changes nothing, and neither does it once the request has left a marker.
+    """
+    key = keys.request(id)
+    steps = [_put(key, value, leases.holder)]
+    if leases.delay:
+        steps.append(_put(keys.delay(id), value, leases.delay))
+    queue = m.TxnRequest(
+        compare=[_absent(key), _absent(keys.marker(id))],
+        success=[_put(key, value, leases.waiter)],
+    )
+    otherwise = [m.RequestOp(request_txn=queue)]
+    if once:
+        queue.compare.append(_absent(keys.record))
+    if read:
+        otherwise.append(_read(keys.base, keys.end))
+    elif once:
+        otherwise.append(_read(keys.record))
+    return m.TxnRequest([_absent(keys.base, keys.end)], steps, otherwise)
+
+
+def enter_if_free(keys: Keys, id: str, value: bytes, leases: Leases) -> m.TxnRequest:
+    """Take a free name at once; else tell all there is."""
+    taking = enter(keys, id, value, leases, read=False)
+    taking.failure = [_read(keys.base, keys.end)]
+    return taking
+
+
+def enter_unless_changed(
+    keys: Keys, id: str, value: bytes, leases: Leases, revision: int
+) -> m.TxnRequest:
+    """Take a name that was seen, if nothing was added to it since that revision."""
+    key = keys.request(id)
+    steps = [_put(key, value, leases.holder)]
+    if leases.delay:
+        steps.append(_put(keys.delay(id), value, leases.delay))
+    unchanged = m.Compare(m.LESS, m.MOD, keys.base, mod_revision=revision + 1, range_end=keys.end)
+    compare = [unchanged, _absent(key), _absent(keys.marker(id))]
+    return m.TxnRequest(compare, steps, [_read(keys.base, keys.end)])
+
+
+def join(
+    keys: Keys, record: Record, written: int, mate: Record, value: bytes, leases: Leases
+) -> m.TxnRequest:
+    """Get in beside the owner's other request, if that one still holds.
+
+    Who holds goes on holding until its key is gone: so the same key is enough to know it. ``written``:
+    the revision in which the own key was written last; 0 for one that is not there yet.
+    """
+    key = keys.request(record.id)
+    mine = _written_in(key, written) if written else _absent(key)
+    steps = [_put(key, value, leases.holder)]
+    if leases.delay:
+        steps.append(_put(keys.delay(record.id), value, leases.delay))
+    compare = [mine, _absent(keys.marker(record.id)), _made_in(keys.request(mate.id), mate.created)]
+    return m.TxnRequest(compare, steps, [_read(keys.base, keys.end)])
+
+
+def move(
+    keys: Keys, id: str, written: int, value: bytes, delay_value: bytes, leases: Leases
+) -> m.TxnRequest:
+    """Move a request's keys to these leases; the lock-delay's is made if it is not there yet.
+
+    ``written``: the revision in which its key was written last. So a late duplicate cannot undo a later
+    move. Else tell the key as it is.
+    """
+    key = keys.request(id)
+    steps = [_put(key, value, leases.holder)]
+    if leases.delay:
+        steps.append(_put(keys.delay(id), delay_value, leases.delay))
+    return m.TxnRequest([_written_in(key, written)], steps, [_read(key)])
+
+
+def together(requests: list[m.TxnRequest]) -> m.TxnRequest:
+    """Make one transaction of several, of which none looks at what another one writes."""
+    return m.TxnRequest(success=[m.RequestOp(request_txn=request) for request in requests])
+
+
+def close_after(keys: Keys, id: str, created: int, value: bytes, lease: int) -> m.TxnRequest:
+    """Keep the name closed for as long as this lease lives, also without the holder; else tell its key.
+
+    Repeated with another lease, it changes nothing.
+    """
+    compare = [_made_in(keys.request(id), created), _absent(keys.hold(id))]
+    return m.TxnRequest(compare, [_put(keys.hold(id), value, lease)], [_read(keys.request(id))])
+
+
+def leave(
+    keys: Keys, id: str, message: bytes, *, delay: bool, opens: bool, marker_lease: int = 0
+) -> m.TxnRequest:
+    """Release or withdraw; else tell whether it was broken. With ``marker_lease`` refuse late
+    duplicates. ``opens``: no body has begun, so nothing keeps the name closed."""
+    key = keys.request(id)
+    success, failure = [_delete(key)], [_read(message)]
+    if delay:
+        success.append(_delete(keys.delay(id)))
+    if opens:
+        for steps in (success, failure):
+            steps.append(_delete(keys.hold(id)))
+    if marker_lease:
+        for steps in (success, failure):
+            steps.append(_put(keys.marker(id), b"{}", marker_lease))
+    return m.TxnRequest([_present(key)], success, failure)
+
+
+def leave_closed(
+    keys: Keys, id: str, value: bytes, message: bytes, delay_lease: int
+) -> m.TxnRequest:
+    """End a lease that was lost: its lock-delay begins now, unless it has ended already."""
+    key, delay = keys.request(id), keys.delay(id)
+    success = [_delete(key), _put(delay, value, delay_lease)]
+    return m.TxnRequest([_present(delay)], success, [_delete(key), _read(message)])
+
+
+def record(
+    keys: Keys, id: str, message: bytes, value: bytes, lease: int, marker_lease: int = 0
+) -> m.TxnRequest:
+    """Put a success on record if the request is there still, and end all others; else tell whether it was
+    broken, and what is on record."""
+    success = [_delete(*keys.requests), _delete(*keys.delays), _delete(*keys.holds)]
+    success.append(_put(keys.record, value, lease))
+    failure = [_read(message), _read(keys.record)]
+    if marker_lease:
+        for steps in (success, failure):
+            steps.append(_put(keys.marker(id), b"{}", marker_lease))
+    return m.TxnRequest([_present(keys.request(id))], success, failure)
+
+
+def forget(keys: Keys) -> m.TxnRequest:
+    """Take the success off the record; tell what it was."""
+    return m.TxnRequest(success=[_read(keys.record), _delete(keys.record)])
+
+
+def break_holders(
+    keys: Keys, prefix: str, holders: list[Record], message_lease: int
+) -> m.TxnRequest:
+    """End these holders and whatever keeps the name closed, if these are still the same; tell their
+    clients."""
+    compare = [_made_in(keys.request(record.id), record.created) for record in holders]
+    steps = [_delete(*keys.delays), _delete(*keys.holds)]
+    for record in holders:
+        start, _ = mailbox(prefix, record.client)
+        steps.append(_delete(keys.request(record.id)))
+        steps.append(_put(start + record.id.encode(), keys.base, message_lease))
+    return m.TxnRequest(compare, steps, [])
+
+
+def look(keys: Keys, id: str, message: bytes) -> m.TxnRequest:
+    """Tell whether a request has its key; if not, whether it was broken."""
+    return m.TxnRequest([_present(keys.request(id))], [], [_read(message)])
