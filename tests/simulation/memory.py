@@ -86,6 +86,8 @@ class MachineServer:
         self.names = Names()
         self.listening: dict[str, Line] = {}
         self.notifies = False
+        #: Each command meets all records of its name.
+        self.meets_all = True
         self.refuses: str | None = None
         self.read_only = self.out_of_memory = False
         self.up = True

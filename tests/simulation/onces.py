@@ -151,11 +151,23 @@ class Success:
 
 @dataclass
 class Closing:
-    """A granted request with a hold: until when it keeps the name closed, if its body begins."""
+    """A granted request with a hold: until when it keeps the name closed, if its body begins.
+
+    When the server's clock was set back, whoever meets the record clamps it. The scripts that extend a
+    lease or leave with nobody waiting meet no record but their own: that of another may end at any time
+    from ``least`` on.
+    """
 
     token: int
     hold: int
     until: int
+    least: int
+
+    def seen(self, now: int, *, met: bool) -> None:
+        """The server has carried out a command on the name, and has met this record or not."""
+        self.least = min(self.least, now + self.hold)
+        if met:
+            self.until = min(self.until, now + self.hold)
 
 
 @dataclass
@@ -243,8 +255,7 @@ class RecordCheckers:
             now = self._server.now_ms()
             for id in known.holders:
                 if id in self.closing:
-                    closing = self.closing[id]
-                    closing.until = min(closing.until, now + closing.hold)
+                    self.closing[id].seen(now, met=self._server.meets_all)
             return
         if command.script not in ("acquire", "extend", "leave", "break"):
             return
@@ -332,8 +343,9 @@ class RecordCheckers:
                 continue
             closing = self.closing.get(id)
             if closing is None or closing.token != record.token:
-                closing = self.closing[id] = Closing(record.token, record.hold, now + record.hold)
-            closing.until = min(closing.until, now + closing.hold)
+                until = now + record.hold
+                closing = self.closing[id] = Closing(record.token, record.hold, until, until)
+            closing.seen(now, met=id == command.id or self._server.meets_all)
             if record.hold_until and id not in self.told:
                 self._wrong("closed", f"{record} counts its hold, and its body has not begun")
         for record in after.values():
@@ -345,22 +357,25 @@ class RecordCheckers:
         closing = self.closing.get(record.id)
         if closing is None or closing.token != record.token or record.id in self._checkers.excused:
             return
-        if record.hold_until and record.hold_until != closing.until:
+        if not record.hold_until:
+            return
+        if not closing.least <= record.hold_until <= closing.until:
             self._wrong("closed", f"{record} counts its hold until another time than {closing}")
+        closing.least = closing.until = record.hold_until
 
     def _check_left(self, command: Any, old: Record, new: Record | None, now: int) -> None:
         closing = self.closing.get(old.id)
         if closing is None or closing.token != old.token or command.id in self._checkers.excused:
             return
         live = now < min(old.deadline, now + old.length)
-        closing.until = min(closing.until, now + closing.hold)
-        self.seen["left with a hold"] += live and now < closing.until
+        closing.seen(now, met=True)
+        self.seen["left with a hold"] += live and now < closing.least
         closed = 0 if new is None or new.token != old.token else new.closed_until
         if old.id not in self.begun:
             if live and not command.lost and closed > 0:
                 self._wrong("closed", f"{command}: its body never began, and {new} is closed")
-        elif live and command.record is None and closed < closing.until and now < closing.until:
-            self._wrong("closed", f"{command}: it has to be closed until {closing.until}: {new}")
+        elif live and command.record is None and closed < closing.least and now < closing.least:
+            self._wrong("closed", f"{command}: it has to be closed until {closing.least}: {new}")
 
 
 def attach(simulation: Simulation) -> Onces:

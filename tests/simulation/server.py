@@ -421,6 +421,8 @@ class SimServer:
         self.life = 1
         self.fake = self._new_fake()
         self.notifies = False
+        #: Some scripts meet no record but their own.
+        self.meets_all = False
         self.refuses: str | None = None
         self.read_only = False
         self.out_of_memory = False

@@ -12,7 +12,7 @@ import pytest
 from aiodlock import AcquireTimeout, BackendUnavailable, LockLost
 
 from ..scenes import store_of
-from .checkers import Checkers, Name, Record
+from .checkers import Checkers, Name, Record, read_name
 from .memory import MachineSimulation
 from .scenario import SimClient, Simulation
 from .server import Command, SimServer
@@ -237,3 +237,23 @@ def test_reentry_whose_own_record_was_overdue_is_granted_anew_with_its_owners_to
     extension: Any = SimpleNamespace(id="b", script="extend", lost=False, unused=False)
     with pytest.raises(Wrong, match="revived"):
         checkers._check_what_stays(extension, before, after, 2100, refused=False)
+
+
+def test_hold_of_another_holder_may_be_clamped_later_when_the_clock_was_set_back() -> None:
+    """A holder's extension meets its own record alone; the other's is cut as soon as it is met."""
+
+    async def main(client: SimClient) -> None:
+        semaphore = client.semaphore("name", 2, ttl=2.0, hold_at_least=0.3)
+        async with semaphore as first, client.semaphore("name", 2, ttl=2.0) as second:
+            simulation.checkers.clock_steps(-3.0)
+            await second.extend(1.0)
+            kept = read_name(simulation.server, "aiodlock:2:semaphore:{name}").holders
+            assert [r.hold_until - simulation.server.now_ms() > 3000 for r in kept.values()] == [
+                True,
+                False,
+            ]
+            await first.extend(1.0)
+
+    simulation = Scripted(main, until=10.0)
+    simulation.run()
+    assert simulation.ended == [None]
