@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Sequence
+from collections.abc import Coroutine, Generator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
-from . import _deadlocks
+from . import _deadlocks, _process
 from ._errors import BackendError, LockLost
 from ._request import Request
 from ._scope import BodyScope
@@ -24,30 +23,56 @@ class Bodies:
 
     A body stays armed until its task has left its last block on that lease, in whatever order.
 
-    Mutable state: ``_open`` (the request of each open block, per task, in the order of entering), and
+    Mutable state: ``open`` (the request of each open block, per task, in the order of entering), and
     ``Request.armed``.
     """
 
     def __init__(self) -> None:
-        self._open: dict[_Task, list[Request]] = {}
+        self.open: dict[_Task, list[Request]] = {}
+
+    def enter_first(self, task: _Task, request: Request) -> None:
+        """The task is in its only block, on a request that nobody else relies on."""
+        scope, request.scope = request.scope, None
+        if scope is None:
+            _deadlocks.enter(task)
+            scope = BodyScope(task)
+        else:  # the same task's
+            scope.use_again(task)
+        self.open[task] = [request]
+        if request.armed is None:
+            request.armed = {}
+        request.armed[task] = scope
+
+    def leave_only(self, task: _Task, request: Request) -> bool:
+        """End the only block of the task, if nothing has cancelled its body; else do nothing."""
+        blocks, armed = self.open.get(task), request.armed
+        if blocks is None or len(blocks) != 1 or not armed or len(armed) != 1:
+            return False
+        scope = armed.get(task)
+        if scope is None or not scope.put_aside():
+            return False
+        request.scope = scope
+        del self.open[task]
+        armed.clear()
+        return True
 
     def of(self, task: _Task | None) -> Sequence[Request]:
         """Return the request of each block that the task is in; one is there twice when entered twice."""
-        return self._open.get(task, ()) if task is not None else ()
+        return self.open.get(task, ()) if task is not None else ()
 
     def enter(self, task: _Task, requests: Sequence[Request]) -> None:
         """The task is in one more block on these requests: their losses cancel it, together once."""
         _deadlocks.enter(task)
-        if len(requests) == 1 and task not in self._open:  # as nearly always
+        if len(requests) == 1 and task not in self.open:  # as nearly always
             (request,) = requests
-            self._open[task] = [request]
+            self.open[task] = [request]
             if request.armed is None:
                 request.armed = {}
             request.armed[task] = BodyScope(task)
             return
-        blocks = self._open.get(task)
+        blocks = self.open.get(task)
         if blocks is None:
-            blocks = self._open[task] = []
+            blocks = self.open[task] = []
         scope: BodyScope | None = None
         for request in requests:
             blocks.append(request)
@@ -63,9 +88,9 @@ class Bodies:
         self, task: _Task, requests: Sequence[Request], exc_type: type[BaseException] | None
     ) -> bool:
         """A block is left; return whether what comes out of it is the cancellation by a loss."""
-        blocks = self._open[task]
+        blocks = self.open[task]
         if len(blocks) == 1:  # as nearly always
-            del self._open[task]
+            del self.open[task]
             armed = blocks[0].armed
             return armed.pop(task).leave(exc_type) if armed else False
         disarmed: list[BodyScope] = []
@@ -76,7 +101,7 @@ class Bodies:
                 if scope not in disarmed:
                     disarmed.append(scope)
         if not blocks:
-            del self._open[task]
+            del self.open[task]
         in_use = [request.armed[task] for request in blocks if request.armed]
         ended = [scope.leave(exc_type) for scope in disarmed if scope not in in_use]
         return any(ended)
@@ -159,35 +184,56 @@ _L = TypeVar("_L", bound=Body)
 class Blocks(Generic[_L]):
     """The open blocks of one object that several tasks may share.
 
-    Mutable state: ``_open`` (the task and the lease of each, in the order of entering).
+    Mutable state: ``open`` (the task and the lease of each, in the order of entering).
     """
 
-    __slots__ = ("_open",)
+    __slots__ = ("open",)
 
     def __init__(self) -> None:
-        self._open: list[tuple[_Task, _L]] = []
+        self.open: list[tuple[_Task, _L]] = []
 
     def enter(self, task: _Task, lease: _L) -> None:
-        self._open.append((task, lease))
+        self.open.append((task, lease))
 
     def take(self, what: object, exc: BaseException | None) -> tuple[_Task, _L] | None:
         """Take out the block that is meant: this task's latest, else the only one, else the only one whose
         task has ended. Else None, and an error: any other may be the body of a task that goes on."""
         if (
-            self._open  # as nearly always, what it has entered last: in this loop; but before a fork?
-            and self._open[-1][0] is current_task()
-            and self._open[-1][1]._session.pid == os.getpid()
+            self.open  # as nearly always, what it has entered last: in this loop; but before a fork?
+            and self.open[-1][0] is current_task()
+            and self.open[-1][1]._session.pid == _process.pid
         ):
-            return self._open.pop()
-        index = block_meant([task for task, _ in self._open])
+            return self.open.pop()
+        index = block_meant([task for task, _ in self.open])
         if index is None:
-            refuse(exc, not_clear(what, len(self._open)))
+            refuse(exc, not_clear(what, len(self.open)))
             return None
-        foreign = self._open[index][1]._session.foreign()
+        foreign = self.open[index][1]._session.foreign()
         if foreign is not None:
             refuse(exc, foreign)
             return None
-        return self._open.pop(index)
+        return self.open.pop(index)
+
+
+class _Nothing(Coroutine[Any, Any, None]):
+    """There is nothing to wait for. One for all: a coroutine would have to be made each time."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return iter(())  # type: ignore[return-value]
+
+    def send(self, value: object) -> NoReturn:
+        raise StopIteration
+
+    def throw(self, *error: Any) -> NoReturn:
+        raise error[0] if len(error) == 1 else error[1] or error[0]
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+NOTHING: Coroutine[Any, Any, None] = _Nothing()
 
 
 def block_meant(tasks: Sequence[_Task]) -> int | None:

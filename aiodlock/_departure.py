@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from typing import TYPE_CHECKING
 
 import anyio
 
+from . import _process
 from ._backoff import pause_after
 from ._clock import now
 from ._errors import BackendError, BackendUnavailable, LockLost
@@ -43,7 +43,7 @@ class Departure:
     async def awaited(self, request: Request) -> Left | None:
         """Leave in the caller's task; None if that stays to be done."""
         session = self._session
-        if os.getpid() != session.pid:
+        if _process.pid != session.pid:
             session.check_here()  # it raises
         session.begin_leaving(request)
         end = ENDED if request.used else UNUSED

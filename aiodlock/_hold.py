@@ -17,7 +17,8 @@ class Hold:
     (those of them whose ``Lease`` nobody references any more), ``reported`` (its task was told of the loss
     by ``Lock.release``), ``armed`` (what cancels the body, per task that is in a block), ``watchers``
     (futures of those who wait for the loss), ``on_task_end`` (watches for the end of the task while there
-    are dropped handles). ``task`` and ``task_id`` tell whose it is.
+    are dropped handles), ``scope`` (what cancelled the body of a lease that lingers, for the next one of
+    the same task). ``task`` and ``task_id`` tell whose it is.
     """
 
     __slots__ = (
@@ -27,6 +28,7 @@ class Hold:
         "handles",
         "on_task_end",
         "reported",
+        "scope",
         "serial",
         "task",
         "task_id",
@@ -44,10 +46,12 @@ class Hold:
         self.reported: bool = False
         self.on_task_end: Callable[[asyncio.Task[Any]], None] | None = None
         self.serial: int = 0
+        self.scope: BodyScope | None = None
         self.belongs_to(task)
 
     def belongs_to(self, task: asyncio.Task[Any] | None) -> None:
         """The task whose it is; None: it belongs to its ``Lease``."""
+        self.scope = None
         # id(task) is reused after a task is gone: the reference tells.
         self.task = weakref.ref(task) if task is not None else None
         self.task_id = id(task)

@@ -36,14 +36,14 @@ class Lease(Body):
     ```
     """
 
-    __slots__ = ("__weakref__", "_request", "_requests", "_serial")
+    __slots__ = ("__weakref__", "_request", "_serial")
 
     def __init__(self, session: Session, request: Request) -> None:
         self._session = session
         self._tasks = []
         self._request = request
-        self._requests = (request,)
-        self._serial = request.new_handle()
+        request.serial = self._serial = request.serial + 1
+        request.handles.append(self._serial)
 
     def __repr__(self) -> str:
         request = self._request
@@ -226,6 +226,10 @@ class Lease(Body):
         if self._is_over():
             raise self._not_held()
         await release_handle(self._session, self._request, self._serial)
+
+    @property
+    def _requests(self) -> tuple[Request]:  # type: ignore[override]
+        return (self._request,)
 
     # -- inside ------------------------------------------------------------------------------------
 

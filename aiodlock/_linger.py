@@ -15,10 +15,13 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from . import _process
 from ._clock import now
+from ._lease import Lease
 from ._request import HELD, KEPT, OVER, Request
 
 if TYPE_CHECKING:
+    from ._bodies import Blocks
     from ._model import Terms
     from ._options import LockOptions
     from ._session import Session
@@ -79,14 +82,16 @@ class Lingering:
         until = now() + terms.linger
         if terms.max_hold is not None:
             until = min(until, request.ends_at)
-        session.drop_hold(request)
+        self._keep(request, until)
+        return True
+
+    def _keep(self, request: Request, until: float) -> None:
         request.keep(until)
-        self.kept[name] = request
+        self.kept[request.terms.name] = request
         if until < request.kept_alarm:
             self._add(request, until)
         if len(self.kept) > _MOST:
             self.leave(next(iter(self.kept.values())))
-        return True
 
     def hand_out(
         self, terms: Terms, options: LockOptions, task: asyncio.Task[Any] | None, moment: float
@@ -105,12 +110,96 @@ class Lingering:
         ):
             return None
         del self.kept[terms.name]
+        self._session.drop_hold(request)
         request.hold_again(terms, options, task, moment)
         if other or terms.max_hold is not None:
             request.place.reuse(terms)
             self._session.deadlines.add(request)
         self._session.add_hold(request)
         return request
+
+    # -- the short way -------------------------------------------------------------------------------
+
+    def enter(self, terms: Terms, options: LockOptions, entered: Blocks[Lease]) -> Lease | None:
+        """Begin a block of a lock that was the last to have what is kept; None: go the long way.
+
+        Nothing is different from the long way, which this is for the commonest case: the lock is exclusive,
+        without owner and ``max_hold``, so while it is kept no task here can have another live hold of the
+        name; and the task is in no other block. What calls are saved stands here instead of them.
+        """
+        request = self.kept.get(terms.name)
+        if request is None or request.terms is not terms or request.options is not options:
+            return None
+        session = self._session
+        if (
+            _process.pid != session.pid
+            or asyncio._get_running_loop() is not self._loop
+            or (task := asyncio.current_task(self._loop)) is None
+            or task in session.bodies.open
+            or session.is_dead
+        ):
+            return None
+        moment, place = now(), request.place
+        if (
+            moment >= request.kept_until
+            or place.deadline - moment < terms.ttl / 2
+            or place.silent
+            or not (
+                (task is self._task and moment - self._since < self._share)
+                or self.has_turn(task, moment)
+            )
+        ):
+            return None
+        del self.kept[terms.name]
+        if request.task_id == id(task) and request.task is not None and request.task() is task:
+            request.hold_again(terms, options, task, moment)  # it is among its holds still
+        else:
+            session.drop_hold(request)
+            request.hold_again(terms, options, task, moment)
+            session.add_hold(request)
+        lease = Lease(session, request)
+        lease._tasks.append(task)
+        if session.telling.hooks:
+            session.telling.handed_out(request)
+        session.bodies.enter_first(task, request)
+        entered.open.append((task, lease))
+        return lease
+
+    def exit(self, entered: Blocks[Lease]) -> bool:
+        """End the last block of a lock and keep its lease, if nothing has happened to either; else do
+        nothing, and return False: go the long way."""
+        if not entered.open:
+            return False
+        task, lease = entered.open[-1]
+        session, request = self._session, lease._request
+        if (
+            request.state is not HELD
+            or not request.may_linger
+            or lease._session is not session  # the client was left and entered again
+            or _process.pid != session.pid
+            or asyncio._get_running_loop() is not self._loop
+            or asyncio.current_task(self._loop) is not task
+        ):
+            return False
+        terms, place, moment = request.terms, request.place, now()
+        if (
+            moment >= place.deadline - terms.margin
+            or request.handles != [lease._serial]
+            or len(lease._tasks) != 1
+            or request.ttl != terms.ttl
+            or terms.name in self.kept
+            or session.closing
+            or place.silent
+            or not session.bodies.leave_only(task, request)
+        ):
+            return False
+        entered.open.pop()
+        lease._tasks.clear()
+        request.handles.clear()
+        self._keep(request, moment + terms.linger)
+        if request.told is not None:
+            session.telling.released(request, request.granted_at)
+        return True
 
     # -- releasing -----------------------------------------------------------------------------------
 

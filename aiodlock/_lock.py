@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Never, TypeAlias
 from urllib.parse import quote
 
 from ._backoff import LONGEST, pause_after
-from ._bodies import Blocks
+from ._bodies import NOTHING, Blocks
 from ._capabilities import refuse_unsupported
 from ._clock import now
 from ._errors import (
@@ -55,10 +55,6 @@ _UNSET: Any = object()
 
 #: What the caller holds in open blocks, by name, where a task does not stand for the caller: aiodlock.sync.
 OwnRequests: TypeAlias = Mapping[str, Sequence[Request]]
-
-
-async def _nothing() -> None:
-    """There is nothing to wait for."""
 
 
 class Acquirable:
@@ -103,6 +99,14 @@ class Acquirable:
             linger=options.linger,
         )
         refuse_unsupported(client._store.capabilities, self._terms, options.ttl, client._described)
+        #: Whether a block may begin and end by the short way, of ``Lingering``.
+        self._short = (
+            options.linger > 0.0
+            and self._kind == "lock"
+            and mode == "exclusive"
+            and options.owner is None
+            and options.max_hold is None
+        )
         self._entered: Blocks[Lease] = Blocks()
 
     @property
@@ -228,6 +232,10 @@ class Acquirable:
         return await self._client.break_lock(self._name, kind=self._kind)
 
     async def __aenter__(self) -> Lease:
+        if self._short and (session := self._client._session) is not None:
+            kept = session.lingering.enter(self._terms, self._options, self._entered)
+            if kept is not None:
+                return kept
         lease = await self._acquire(self._options.timeout)
         whose = lease._request.task
         self._entered.enter(lease._arm(None if whose is None else whose()), lease)
@@ -240,9 +248,15 @@ class Acquirable:
         traceback: TracebackType | None,
     ) -> Coroutine[Any, Any, None]:
         # No coroutine around the lease's: that would be one more for each block.
+        if (
+            self._short
+            and (session := self._client._session) is not None
+            and session.lingering.exit(self._entered)
+        ):
+            return NOTHING
         meant = self._entered.take(self, exc)
         if meant is None:
-            return _nothing()
+            return NOTHING
         task, lease = meant
         return lease._end_block(task, exc_type, exc)
 

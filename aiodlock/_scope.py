@@ -21,6 +21,18 @@ class BodyScope:
         self._handle: asyncio.Handle | None = None
         self._cancelled = False
 
+    def use_again(self, task: asyncio.Task[Any]) -> None:
+        """Stand for a later body, after it was put aside."""
+        self._task = task
+        self._before = task.cancelling()
+
+    def put_aside(self) -> bool:
+        """The body has ended; return whether this may be used again: nobody has cancelled it."""
+        if self._cancelled or self._handle is not None:
+            return False
+        del self._task  # it may have ended long before the next body
+        return True
+
     def cancel(self) -> None:
         """Cancel the body before its next step. Repeated, it does nothing."""
         if self._cancelled or self._handle is not None:

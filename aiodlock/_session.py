@@ -18,6 +18,7 @@ from typing import Any
 
 import anyio
 
+from . import _process
 from ._bodies import Bodies
 from ._clock import now
 from ._deadlines import Deadlines
@@ -27,7 +28,7 @@ from ._errors import BackendError, BackendUnavailable, ClientClosed, LockLost, L
 from ._hooks import Hooks
 from ._linger import Lingering
 from ._model import Kind
-from ._request import ASKING, HELD, LEAVING, LOST, WAITING, Request
+from ._request import ASKING, HELD, KEPT, LEAVING, LOST, WAITING, Request
 from ._slices import Slices
 from ._tasks import start_soon
 from ._telling import Telling
@@ -225,7 +226,7 @@ class Session:
 
     def check_usable(self) -> None:
         """Raise unless calls can be made here and now."""
-        if os.getpid() != self.pid or asyncio.get_running_loop() is not self.loop:
+        if _process.pid != self.pid or asyncio.get_running_loop() is not self.loop:
             self.check_here()  # each call of a lock comes by: it raises
         if self._death is not None:
             raise self._death_error()
@@ -285,8 +286,13 @@ class Session:
         found = self._holds.get((kind, name, id(task)))
         if not found:
             return []
-        # A task of the same id that is gone is somebody else.
-        return [request for request in found if request.task is not None and request.task() is task]
+        return [
+            request
+            for request in found
+            # A task of the same id that is gone is somebody else. What is kept has no body: it stays on the
+            # list because its task's next body mostly gets it.
+            if request.task is not None and request.task() is task and request.state is not KEPT
+        ]
 
     def add_hold(self, request: Request) -> None:
         """A task has got what it asked for."""

@@ -22,16 +22,16 @@ class Telling:
     What hooks were told of a lease stands in ``Request.told`` until they are told its end, once.
     """
 
-    __slots__ = ("_hooks",)
+    __slots__ = ("hooks",)
 
     def __init__(self, hooks: list[Hooks]) -> None:
-        self._hooks = hooks
+        self.hooks: list[Hooks] = hooks
 
     # -- the life of a request ---------------------------------------------------------------------
 
     def acquiring(self, request: Request) -> RequestInfo | None:
         """A request begins; return what hooks are told of it, None when there are none."""
-        if not self._hooks:
+        if not self.hooks:
             return None
         about = _about(request)
         self._tell("acquiring", about)
@@ -50,7 +50,7 @@ class Telling:
 
     def handed_out(self, request: Request) -> None:
         """A lease that lingered has a new body: to hooks it is another request, granted at once."""
-        if self._hooks:
+        if self.hooks:
             about = replace(_about(request), id=request.session.new_id(), token=0)
             self._tell("acquiring", about)
             request.told = replace(about, token=request.token)
@@ -132,7 +132,7 @@ class Telling:
             error,
             extra={"event": "extension_failed", "lock": name},
         )
-        if self._hooks:
+        if self.hooks:
             self._tell("extension_failed", _about(request), error)
 
     def release_failed(self, request: Request, error: Exception) -> None:
@@ -143,11 +143,11 @@ class Telling:
             error,
             extra={"event": "release_failed", "lock": request.name},
         )
-        if self._hooks:
+        if self.hooks:
             self._tell("release_failed", _about(request), error)
 
     def _tell(self, event: str, *about: object) -> None:
-        for hook in self._hooks:
+        for hook in self.hooks:
             try:
                 getattr(hook, event)(*about)
             except Exception:

@@ -44,12 +44,15 @@ class Case:
     names: int
     few: int
     many: int
+    linger: float = 0.0
 
 
 CASES: dict[str, Case] = {
     "one": Case("one task", 1, 1, 100, 600),
     "names": Case("64 tasks on 64 names", 64, 64, 128, 1408),
     "contended": Case("16 tasks on one name", 16, 1, 64, 704),
+    "linger": Case("one task, `linger`", 1, 1, 200, 5_200, linger=600.0),
+    "lingers": Case("64 tasks on 64 names, `linger`", 64, 64, 640, 6_400, linger=600.0),
 }
 
 
@@ -87,7 +90,7 @@ def count(python: str, case: Case) -> int:
 
 
 def _run(python: str, url: str, case: Case, pairs: int) -> int:
-    load = (url, _SLOWER, case.tasks, case.names, pairs)
+    load = (url, _SLOWER, case.tasks, case.names, pairs, case.linger)
     # Safe path: the modules beside the worker are not to be found by its imports.
     worker = [python, "-P", str(_WORKER), *map(str, load)]
     environment = {**os.environ, "PYTHONHASHSEED": "0"}

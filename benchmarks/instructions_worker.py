@@ -35,13 +35,15 @@ class PatientSelector(selectors.DefaultSelector):
         return super().select(timeout * self.factor if timeout else timeout)
 
 
-async def work(url: str, tasks: int, names: int, pairs: int) -> None:
+async def work(url: str, tasks: int, names: int, pairs: int, linger: float) -> None:
     """Acquire and release so many times, all tasks together."""
     import aiodlock
 
     # On a machine that is very busy a turn may take seconds of real time: no lease is to end by that.
     async with aiodlock.Client(url, ttl=600.0, waiter_ttl=600.0) as client:
-        locks = [client.lock(f"instructions:{number}") for number in range(names)]
+        # Trees before ``linger`` are measured, too.
+        options = {"linger": linger} if linger else {}
+        locks = [client.lock(f"instructions:{number}", **options) for number in range(names)]
 
         async def lock_again(lock: aiodlock.Lock) -> None:
             for _ in range(pairs // tasks):
@@ -52,11 +54,11 @@ async def work(url: str, tasks: int, names: int, pairs: int) -> None:
 
 
 if __name__ == "__main__":
-    where, *numbers = sys.argv[1:]
+    where, *numbers, linger = sys.argv[1:]
     slower, *load = map(int, numbers)
     slow_time_down(slower)
     PatientSelector.factor = slower
     with asyncio.Runner(
         loop_factory=lambda: asyncio.SelectorEventLoop(PatientSelector())
     ) as runner:
-        runner.run(work(where, *load))
+        runner.run(work(where, *load, float(linger)))
