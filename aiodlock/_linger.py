@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from . import _process
 from ._clock import now
-from ._lease import Lease
 from ._request import HELD, KEPT, OVER, Request
 
 if TYPE_CHECKING:
     from ._bodies import Blocks
+    from ._lease import Lease
     from ._model import Terms
     from ._options import LockOptions
     from ._session import Session
@@ -120,7 +120,9 @@ class Lingering:
 
     # -- the short way -------------------------------------------------------------------------------
 
-    def enter(self, terms: Terms, options: LockOptions, entered: Blocks[Lease]) -> Lease | None:
+    def enter(
+        self, terms: Terms, options: LockOptions, entered: Blocks[Lease], kind: type[Lease]
+    ) -> Lease | None:
         """Begin a block of a lock that was the last to have what is kept; None: go the long way.
 
         Nothing is different from the long way, which this is for the commonest case: the lock is exclusive,
@@ -157,7 +159,7 @@ class Lingering:
             session.drop_hold(request)
             request.hold_again(terms, options, task, moment)
             session.add_hold(request)
-        lease = Lease(session, request)
+        lease = kind(session, request)
         lease._tasks.append(task)
         if session.telling.hooks:
             session.telling.handed_out(request)

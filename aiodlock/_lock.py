@@ -233,7 +233,9 @@ class Acquirable:
 
     async def __aenter__(self) -> Lease:
         if self._short and (session := self._client._session) is not None:
-            kept = session.lingering.enter(self._terms, self._options, self._entered)
+            kept = session.lingering.enter(
+                self._terms, self._options, self._entered, self._lease_type
+            )
             if kept is not None:
                 return kept
         lease = await self._acquire(self._options.timeout)

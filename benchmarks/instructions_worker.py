@@ -9,6 +9,7 @@ import asyncio
 import selectors
 import sys
 import time
+from typing import Any
 
 
 def slow_time_down(factor: float) -> None:
@@ -42,7 +43,7 @@ async def work(url: str, tasks: int, names: int, pairs: int, linger: float) -> N
     # On a machine that is very busy a turn may take seconds of real time: no lease is to end by that.
     async with aiodlock.Client(url, ttl=600.0, waiter_ttl=600.0) as client:
         # Trees before ``linger`` are measured, too.
-        options = {"linger": linger} if linger else {}
+        options: dict[str, Any] = {"linger": linger} if linger else {}
         locks = [client.lock(f"instructions:{number}", **options) for number in range(names)]
 
         async def lock_again(lock: aiodlock.Lock) -> None:
@@ -54,11 +55,11 @@ async def work(url: str, tasks: int, names: int, pairs: int, linger: float) -> N
 
 
 if __name__ == "__main__":
-    where, *numbers, linger = sys.argv[1:]
-    slower, *load = map(int, numbers)
+    where, *numbers, how_long = sys.argv[1:]
+    slower, tasks, names, pairs = map(int, numbers)
     slow_time_down(slower)
     PatientSelector.factor = slower
     with asyncio.Runner(
         loop_factory=lambda: asyncio.SelectorEventLoop(PatientSelector())
     ) as runner:
-        runner.run(work(where, *load, float(linger)))
+        runner.run(work(where, tasks, names, pairs, float(how_long)))

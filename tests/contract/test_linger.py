@@ -6,8 +6,9 @@ import asyncio
 import gc
 import os
 import time
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -17,6 +18,7 @@ from aiodlock import (
     Client,
     Hooks,
     Lease,
+    Lock,
     LockLost,
     NotHeld,
     RequestInfo,
@@ -227,6 +229,281 @@ async def test_loss_of_a_later_body_is_not_that_of_an_earlier_one(client: Client
         assert "released" in repr(ended)
         with pytest.raises(NotHeld):
             ended.ensure_held()
+
+
+# -- one Lock taken again and again: its blocks begin and end by a short way --------------------------
+
+
+@pytest.fixture(params=["short", "long"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways do the same: each test of this part goes them both."""
+    way: str = request.param
+    if way == "long":
+        monkeypatch.setattr(Lingering, "enter", lambda self, *about: None)
+        monkeypatch.setattr(Lingering, "exit", lambda self, *about: False)
+    return way
+
+
+def _state_of(client: Client) -> dict[str, object]:
+    """Return what a session has of its requests, without times and serials."""
+    session = client._session
+    assert session is not None
+    for request in session.requests.values():
+        check(request)
+    return {
+        "kept": list(session.lingering.kept),
+        "states": [request.state for request in session.requests.values()],
+        "handles": [len(request.handles) for request in session.requests.values()],
+        "armed": [list(request.armed or ()) for request in session.requests.values()],
+        "open": {task: list(found) for task, found in session.bodies.open.items()},
+        "mine": session.holds("lock", "a", asyncio.current_task()),
+        "told": [request.told is None for request in session.requests.values()],
+    }
+
+
+async def test_same_lock_again_and_again(client: Client, way: str) -> None:
+    lock = client.lock("a", linger=LONG)
+    leases = []
+    async with lock as first:
+        inside = _state_of(client)
+    outside = _state_of(client)
+    assert outside["kept"] == ["a"]
+    assert not outside["open"]
+    for _ in range(5):
+        before = kept(client).kept_until
+        async with lock as lease:
+            lease.ensure_held()
+            assert lease.token == first.token
+            assert _state_of(client) == inside
+        assert _state_of(client) == outside
+        assert kept(client).kept_until >= before
+        leases.append(lease)
+        assert not lease.held
+        assert lease.lost is None
+    with pytest.raises(NotHeld):
+        leases[0].ensure_held()
+    with pytest.raises(RuntimeError):
+        await lock.__aexit__(None, None, None)
+    assert is_kept(client)
+
+
+async def test_same_lock_in_several_tasks(client: Client, way: str) -> None:
+    lock, inside = client.lock("a", linger=LONG), 0
+
+    async def work() -> int:
+        nonlocal inside
+        for number in range(12):
+            async with lock as lease:
+                inside += 1
+                assert inside == 1
+                assert client._session is not None
+                assert client._session.holds("lock", "a", asyncio.current_task())
+                if number % 3 == 0:
+                    await asyncio.sleep(0)
+                inside -= 1
+            if number % 4 == 0:
+                await asyncio.sleep(0)
+        return lease.token
+
+    tokens = [await asyncio.create_task(work()) for _ in range(3)]
+    assert len(set(tokens)) == 1
+    await asyncio.gather(*(work() for _ in range(3)))
+    await until(lambda: client._session is not None and not client._session.bodies.open)
+
+
+async def test_same_lock_inside_itself(client: Client, way: str) -> None:
+    lock = client.lock("a", linger=LONG)
+    for _ in range(3):
+        async with lock as outer:
+            async with lock as inner, client.lock("b", linger=LONG):
+                assert inner.token == outer.token
+            assert not is_kept(client)
+            assert outer.held
+        assert is_kept(client)
+
+
+async def test_same_lock_inside_of_another_and_out_of_order(client: Client, way: str) -> None:
+    a, b = client.lock("a", linger=LONG), client.lock("b", linger=LONG)
+    for _ in range(3):
+        async with a, b:
+            assert not lingering(client).kept
+        assert set(lingering(client).kept) == {"a", "b"}
+        await a.__aenter__()
+        await b.__aenter__()
+        await a.__aexit__(None, None, None)
+        await b.__aexit__(None, None, None)
+        assert set(lingering(client).kept) == {"a", "b"}
+
+
+@pytest.mark.parametrize("on_lost", ["cancel", "flag"])
+async def test_same_lock_is_lost_in_a_later_body(
+    client: Client, way: str, on_lost: Literal["cancel", "flag"]
+) -> None:
+    lock = client.lock("a", linger=LONG, on_lost=on_lost)
+    for _ in range(2):
+        async with lock:
+            pass
+        with pytest.raises(LockLost):
+            await _break_in_its_body(client, lock, on_lost)
+        assert not is_kept(client)
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
+    await until_free(client, "a")
+
+
+async def _break_in_its_body(client: Client, lock: Lock, on_lost: str) -> None:
+    async with lock as lease:
+        await client.break_lock("a")
+        if on_lost == "cancel":
+            await asyncio.sleep(15)
+        await lease.wait_lost()
+
+
+async def test_same_lock_runs_out_in_a_later_body(client: Client, way: str) -> None:
+    lock = client.lock("a", linger=LONG, on_lost="flag")
+    async with lock:
+        pass
+    with pytest.raises(LockLost):
+        async with lock as lease:
+            lease._request.place.deadline = time.clock_gettime(time.CLOCK_BOOTTIME)  # type: ignore[misc]
+    assert not is_kept(client)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "raises"])
+async def test_same_lock_is_kept_however_its_later_body_ends(
+    client: Client, way: str, how: str
+) -> None:
+    lock = client.lock("a", linger=LONG)
+    async with lock:
+        pass
+
+    async def work() -> None:
+        async with lock:
+            if how == "raises":
+                raise ValueError(how)
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError if how == "cancelled" else ValueError):
+        await task
+    assert is_kept(client)
+    async with lock as lease:
+        assert lease.held
+
+
+async def test_same_lock_in_a_task_that_was_cancelled_before(client: Client, way: str) -> None:
+    """What asyncio's own lock does, too: the cancellation comes at the next await that waits."""
+    lock = client.lock("a", linger=LONG)
+    async with lock:
+        pass
+
+    async def work() -> None:
+        async with lock:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(60)
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(work())
+    assert is_kept(client)
+
+
+async def test_same_lock_is_recalled_in_a_later_body(make_client: MakeClient, way: str) -> None:
+    client, other = await make_client(), await make_client()
+    lock = client.lock("a", linger=LONG)
+    async with lock:
+        pass
+    async with lock:
+        task = asyncio.create_task(other.lock("a", timeout=15).acquire())
+        await until(lambda: not _held(client).may_linger)
+    assert not is_kept(client)
+    await (await task).release()
+
+
+async def test_same_lock_released_or_extended_in_its_block_is_not_kept(
+    client: Client, way: str
+) -> None:
+    lock = client.lock("a", ttl=20, linger=LONG, on_lost="flag")
+    for spoil in ("release", "extend"):
+        await _entered(lock)
+        await lock.__aexit__(None, None, None)
+        async with lock as lease:
+            await (lease.release() if spoil == "release" else lease.extend(40))
+        assert not is_kept(client)
+    await until_free(client, "a")
+
+
+async def test_same_lock_left_by_another_task(client: Client, way: str) -> None:
+    lock = client.lock("a", linger=LONG)
+    for _ in range(2):
+        await asyncio.create_task(_entered(lock))
+        await lock.__aexit__(None, None, None)
+        assert is_kept(client)
+
+
+async def _entered(lock: Lock) -> None:
+    await lock.__aenter__()
+
+
+async def test_same_lock_in_a_block_whose_lease_was_lost(client: Client, way: str) -> None:
+    lock = client.lock("a", linger=LONG, on_lost="flag")
+    lost = await lock.__aenter__()
+    await client.break_lock("a")
+    await lost.wait_lost()
+    await asyncio.create_task(body(client))
+    assert is_kept(client)
+    with pytest.raises(LockLost):
+        await lock.__aenter__()
+    with pytest.raises(LockLost):
+        await lock.__aexit__(None, None, None)
+
+
+async def test_hooks_hear_of_each_body_of_the_same_lock(client: Client, way: str) -> None:
+    events, lock = _Events(), client.lock("a", linger=LONG)
+    client.add_hooks(events)
+    for _ in range(3):
+        async with lock:
+            pass
+    words = [word for word, _ in events.heard]
+    assert words == ["acquiring", "acquired", "released"] * 3
+    assert len({id for _, id in events.heard}) == 3
+
+
+async def test_same_lock_after_its_client_was_left_and_entered_again(
+    store: Store, way: str
+) -> None:
+    client = Client(store.source, **store.options)
+    lock = client.lock("a", linger=LONG, on_lost="flag")
+    async with client:
+        async with lock:
+            pass
+        await lock.__aenter__()
+    async with client:
+        with pytest.raises(LockLost):  # the block of the client that was left
+            await lock.__aexit__(None, None, None)
+        async with lock as lease:
+            assert lease.held
+        assert is_kept(client)
+
+
+async def test_kept_lease_does_not_keep_the_task_that_had_it_last(client: Client, way: str) -> None:
+    lock = client.lock("a", linger=LONG)
+
+    async def work() -> None:
+        for _ in range(3):
+            async with lock:
+                pass
+
+    task = asyncio.create_task(work())
+    await task
+    ended = weakref.ref(task)
+    del task
+    await until(lambda: ended() is None)
+    assert is_kept(client)
 
 
 # -- recalled ----------------------------------------------------------------------------------------

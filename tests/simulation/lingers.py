@@ -134,13 +134,34 @@ class _Recalls:
         return {id.decode() for id, text in texts.items() if b" g=1" in text}
 
 
-def _lingering(lock: Acquirable, client: SimClient, chance: random.Random) -> Acquirable:
-    if not isinstance(lock, aiodlock.Lock) or not lock._options.auto_extend:
-        return lock
-    if chance.random() < 0.2:
-        return lock
-    options = replace(lock._options, linger=chance.choice((0.05, 0.5, 2.0)))
-    return aiodlock.Lock(client, lock.name, lock.mode, options)
+class _Locks:
+    """Makes locks linger. Every other time a client takes the very lock again that it took of the name
+    last: so blocks begin and end by the short way, too."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._last: dict[tuple[SimClient, str], Acquirable] = {}
+
+    def pair(
+        self, client: SimClient, lock: Acquirable, weaker: Acquirable
+    ) -> tuple[Acquirable, Acquirable]:
+        """Return a lock, and one that its holder gets besides, of which most linger."""
+        last = self._last.get((client, lock.name))
+        if last is not None and self._chance.random() < 0.5:
+            lock = last
+        else:
+            lock = self._lingering(client, lock)
+            if lock._options.linger:
+                self._last[client, lock.name] = lock
+        return lock, self._lingering(client, weaker)
+
+    def _lingering(self, client: SimClient, lock: Acquirable) -> Acquirable:
+        if not isinstance(lock, aiodlock.Lock) or not lock._options.auto_extend:
+            return lock
+        if self._chance.random() < 0.2:
+            return lock
+        options = replace(lock._options, linger=self._chance.choice((0.05, 0.5, 2.0)))
+        return aiodlock.Lock(client, lock.name, lock.mode, options)
 
 
 class Lingers(Simulation):
@@ -150,6 +171,7 @@ class Lingers(Simulation):
 
     def __init__(self, seed: int, prepare: Callable[[Simulation], None] | None = None) -> None:
         self._chance = random.Random(f"{seed} lingers")
+        self._locks = _Locks(self._chance)
         super().__init__(seed)
         self.recalls = _Recalls(self)
         _tame(self, self._chance)
@@ -157,8 +179,7 @@ class Lingers(Simulation):
             prepare(self)
 
     def _some_lock(self, client: SimClient) -> tuple[Acquirable, Acquirable]:
-        lock, weaker = super()._some_lock(client)
-        return _lingering(lock, client, self._chance), _lingering(weaker, client, self._chance)
+        return self._locks.pair(client, *super()._some_lock(client))
 
     async def _turn(self, process: Process, client: SimClient) -> None:
         if self._chance.random() < _READING:
@@ -174,6 +195,7 @@ class LingersOnTheMachine(MachineSimulation):
 
     def __init__(self, seed: int, prepare: Callable[[Simulation], None] | None = None) -> None:
         self._chance = random.Random(f"{seed} lingers")
+        self._locks = _Locks(self._chance)
         super().__init__(seed)
         self.recalls = _Recalls(self)
         _tame(self, self._chance)
@@ -181,8 +203,7 @@ class LingersOnTheMachine(MachineSimulation):
             prepare(self)
 
     def _some_lock(self, client: SimClient) -> tuple[Acquirable, Acquirable]:
-        lock, weaker = super()._some_lock(client)
-        return _lingering(lock, client, self._chance), _lingering(weaker, client, self._chance)
+        return self._locks.pair(client, *super()._some_lock(client))
 
     async def _turn(self, process: Process, client: SimClient) -> None:
         if self._chance.random() < _READING:

@@ -314,13 +314,13 @@ def _disarm_with_the_first_block(simulation: Simulation) -> None:
     def leave(
         self: Bodies, task: asyncio.Task[Any], requests: list[core.Request], exc_type: Any
     ) -> bool:
-        blocks, ended = self._open[task], []
+        blocks, ended = self.open[task], []
         for request in requests:
             blocks.remove(request)
             if ends_arming_block and request.armed and task in request.armed:
                 ended.append(request.armed.pop(task).leave(exc_type))
         if not blocks:
-            del self._open[task]
+            del self.open[task]
         return any(ended)
 
     simulation.patch(Body, "_arm", arm)
