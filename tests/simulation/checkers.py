@@ -36,7 +36,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from aiodlock._lease import Lease
-from aiodlock._request import Request, State, check
+from aiodlock._request import HELD, WAITING, Request, State, check
 
 from .server import Command, SimServer
 from .world import Process, World, Wrong
@@ -171,6 +171,9 @@ class Body:
     cancels: bool
     told: bool = False
     lost_at: float | None = None
+    #: While its lease ends at ``fine``, it need not be looked at until this true time.
+    fine: float = -1.0
+    fine_until: float = 0.0
 
 
 class Checkers:
@@ -197,9 +200,10 @@ class Checkers:
         #: What requests may count shorter than they were answered, by id.
         self._shorter: set[str] = set()
         self._seen: dict[str, float] = {}
-        #: At which state and deadline a request was found right: until the next reply it need not be
-        #: looked at again.
-        self._fine: dict[str, tuple[State, float]] = {}
+        #: At which deadline a request that waits, and one that holds, was found right: until the next reply
+        #: it need not be looked at again.
+        self._fine_waiting: dict[str, float] = {}
+        self._fine_held: dict[str, float] = {}
         #: In which state a request was checked last, and the turns of all processes.
         self._checked: dict[str, State] = {}
         self._turns = 0
@@ -473,7 +477,7 @@ class Checkers:
                 continue
             for session in sessions:
                 for request in session.requests.values():
-                    if request.state is State.HELD and base_of(request) == base:
+                    if request.state is HELD and base_of(request) == base:
                         self._check_place(process, request, ledger.known)
 
     def _check_place(self, process: Process, request: Request, known: Name) -> None:
@@ -495,7 +499,7 @@ class Checkers:
             self.wrong("failure", f"{process}: {process.failures[0]}")
         self._turns += 1
         now_and_then = not self._turns % 8
-        checked, held, waiting, fine = self._checked, State.HELD, State.WAITING, self._fine
+        checked, fine_held, fine_waiting = self._checked, self._fine_held, self._fine_waiting
         for session in self.sessions.get(process, ()):
             for id, request in session.requests.items():
                 state = request.state
@@ -503,13 +507,26 @@ class Checkers:
                     # Most turns change nothing, and this is a tenth of a seed's time.
                     check(request)
                     checked[id] = state
-                if state is held or state is waiting:
-                    if self.known_broken:
-                        self._check_broken(process, request)
-                    if fine.get(id) != (state, request.place.deadline):
-                        self._check_deadline(process, request)
+                if state is HELD:
+                    fine = fine_held
+                elif state is WAITING:
+                    fine = fine_waiting
+                else:
+                    continue
+                if self.known_broken:
+                    self._check_broken(process, request)
+                if fine.get(id) != request.place.deadline:
+                    self._check_deadline(process, request)
+        now = self.world.time
         for body in self.bodies:
             if body.process is process and body.cancels and not body.told:
+                request = body.lease._request
+                if (
+                    request.reason is None
+                    and request.ends_at == body.fine
+                    and now < body.fine_until
+                ):
+                    continue
                 self._check_told(body)
 
     def on_broken(self, id: str, token: int) -> None:
@@ -519,14 +536,14 @@ class Checkers:
 
     def _check_broken(self, process: Process, request: Request) -> None:
         known = self.known_broken.get(request.id, 0)
-        if request.state is State.HELD and request.token <= known:
+        if request.state is HELD and request.token <= known:
             self.wrong(
                 "broken", f"{process} has heard that {request.id} was broken, and believes in it"
             )
 
     def _check_deadline(self, process: Process, request: Request) -> None:
         id, deadline = request.id, request.place.deadline
-        if request.state is State.HELD and self._seen.get(id) != deadline:
+        if request.state is HELD and self._seen.get(id) != deadline:
             self._seen[id] = deadline
             if not self.forgetful:
                 base = base_of(request)
@@ -545,7 +562,8 @@ class Checkers:
         ):
             self.wrong("deadline", f"{process}: {id} counts {least - deadline:.6f} s short")
         elif deadline >= least - 0.001:
-            self._fine[id] = request.state, deadline
+            fine = self._fine_held if request.state is HELD else self._fine_waiting
+            fine[id] = deadline
 
     def _check_together(self, process: Process, request: Request) -> None:
         if process.boot() >= request.ends_at:
@@ -557,7 +575,7 @@ class Checkers:
                 for other in session.requests.values():
                     if other is request or base_of(other) != base_of(request):
                         continue
-                    if other.state is not State.HELD or other_process.boot() >= other.ends_at:
+                    if other.state is not HELD or other_process.boot() >= other.ends_at:
                         continue
                     both_shared = request.terms.mode == other.terms.mode == "shared"
                     if both_shared or request.owner == other.owner:
@@ -587,7 +605,8 @@ class Checkers:
         elif word in (b"granted", b"held", b"recalled", b"waiting"):
             left = int(reply[2] if word != b"waiting" else reply[1]) / 1000
             deadline = sent + left - (left * _DRIFT_SHARE + _DRIFT)
-            self._fine.pop(id, None)
+            self._fine_held.pop(id, None)
+            self._fine_waiting.pop(id, None)
             self.at_most[id] = max(self.at_most.get(id, 0.0), deadline)
             if id not in self._shorter:
                 least = max(self.at_least.get(id, (0.0, 0.0))[1], deadline)
@@ -607,8 +626,10 @@ class Checkers:
                 body.told = True
             elif now - max(body.lost_at, process.resumed_at) > _PROMPT:
                 self.wrong("told", f"{process}: {request.id} was lost, its body goes on")
-        elif request.state is State.HELD:
-            overdue = now - process.true_time_of(request.ends_at)
+        elif request.state is HELD:
+            ends = process.true_time_of(request.ends_at)
+            body.fine, body.fine_until = request.ends_at, ends
+            overdue = now - ends
             if overdue <= _PROMPT or now - process.resumed_at <= _PROMPT:
                 return
             if process.slept(now - _AFTER_SLEEP):

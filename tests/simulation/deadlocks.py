@@ -26,7 +26,7 @@ import aiodlock
 from aiodlock import _deadlocks
 from aiodlock._cycles import Cycle
 from aiodlock._lease import Lease
-from aiodlock._request import Request, State
+from aiodlock._request import WAITING, Request
 from aiodlock._telling import Telling
 
 from .checkers import Name, Record, Waiter, base_of
@@ -139,7 +139,7 @@ class Oracle:
     def _after_turn(self, process: Process) -> None:
         for session in self.checkers.sessions.get(process, ()):
             for request in session.requests.values():
-                if request.state is State.WAITING and request.id not in self.facts:
+                if request.state is WAITING and request.id not in self.facts:
                     self.facts[request.id] = self._fact_of(process, request)
 
     def _fact_of(self, process: Process, request: Request) -> Fact:

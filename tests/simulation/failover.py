@@ -15,7 +15,7 @@ from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from aiodlock._request import Request, State
+from aiodlock._request import HELD, Request
 from aiodlock.backends.redis import RedisBackend
 from aiodlock.backends.redis.primary import PrimaryLookup
 from aiodlock.backends.redis.sentinel import Named, Sentinel
@@ -67,7 +67,7 @@ class FailoverCheckers(Checkers):
 
     def _check_deadline(self, process: Process, request: Request) -> None:
         super()._check_deadline(process, request)
-        if request.state is State.HELD and self._seen.get(f"granted {request.id}") is None:
+        if request.state is HELD and self._seen.get(f"granted {request.id}") is None:
             self._seen[f"granted {request.id}"] = self.world.time
             self.grants += 1
 
@@ -79,7 +79,7 @@ class FailoverCheckers(Checkers):
                 continue
             for request in session.requests.values():
                 # One that is not to be extended ends by itself, and is not asked about.
-                if request.state is State.HELD and request.options.auto_extend:
+                if request.state is HELD and request.options.auto_extend:
                     self._check_together(process, request)
 
     def _check_one_server(self, process: Process, session: Any) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from aiodlock._request import State
+from aiodlock._request import HELD, WAITING
 
 from .quorum import QuorumSimulation
 from .scenario import SimClient, Simulation
@@ -81,9 +81,9 @@ class HandOver(QuorumSimulation):
     def _look(self, process: Process) -> None:
         for session in self.checkers.sessions.get(process, ()):
             for request in session.requests.values():
-                if request.state is State.WAITING:
+                if request.state is WAITING:
                     self._waits_since.setdefault(request.id, self.world.time)
-                elif request.state is State.HELD and request.id not in self._held:
+                elif request.state is HELD and request.id not in self._held:
                     self._held.add(request.id)
                     self._check(process, request.id)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiodlock
 from aiodlock._lock import Acquirable
-from aiodlock._request import Request, State
+from aiodlock._request import HELD, KEPT, Request
 
 from .checkers import _PROMPT, Body, base_of
 from .memory import MachineServer, MachineSimulation
@@ -78,7 +78,7 @@ class _Recalls:
     def _look_at_client(self, process: Process) -> None:
         for session in self.checkers.sessions.get(process, ()):
             for request in session.requests.values():
-                if request.state is State.KEPT and self._knows(process, request):
+                if request.state is KEPT and self._knows(process, request):
                     self.checkers.wrong(
                         "linger", f"{process}: {request.id} was recalled, and is kept"
                     )
@@ -92,7 +92,7 @@ class _Recalls:
         if one.task is other.task or base_of(first) != base_of(second):
             return
         for body, request in ((one, first), (other, second)):
-            held = request.state is State.HELD and body.lease._serial in request.handles
+            held = request.state is HELD and body.lease._serial in request.handles
             if not held or process.boot() >= request.ends_at:
                 return
         if first.terms.mode == second.terms.mode == "shared":

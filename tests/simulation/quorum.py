@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from aiodlock._request import State
+from aiodlock._request import ASKING, HELD, WAITING
 from aiodlock.backends.redis.quorum import QuorumBackend
 from aiodlock.backends.redis.settings import Settings
 
@@ -103,7 +103,7 @@ class QuorumCheckers(Checkers):
         broken = {id.decode() for id in _BROKEN.findall(data)}
         if broken:
             requests = [one for s in self._all_sessions() for one in s.requests.values()]
-            waiting = {one.id for one in requests if one.state in (State.ASKING, State.WAITING)}
+            waiting = {one.id for one in requests if one.state in (ASKING, WAITING)}
             self.excused -= broken & waiting
 
     def hears(self, node: int) -> Callable[[Process, Command, float, Any], None]:
@@ -131,7 +131,8 @@ class QuorumCheckers(Checkers):
             return
         id = request.id
         if self._seen.get(id) == request.place.deadline:
-            self._fine[id] = request.state, request.place.deadline
+            fine = self._fine_held if request.state is HELD else self._fine_waiting
+            fine[id] = request.place.deadline
             return
         first = id not in self._seen
         self._seen[id] = request.place.deadline
@@ -189,7 +190,7 @@ class QuorumCheckers(Checkers):
         if any(one is not new and one.place.token and one.owner == new.owner for one in here):
             return  # an owner that holds gets in again
         for other in here:
-            if other.state is not State.WAITING or not self._is_queued(base, other.id):
+            if other.state is not WAITING or not self._is_queued(base, other.id):
                 self._queued.pop(other.id, None)
                 continue
             since = self._queued.setdefault(other.id, self.world.time)

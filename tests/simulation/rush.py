@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from aiodlock._request import Request, State
+from aiodlock._request import ASKING, HELD, WAITING, Request
 
 from .checkers import base_of
 from .quorum import QuorumSimulation
@@ -26,7 +26,7 @@ _ROUND_TRIP = 2 * _LONGEST
 #: To ask for votes, to hear that one is asked back, to give it back, and to write the token; and one more.
 _SORTED_OUT_WITHIN = 5 * _ROUND_TRIP
 _FIRST, _BETWEEN, _ROUNDS = 1.0, 1.0, 4
-_WAITS = (State.ASKING, State.WAITING)
+_WAITS = (ASKING, WAITING)
 
 
 class Rush(QuorumSimulation):
@@ -113,7 +113,7 @@ class Rush(QuorumSimulation):
             for request in waiting:
                 self._waits_since.setdefault(request.id, self.world.time)
             for request in here:
-                if request.state is State.HELD and request.id not in self._held:
+                if request.state is HELD and request.id not in self._held:
                     self._held.add(request.id)
                     self._check_order(request, waiting)
             self._check_split(base, waiting, busy=len(waiting) < len(here))

@@ -77,17 +77,6 @@ class World:
         self.time = end
         return self._done()
 
-    def pass_to(self, when: float) -> bool:
-        """Let time pass until then if nothing happens before; else return False.
-
-        (Most turns follow a turn of the same loop. The heap is not needed for that.)
-        """
-        heap = self._heap
-        if when > self._end or (heap and heap[0][0] <= when) or self._done():
-            return False
-        self.time = when
-        return True
-
     @contextmanager
     def as_process(self, process: Process) -> Iterator[None]:
         """Let the library's clock be that of a process, for a look from outside."""
@@ -247,23 +236,19 @@ class SimLoop(asyncio.BaseEventLoop):
             end = self.process.monotonic() + self._clock_resolution
             while scheduled and scheduled[0] < end:
                 ready.append(heappop(scheduled))
-        _set_running_loop(self)
-        try:
-            for _ in range(len(ready)):
-                handle = ready.popleft()
-                if not handle._cancelled:
-                    callback, args = handle._callback, handle._args
-                    try:
-                        handle._context.run(callback, *args)
-                    except (SystemExit, KeyboardInterrupt):
-                        raise
-                    except BaseException as error:
-                        source = format_helpers._format_callback_source(callback, args)
-                        self.call_exception_handler(
-                            {"message": f"Exception in callback {source}", "exception": error}
-                        )
-        finally:
-            _set_running_loop(None)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                callback, args = handle._callback, handle._args
+                try:
+                    handle._context.run(callback, *args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    source = format_helpers._format_callback_source(callback, args)
+                    self.call_exception_handler(
+                        {"message": f"Exception in callback {source}", "exception": error}
+                    )
 
     def next_due(self) -> float | None:
         """Return when (on its own clock) there is something to do; None: never."""
@@ -407,28 +392,40 @@ class Process:
         self.world.at(when, self._turn, self._plan)
 
     def _turn(self, plan: int) -> None:
+        """Turn the loop until something else happens before it has to turn again.
+
+        (Most turns follow a turn of the same loop. So all that surrounds a turn stands here, and the
+        world's heap is not needed for the next one.)
+        """
         if plan != self._plan:
             return
-        world, loop = self.world, self.loop
+        world, loop, rate, looks = self.world, self.loop, self.rate, self.world.after_turn
+        turn, heap, end, done = loop.turn, world._heap, world._end, world._done
+        ready, scheduled = loop._ready, loop._scheduled  # type: ignore[attr-defined]
         self._planned = inf
-        while self.running:
-            world.current = self
-            try:
-                loop.turn()
-            finally:
-                world.current = None
-            for look in world.after_turn:
-                look(self)
-            due = loop.next_due()
-            if due is None:
-                return
-            when = soonest = world.time + _TURN
-            if due >= 0:
-                later = world.time + (due - self.monotonic()) / self.rate
-                when = later if later > soonest else soonest
-            if self._planned <= when or not world.pass_to(when):
-                self._plan_turn(when)
-                return
+        world.current = self
+        _set_running_loop(loop)
+        try:
+            while self.running:
+                turn()
+                for look in looks:
+                    look(self)
+                when = world.time + _TURN
+                if not ready:
+                    while scheduled and scheduled[0]._cancelled:
+                        heappop(scheduled)
+                    if not scheduled:
+                        return
+                    later = world.time + (scheduled[0] - self.monotonic()) / rate
+                    if later > when:
+                        when = later
+                if self._planned <= when or when > end or (heap and heap[0][0] <= when) or done():
+                    self._plan_turn(when)
+                    return
+                world.time = when
+        finally:
+            _set_running_loop(None)
+            world.current = None
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if not self.dead:
@@ -446,6 +443,7 @@ class Process:
         world._heap = []
         self.dead = True
         world.current = self
+        _set_running_loop(self.loop)
         try:
             for task in asyncio.all_tasks(self.loop):
                 task.cancel()
@@ -461,5 +459,6 @@ class Process:
                 self.loop.turn()
             self.loop.close()
         finally:
+            _set_running_loop(None)
             world.current = None
             world.time, world._heap = keep, heap
