@@ -20,7 +20,7 @@ from .memory import MachineSimulation
 from .once_variants import ALL_VARIANTS
 from .quorum import QuorumSimulation
 from .quorum_variants import QUORUM_VARIANTS
-from .run import Total, collect_between, run_seed
+from .run import Total, collector_at_rest, run_seed
 from .rush import Rush
 from .scenario import Simulation
 from .shrink import diagram, shrink
@@ -136,15 +136,16 @@ def main() -> int:
         print(outcome)
         return bool(outcome.checker)
     total, bad = Total(began=perf_counter()), []
-    for seed in range(chosen.start, chosen.start + chosen.seeds):
-        outcome = run_seed(seed, prepare, kind)
-        total.add(outcome)
-        collect_between(total.seeds)
-        if outcome.checker:
-            bad.append(seed)
-            print(outcome if len(bad) == 1 else f"seed {seed}: {outcome.message}", flush=True)
-        if total.seeds % 500 == 0:
-            print(f"... {total.closing_line(len(bad))}", file=sys.stderr, flush=True)
+    with collector_at_rest() as collect:
+        for seed in range(chosen.start, chosen.start + chosen.seeds):
+            outcome = run_seed(seed, prepare, kind)
+            total.add(outcome)
+            collect()
+            if outcome.checker:
+                bad.append(seed)
+                print(outcome if len(bad) == 1 else f"seed {seed}: {outcome.message}", flush=True)
+            if total.seeds % 500 == 0:
+                print(f"... {total.closing_line(len(bad))}", file=sys.stderr, flush=True)
     print(total.closing_line(len(bad)))
     return bool(bad)
 
@@ -180,21 +181,20 @@ def _search(start: int, seeds: int) -> int:
     """Say for each variant which seed caught it, and which checker."""
     missed = 0
     for name, variant in VARIANTS.items():
-        for tried, seed in enumerate(range(start, start + seeds), 1):
-            outcome = run_seed(seed, variant.prepare, variant.kind)
-            collect_between(tried)
-            if outcome.checker:
-                expected = (
-                    "" if outcome.checker in variant.caught_by else "  (another was expected)"
-                )
-                print(
-                    f"{name:34} after {tried:4} seeds: {outcome.message[:110]}{expected}",
-                    flush=True,
-                )
-                break
-        else:
-            missed += 1
-            print(f"{name:34} NOT CAUGHT by {seeds} seeds", flush=True)
+        with collector_at_rest() as collect:
+            for tried, seed in enumerate(range(start, start + seeds), 1):
+                outcome = run_seed(seed, variant.prepare, variant.kind)
+                collect()
+                if outcome.checker:
+                    other = (
+                        "" if outcome.checker in variant.caught_by else "  (another was expected)"
+                    )
+                    what = outcome.message[:110] + other
+                    print(f"{name:34} after {tried:4} seeds: {what}", flush=True)
+                    break
+            else:
+                missed += 1
+                print(f"{name:34} NOT CAUGHT by {seeds} seeds", flush=True)
     return missed
 
 

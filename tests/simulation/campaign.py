@@ -19,7 +19,7 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-from .run import Total, collect_between, run_seed
+from .run import Total, collector_at_rest, run_seed
 from .scenario import Simulation
 
 _ROOT = Path(__file__).parents[2]
@@ -72,12 +72,13 @@ def _commit() -> str:
 def run_block(kind: type[Simulation], first: int, seeds: int) -> Block:
     """Run some seeds."""
     began, total, violations = process_time(), Total(), {}
-    for seed in range(first, first + seeds):
-        outcome = run_seed(seed, None, kind)
-        total.add(outcome)
-        collect_between(total.seeds)
-        if outcome.checker:
-            violations[str(seed)] = outcome.message
+    with collector_at_rest() as collect:
+        for seed in range(first, first + seeds):
+            outcome = run_seed(seed, None, kind)
+            total.add(outcome)
+            collect()
+            if outcome.checker:
+                violations[str(seed)] = outcome.message
     seconds = process_time() - began
     return Block(
         first, seeds, total.grants, round(total.virtual_seconds, 3), round(seconds, 3), violations

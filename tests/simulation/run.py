@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from time import perf_counter
@@ -89,14 +90,21 @@ class Total:
         )
 
 
-def collect_between(count: int) -> None:
-    """Collect what a seed has left. While one runs the collector rests: nothing depends on its moments.
+@contextmanager
+def collector_at_rest() -> Iterator[Callable[[], object]]:
+    """Give what collects between seeds. While one runs the collector rests: nothing depends on its moments.
 
     (After each seed it takes a millisecond. What many have left costs more than that: the caches are cold.)
+    What has been imported stays out of it. That is said once, before a seed has left anything: what is
+    alive then stays for ever.
     """
-    if count == 1:
-        gc.disable()
+    enabled = gc.isenabled()
+    gc.disable()
+    if not gc.get_freeze_count():
         gc.collect()
-        gc.freeze()  # what has been imported stays
-    else:
-        gc.collect()
+        gc.freeze()
+    try:
+        yield gc.collect
+    finally:
+        if enabled:
+            gc.enable()

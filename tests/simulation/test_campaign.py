@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -58,6 +59,16 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
     campaign.run(together, "machine", MachineSimulation, 3, 4, jobs=2)
     told = [campaign.read(path)[1] for path in (alone, together)]
     assert [(b.first, b.grants) for b in told[0]] == [(b.first, b.grants) for b in told[1]]
+
+
+def test_block_keeps_nothing_of_the_one_before() -> None:
+    """What the collector is told to leave alone stays for ever; a seed's world must not be of it."""
+    collects = gc.isenabled()
+    campaign.run_block(MachineSimulation, 3, 1)
+    kept = gc.get_freeze_count()
+    campaign.run_block(MachineSimulation, 4, 1)
+    assert gc.get_freeze_count() <= kept
+    assert gc.isenabled() == collects
 
 
 def test_summary_tells_ranges_grants_hours_and_violations(tmp_path: Path) -> None:
