@@ -381,10 +381,11 @@ class MachineBackend:
         def look() -> None:
             nonlocal timer
             # By what the client has sent. What a dead connection swallows, the network knows nothing of.
-            if self._asked and now() - self._asked[0][1] > _SILENCE:
+            age = now() - self._asked[0][1] if self._asked else _SILENCE / 2
+            if age > _SILENCE:
                 end()
             else:
-                timer = loop.call_later(0.2, look)
+                timer = loop.call_later(_SILENCE - age + 0.01, look)
 
         line.ended = end
         look()
@@ -395,36 +396,43 @@ class MachineBackend:
                 timer.cancel()
 
     async def _keep_listening(self, listening: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             line = await self._connect()
-            ended, answered = asyncio.Event(), asyncio.Event()
-            line.ended = ended.set
+            over: asyncio.Future[None] = loop.create_future()
 
-            def hear(data: Any, answered: asyncio.Event = answered) -> None:
-                self._on_message(data, answered)
+            def end(over: asyncio.Future[None] = over) -> None:
+                if not over.done():
+                    over.set_result(None)
 
-            line.heard = hear
+            timer = loop.call_later(_SILENCE, end)
+
+            def ping(line: Line = line, end: Callable[[], None] = end) -> None:
+                nonlocal timer
+                line.send(Call("ping", Key("", "", "")))
+                timer = loop.call_later(_SILENCE, end)
+
+            def hear(data: Any, ping: Callable[[], None] = ping) -> None:
+                nonlocal timer
+                if not isinstance(data[1], Message):
+                    listening.set()
+                    timer.cancel()
+                    timer = loop.call_later(1.0, ping)
+                self._on_message(data)
+
+            line.heard, line.ended = hear, end
             try:
                 line.send(Call("subscribe", Key("", "", ""), self.label))
-                while not ended.is_set():
-                    with anyio.move_on_after(_SILENCE):
-                        await answered.wait()
-                    if not answered.is_set():
-                        break
-                    listening.set()
-                    with anyio.move_on_after(1.0):
-                        await ended.wait()
-                    answered.clear()
-                    line.send(Call("ping", Key("", "", "")))
+                await over
             finally:
+                timer.cancel()
                 line.abandon()
 
-    def _on_message(self, data: Any, answered: asyncio.Event) -> None:
+    def _on_message(self, data: Any) -> None:
         what, message = data
         listener = self._listener
         assert listener is not None
         if not isinstance(message, Message):
-            answered.set()
             if isinstance(what, Call) and what.script == "subscribe":
                 listener.on_look(None)
         elif message.word == "granted":
