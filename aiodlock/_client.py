@@ -669,8 +669,8 @@ class Client:
         if parsed is None:
             return False
         kind, name, mode, token = parsed
-        info = await self._inspect(kind, name)
-        return any(held.token == token and held.mode == mode for held in info.holders)
+        backend = self._use(name).backend
+        return await self._answer_soon(lambda: backend.holds(kind, name, mode, token), name)
 
     async def _inspect_all(
         self, names: list[str], seen: set[str], kind: Kind = "lock"

@@ -18,7 +18,19 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from .._errors import BackendError, BackendUnavailable, LossReason
-from .._model import Capabilities, End, Gone, Granted, Kind, Left, LockInfo, Refused, Terms, Waiting
+from .._model import (
+    Capabilities,
+    End,
+    Gone,
+    Granted,
+    Kind,
+    Left,
+    LockInfo,
+    Mode,
+    Refused,
+    Terms,
+    Waiting,
+)
 
 
 class Unanswered(BackendUnavailable):
@@ -168,6 +180,9 @@ class Backend(Protocol):
 
     async def inspect(self, kind: Kind, name: str) -> LockInfo:
         """Return who holds and who waits."""
+
+    async def holds(self, kind: Kind, name: str, mode: Mode, token: int) -> bool:
+        """Return whether the grant that has this token holds still."""
 
     async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
         """Return the same for several names, asked together."""

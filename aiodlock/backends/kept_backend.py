@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from .._model import Capabilities, Kind, LockInfo, Terms
+from .._model import Capabilities, Kind, LockInfo, Mode, Terms
 from .base import Listener
 from .keeper import Keeper
 from .kept import KeptPlace, KeptStore
@@ -50,6 +50,11 @@ class KeptBackend:
     async def inspect(self, kind: Kind, name: str) -> LockInfo:
         """Return who holds and who waits."""
         return await self.store.inspect(kind, name)
+
+    async def holds(self, kind: Kind, name: str, mode: Mode, token: int) -> bool:
+        """Return whether the grant that has this token holds still."""
+        info = await self.inspect(kind, name)
+        return any(held.token == token and held.mode == mode for held in info.holders)
 
     async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
         """Return the same for several names."""

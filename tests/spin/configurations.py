@@ -146,6 +146,30 @@ ETCD = (
         model=_ETCD,
     ),
     Configuration(
+        "etcd: one client's request lets in its next one, and one of another client, two faults",
+        ("FAULTS=2", "R=3", "ONE=3"),
+        model=_ETCD,
+    ),
+    Configuration(
+        "etcd: one client's three requests let in each other, two of one owner, one fault",
+        ("FAULTS=1", "R=3", "ONE=7", "OWNED=5"),
+        small=True,
+        model=_ETCD,
+    ),
+    Configuration(
+        "etcd: one client's request lets in its next one, its owner has another elsewhere, one fault",
+        ("FAULTS=1", "R=3", "ONE=3", "OWNED=5"),
+        small=True,
+        model=_ETCD,
+    ),
+    Configuration(
+        "etcd: a request lets in the next one though its owner's other one may join it",
+        ("FAULTS=0", "R=3", "ONE=3", "OWNED=5", "OLD_PASS"),
+        caught=True,
+        small=True,
+        model=_ETCD,
+    ),
+    Configuration(
         "etcd's Mutex (#19597): a waiter whose key is gone sleeps on behind its predecessor",
         ("FAULTS=1", "STAYS=3", "FOREVER=1", "OLD_SLEEP"),
         caught=True,

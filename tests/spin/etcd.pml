@@ -5,7 +5,7 @@
  * A client knows the name as it was at some moment (its view); a later event brings the view up to date. While two
  * requests that conflict stand before its own, it hears of its own key and of the last but one of them alone (`far`).
  *
- * Each request has a client of its own, with a lease of its own. Time is an order of events: the store ends a lease only
+ * Each request has a client of its own (but those in ONE), with a lease of its own. Time is an order of events: the store ends a lease only
  * after its client's deadline for it (`live`) has passed. A deadline that passes spends one of FAULTS.
  */
 #ifndef R
@@ -28,6 +28,10 @@
 /* Requests that hold for ever. */
 #ifndef FOREVER
 #define FOREVER 0
+#endif
+/* Requests of one client: who has left is gone for the others, before its key is deleted. Not who has an owner=. */
+#ifndef ONE
+#define ONE 0
 #endif
 #define in(set, r)     (((set) >> (r)) & 1)
 #define exclusive(r)   (!in(SHARED, r))
@@ -126,6 +130,26 @@ inline hear(r) {
 #define news(r) (view[r].made[0] != made[0] || view[r].order[0] != order[0] || \
                  view[r].made[1] != made[1] || view[r].order[1] != order[1] differs2(r))
 
+#ifdef OLD_PASS
+#define passed(x) (in(ONE, me) && in(ONE, x) && phase[x] >= LEAVE)
+#else
+#define passed(x) (in(ONE, me) && in(ONE, x) && phase[x] >= LEAVE && !in(OWNED, x))
+#endif
+/* The others of its client look when a request leaves. */
+inline pass_on(r) {
+  x = 0;
+  do
+  :: x < R ->
+     if
+     :: x != r && in(ONE, r) && in(ONE, x) && phase[x] == WAIT -> again[x] = true
+     :: else
+     fi;
+     x++
+  :: else -> break
+  od;
+  x = 0
+}
+
 /* clear: in the view of me no earlier request stands in the way of q. */
 inline find_free(q) {
   clear = 1;
@@ -133,7 +157,7 @@ inline find_free(q) {
   do
   :: x < R ->
      if
-     :: x != q && view[me].made[x] && conflict(q, x) && view[me].order[x] < view[me].order[q] -> clear = 0
+     :: x != q && view[me].made[x] && conflict(q, x) && view[me].order[x] < view[me].order[q] && !passed(x) -> clear = 0
      :: else
      fi;
      x++
@@ -382,7 +406,7 @@ proctype client(byte r) {
        hear(r);
        find_far(r);
        look_old(r) }
-  :: atomic { phase[r] == HOLD && !in(FOREVER, r) -> phase[r] = LEAVE }
+  :: atomic { phase[r] == HOLD && !in(FOREVER, r) -> phase[r] = LEAVE; pass_on(r) }
   :: atomic { phase[r] == LEAVE -> depart(r) }
   /* The client's deadline passes: a body is told at that moment. A renewal that is answered brings a new one. */
   :: atomic { faults > 0 && live[r] && phase[r] != OVER ->

@@ -348,6 +348,10 @@ class LeaseBackend:
         token = max((holder.token for holder in holders.values()), default=0)
         return LockInfo(name, tuple(holders.values()), tuple(waiters), token)
 
+    async def holds(self, kind: str, name: str, mode: str, token: int) -> bool:
+        info = await self.inspect(kind, name)
+        return any(held.token == token and held.mode == mode for held in info.holders)
+
     async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
         return [await self.inspect(kind, name) for name in names]
 

@@ -1,8 +1,9 @@
 """Transactions of one turn of the loop go out as one: a call costs the client half a millisecond, and the
 cluster one write to the disk.
 
-At most one of each name is in a batch. etcd looks at all comparisons before it carries out the first
-step, so two requests of one name would both find it free.
+etcd looks at all comparisons before it carries out the first step, so two requests that enter one name
+together would both find it free. So at most one of each name is in a batch, or any number of such that look
+at nothing but their own request's keys, as leaves do.
 """
 
 from __future__ import annotations
@@ -20,13 +21,19 @@ from .link import Link
 _FLYING = 16
 #: A transaction takes 128 steps. Those inside it count, too.
 _TOGETHER = 60
+#: What has a moment's time is kept back for so long, to be sent together with others (seconds).
+_GATHER = 0.0005
 
-_Call = tuple[m.TxnRequest, "asyncio.Future[m.TxnResponse]"]
+#: The last: whether it looks at its own request's keys alone.
+_Call = tuple[m.TxnRequest, "asyncio.Future[m.TxnResponse]", bool]
 
 
 class Batches:
-    """What is to be sent. Mutable state: ``_waiting`` (by name, in order), ``_flying`` (calls without
-    an answer), ``_scheduled`` (whether the end of this turn sends)."""
+    """What is to be sent.
+
+    Mutable state: ``_waiting`` (by name, in order), ``_flying`` (calls without an answer), ``_scheduled``
+    (whether the end of this turn sends), ``_gathering`` (whether a timer does).
+    """
 
     def __init__(self, link: Link, start: Callable[..., bool]) -> None:
         self._link = link
@@ -34,16 +41,31 @@ class Batches:
         self._waiting: dict[bytes, deque[_Call]] = {}
         self._flying = 0
         self._scheduled = False
+        self._gathering = False
 
-    async def transact(self, name: bytes, request: m.TxnRequest) -> m.TxnResponse:
-        """Carry out a transaction about one name. Cancelled, it may be carried out all the same."""
+    async def transact(
+        self, name: bytes, request: m.TxnRequest, *, own: bool = False, gather: bool = False
+    ) -> m.TxnResponse:
+        """Carry out a transaction about one name. Cancelled, it may be carried out all the same.
+
+        :param own: it looks at nothing but its own request's keys.
+        :param gather: there is a moment's time for it.
+        """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[m.TxnResponse] = loop.create_future()
-        self._waiting.setdefault(name, deque()).append((request, answer))
-        if not self._scheduled and self._flying < _FLYING:
+        self._waiting.setdefault(name, deque()).append((request, answer, own))
+        if gather:
+            if not self._gathering:
+                self._gathering = True
+                loop.call_later(_GATHER, self._send_gathered)
+        elif not self._scheduled and self._flying < _FLYING:
             self._scheduled = True
             loop.call_soon(self._send)
         return await answer
+
+    def _send_gathered(self) -> None:
+        self._gathering = False
+        self._send()
 
     def _send(self) -> None:
         self._scheduled = False
@@ -58,9 +80,13 @@ class Batches:
 
     def _next_batch(self) -> list[_Call]:
         batch: list[_Call] = []
-        for name in list(self._waiting)[:_TOGETHER]:
+        for name in list(self._waiting):
+            if len(batch) == _TOGETHER:
+                break
             calls = self._waiting.pop(name)
             batch.append(calls.popleft())
+            while batch[-1][2] and calls and calls[0][2] and len(batch) < _TOGETHER:
+                batch.append(calls.popleft())
             if calls:
                 self._waiting[name] = calls  # behind the others
         return batch
@@ -76,7 +102,7 @@ class Batches:
 
     async def _call(self, batch: list[_Call]) -> None:
         if len(batch) < 2:
-            for request, answer in batch:
+            for request, answer, _ in batch:
                 try:
                     result = await self._link.call(api.TXN, request)
                 except BackendError as failed:
@@ -85,7 +111,7 @@ class Batches:
                     if not answer.done():
                         answer.set_result(result)
             return
-        steps = [m.RequestOp(request_txn=request) for request, _ in batch]
+        steps = [m.RequestOp(request_txn=request) for request, _, _ in batch]
         try:
             together = await self._link.call(api.TXN, m.TxnRequest(success=steps))
         except BackendUnavailable as away:
@@ -95,7 +121,7 @@ class Batches:
             for call in batch:
                 await self._call([call])
         else:
-            for (_, answer), step in zip(batch, together.responses, strict=True):
+            for (_, answer, _), step in zip(batch, together.responses, strict=True):
                 assert step.response_txn is not None
                 # Inside a transaction the answers have no header of their own.
                 step.response_txn.header = together.header
@@ -104,7 +130,7 @@ class Batches:
 
 
 def _fail(batch: list[_Call], error: BackendError) -> None:
-    for _, answer in batch:
+    for _, answer, _ in batch:
         if not answer.done():
             fresh = type(error)(str(error))
             fresh.__cause__ = error.__cause__ or error

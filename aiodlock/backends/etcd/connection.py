@@ -23,6 +23,9 @@ _STREAM_WINDOW, _WINDOW = 1 << 20, 1 << 23
 #: five seconds for an attack. The connection is lost so long after that (seconds).
 PING_AFTER, PONG_WITHIN = 10.0, 5.0
 _NEVER_LIMITED = 1 << 31
+#: grpc-go sends a ping with every answer, to measure the way. What is owed to it goes along with the next
+#: call, or so much later (seconds), instead of being a packet of its own.
+_PONG_SOON = 0.05
 
 
 class Connection(asyncio.Protocol):
@@ -35,8 +38,9 @@ class Connection(asyncio.Protocol):
     ``_next`` (stream); ``_window`` (the server takes so many bytes more), and what its settings say:
     ``_first_window``, ``_largest``, ``_most``; ``_unconfirmed`` (received bytes that the server was not
     told to send again); ``_said`` (whether headers were sent); ``_heard_at``, ``_pinged_at``, ``_timer``
-    (signs of life); ``_blocks`` (headers as bytes, by what they say); ``_closed`` (why it is closed),
-    ``_gone`` (set when the transport is closed, too).
+    (signs of life); ``_owed`` (answers to pings, which go out with the next bytes); ``_blocks`` (headers as
+    bytes, by what they say); ``_closed`` (why it is closed), ``_gone`` (set when the transport is closed,
+    too).
     """
 
     def __init__(self, authority: str, scheme: str = "http") -> None:
@@ -58,6 +62,7 @@ class Connection(asyncio.Protocol):
         self._said = False
         self._heard_at = self._loop.time()
         self._pinged_at = 0.0
+        self._owed = b""
         self._timer: asyncio.TimerHandle | None = None
         self._blocks: dict[tuple[object, ...], bytes] = {}
         self._closed: Exception | None = None
@@ -189,7 +194,18 @@ class Connection(asyncio.Protocol):
     def _write(self, data: bytes) -> None:
         # Nothing here waits for a transport that is full: the server's windows bound what is in it.
         if data and self._transport is not None:
+            if self._owed:
+                data, self._owed = self._owed + data, b""
             self._transport.write(data)
+
+    def _owe(self, data: bytes) -> None:
+        if not self._owed:
+            self._loop.call_later(_PONG_SOON, self._pay)
+        self._owed += data
+
+    def _pay(self) -> None:
+        owed, self._owed = self._owed, b""
+        self._write(owed)
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -312,7 +328,7 @@ class Connection(asyncio.Protocol):
             self._on_settings(flags, payload)
         elif kind == f.PING:
             if not flags & f.ACK:
-                self._write(f.frame(f.PING, f.ACK, 0, payload))
+                self._owe(f.frame(f.PING, f.ACK, 0, payload))
         elif kind == f.GOAWAY:
             self._on_goaway(*f.read_goaway(payload))
         elif kind == f.PUSH_PROMISE:

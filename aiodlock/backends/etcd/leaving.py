@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from .place import EtcdPlace
 
 
-async def leave(place: EtcdPlace, end: End, *, repeated: bool) -> Left:
-    """Send one leave. ``repeated``: an earlier one may have been carried out."""
+async def leave(place: EtcdPlace, end: End, *, repeated: bool, passed: bool = False) -> Left:
+    """Send one leave.
+
+    ``repeated``: an earlier one may have been carried out. ``passed``: the next one holds already.
+    """
     store, terms, own = place.store, place.terms, place.own
     message = store.message_key(place.id)
     if end.record is not None:
@@ -34,7 +37,7 @@ async def leave(place: EtcdPlace, end: End, *, repeated: bool) -> Left:
         marker_lease=marker.id if marker is not None else 0,
     )
     try:
-        answer = await store.transact(place.keys, leaving)
+        answer = await store.transact(place.keys, leaving, own=True, gather=passed)
     except NoSpace:
         # Nothing can be written, so no late duplicate either: delete alone.
         delayed = terms.lock_delay > 0

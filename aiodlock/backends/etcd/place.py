@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..._clock import local_deadline, now
 from ..._errors import BackendError, BackendUnavailable, LossReason
-from ..._model import LOST, End, Gone, Granted, Left, Refused, Terms, Waiting
+from ..._model import LOST, End, Gone, Granted, Left, Refused, Terms, Waiting, first_request
 from ..base import Listener, Unanswered
 from . import asking, leaving, recipe
 from .leases import SharedLease
@@ -355,18 +355,42 @@ class EtcdPlace:
         if self.state == "new":
             self.state = "left"
             return Left("withdrawn")
-        self.state = "left"
+        before, self.state = self.state, "left"
+        passed = self._pass_on() if before == "held" and self._may_pass_on(end) else None
         try:
             async with asyncio.timeout(within):
-                left = await self._leave_once(end)
+                left = await self._leave_once(end, passed=passed is not None)
         except TimeoutError as silent:
             raise Unanswered(f"no answer for {within:g} s") from silent
+        finally:
+            if passed is not None:
+                passed.set_result(None)
         self.abandon()
         return left
 
-    async def _leave_once(self, end: End) -> Left:
+    def _may_pass_on(self, end: End) -> bool:
+        """Whether the next request of this client may begin before the key is deleted.
+
+        Not if something else than the key has a say, or will: a record, a lock-delay, a hold. And not if
+        a request of the same owner could still get in beside this one, as long as its key is there.
+        """
+        terms = self.terms
+        closes = end.lost or end.record is not None or terms.lock_delay or terms.hold_at_least
+        return (
+            not closes
+            and first_request(self.owner) == self.id
+            and not self.store.has_mates(self.owner)
+        )
+
+    def _pass_on(self) -> asyncio.Future[None] | None:
+        room = self.store.rooms.find(self.keys)
+        if room is None or not room.left(self.id):
+            return None
+        return self.store.leaving(self.keys)  # who inspects the name waits for that
+
+    async def _leave_once(self, end: End, *, passed: bool = False) -> Left:
         self._leaves += 1
-        return await leaving.leave(self, end, repeated=self._leaves > 1)
+        return await leaving.leave(self, end, repeated=self._leaves > 1, passed=passed)
 
     def leave_soon(self, end: End, done: Callable[[Left | BackendError], object]) -> bool:
         """Send a leave that nobody awaits."""

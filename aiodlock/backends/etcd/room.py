@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from ..._clock import now
+from ..._model import first_request
 from . import messages as m
 from .recipe import Keys, Queue, Turn, after
 from .watching import Watch, Watches
@@ -87,7 +88,7 @@ class Room:
     def add(self, waiter: Waiter) -> None:
         """A request of this client is about to queue."""
         self.waiters[waiter.id] = waiter
-        if waiter.owner != f"t{waiter.id}":
+        if first_request(waiter.owner) != waiter.id:
             self._by_owner.setdefault(waiter.owner, {})[waiter.id] = waiter
 
     def remove(self, waiter: Waiter) -> None:
@@ -100,6 +101,22 @@ class Room:
                 del self._by_owner[waiter.owner]
         if not self.waiters:
             self.unused_since = now()
+
+    def left(self, id: str) -> bool:
+        """A request of this client has left. Its key can only go: for this client it is gone already. Tell
+        whether another one holds by that.
+
+        So the next one is let in before that is written, and several may come and go meanwhile. All others
+        stand behind both keys.
+        """
+        queue = self.queue
+        if queue is None or self._watch is None or not self.waiters or queue.find(id) is None:
+            return False
+        queue.delete(self.keys.request(id))
+        waiting = len(self.waiters)
+        self._look()
+        self._follow()
+        return len(self.waiters) < waiting
 
     # -- what is known ---------------------------------------------------------------------------
 

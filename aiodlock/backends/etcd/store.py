@@ -9,6 +9,7 @@ import asyncio
 import fnmatch
 import logging
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -16,7 +17,16 @@ from urllib.parse import unquote
 
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable, LossReason
-from ..._model import Capabilities, HolderInfo, Kind, LockInfo, Terms, WaiterInfo
+from ..._model import (
+    Capabilities,
+    HolderInfo,
+    Kind,
+    LockInfo,
+    Mode,
+    Terms,
+    WaiterInfo,
+    first_request,
+)
 from ..._tasks import start_soon
 from .._label import make_label
 from ..base import Listener
@@ -73,6 +83,7 @@ class EtcdBackend:
     """One client of a cluster.
 
     Mutable state: ``_places`` by request id, from the first message until the leave was answered;
+    ``_mates`` (how many of them have an owner that another request has named);
     ``_audits`` (when the keys of a lease were compared last); ``_tasks`` while it runs; ``version`` of
     the member that was met.
     """
@@ -111,6 +122,7 @@ class EtcdBackend:
         self._watches = Watches(self._link)
         self.rooms: Rooms = Rooms(self.label, self._watches, self.read, self.start)
         self._places: dict[str, EtcdPlace] = {}
+        self._mates: Counter[str] = Counter()
         self._leaving: dict[bytes, set[asyncio.Future[None]]] = {}
         self._observers: dict[Callable[[], object], Callable[[], object]] = {}
         self._audits: dict[int, float] = {}
@@ -229,9 +241,12 @@ class EtcdBackend:
 
     # -- calls -----------------------------------------------------------------------------------
 
-    async def transact(self, keys: Keys, request: m.TxnRequest) -> m.TxnResponse:
-        """Carry out a transaction about one name."""
-        return await self._batches.transact(keys.base, request)
+    async def transact(
+        self, keys: Keys, request: m.TxnRequest, *, own: bool = False, gather: bool = False
+    ) -> m.TxnResponse:
+        """Carry out a transaction about one name. ``own``: it looks at its own request's keys alone;
+        ``gather``: and there is a moment's time for it."""
+        return await self._batches.transact(keys.base, request, own=own, gather=gather)
 
     async def read(self, keys: Keys) -> Queue:
         """Read a name."""
@@ -251,11 +266,22 @@ class EtcdBackend:
 
     def add(self, place: EtcdPlace) -> None:
         """A request is about to be sent."""
-        self._places[place.id] = place
+        if place.id not in self._places:
+            self._places[place.id] = place
+            if first_request(place.owner) != place.id:
+                self._mates[place.owner] += 1
 
     def remove(self, place: EtcdPlace) -> None:
         """The store knows nothing of a request any more."""
-        self._places.pop(place.id, None)
+        if self._places.pop(place.id, None) is None or first_request(place.owner) == place.id:
+            return
+        self._mates[place.owner] -= 1
+        if not self._mates[place.owner]:
+            del self._mates[place.owner]
+
+    def has_mates(self, owner: str) -> bool:
+        """Whether requests of this client may get in beside one that has named this owner."""
+        return owner in self._mates
 
     def leaving(self, keys: Keys) -> asyncio.Future[None]:
         """Note that a leave is on its way, until the future is done: whoever asks next asks after it."""
@@ -501,6 +527,16 @@ class EtcdBackend:
             len(gone),
             kind=kind,
         )
+
+    async def holds(self, kind: Kind, name: str, mode: Mode, token: int) -> bool:
+        """Return whether this grant holds still.
+
+        Who knows a token has it of a grant, which lasts until its key is gone. It may stand behind one of
+        the same client still, which has left, and whose key is about to be deleted.
+        """
+        queue = await self.read(self.keys(kind, name))
+        there = (*queue.requests.values(), *queue.joined.values())
+        return any(record.order == token and record.mode == mode for record in there)
 
     async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
         """Return the same for several names."""

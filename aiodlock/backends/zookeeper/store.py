@@ -236,6 +236,11 @@ class ZooKeeperBackend:
     async def inspect(self, kind: Kind, name: str) -> LockInfo:
         return (await self.inspect_all(kind, [name]))[0]
 
+    async def holds(self, kind: Kind, name: str, mode: Mode, token: int) -> bool:
+        """Return whether the grant that has this token holds still."""
+        info = await self.inspect(kind, name)
+        return any(held.token == token and held.mode == mode for held in info.holders)
+
     async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
         session = self._main
         await session.wait_up(_WAIT_UP)
