@@ -45,7 +45,9 @@ from ..servers import (
     Store,
 )
 
-pytestmark = pytest.mark.stores(MEMORY, *SCRIPTED, CLUSTER, SENTINEL, REPLICATED, *POSTGRES)
+#: Where each request has a lease of its own, which a keeper extends.
+KEPT = (MEMORY, *SCRIPTED, CLUSTER, SENTINEL, REPLICATED, *POSTGRES)
+pytestmark = pytest.mark.stores(*KEPT, *ETCD)
 #: Longer than any test.
 LONG = 60.0
 
@@ -91,6 +93,7 @@ async def test_next_body_has_a_fresh_lease_with_the_same_token(client: Client) -
         assert await client.check_sequencer(first.sequencer)
 
 
+@pytest.mark.stores(*KEPT)
 async def test_no_message_is_sent_between_two_bodies(client: Client) -> None:
     await body(client)
     request, keeper = kept(client), keeper_of(client)
@@ -360,6 +363,7 @@ async def _break_in_its_body(client: Client, lock: Lock, on_lost: str) -> None:
         await lease.wait_lost()
 
 
+@pytest.mark.stores(*KEPT)
 async def test_same_lock_runs_out_in_a_later_body(client: Client, way: str) -> None:
     lock = client.lock("a", linger=LONG, on_lost="flag")
     async with lock:
@@ -583,6 +587,7 @@ async def test_each_client_that_blocks_is_told(make_client: MakeClient) -> None:
     assert not any(lingering(client).kept for client in clients)
 
 
+@pytest.mark.stores(*KEPT)
 async def test_recall_that_no_message_tells_comes_with_the_next_extension(
     make_client: MakeClient,
 ) -> None:
@@ -607,6 +612,7 @@ async def test_new_holder_is_recalled_at_once_when_others_wait_behind(
     assert not lingering(client).kept
 
 
+@pytest.mark.stores(*KEPT)
 async def test_cancellation_in_the_turn_of_the_recall(make_client: MakeClient) -> None:
     client, other = await make_client(), await make_client()
     await body(client)
@@ -673,6 +679,7 @@ async def test_margin_and_on_lost_are_those_of_the_body(client: Client) -> None:
     assert not lingering(client).kept
 
 
+@pytest.mark.stores(*KEPT)
 async def test_max_hold_counts_for_each_body(client: Client) -> None:
     lock = client.lock("a", ttl=20, max_hold=10, linger=LONG)
     first = await lock.acquire()
@@ -809,25 +816,35 @@ async def test_hooks_hear_of_each_body(client: Client) -> None:
     assert len({id for _, id in events.heard}) == 2
 
 
-@pytest.mark.parametrize("how", ["broken", "expired"])
-async def test_lease_that_is_lost_while_idle_is_not_handed_out_and_no_loss(
-    client: Client, how: str
+async def test_lease_that_is_broken_while_idle_is_not_handed_out_and_no_loss(
+    client: Client,
 ) -> None:
     events = _Events()
     client.add_hooks(events)
     first = await body(client, lock_delay=30.0)
     request = kept(client)
-    if how == "broken":
-        await client.break_lock("a")
-        await until(lambda: not lingering(client).kept)
-    else:
-        request.place.deadline = time.clock_gettime(time.CLOCK_BOOTTIME) - 1  # type: ignore[misc]
+    await client.break_lock("a")
+    await until(lambda: not lingering(client).kept)
     second = await body(client, lock_delay=30.0, timeout=15.0)
     assert second.token > first.token
     assert "lost" not in [word for word, _ in events.heard]
     await until(lambda: request.state is State.OVER)
 
 
+@pytest.mark.stores(*KEPT)
+async def test_lease_that_ran_out_while_idle_is_not_handed_out_and_no_loss(client: Client) -> None:
+    events = _Events()
+    client.add_hooks(events)
+    first = await body(client, lock_delay=30.0)
+    request = kept(client)
+    request.place.deadline = time.clock_gettime(time.CLOCK_BOOTTIME) - 1  # type: ignore[misc]
+    second = await body(client, lock_delay=30.0, timeout=15.0)
+    assert second.token > first.token
+    assert "lost" not in [word for word, _ in events.heard]
+    await until(lambda: request.state is State.OVER)
+
+
+@pytest.mark.stores(*KEPT)
 async def test_lease_whose_extensions_have_no_answer_is_not_handed_out(client: Client) -> None:
     await body(client)
     request = kept(client)
@@ -993,7 +1010,7 @@ async def test_timeout_counts_once_when_the_store_is_silent(
 # -- what is refused ---------------------------------------------------------------------------------
 
 
-@pytest.mark.stores(QUORUM, *ETCD, *ZOOKEEPER)
+@pytest.mark.stores(QUORUM, *ZOOKEEPER)
 async def test_elsewhere_it_is_unsupported(client: Client) -> None:
     make: list[Callable[[], object]] = [
         lambda: client.lock("a", linger=1.0),

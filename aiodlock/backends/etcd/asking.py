@@ -113,6 +113,10 @@ async def try_once(place: EtcdPlace) -> Granted | Refused | Gone:
                 keys, place.id, place.value(), leases, known.revision
             )
         else:
+            # Nothing is queued, so a holder that lingers is not told by that.
+            for blocker in known.holders():
+                if blocker.lingers:
+                    store.start(store.recall, keys, blocker)
             break
     return Refused("busy", unsure=place.ambiguous)
 

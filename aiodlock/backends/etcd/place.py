@@ -22,6 +22,7 @@ from .link import LeaseNotFound
 from .own_keys import PAUSE, Move, OwnKeys
 from .recipe import Keys, Turn
 from .room import Room
+from .successors import Successors
 
 if TYPE_CHECKING:
     from .store import EtcdBackend
@@ -38,13 +39,16 @@ class EtcdPlace:
     (where its keys are); ``ambiguous`` (a message that makes the key may be carried out later); ``room``
     (while it waits); ``record_leases`` (one of which its success may end with); ``closes`` (its
     ``hold_at_least`` was written); ``_leaves`` (how many leaves were sent); ``_failed`` (the last message
-    had no answer); ``_timer`` (of what is due).
+    had no answer); ``_timer`` (of what is due); ``_successors`` (of a holder that lingers), ``recalled``
+    (others want what it has), ``_answered`` (the core knows that it waits or holds).
     """
 
     __slots__ = (
+        "_answered",
         "_failed",
         "_leaves",
         "_listener",
+        "_successors",
         "_timer",
         "ambiguous",
         "closes",
@@ -53,6 +57,7 @@ class EtcdPlace:
         "keys",
         "own",
         "owner",
+        "recalled",
         "record_leases",
         "room",
         "state",
@@ -81,6 +86,9 @@ class EtcdPlace:
         self._leaves = 0
         self._failed = False
         self._timer: asyncio.TimerHandle | None = None
+        self._successors: Successors | None = None
+        self.recalled: bool = False
+        self._answered = False
 
     def __repr__(self) -> str:
         return f"<EtcdPlace {self.terms.name!r} {self.state} id={self.id}>"
@@ -170,8 +178,13 @@ class EtcdPlace:
             # Nothing was written. Another lease is made for the next attempt.
             raise BackendUnavailable(f"a lease ended before it was used: {ended}") from ended
         self._failed = False
-        if isinstance(answer, Refused) and not answer.unsure:
-            self.abandon()
+        if isinstance(answer, Refused):
+            if not answer.unsure:
+                self.abandon()
+        elif not isinstance(answer, Gone):
+            self._answered = True
+            if self.recalled and isinstance(answer, Granted):
+                answer.recalled = True
         return answer
 
     def hold(
@@ -184,7 +197,11 @@ class EtcdPlace:
         own.use(lease)
         if delay is not None:
             own.use_delay(delay)
+        known = None if self.room is None else self.room.queue
         self._wait_no_more()
+        if self.terms.linger and self._successors is None:
+            self._successors = Successors(self)
+            self._successors.begin(known)
         if not self.terms.auto_extend:
             own.until = local_deadline(sent, round(own.ttl * 1000))
         if lease.seconds < own.ttl:
@@ -296,6 +313,12 @@ class EtcdPlace:
             self.abandon()
         self._listener.recorded(result, unsure=unsure)
 
+    def on_recalled(self) -> None:
+        """Others want the name, and this holder was to linger."""
+        self.recalled = True
+        if self._answered and self.state in ("waiting", "held"):
+            self._listener.recalled()
+
     def on_silent(self, error: Exception) -> None:
         """What keeps it alive has had no answer."""
         if self.state in ("waiting", "held"):
@@ -325,7 +348,8 @@ class EtcdPlace:
             own.until = local_deadline(sent, round(own.ttl * 1000))
 
     def reuse(self, terms: Terms) -> None:
-        """Never: a lease does not linger here."""
+        """A new body has the lease that lingered: its ``max_hold`` is the core's matter."""
+        self.terms = terms
 
     async def begin(self) -> None:
         """A body begins: keep the name closed for ``hold_at_least`` from now on."""
@@ -422,6 +446,8 @@ class EtcdPlace:
 
     def _stop(self) -> None:
         self._wait_no_more()
+        if self._successors is not None:
+            self._successors.end()
         self._cancel_timer()
 
     def set_timer(self, pause: float, due: Callable[[], object]) -> None:

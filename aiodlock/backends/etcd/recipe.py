@@ -18,7 +18,7 @@ Keys below ``PREFIX/1/KIND/NAME/``:
   nobody holds and nobody queues.
 
 Keys below ``PREFIX/1/c/CLIENT/`` are messages to a client: ``REQUEST`` says that an operator broke that
-one's lease.
+one's lease, ``recall`` that others want the name of the request in its value, which lingers.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from ..._model import Mode, Terms
 from .messages import KeyValue
 
 _VERSION = "1"
+#: Where a client is told that others want the name of a request that lingers: the message is its id.
+RECALL = "recall"
 _KINDS: dict[str, str] = {"lock": "l", "semaphore": "s", "once": "o", "wait": "w"}
 
 
@@ -147,6 +149,8 @@ class Record:
     #: For people.
     note: str = ""
     description: str = ""
+    #: Whether its client may keep its lease for the next body.
+    lingers: bool = False
 
     @property
     def joined(self) -> bool:
@@ -161,6 +165,8 @@ def value_of(terms: Terms, owner: str, client: str, description: str, order: int
         fields["limit"] = terms.limit
     if order is not None:
         fields["order"] = order
+    if terms.linger:
+        fields["lingers"] = True
     if terms.note:
         fields["note"] = terms.note
     if description:
@@ -188,6 +194,7 @@ def read_record(id: str, kv: KeyValue) -> Record:
             kv.mod_revision,
             str(fields.get("note", "")),
             str(fields.get("description", "")),
+            fields.get("lingers") is True,
         )
     except (KeyError, TypeError, AttributeError) as wrong:
         raise ValueError(f"not a record of aiodlock: {kv.value[:200]!r}") from wrong

@@ -89,7 +89,7 @@ class EtcdBackend:
     """
 
     capabilities: Capabilities = Capabilities(
-        granularity=1.0, remaining_known=False, hold_at_least=True, once=True
+        granularity=1.0, remaining_known=False, hold_at_least=True, once=True, linger=True
     )
     #: No revision comes later.
     far_future = (1 << 63) - 1
@@ -119,8 +119,8 @@ class EtcdBackend:
         )
         self._outdated = asyncio.Event()
         self._batches = Batches(self._link, self.start)
-        self._watches = Watches(self._link)
-        self.rooms: Rooms = Rooms(self.label, self._watches, self.read, self.start)
+        self.watches: Watches = Watches(self._link)
+        self.rooms: Rooms = Rooms(self.label, self.watches, self.read, self.start)
         self._places: dict[str, EtcdPlace] = {}
         self._mates: Counter[str] = Counter()
         self._leaving: dict[bytes, set[asyncio.Future[None]]] = {}
@@ -153,9 +153,9 @@ class EtcdBackend:
                 self._tasks.create_task(self.leases.run())
                 self._tasks.create_task(self.leases.confirm())
                 self._tasks.create_task(self._move_outdated())
-                self._tasks.create_task(self._watches.run())
+                self._tasks.create_task(self.watches.run())
                 self._watch_mailbox()
-                await self._watches.first_answer()
+                await self.watches.first_answer()
                 self._up = True
                 ready()
                 self._tasks.create_task(self._audit())
@@ -372,21 +372,34 @@ class EtcdBackend:
         """Return the key by which a break of one of this client's requests is told."""
         return recipe.mailbox(self._prefix, self.label)[0] + request_id.encode()
 
+    async def recall(self, keys: Keys, holder: Record) -> None:
+        """Tell a holder that lingers that somebody wants its name who does not queue. One attempt: who
+        tries again tells it again."""
+        try:
+            await self.transact(keys, transactions.recall(keys, self._prefix, holder))
+        except BackendError as failed:
+            _logger.debug("recalling a lease that lingers failed: %s", failed)
+
     def _watch_mailbox(self) -> None:
         start, end = recipe.mailbox(self._prefix, self.label)
 
         def heard(events: list[m.Event], revision: int) -> None:
             for event in events:
-                if event.type == m.PUT and event.kv is not None:
-                    place = self._places.get(event.kv.key[len(start) :].decode())
-                    if place is not None:
-                        place.on_gone("broken")
+                if event.type != m.PUT or event.kv is None:
+                    continue
+                id = event.kv.key[len(start) :].decode()
+                recalled = id == recipe.RECALL
+                place = self._places.get(event.kv.value.decode() if recalled else id)
+                if place is not None and recalled:
+                    place.on_recalled()
+                elif place is not None:
+                    place.on_gone("broken")
 
         def missed() -> None:
             self.later(_REWATCH, self._watch_mailbox)
             self._audits.clear()  # what was not heard is found there
 
-        self._watches.watch(start, end, 0, heard, missed)
+        self.watches.watch(start, end, 0, heard, missed)
 
     async def why_gone(self, place: EtcdPlace) -> LossReason | None:
         """Return why a request has no key any more; None if it has."""
@@ -464,7 +477,7 @@ class EtcdBackend:
         watches: list[Watch] = []
 
         def begin() -> None:
-            watches.append(self._watches.watch(keys.base, keys.end, 0, heard, missed))
+            watches.append(self.watches.watch(keys.base, keys.end, 0, heard, missed))
 
         def missed() -> None:
             if watches:
@@ -482,7 +495,7 @@ class EtcdBackend:
         def end() -> None:
             self._observers.pop(end, None)
             while watches:
-                self._watches.end(watches.pop())
+                self.watches.end(watches.pop())
 
         self._observers[end] = changed
         begin()

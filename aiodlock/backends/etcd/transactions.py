@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from . import messages as m
-from .recipe import Keys, Record, mailbox
+from .recipe import RECALL, Keys, Record, mailbox
 
 
 def _absent(key: bytes, end: bytes = b"") -> m.Compare:
@@ -201,6 +201,13 @@ def break_holders(
         steps.append(_delete(keys.request(record.id)))
         steps.append(_put(start + record.id.encode(), keys.base, message_lease))
     return m.TxnRequest(compare, steps, [])
+
+
+def recall(keys: Keys, prefix: str, holder: Record) -> m.TxnRequest:
+    """Tell a holder's client that others want its name. The message ends with the lease of its key."""
+    start, _ = mailbox(prefix, holder.client)
+    message = _put(start + RECALL.encode(), holder.id.encode(), holder.lease)
+    return m.TxnRequest([_made_in(keys.request(holder.id), holder.created)], [message], [])
 
 
 def look(keys: Keys, id: str, message: bytes) -> m.TxnRequest:
