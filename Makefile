@@ -8,8 +8,8 @@ STAMP := $(VENV)/.installed
 # The tests start some hundred Pythons. Without byte code on disk, each compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup check format test test-suite test-scripts test-servers test-topologies test-zookeeper test-recipes \
-	soak simulate model test-oldest test-environments docs dist demo bench clean
+.PHONY: setup check format test test-suite test-scripts test-servers test-topologies test-zookeeper test-etcd \
+	test-recipes soak simulate model test-oldest test-environments docs dist demo bench clean
 
 setup: $(STAMP)
 
@@ -58,7 +58,8 @@ test-topologies: setup
 	$(BIN)/python -m pytest --numprocesses 4 tests/contract/test_locking.py tests/contract/test_shared.py \
 		tests/contract/test_semaphore.py tests/contract/test_lock_delay.py --store pgbouncer $(ARGS)
 	$(BIN)/python -m pytest --numprocesses 4 tests/etcd tests/contract/test_locking.py tests/contract/test_shared.py \
-		tests/contract/test_semaphore.py tests/contract/test_hold_at_least.py --store etcd $(ARGS)
+		tests/contract/test_semaphore.py tests/contract/test_hold_at_least.py tests/contract/test_once.py \
+		--store etcd $(ARGS)
 	$(BIN)/python -m pytest --numprocesses 4 tests/contract/test_locking.py tests/contract/test_shared.py \
 		tests/contract/test_semaphore.py tests/contract/test_multilock.py tests/contract/test_client_life.py \
 		tests/acceptance/test_client.py --store zookeeper $(ARGS)
@@ -67,6 +68,12 @@ test-topologies: setup
 test-zookeeper: setup
 	$(BIN)/python -m pytest --numprocesses 3 tests/contract tests/acceptance tests/fault tests/compat \
 		--store zookeeper,zookeeper3 $(ARGS)
+
+# All that is for every store, on etcd: one member, and a cluster of three. A quarter of an hour.
+test-etcd: setup
+	$(BIN)/python -m pytest --numprocesses 3 tests/etcd $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 3 tests/contract tests/acceptance tests/fault tests/compat \
+		--store etcd,etcd3 $(ARGS)
 
 # The recipes, with the frameworks that they are for.
 test-recipes: setup

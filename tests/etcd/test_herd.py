@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from aiodlock._model import ENDED, Waiting
+from aiodlock.backends.etcd import link as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.place import EtcdPlace
 from aiodlock.backends.etcd.watching import Watches
@@ -69,6 +70,34 @@ async def test_release_is_told_to_the_new_holder_and_the_next_one(
     assert counts.total() <= 15 * 5
     assert max(counts.values()) <= 6
     await waiters[-1][0].leave(ENDED)
+
+
+async def test_three_clients_follow_the_name_and_read_nothing_between_their_turns(
+    one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = await _make(one_node, make_direct, "few", 3)
+    holder, waiters = await _queue([*clients, *clients, *clients], ["exclusive"] * 8)
+    read: list[Direct] = []
+    for client in clients:
+        _note_reads(client, monkeypatch, read)
+    before = holder
+    for place, heard in waiters:
+        await before.leave(ENDED)
+        await heard.until("granted")
+        before = place
+    await before.leave(ENDED)
+    assert read == []
+
+
+def _note_reads(client: Direct, monkeypatch: pytest.MonkeyPatch, read: list[Direct]) -> None:
+    call = client.store._link.call
+
+    async def noted(method: Any, request: Any, within: float = 2.0) -> Any:
+        if method is api.RANGE and request is not client.store._probe:
+            read.append(client)
+        return await call(method, request, within)
+
+    monkeypatch.setattr(client.store._link, "call", noted)
 
 
 async def test_waiters_far_behind_are_granted_whoever_gives_up_in_front(

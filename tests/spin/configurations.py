@@ -151,9 +151,8 @@ ETCD = (
         model=_ETCD,
     ),
     Configuration(
-        "etcd: one client's three requests let in each other, two of one owner, one fault",
+        "etcd: one client's three requests, each lets in its next one, two of one owner, one fault",
         ("FAULTS=1", "R=3", "ONE=7", "OWNED=5"),
-        small=True,
         model=_ETCD,
     ),
     Configuration(

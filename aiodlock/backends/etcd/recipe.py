@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -259,7 +259,7 @@ class Queue:
 
     Mutable state: ``requests`` that have a place of their own, by id in the order of arrival;
     ``joined``, those that got in beside another one of their owner; ``delays`` and ``holds`` by request id;
-    ``success`` on record; ``revision``.
+    ``success`` on record; ``clients`` (how many of the requests are theirs); ``revision``.
     """
 
     def __init__(self, keys: Keys, revision: int = 0, kvs: Iterable[KeyValue] = ()) -> None:
@@ -269,6 +269,7 @@ class Queue:
         self.delays: dict[str, Record] = {}
         self.holds: dict[str, Record] = {}
         self.success: Success | None = None
+        self.clients: Counter[str] = Counter()
         self.revision: int = revision
         for kv in sorted(kvs, key=lambda kv: kv.create_revision):
             self.put(kv)
@@ -278,6 +279,8 @@ class Queue:
         what, id = self._keys.split(kv.key)
         if what == "q":
             record = read_record(id, kv)
+            if self.find(id) is None:
+                self.clients[record.client] += 1
             if record.joined:
                 self.requests.pop(id, None)
                 self.joined[id] = record
@@ -296,8 +299,11 @@ class Queue:
         """Take a key that was deleted; return the id if it is that of a request."""
         what, id = self._keys.split(key)
         if what == "q":
-            self.requests.pop(id, None)
-            self.joined.pop(id, None)
+            record = self.requests.pop(id, None) or self.joined.pop(id, None)
+            if record is not None:
+                self.clients[record.client] -= 1
+                if not self.clients[record.client]:
+                    del self.clients[record.client]
             return id
         if what == "d":
             self.delays.pop(id, None)

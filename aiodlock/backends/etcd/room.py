@@ -8,6 +8,7 @@ While others stand between, most of that would be about them: with 200 clients, 
 to 200. So a client whose turn is far watches its own keys, and one request in front of it: the last but
 one of those that must go before its first waiter holds. When that one is gone the client reads the name
 anew, and follows it. So a release is told to the new holder's client, and to the next one's.
+Where there are no more clients than these, all of them follow the name.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ _logger = logging.getLogger("aiodlock")
 
 #: So many changes are heard in vain before a name is not followed any more.
 _UNNEEDED = 2
+#: A name of so few clients is followed by all of them. They are told in any case: the client that has
+#: released, the new holder's and the next one's.
+_FEW = 3
 #: A name with more requests is followed by all who wait: reading it anew costs more than its events.
 _MANY = 1000
 
@@ -197,6 +201,8 @@ class Room:
         requests = self.queue.requests
         # A request that joins its owner's stands in front of others that came before it.
         if self._by_owner or self.queue.joined or len(requests) > _MANY:
+            return None
+        if len(self.queue.clients) <= _FEW:
             return None
         earlier: deque[str] = deque(maxlen=2)
         writers: deque[str] = deque(maxlen=2)
