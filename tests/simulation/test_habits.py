@@ -6,6 +6,7 @@ import gc
 
 import pytest
 
+from .catching import assert_caught
 from .habits import Habits, HabitsOnRedis
 from .run import run_seed
 from .scenario import Simulation
@@ -45,8 +46,4 @@ def test_bodies_lose_leases_and_swallow_it() -> None:
     ],
 )
 def test_library_that_tells_bodies_late_is_caught(name: str) -> None:
-    for seed in range(60):
-        outcome = run_seed(seed, VARIANTS[name].prepare, Habits)
-        if outcome.checker in ("steps", "told"):
-            return
-    pytest.fail("not caught")
+    assert_caught(VARIANTS[name], 60, kind=Habits, by=("steps", "told"))

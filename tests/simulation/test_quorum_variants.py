@@ -6,6 +6,7 @@ import gc
 
 import pytest
 
+from .catching import assert_caught
 from .handover import HandOver
 from .quorum import QuorumSimulation
 from .quorum_variants import QUORUM_VARIANTS, broken_at_hand_overs
@@ -40,11 +41,4 @@ def test_nobody_holds_with_what_an_operator_broke_at_another_node() -> None:
 
 @pytest.mark.parametrize("name", QUORUM_VARIANTS)
 def test_broken_quorum_is_caught_by_its_checker(name: str) -> None:
-    variant, caught = QUORUM_VARIANTS[name], []
-    for seed in range(variant.seed, variant.seed + _SEARCH):
-        outcome = run_seed(seed, variant.prepare, variant.kind)
-        if outcome.checker in variant.caught_by:
-            return
-        if outcome.checker:
-            caught.append(f"{seed}: {outcome.message}")
-    pytest.fail(f"not by {variant.caught_by}, but: {caught}")
+    assert_caught(QUORUM_VARIANTS[name], _SEARCH)

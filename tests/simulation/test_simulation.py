@@ -13,6 +13,7 @@ import pytest
 
 from aiodlock.backends.memory.store import Key
 
+from .catching import assert_caught
 from .failover import FailoverSimulation
 from .forgotten import Forgotten
 from .lingers import Lingers, LingersOnTheMachine
@@ -120,16 +121,7 @@ def test_seeds_hand_leases_out_and_recall_them() -> None:
 
 @pytest.mark.parametrize("name", ALL_VARIANTS)
 def test_broken_variant_is_caught_by_its_checker(name: str) -> None:
-    variant = ALL_VARIANTS[name]
-    caught = []
-    search = _SEARCH_ONCE if name in ONCE_VARIANTS else _SEARCH
-    for seed in range(variant.seed, variant.seed + search):
-        outcome = run_seed(seed, variant.prepare, variant.kind)
-        if outcome.checker:
-            caught.append(f"{seed}: {outcome.message}")
-        if outcome.checker in variant.caught_by:
-            return
-    pytest.fail(f"not by {variant.caught_by}, but: {caught}; python -m tests.simulation --variants")
+    assert_caught(ALL_VARIANTS[name], _SEARCH_ONCE if name in ONCE_VARIANTS else _SEARCH)
 
 
 @pytest.mark.parametrize(
