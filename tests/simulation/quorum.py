@@ -223,9 +223,9 @@ class QuorumCheckers(Checkers):
     def _after_turn(self, process: Process) -> None:
         asked = self._asked
         for session in self.sessions.get(process, ()):
-            for request_id in session.requests:
-                if request_id not in asked:
-                    asked[request_id] = self.world.time
+            if not session.requests.keys() <= asked.keys():
+                for request_id in session.requests:
+                    asked.setdefault(request_id, self.world.time)
             if self.unaware and id(session) in self.unaware:
                 self.excused.update(session.requests)
         super()._after_turn(process)
@@ -361,7 +361,7 @@ class QuorumSimulation(Simulation):
     keeps_records = False
     checkers: QuorumCheckers
     #: One seed of so many runs the scripts; in the others they are plain Python.
-    lua_share = 4
+    lua_share = 10
 
     def __init__(
         self,
