@@ -29,7 +29,7 @@ clients and honesty about the server are not promised and not checked; the rest 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -185,7 +185,7 @@ class Checkers:
         self.forgetful = forgetful
         #: Requests that began before the server last lost data, or that an operator broke.
         self.excused: set[str] = set()
-        self.ledgers: dict[str, Ledger] = {}
+        self.ledgers: defaultdict[str, Ledger] = defaultdict(Ledger)
         self.sessions: dict[Process, list[Session]] = {}
         self.bodies: list[Body] = []
         #: Ids whose leave was answered.
@@ -196,7 +196,7 @@ class Checkers:
         #: The token of the grant that an operator broke, by id, of which its client has heard.
         self.known_broken: dict[str, int] = {}
         self._latest_ms = 0
-        self._asks: dict[tuple[SimServer, str], deque[float]] = {}
+        self._asks: defaultdict[tuple[SimServer, str], deque[float]] = defaultdict(deque)
         #: What requests may count shorter than they were answered, by id.
         self._shorter: set[str] = set()
         self._seen: dict[str, float] = {}
@@ -219,7 +219,7 @@ class Checkers:
         """A client has been entered."""
 
     def ledger(self, base: str) -> Ledger:
-        return self.ledgers.setdefault(base, Ledger())
+        return self.ledgers[base]
 
     def wrong(self, checker: str, message: str) -> NoReturn:
         raise Wrong(checker, f"{message} (true time {self.world.time:.6f})")
@@ -250,7 +250,7 @@ class Checkers:
         if server.repeats:
             return  # the client has said it once
         most = max(_MOST_ASKED, int(_MOST_IN_A_LEASE * 1000 / command.length))
-        asks = self._asks.setdefault((server, command.id), deque())
+        asks = self._asks[server, command.id]
         asks.append(self.world.time)
         while asks[0] <= self.world.time - 1.0:
             asks.popleft()

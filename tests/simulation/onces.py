@@ -14,7 +14,7 @@ the lease ended. Else it does not.
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -185,7 +185,7 @@ class RecordCheckers:
     def __init__(self, checkers: Checkers) -> None:
         self._checkers = checkers
         self._server: Any = checkers.server
-        self.ledgers: dict[str, Ledger] = {}
+        self.ledgers: defaultdict[str, Ledger] = defaultdict(Ledger)
         #: How much there was to look at.
         self.seen: Counter[str] = Counter()
         #: Requests whose bodies failed, or were cancelled.
@@ -224,7 +224,7 @@ class RecordCheckers:
         self._checkers.wrong(checker, message)
 
     def _ledger(self, base: str) -> Ledger:
-        return self.ledgers.setdefault(base, Ledger())
+        return self.ledgers[base]
 
     def _lost_data(self) -> None:
         for base, ledger in self.ledgers.items():

@@ -145,11 +145,10 @@ class _Handle:
 
     __slots__ = ("_args", "_callback", "_cancelled", "_context")
 
-    def __init__(self, callback: Any, args: tuple[Any, ...], context: Context | None) -> None:
-        self._callback = callback
-        self._args: tuple[Any, ...] | None = args
-        self._context = copy_context() if context is None else context
-        self._cancelled = False
+    _args: Any
+    _callback: Any
+    _cancelled: bool
+    _context: Context
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -190,7 +189,6 @@ class SimLoop(asyncio.BaseEventLoop):
         self._clock_resolution = 1e-7
         #: Tasks take their first step when they are made, as with ``asyncio.eager_task_factory``.
         self.eager = False
-        self.set_task_factory(_make_task)  # type: ignore[arg-type]
 
     def time(self) -> float:
         return self.process.monotonic()
@@ -199,6 +197,13 @@ class SimLoop(asyncio.BaseEventLoop):
         future = _Future(loop=self)
         future._age = _ages.next()
         return future
+
+    def create_task(  # type: ignore[override]
+        self, coro: Coroutine[Any, Any, Any], **kwargs: Any
+    ) -> asyncio.Task[Any]:
+        if self.eager and asyncio._get_running_loop() is self:
+            kwargs["eager_start"] = True
+        return _Task(coro, loop=self, **kwargs)
 
     def _write_to_self(self) -> None:
         self.process.wake()  # call_soon_threadsafe asks for it
@@ -209,7 +214,11 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Any, *args: Any, context: Any = None
     ) -> _Handle:
-        handle = _Handle(callback, args, context)
+        handle = _Handle()
+        handle._callback = callback
+        handle._args = args
+        handle._context = copy_context() if context is None else context
+        handle._cancelled = False
         self._ready.append(handle)  # type: ignore[attr-defined]
         return handle
 
@@ -274,14 +283,6 @@ class Scope(CancelScope):
 
     def __eq__(self, other: object) -> bool:
         return self is other
-
-
-def _make_task(
-    loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **kwargs: Any
-) -> asyncio.Task[Any]:
-    if isinstance(loop, SimLoop) and loop.eager and asyncio._get_running_loop() is loop:
-        kwargs["eager_start"] = True
-    return _Task(coro, loop=loop, **kwargs)
 
 
 class Process:
