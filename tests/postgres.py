@@ -92,6 +92,12 @@ class PostgresServer:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def pid(self) -> int:
+        """The process that starts all others."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         assert self._directory is not None
         return (self._directory / "log").read_text()
