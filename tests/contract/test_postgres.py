@@ -299,6 +299,61 @@ async def test_calls_read_few_pages_beside_a_transaction_that_stays_open(
         await caller.close()
 
 
+async def test_many_who_waited_are_not_walked_through_beside_a_transaction_that_stays_open(
+    empty: PostgresServer,
+) -> None:
+    install(empty)
+    reader, caller = await asyncpg.connect(empty.url), await asyncpg.connect(empty.url)
+    try:
+        await caller.fetchval(f"select {_ACQUIRE_ONE}")
+        await reader.execute("begin isolation level repeatable read; select 1 from aiodlock.meta")
+        await caller.execute(
+            f"do $$ begin perform {_LEAVE_ONE}; for turn in 1 .. 1000 loop perform {_ACQUIRE_ONE}; "
+            f"perform {_acquire('turn')}; perform {_LEAVE_ONE}; perform {_leave('turn')}; end loop; end $$"
+        )
+        await caller.execute("analyze aiodlock.name, aiodlock.waiter")
+        inspect = "aiodlock.inspect('aiodlock:l:name')"
+        calls = [_ACQUIRE_ONE, _acquire("0"), inspect, _LEAVE_ONE, _leave("0")]
+        for _ in range(2):  # in the first round the session reads the catalogs
+            read = {call: await pages_read(caller, call) for call in calls}
+        assert max(read.values()) < 60, read
+    finally:
+        await reader.close()
+        await caller.close()
+
+
+def _acquire(number: str) -> str:
+    """Return the call by which the request of that number acquires."""
+    words = rf"{number} || E'\tx\tt' || {number} || E'\t9000\t9000\t0\twait'"
+    message = rf"E'acquire\taiodlock:l:name\tq' || {words}"
+    return f"aiodlock.acquire_one('me', 1000, {message}, 'aiodlock:l:name', 'q' || {number}, 9000)"
+
+
+def _leave(number: str) -> str:
+    message = rf"E'leave\taiodlock:l:name\tq' || {number} || E'\t0\tended'"
+    return f"aiodlock.leave_one('me', 1000, {message}, 'aiodlock:l:name', 'q' || {number})"
+
+
+async def test_functions_that_clients_call_are_safe_from_search_path_and_sorting(
+    empty: PostgresServer,
+) -> None:
+    """A function that is added has these settings too, or reads what no transaction makes longer."""
+    install(empty)
+    rows = empty.execute(
+        "select p.proname, p.proconfig from pg_proc p "
+        "where p.pronamespace = 'aiodlock'::regnamespace and p.prosecdef"
+    )
+    settings = {row["proname"]: set(row["proconfig"] or ()) for row in rows}
+    assert {"turn", "turn_many", "acquire_one", "leave_one", "inspect"} <= set(settings)
+    for name, found in settings.items():
+        assert "search_path=pg_catalog, pg_temp" in found, name
+        assert "enable_sort=off" in found or name in _READ_ALL_NAMES, name
+
+
+#: They seek no name's newest row.
+_READ_ALL_NAMES = {"names"}
+
+
 async def pages_read(connection: Any, call: str) -> int:
     plan = await connection.fetchval(
         f"explain (analyze, buffers, format json) select * from {call}"

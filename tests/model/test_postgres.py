@@ -241,8 +241,8 @@ MUTANTS = [
     ),
     Mutant(
         "one that is held is not free",
-        "case when cardinality(holding) = 0 and now_ms",
-        "case when now_ms",
+        "case when h.id is null then ''",
+        "case when true then ''",
         histories.name_that_is_tried_within_a_lock_delay,
     ),
     Mutant(
@@ -259,14 +259,14 @@ MUTANTS = [
     ),
     Mutant(
         "one message releases its own",
-        "and n.lone = rid and now_ms < n.lone_until\n",
-        "and n.lone > '' and now_ms < n.lone_until\n",
+        "and n.lone = rid and n.head = 0 and now_ms < n.lone_until\n",
+        "and n.lone > '' and n.head = 0 and now_ms < n.lone_until\n",
         histories.stranger_that_leaves,
     ),
     Mutant(
         "one message releases what is not overdue",
-        "and n.lone = rid and now_ms < n.lone_until\n",
-        "and n.lone = rid\n",
+        "and n.lone = rid and n.head = 0 and now_ms < n.lone_until\n",
+        "and n.lone = rid and n.head = 0\n",
         histories.release_that_comes_too_late,
     ),
     Mutant(
@@ -289,14 +289,14 @@ MUTANTS = [
     ),
     Mutant(
         "many messages release what is not overdue",
-        "n.lone = a.f[3] and now_ms < n.lone_until\n          and a.f[4]",
-        "n.lone = a.f[3]\n          and a.f[4]",
+        "n.lone = a.f[3] and now_ms < n.lone_until and n.head = 0\n          and a.f[4]",
+        "n.lone = a.f[3] and n.head = 0\n          and a.f[4]",
         histories.release_that_comes_too_late,
     ),
     Mutant(
         "many messages release their own",
-        "n.lone = a.f[3] and now_ms < n.lone_until\n          and a.f[4]",
-        "n.lone > '' and now_ms < n.lone_until\n          and a.f[4]",
+        "n.lone = a.f[3] and now_ms < n.lone_until and n.head = 0\n          and a.f[4]",
+        "n.lone > '' and now_ms < n.lone_until and n.head = 0\n          and a.f[4]",
         histories.stranger_that_leaves,
     ),
     Mutant(

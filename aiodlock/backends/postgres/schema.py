@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Durability = Literal["logged", "unlogged"]
 
 #: The version of what `schema.sql` makes. A client works with this version and no other.
-VERSION = 3
+VERSION = 4
 #: The advisory lock of those that install.
 _INSTALLING = 1095323470
 #: What the tables need to become those of the next version, by the version that they have.
@@ -21,9 +21,16 @@ _UPGRADES = {
     2: """
         alter type aiodlock.holder add attribute lingers smallint;
         alter table aiodlock.waiter add column lingers boolean not null default false;
-    """
+    """,
+    3: "",  # only the functions have changed
 }
 _FUNCTIONS = "-- FUNCTIONS:"
+#: What functions that clients call begin with. Without the last setting, the rows of a name would be
+#: collected and sorted: beside a transaction that stays open these are all that ever were.
+_CALLED = (
+    "language plpgsql security definer set search_path = pg_catalog, pg_temp "
+    "set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_sort = off"
+)
 _DROP_FUNCTIONS = """
 do $$
 declare
@@ -50,6 +57,7 @@ def create_statements(durability: Durability = "logged") -> str:
         body.replace("@unlogged@ table", "unlogged table" if unlogged else "table")
         .replace("@is_unlogged@", "true" if unlogged else "false")
         .replace("@version@", str(VERSION))
+        .replace("@called@", _CALLED)
     )
 
 
@@ -101,7 +109,8 @@ async def _upgrade(connection: Connection, version: int, durability: Durability)
     grantees = [row[0] for row in await connection.fetch(_GRANTEES)]
     await connection.execute(_DROP_FUNCTIONS)
     for step in range(version, VERSION):
-        await connection.execute(_UPGRADES[step])
+        if _UPGRADES[step]:
+            await connection.execute(_UPGRADES[step])
     await connection.execute(
         create_statements(durability).partition(_FUNCTIONS)[2].partition("\n")[2]
     )

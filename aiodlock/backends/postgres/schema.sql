@@ -1,6 +1,7 @@
 -- What aiodlock keeps in PostgreSQL: tables, and the functions that are the protocol.
 --
--- Filled in before it runs: @unlogged@ (the word "unlogged", or nothing), @is_unlogged@ and @version@.
+-- Filled in before it runs: @unlogged@ (the word "unlogged", or nothing), @is_unlogged@, @version@, and @called@, which is
+-- the language, the rights and the settings of the functions that clients call.
 -- Every decision is made and written in one call of `turn`. `acquire_one`, `leave_one` and `turn_many` are the same, with
 -- short ways for the common cases in front. Calls about the same name wait for each other at an advisory lock; the clock is read
 -- behind it. Deadlines are milliseconds of the server's clock, tokens microseconds.
@@ -26,9 +27,9 @@ create type aiodlock.holder as (
 -- recorded_until: until then a success is on record. places: of a semaphore, how many may hold; resized: whether others
 -- follow that. keep_until: from then on the row of a free name may be deleted.
 -- lone: the short ways may be taken. Empty: nobody holds or waits, and nothing is remembered. A request's id: it alone
--- holds, with neither lock-delay nor hold, and nobody waits; `holders` is empty then, `lone_until` is its deadline,
--- `lone_length` the length of its lease, and `lone_words` its client and the message that acquired. Null: `holders`
--- tells. noted: of unlogged tables, the longest lease that `meta` knows of through this name.
+-- holds, by the last token, with neither lock-delay nor hold, and does not linger if others wait; `holders` is empty then, `lone_until` is
+-- its deadline, `lone_length` the length of its lease, and `lone_words` its client and the message that acquired, or as
+-- much of it as `holders_of` reads. Null: `holders` tells. noted: of unlogged tables, the longest lease that `meta` knows of through this name.
 create @unlogged@ table aiodlock.name (
   key text collate "C" not null,
   version bigint not null,
@@ -122,6 +123,11 @@ begin
     coalesce(f[12], ''), case when f[14] = 'linger' then 1 else 0 end
   )::aiodlock.holder];
 end $$;
+
+-- What `holders_of` reads of a lone holder.
+create function aiodlock.lone_words(h aiodlock.holder) returns text language sql immutable as $$
+  select coalesce(concat_ws(E'\t', h.client, '', '', '', h.mode, h.owner, '', '', '', '', h.note, h.description), '')
+$$;
 
 -- x excludes all, s excludes x, s3 is one of at most so many as the semaphore has places.
 create function aiodlock.fits(mode text, holders aiodlock.holder[], places bigint) returns boolean
@@ -234,8 +240,7 @@ end $$;
 --
 -- The messages about one name follow each other, so that its row is read and written once.
 create function aiodlock.turn(caller text, retention bigint, messages text) returns text
-language plpgsql security definer set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_sort = off set jit = off as $$
+@called@ set jit = off as $$
 <<present>>
 declare
   ops text[] := string_to_array(messages, E'\n');
@@ -311,11 +316,20 @@ begin
       -- Write the name of before. The row outlives its holding, and the last token by `retention`.
       if changed then
         -- Where nobody holds, nobody waits either.
-        lone := case when cardinality(holding) = 0 and now_ms >= marked_until and recorded_until = 0 then '' end;
+        lone := null;
+        h := null;
+        if cardinality(holding) < 2 and now_ms >= marked_until and recorded_until = 0 then
+          h := holding[1];
+          lone := case when h.id is null then ''
+                  when length(h.mode) = 1 and h.token = last_token and h.delay = 0 and h.hold = 0 and h.rest = 0 and h.lingers = 0 then h.id end;
+          if lone > '' then
+            holding := '{}';
+          end if;
+        end if;
         if version is null then
           insert into aiodlock.name values (
             k, 1, 0, last_token, keep_until, head_at, head_deadline, head_length, marked_until, recorded_until, places,
-            resized, holding, lone, 0, 0, '', noted
+            resized, holding, lone, coalesce(h.deadline, 0), coalesce(h.length, 0), aiodlock.lone_words(h), noted
           );
         else
           -- Beside a transaction that stays open, no old row can be removed, and a look-up walks through those of
@@ -325,7 +339,8 @@ begin
               head_deadline = present.head_deadline, head_length = present.head_length,
               marked_until = present.marked_until, recorded_until = present.recorded_until,
               places = present.places, resized = present.resized, holders = holding,
-              lone = present.lone, noted = present.noted, writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
+              lone = present.lone, lone_until = coalesce(h.deadline, 0), lone_length = coalesce(h.length, 0),
+              lone_words = aiodlock.lone_words(h), noted = present.noted, writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
             where n.ctid = row_at;
         end if;
         changed := false;
@@ -893,13 +908,19 @@ language sql stable as $$
     where f[1] = verb offset 0
 $$;
 
--- As `turn`, for one message that acquires without lock-delay, hold and limit. If the name is free, one statement does it.
+-- As `turn`, for one message that acquires without lock-delay, hold and limit. If the name is free, one statement does
+-- it. If one other request holds it alone, this one is queued without a look at the queue.
 create function aiodlock.acquire_one(caller text, retention bigint, message text, k text, rid text, ttl bigint) returns text
-language plpgsql security definer set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan set enable_sort = off as $$
+@called@ as $$
 declare
-  done boolean := pg_advisory_xact_lock(1095323471, hashtext(k)) is null;
-  now_us bigint := aiodlock.clock_us();
+  now_us bigint := case when pg_advisory_xact_lock(1095323471, hashtext(k)) is null then 0 else aiodlock.clock_us() end;
+  now_ms bigint;
+  f text[];
+  row_at tid;
+  head_at bigint;
+  look bigint;
+  last_token bigint;
+  arrived bigint;
   answer text;
 begin
   update aiodlock.name n set
@@ -909,39 +930,139 @@ begin
     where n.ctid = (select m.ctid from aiodlock.name m where m.key = k order by m.version desc limit 1)
       and n.lone = '' and n.token < now_us and (not @is_unlogged@ or ttl <= n.noted)
     returning 'granted ' || now_us || ' ' || ttl into answer;
-  if answer is null then
-    answer := aiodlock.turn(caller, retention, message);
+  if answer is not null then
+    return answer;
   end if;
-  return answer;
+
+  f := string_to_array(message, E'\t');
+  now_ms := now_us / 1000;
+  select n.place, n.head, n.token, n.lone_until - now_ms into row_at, head_at, last_token, look
+    from (select m.ctid as place, m.* from aiodlock.name m where m.key = k order by m.version desc limit 1) n
+    where n.lone > '' and n.lone <> rid and now_ms < n.lone_until and n.lone_until <= now_ms + n.lone_length
+      and split_part(n.lone_words, E'\t', 6) <> f[5] and right(n.lone_words, 7) <> E'\tlinger'
+      and (f[4] = 'x' or split_part(n.lone_words, E'\t', 5) = 'x') and f[9] = 'wait'
+      and (n.head = 0 or (now_ms < n.head_deadline and n.head_deadline <= now_ms + n.head_length))
+      and n.marked_until <= now_ms and n.recorded_until = 0 and (not @is_unlogged@ or ttl <= n.noted)
+      and current_setting('transaction_isolation') = 'read committed';
+  if found then
+    insert into aiodlock.waiter as w values (
+        k, coalesce((select max(l.arrival) + 1 from aiodlock.waiter l where l.key = k and l.arrival >= now_us), now_us),
+        rid, f[4], f[5], 0, caller, now_ms + f[7]::bigint, f[7]::bigint, now_ms, 0, coalesce(f[10], ''),
+        coalesce(f[11], ''), coalesce(f[13] = 'linger', false)
+      ) on conflict (id) do nothing returning w.arrival into arrived;
+  end if;
+  if arrived is null then
+    return aiodlock.turn(caller, retention, message);
+  end if;
+  if head_at = 0 then
+    update aiodlock.name n set
+        head = arrived, head_deadline = now_ms + f[7]::bigint, head_length = f[7]::bigint,
+        writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
+      where n.ctid = row_at;
+  end if;
+  return 'waiting ' || f[7] || ' ' || case when head_at = 0 then look else -1 end || ' ' || greatest(last_token, now_us);
 end $$;
 
--- As `turn`, for one message that leaves without a marker, by `ended` or `lost`. The only holder releases with one statement.
-create function aiodlock.leave_one(caller text, retention bigint, message text, k text, rid text) returns text
-language plpgsql security definer set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan set enable_sort = off as $$
+-- As `turn`, for one message that leaves without a marker, by `ended` or `lost`; in front of it there may be one about
+-- the same name as `acquire_one` takes. The only holder releases with one statement if nobody waits. If all that is
+-- to be done is to grant to the first waiter, who excludes all others, two statements do it.
+create function aiodlock.leave_one(caller text, retention bigint, messages text, k text, rid text) returns text
+@called@ as $$
 declare
-  done boolean := pg_advisory_xact_lock(1095323471, hashtext(k)) is null;
-  now_ms bigint := aiodlock.clock_us() / 1000;
+  now_us bigint := case when pg_advisory_xact_lock(1095323471, hashtext(k)) is null then 0 else aiodlock.clock_us() end;
+  now_ms bigint := now_us / 1000;
+  f text[];                      -- the message in front
+  row_at tid;
+  new_token bigint;
+  -- Who is to hold.
+  place tid;
+  its_client text;
+  its_id text;
+  its_deadline bigint;
+  its_length bigint;
+  its_words text;
+  -- The first waiter then, and when the message in front arrived.
+  first_at bigint;
+  first_deadline bigint;
+  first_length bigint;
+  arrived bigint;
+  message text;
   answer text;
+  done boolean;
 begin
-  update aiodlock.name n set lone = ''
-    where n.ctid = (select m.ctid from aiodlock.name m where m.key = k order by m.version desc limit 1)
-      and n.lone = rid and now_ms < n.lone_until
-    returning 'released' into answer;
-  if answer is null then
-    answer := aiodlock.turn(caller, retention, message);
-  elsif not @is_unlogged@ then
-    done := set_config('synchronous_commit', 'off', true) is null;  -- as in `turn`
+  if left(messages, 7) = 'acquire' then
+    f := string_to_array(split_part(messages, E'\n', 1), E'\t');
+  else
+    update aiodlock.name n set lone = ''
+      where n.ctid = (select m.ctid from aiodlock.name m where m.key = k order by m.version desc limit 1)
+        and n.lone = rid and n.head = 0 and now_ms < n.lone_until
+      returning 'released' into answer;
+    if answer is not null then
+      if not @is_unlogged@ then
+        done := set_config('synchronous_commit', 'off', true) is null;  -- as in `turn`
+      end if;
+      return answer;
+    end if;
   end if;
+
+  -- The next waiter must not hold by its owner, nor be overdue, nor have to be told when to look.
+  select n.place, greatest(n.token + 1, now_us), w.place, w.client, w.id, w.deadline, w.length,
+      concat_ws(E'\t', w.client, '', '', '', w.mode, w.owner, '', '', '', '', w.note, w.description),
+      coalesce(x.arrival, a.arrival, 0), coalesce(x.deadline, a.deadline, 0), coalesce(x.length, a.length, 0), a.arrival,
+      coalesce('waiting ' || a.length || ' -1 ' || greatest(n.token, now_us) || E'\n', '') || 'released',
+      'granted ' || w.id || ' ' || k || ' ' || greatest(n.token + 1, now_us)
+    into row_at, new_token, place, its_client, its_id, its_deadline, its_length, its_words, first_at,
+      first_deadline, first_length, arrived, answer, message
+    from (select m.ctid as place, m.* from aiodlock.name m where m.key = k order by m.version desc limit 1) n
+    cross join lateral (
+      select l.ctid as place, l.* from aiodlock.waiter l where l.key = k and l.arrival >= n.head order by l.arrival limit 1
+    ) w
+    left join lateral (
+      select l.* from aiodlock.waiter l where l.key = k and l.arrival > w.arrival order by l.arrival limit 1
+    ) x on true
+    left join lateral (
+      select coalesce((select max(l.arrival) + 1 from aiodlock.waiter l where l.key = k and l.arrival >= now_us), now_us)
+          as arrival, now_ms + f[7]::bigint as deadline, f[7]::bigint as length
+        where f is not null
+    ) a on true
+    where n.lone = rid and now_ms < n.lone_until and n.lone_until <= now_ms + n.lone_length and n.head > 0
+      and n.marked_until <= now_ms and n.recorded_until = 0
+      and w.mode = 'x' and w.delay = 0 and w.hold = 0 and not w.lingers
+      and now_ms < w.deadline and w.deadline <= now_ms + w.length
+      and (x.id is null or (now_ms < x.deadline and x.deadline <= now_ms + x.length and x.owner <> w.owner
+        and x.deadline - x.length * 2 / 3 <= w.deadline))
+      and (f is null or (f[5] <> split_part(n.lone_words, E'\t', 6) and f[5] <> w.owner and f[9] = 'wait' and f[3] <> rid
+        and (not @is_unlogged@ or f[6]::bigint <= n.noted) and a.deadline - a.length * 2 / 3 <= w.deadline
+        and not exists (select from aiodlock.waiter l where l.id = f[3])))
+      and current_setting('transaction_isolation') = 'read committed';
+  if answer is null then
+    return aiodlock.turn(caller, retention, messages);
+  end if;
+  with gone as (
+    delete from aiodlock.waiter w where w.ctid = place
+  ), queued as (
+    insert into aiodlock.waiter
+      select k, arrived, f[3], f[4], f[5], 0, caller, now_ms + f[7]::bigint, f[7]::bigint, now_ms, 0, coalesce(f[10], ''),
+          coalesce(f[11], ''), coalesce(f[13] = 'linger', false)
+        where arrived is not null
+  )
+  update aiodlock.name n set
+      token = new_token, keep_until = greatest(n.keep_until, its_deadline, new_token / 1000 + 1 + retention),
+      head = first_at, head_deadline = first_deadline, head_length = first_length,
+      lone = its_id, lone_until = its_deadline, lone_length = its_length, lone_words = its_words,
+      writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
+    where n.ctid = row_at;
+  if its_client = caller then
+    return answer || E'\n' || message;
+  end if;
+  done := pg_notify(aiodlock.channel(its_client), message) is null;
   return answer;
 end $$;
 
 -- As `turn`, for many messages. If each is about a name of its own, all free names are acquired with one statement,
 -- all lone holders are extended with one, and all that release are released with one.
 create function aiodlock.turn_many(caller text, retention bigint, messages text) returns text
-language plpgsql security definer set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set enable_material = off set enable_sort = off set jit = off as $$
+@called@ set enable_hashjoin = off set enable_mergejoin = off set enable_material = off set jit = off as $$
 declare
   ops text[] := string_to_array(messages, E'\n');
   most integer := cardinality(ops);
@@ -1005,7 +1126,7 @@ begin
     for number in
       update aiodlock.name n set lone = ''
         from aiodlock.rows_of(ops, 'leave') a
-        where n.ctid = a.row_at and n.lone = a.f[3] and now_ms < n.lone_until
+        where n.ctid = a.row_at and n.lone = a.f[3] and now_ms < n.lone_until and n.head = 0
           and a.f[4] = '0' and a.f[5] in ('ended', 'lost')
         returning a.number
     loop
@@ -1044,8 +1165,7 @@ end $$;
 create function aiodlock.inspect(k text) returns table (
   what text, owner text, mode text, token bigint, left_ms bigint, client text, places bigint, note text,
   description text
-) language plpgsql stable security definer set search_path = pg_catalog, pg_temp
-set enable_sort = off set jit = off as $$
+) stable @called@ set jit = off as $$
 declare
   now_ms bigint := aiodlock.clock_us() / 1000;
   present aiodlock.name;
@@ -1069,16 +1189,17 @@ begin
     return query select 'name', null, 's' || present.places || case when present.resized then 'r' else '' end,
       case when now_ms < present.keep_until then present.token else 0 end, closed, null, places, null, null;
   end if;
+  -- Nobody waits in front of the head. Without that bound, it would walk through the places of all who have waited.
   return query
     select 'waiter', w.owner, w.mode, 0::bigint, greatest(0, now_ms - w.since), w.client, 0::bigint, w.note,
       w.description
     from aiodlock.waiter w
-    where w.key = k and now_ms < least(w.deadline, now_ms + w.length) order by w.arrival;
+    where present.head > 0 and w.key = k and w.arrival >= present.head and now_ms < least(w.deadline, now_ms + w.length) order by w.arrival;
 end $$;
 
 -- Delete what has had its time. One client at a time, now and then; a name's lock is taken only if nobody has it.
 create function aiodlock.sweep(most integer) returns integer
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+@called@ as $$
 declare
   now_ms bigint := aiodlock.clock_us() / 1000;
   candidate record;
@@ -1092,11 +1213,11 @@ begin
   delete from aiodlock.record r where r.keep_until <= now_ms;
   for candidate in
     select n.key, n.version from aiodlock.name n where n.keep_until <= now_ms
-      and not exists (select from aiodlock.waiter w where w.key = n.key) limit most
+      and not exists (select from aiodlock.waiter w where n.head > 0 and w.key = n.key and w.arrival >= n.head) limit most
   loop
     if pg_try_advisory_xact_lock(1095323471, hashtext(candidate.key)) then
       delete from aiodlock.name n where n.key = candidate.key and n.version = candidate.version
-        and not exists (select from aiodlock.waiter w where w.key = candidate.key)
+        and not exists (select from aiodlock.waiter w where n.head > 0 and w.key = n.key and w.arrival >= n.head)
         and not exists (select from aiodlock.name m where m.key = candidate.key and m.version > n.version);
       swept := swept + 1;
     end if;
@@ -1106,7 +1227,7 @@ end $$;
 
 -- A client that has connected: what is installed here. Sees, too, whether a crash has emptied the tables.
 create function aiodlock.hello(out version integer, out durability text)
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+@called@ as $$
 begin
   perform aiodlock.check_isolation();
   select m.version, m.durability into version, durability from aiodlock.meta m;

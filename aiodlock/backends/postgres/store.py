@@ -227,8 +227,12 @@ class PostgresBackend:
         else:
             text, more = "\n".join([one.text for one in messages]), ()
             keys = {one.text.split("\t", 2)[1] for one in messages}
-            # With two messages about one name there is no short way.
-            statement = _TURN_MANY if len(keys) == len(messages) else _TURN
+            if len(keys) == len(messages):
+                statement = _TURN_MANY
+            elif [one.alone for one in messages] == [_ACQUIRE_ONE, _LEAVE_ONE]:
+                _, statement, more = messages[1]  # as when many tasks take one name again and again
+            else:
+                statement = _TURN
         call = connection.fetchval(statement, self.label, self._retention, text, *more)
         answers: str = await self._one_step(connection, call)
         return answers.split("\n")
