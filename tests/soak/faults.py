@@ -1,7 +1,7 @@
-"""The faults of a soak: each is one coroutine that does harm, waits, and mends it again.
+"""What a soak does to workers, to the network and to disks, whatever the store.
 
-The server loses nothing that it acknowledged (it writes every command to its append-only file), so all
-of the promises stand, whatever happens here.
+Each fault is one coroutine that does harm, waits, and mends it again. No server loses anything that it
+acknowledged, so all of the promises stand, whatever happens here.
 """
 
 from __future__ import annotations
@@ -9,80 +9,162 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol, Self
 
-import redis.asyncio
 from redis.exceptions import RedisError
 
-from aiodlock._embedded import EmbeddedServer
+from aiodlock._clock import now
 
-from ..proxy import FaultProxy, named
+from .disk import Disk
 
 Fault = Callable[[], Awaitable[None]]
 
 
-class Tormentor:
-    """Does one thing after the other to the workers, the network and the server.
+class Line(Protocol):
+    """A way to a server that can be disturbed: a `Wire`, or a `FaultProxy`."""
 
-    :param victims: process ids of the workers of now; the first ones of them are never killed.
-    :param kill_one: kills a worker that may be killed, and starts another.
+    def cut(self) -> object: ...
+    def delay(self, seconds: float) -> None: ...
+    def trickle(self, pause: float = 0.0) -> None: ...
+    def half_open(self) -> None: ...
+    def stall(self) -> None: ...
+    async def refuse(self) -> None: ...
+    async def heal(self) -> None: ...
+
+
+class Crew(ABC):
+    """The workers, as a tormentor meets them."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """How many there are."""
+
+    @abstractmethod
+    def signal_one(self, number: int, what: signal.Signals) -> None:
+        """Send a signal to one of them."""
+
+    @abstractmethod
+    async def kill_one(self) -> None:
+        """Kill one that may be killed, and start another."""
+
+
+class Tormentor(ABC):
+    """Runs the servers of one kind of store, and disturbs workers, network and servers one after the other.
+
+    Mutable state: ``crew`` (set before `run`), ``lines`` (what half of the workers go through, made in
+    `start`), ``counts``, ``spans`` (from when to when each fault lasted).
     """
 
-    def __init__(
-        self,
-        server: EmbeddedServer,
-        proxy: FaultProxy,
-        rng: random.Random,
-        *,
-        victims: Callable[[], Sequence[int]],
-        signal_one: Callable[[int, signal.Signals], None],
-        kill_one: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._server, self._proxy, self._rng = server, proxy, rng
-        self._victims, self._signal_one, self._kill_one = victims, signal_one, kill_one
-        self._server_is_mine = asyncio.Lock()
+    #: Seconds by which a name may stay without a holder longer than the promise says: to be connected
+    #: again, and what the servers do among themselves.
+    recovery: float = 2.0
+    #: Whether the servers keep what they have in their memory, and no more: then it must not grow.
+    memory_is_judged: bool = False
+
+    def __init__(self, rng: random.Random, disk: Disk | None) -> None:
+        self._rng, self._disk = rng, disk
+        self.crew: Crew | None = None
+        self.lines: list[Any] = []
         self.counts: Counter[str] = Counter()
+        self.spans: list[tuple[float, float]] = []
+
+    # -- what each kind of store has -------------------------------------------------------------
+
+    @abstractmethod
+    async def __aenter__(self) -> Self:
+        """Start the servers, and the lines to them."""
+
+    @abstractmethod
+    async def __aexit__(self, *_: object) -> None:
+        """Stop both."""
+
+    @abstractmethod
+    def source(self, *, through_lines: bool) -> str | list[str]:
+        """Return what a worker's client is made with."""
+
+    @abstractmethod
+    async def heal(self) -> None:
+        """Have all servers run and answer."""
+
+    @abstractmethod
+    async def left(self) -> list[str]:
+        """Return what is kept of requests, once there are none; and what would be kept for ever."""
+
+    @abstractmethod
+    async def memory(self) -> tuple[str, int]:
+        """Return what is measured of the servers, and how many bytes that is now."""
+
+    @abstractmethod
+    def of_server(self) -> dict[str, Fault]:
+        """Return what may happen to a server."""
+
+    @abstractmethod
+    def lose(self, line: Any, *, replies: bool, times: int) -> None:
+        """Lose the next commands on a line, or their replies."""
+
+    # -- running ---------------------------------------------------------------------------------
 
     async def run(self, pause: float) -> None:
         """Go on until cancelled: three kinds of harm beside each other."""
         async with asyncio.TaskGroup() as group:
-            for faults in (self._of_workers(), self._of_network(), self._of_server()):
+            for faults in (self.of_workers(), self.of_network(), self.of_server()):
                 group.create_task(self._one_after_the_other(faults, pause))
+
+    async def mend(self) -> None:
+        """End every fault."""
+        if self._disk is not None:
+            await asyncio.to_thread(self._disk.thaw)
+            self._disk.make_room()
+        for line in self.lines:
+            await line.heal()
+        await self.heal()
 
     async def _one_after_the_other(self, faults: dict[str, Fault], pause: float) -> None:
         while True:
             await asyncio.sleep(self._rng.expovariate(1 / pause))
             name = self._rng.choice(list(faults))
             self.counts[name] += 1
+            began = now()
             try:
                 await faults[name]()
-            except (RedisError, OSError):
+            except (RedisError, OSError, AssertionError):
                 self.counts["did not get through"] += 1  # another fault was in the way
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     # Cleaning up met that fault, and its error has taken the place of the cancellation.
                     raise asyncio.CancelledError from None
+            finally:
+                self.spans.append((began, now()))
 
-    def _up_to(self, seconds: float) -> float:
+    def up_to(self, seconds: float) -> float:
         return self._rng.uniform(0.1, seconds)
 
     # -- workers ---------------------------------------------------------------------------------
 
-    def _of_workers(self) -> dict[str, Fault]:
-        return {"SIGSTOP of a worker": self._stop_worker, "SIGKILL of a worker": self._kill_one}
+    def of_workers(self) -> dict[str, Fault]:
+        return {"SIGSTOP of a worker": self._stop_worker, "SIGKILL of a worker": self._kill_worker}
 
     async def _stop_worker(self) -> None:
-        victim = self._rng.choice(self._victims())
-        self._signal_one(victim, signal.SIGSTOP)
+        assert self.crew is not None
+        victim = self._rng.randrange(self.crew.size)
+        self.crew.signal_one(victim, signal.SIGSTOP)
         try:
-            await asyncio.sleep(self._up_to(5.0))
+            await asyncio.sleep(self.up_to(5.0))
         finally:
-            self._signal_one(victim, signal.SIGCONT)
+            self.crew.signal_one(victim, signal.SIGCONT)
+
+    async def _kill_worker(self) -> None:
+        assert self.crew is not None
+        await self.crew.kill_one()
 
     # -- network ---------------------------------------------------------------------------------
 
-    def _of_network(self) -> dict[str, Fault]:
+    def of_network(self) -> dict[str, Fault]:
         return {
             "connections cut": self._cut,
             "replies lost": self._lose_replies,
@@ -94,90 +176,85 @@ class Tormentor:
             "connections refused": self._refuse,
         }
 
+    def _some(self) -> Sequence[Line]:
+        """Return one line, or all."""
+        return self.lines if self._rng.random() < 0.5 else [self._rng.choice(self.lines)]
+
     async def _cut(self) -> None:
-        self._proxy.cut()
+        for line in self._some():
+            line.cut()
 
     async def _lose_replies(self) -> None:
-        self._proxy.drop_reply(named("EVALSHA"), times=self._rng.randint(1, 5))
+        for line in self._some():
+            self.lose(line, replies=True, times=self._rng.randint(1, 5))
 
     async def _lose_commands(self) -> None:
-        self._proxy.drop_command(named("EVALSHA"), times=self._rng.randint(1, 5))
+        for line in self._some():
+            self.lose(line, replies=False, times=self._rng.randint(1, 5))
 
     async def _delay(self) -> None:
-        self._proxy.delay(self._up_to(0.5))
-        await self._heal_after(self._up_to(3.0))
+        some, seconds = self._some(), self.up_to(0.5)
+        for line in some:
+            line.delay(seconds)
+        await self._heal_after(some, self.up_to(3.0))
 
     async def _trickle(self) -> None:
-        self._proxy.trickle()
-        await self._heal_after(self._up_to(2.0))
+        some = self._some()
+        for line in some:
+            line.trickle()
+        await self._heal_after(some, self.up_to(2.0))
 
     async def _half_open(self) -> None:
-        self._proxy.half_open()
-        await self._heal_after(self._up_to(4.0))
+        some = self._some()
+        for line in some:
+            line.half_open()
+        await self._heal_after(some, self.up_to(4.0))
 
     async def _stall(self) -> None:
-        self._proxy.stall()
-        await self._heal_after(self._up_to(4.0))
+        some = self._some()
+        for line in some:
+            line.stall()
+        await self._heal_after(some, self.up_to(4.0))
 
     async def _refuse(self) -> None:
-        await self._proxy.refuse()
-        self._proxy.cut()
-        await self._heal_after(self._up_to(2.0))
+        some = self._some()
+        for line in some:
+            await line.refuse()
+            line.cut()
+        await self._heal_after(some, self.up_to(2.0))
 
-    async def _heal_after(self, seconds: float) -> None:
+    async def _heal_after(self, some: Sequence[Line], seconds: float) -> None:
         try:
             await asyncio.sleep(seconds)
         finally:
-            await self._proxy.heal()
-            # It remembers every connection for tests that look at them; here they are too many.
-            self._proxy.connections[:] = self._proxy.open_connections
+            for line in some:
+                await line.heal()
 
-    # -- server ----------------------------------------------------------------------------------
+    # -- disks -----------------------------------------------------------------------------------
 
-    def _of_server(self) -> dict[str, Fault]:
-        return {
-            "CLIENT KILL": self._kill_clients,
-            "all connections killed at once": self._kill_all_clients,
-            "CLIENT PAUSE": self._pause_clients,
-            "SCRIPT FLUSH": self._flush_scripts,
-            "DEBUG SLEEP": self._sleep,
-            "notifications changed": self._change_notifications,
-            "SIGSTOP of the server": self._stop_server,
-            "server killed and restarted": self._restart,
-        }
+    def of_disk(self) -> dict[str, Fault]:
+        """Return what may happen to the disk; nothing where there is none to disturb."""
+        return (
+            {}
+            if self._disk is None
+            else {"disk stands still": self._freeze, "disk full": self._fill}
+        )
 
-    async def _ask(self, *command: str | int) -> None:
-        async with redis.asyncio.Redis.from_url(self._server.url) as client:
-            await client.execute_command(*command)  # type: ignore[no-untyped-call]
-
-    async def _kill_clients(self) -> None:
-        await self._ask("CLIENT", "KILL", "TYPE", self._rng.choice(("normal", "pubsub")))
-
-    async def _kill_all_clients(self) -> None:
-        for kind in ("normal", "pubsub"):
-            await self._ask("CLIENT", "KILL", "TYPE", kind)
-
-    async def _pause_clients(self) -> None:
-        await self._ask("CLIENT", "PAUSE", self._rng.randint(100, 2000))
-
-    async def _flush_scripts(self) -> None:
-        await self._ask("SCRIPT", "FLUSH")
-
-    async def _sleep(self) -> None:
-        await self._ask("DEBUG", "SLEEP", f"{self._up_to(1.0):.2f}")
-
-    async def _change_notifications(self) -> None:
-        events = self._rng.choice(("", "Kgxe"))
-        await self._ask("CONFIG", "SET", "notify-keyspace-events", events)
-
-    async def _stop_server(self) -> None:
-        self._server.pause()
+    async def _freeze(self) -> None:
+        assert self._disk is not None
+        await asyncio.to_thread(self._disk.freeze)
         try:
-            await asyncio.sleep(self._up_to(2.0))
+            await asyncio.sleep(self.up_to(4.0))
         finally:
-            self._server.resume()
+            await asyncio.shield(asyncio.to_thread(self._disk.thaw))
 
-    async def _restart(self) -> None:
-        await asyncio.to_thread(self._server.kill)
-        starting = asyncio.ensure_future(asyncio.to_thread(self._server.start))
-        await asyncio.shield(starting)
+    async def _fill(self) -> None:
+        """A server may stop itself for it; then it is started again."""
+        assert self._disk is not None
+        await asyncio.to_thread(self._disk.fill)
+        try:
+            await asyncio.sleep(self.up_to(3.0))
+        finally:
+            self._disk.make_room()
+            with suppress(OSError, AssertionError):
+                await asyncio.shield(self.heal())

@@ -8,6 +8,7 @@ Lines of a journal (nothing is buffered, so a killed worker loses none):
 
     + <hold> <name> <mode> <token> <moment>    it began
     = <hold> <moment>                          it still lasts, or has just ended
+    w <asked> <granted> <name>                 a wait that was long
     ! <text>                                   a violation that the worker saw itself
     t <json>                                   its counts so far
 """
@@ -40,6 +41,9 @@ class Journal:
     def lasts(self, hold: int, moment: float) -> None:
         self._write(f"= {hold} {moment:.9f}")
 
+    def waited(self, name: str, asked: float, granted: float) -> None:
+        self._write(f"w {asked:.6f} {granted:.6f} {name}")
+
     def violation(self, what: str) -> None:
         self._write(f"! {now():.3f} " + what.replace("\n", " "))
 
@@ -52,7 +56,11 @@ class Journal:
 
 @dataclass(slots=True)
 class Hold:
-    """One hold as far as it is proven. `mode` is x, s, or s<limit> of a semaphore."""
+    """One hold as far as it is proven.
+
+    `mode` is x, s, s<limit> of a semaphore, or l: exclusive, and with the token of the body before if the
+    client has kept the lease meanwhile.
+    """
 
     name: str
     mode: str
@@ -65,6 +73,15 @@ class Hold:
         return f"{self.name} in mode {self.mode} with token {self.token} from {span}"
 
 
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """From when to when a name was waited for; only long ones are written down."""
+
+    name: str
+    asked: float
+    granted: float
+
+
 @dataclass
 class Record:
     """Everything that was written down."""
@@ -72,6 +89,7 @@ class Record:
     holds: list[Hold] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     longest_wait: float = 0.0
+    waits: list[Wait] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
 
 
@@ -88,6 +106,8 @@ def read(paths: Iterable[Path]) -> Record:
                     holds[hold] = Hold(name, mode, int(token), at, at)
                 case ["=", hold, moment]:
                     holds[hold].ended = float(moment)
+                case ["w", asked, granted, name]:
+                    record.waits.append(Wait(name, float(asked), float(granted)))
                 case ["t", *_] if line.endswith("}"):
                     totals = json.loads(line[2:])
                 case ["!", *_]:
@@ -117,7 +137,7 @@ def _overlaps(holds: list[Hold]) -> list[str]:
     for hold in holds:
         inside = [other for other in inside if other.ended > hold.began]
         for other in inside:
-            if "x" in (hold.mode, other.mode):
+            if hold.mode in "xl" or other.mode in "xl":
                 found.append(f"exclusion: {hold} overlaps {other}")
         limit = int(hold.mode[1:] or 0)
         if limit and len(inside) >= limit:
@@ -132,13 +152,74 @@ def _tokens(holds: list[Hold]) -> list[str]:
     seen: set[int] = set()
     largest, exclusive = 0, 0
     for hold in holds:  # in the order in which they began
-        floor = largest if hold.mode == "x" else exclusive
-        if hold.token <= floor:
+        floor = largest if hold.mode in "xl" else exclusive
+        again = hold.mode == "l" and hold.token == floor
+        if hold.token <= floor and not again:
             found.append(f"token: {hold} came after {floor}")
-        if hold.token in seen:
+        if hold.token in seen and not again:
             found.append(f"token: {hold} has a token that was given before")
         seen.add(hold.token)
         largest = max(largest, hold.token)
-        if hold.mode == "x":
+        if hold.mode in "xl":
             exclusive = max(exclusive, hold.token)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A time in which a name was waited for, and nobody certainly held it.
+
+    ``quiet`` is its length in seconds without the time in which a fault lasted.
+    """
+
+    name: str
+    began: float
+    ended: float
+    quiet: float
+
+
+def gaps(record: Record, faults: Iterable[tuple[float, float]]) -> list[Gap]:
+    """Return for each long wait the longest time in it without a holder.
+
+    :param faults: from when to when something was done to a process, a server or the network.
+    """
+    spans = _merged(faults)
+    by_name: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for hold in record.holds:
+        by_name[hold.name].append((hold.began, hold.ended))
+    held = {name: _merged(by_name[name]) for name in {wait.name for wait in record.waits}}
+    found = []
+    for wait in record.waits:
+        at, spaces = wait.asked, []
+        for began, ended in held[wait.name]:
+            if ended < wait.asked or began > wait.granted:
+                continue
+            spaces.append((at, began))
+            at = max(at, ended)
+        spaces.append((at, wait.granted))
+        found.append(
+            max(
+                (
+                    Gap(wait.name, began, ended, ended - began - _covered(spans, began, ended))
+                    for began, ended in spaces
+                    if ended > began
+                ),
+                key=lambda gap: gap.quiet,
+                default=Gap(wait.name, wait.granted, wait.granted, 0.0),
+            )
+        )
+    return found
+
+
+def _merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    merged: list[tuple[float, float]] = []
+    for began, ended in sorted(spans):
+        if merged and began <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], ended))
+        else:
+            merged.append((began, ended))
+    return merged
+
+
+def _covered(spans: list[tuple[float, float]], began: float, ended: float) -> float:
+    return sum(max(0.0, min(end, ended) - max(start, began)) for start, end in spans)

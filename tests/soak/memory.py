@@ -45,19 +45,24 @@ class Series:
         return f"{self.label} {before / _MEBIBYTE:.1f} -> {after / _MEBIBYTE:.1f} MiB"
 
 
-def plot(series: list[Series], title: str, path: Path) -> None:
-    """Draw the series; needs matplotlib."""
+def plot(series: list[Series], waits: list[tuple[float, float]], title: str, path: Path) -> None:
+    """Draw the series, and the longest wait of each second; needs matplotlib."""
     importlib.import_module("matplotlib").use("Agg")
     pyplot = importlib.import_module("matplotlib.pyplot")
-    figure, axes = pyplot.subplots(len(series), 1, sharex=True, figsize=(9, 2.2 * len(series)))
-    for one, axis in zip(series, axes if len(series) > 1 else [axes], strict=True):
+    rows = len(series) + 1
+    figure, axes = pyplot.subplots(rows, 1, sharex=True, figsize=(9, 2.0 * rows))
+    for one, axis in zip(series, axes[:-1], strict=True):
         axis.plot([at for at, _ in one.points], [size / _MEBIBYTE for _, size in one.points], lw=1)
         axis.set_ylim(0, 1.2 * max((size for _, size in one.points), default=1) / _MEBIBYTE)
         axis.set_ylabel("MiB")
         axis.set_title(str(one), fontsize=9, loc="left")
-        axis.grid(alpha=0.3)
+    axes[-1].bar([at for at, _ in waits], [wait for _, wait in waits], width=1.0)
+    axes[-1].set_ylabel("s")
+    axes[-1].set_title("longest wait that ended in this second", fontsize=9, loc="left")
     axes[-1].set_xlabel("seconds")
-    figure.suptitle(title, fontsize=9)
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    figure.suptitle(title, fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=100)
     pyplot.close(figure)

@@ -6,14 +6,17 @@ import asyncio
 import random
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
 from tests.scenes import until
-from tests.soak.faults import Tormentor
-from tests.soak.journal import Hold, Journal, check, read
+from tests.soak import campaign
+from tests.soak.faults import Fault, Tormentor
+from tests.soak.journal import Hold, Journal, Record, Wait, check, gaps, read
 from tests.soak.memory import Series
+from tests.soak.soak import Result
+from tests.soak.wire import Wire
 
 
 def hold(mode: str, token: int, began: float, ended: float, name: str = "name") -> Hold:
@@ -30,6 +33,8 @@ def hold(mode: str, token: int, began: float, ended: float, name: str = "name") 
         ([hold("x", 2, 1.0, 2.0), hold("x", 1, 3.0, 4.0)], "token"),
         ([hold("x", 2, 1.0, 2.0), hold("s", 1, 3.0, 4.0)], "token"),
         ([hold("s", 2, 1.0, 2.0), hold("s", 2, 1.0, 2.0)], "token"),
+        ([hold("l", 2, 1.0, 2.0), hold("l", 3, 3.0, 4.0), hold("l", 1, 5.0, 6.0)], "token"),
+        ([hold("l", 2, 1.0, 2.0), hold("l", 2, 1.5, 4.0)], "exclusion"),
     ],
 )
 def test_broken_promise_is_found(holds: list[Hold], found: str) -> None:
@@ -44,6 +49,8 @@ def test_kept_promises_are_not_mistaken_for_broken_ones() -> None:
             hold("s", 2, 2.5, 4.0),
             hold("x", 4, 5.0, 6.0),
             hold("x", 1, 1.5, 1.6, "other"),
+            hold("l", 1, 1.0, 1.6, "warm"),
+            hold("l", 1, 2.0, 2.6, "warm"),
             hold("s2", 1, 1.0, 9.0, "pool"),
             hold("s2", 2, 1.0, 2.0, "pool"),
             hold("s2", 3, 2.0, 3.0, "pool"),
@@ -76,30 +83,117 @@ def test_growing_memory_is_not_flat() -> None:
     assert not Series("leaking", leaking).is_flat
 
 
-async def test_tormentor_ends_also_when_cleaning_up_fails() -> None:
-    nothing: Any = None
-    tormentor = Tormentor(
-        nothing,
-        nothing,
-        random.Random(1),
-        victims=lambda: [],
-        signal_one=nothing,
-        kill_one=nothing,
+def test_time_without_a_holder_is_told_without_the_time_of_faults() -> None:
+    record = Record(
+        holds=[hold("x", 1, 0.0, 1.0), hold("x", 2, 9.0, 9.5), hold("x", 3, 9.6, 12.0)],
+        waits=[Wait("name", 0.5, 9.0), Wait("name", 0.5, 9.6), Wait("name", 9.2, 9.6)],
     )
+    one, two, three = gaps(record, [(2.0, 4.0), (3.0, 5.0), (8.0, 20.0)])
+    assert (one.began, one.ended, one.quiet) == (1.0, 9.0, 4.0)
+    assert two == one
+    assert three.quiet == 0.0
 
-    async def fault() -> None:
-        try:
-            await asyncio.sleep(60)
-        finally:
-            raise ConnectionError("and the server is away")
 
-    for kinds in ("_of_workers", "_of_network", "_of_server"):
-        setattr(tormentor, kinds, lambda: {"fault": fault})
+class Harmless(Tormentor):
+    """Faults that do not end, and whose clean-up fails."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    def source(self, *, through_lines: bool) -> str:
+        return "memory://"
+
+    async def heal(self) -> None: ...
+
+    async def left(self) -> list[str]:
+        return []
+
+    async def memory(self) -> tuple[str, int]:
+        return "nothing", 0
+
+    def lose(self, line: Any, *, replies: bool, times: int) -> None: ...
+
+    def of_workers(self) -> dict[str, Fault]:
+        return self.of_server()
+
+    def of_network(self) -> dict[str, Fault]:
+        return self.of_server()
+
+    def of_server(self) -> dict[str, Fault]:
+        async def fault() -> None:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                raise ConnectionError("and the server is away")
+
+        return {"fault": fault}
+
+
+async def test_tormentor_ends_also_when_cleaning_up_fails() -> None:
+    tormentor = Harmless(random.Random(1), None)
     running = asyncio.create_task(tormentor.run(0.001))
     await until(lambda: tormentor.counts["fault"] == 3)
     running.cancel()
     await asyncio.wait({running}, timeout=10)
     assert running.cancelled()
+
+
+async def test_wire_carries_loses_and_cuts() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(100):
+            writer.write(data)
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    async with server, Wire(server.sockets[0].getsockname()[1]) as wire:
+
+        async def said(words: bytes) -> bytes:
+            reader, writer = await asyncio.open_connection("127.0.0.1", wire.port)
+            try:
+                writer.write(words)
+                return await asyncio.wait_for(reader.read(100), 10.0)
+            except ConnectionError:
+                return b""
+            finally:
+                writer.transport.abort()
+
+        assert await said(b"one") == b"one"
+        wire.lose_replies(1)
+        assert await said(b"two") == b""
+        wire.stall()
+        waiting = asyncio.create_task(said(b"three"))
+        await until(lambda: bool(wire._links))
+        assert not (await asyncio.wait({waiting}, timeout=0.1))[0]
+        await wire.heal()
+        assert await waiting == b"three"
+        wire.half_open()
+        swallowed = asyncio.create_task(said(b"four"))
+        await until(lambda: any(link.swallowed for link in wire._links))
+        await wire.heal()
+        assert await swallowed == b""
+        assert await said(b"five") == b"five"
+
+
+def test_campaign_goes_on_until_a_store_has_its_minutes_and_adds_up(tmp_path: Path) -> None:
+    path, asked = tmp_path / "soak.jsonl", []
+
+    def part(minutes: float) -> Result | None:
+        asked.append(minutes)
+        if len(asked) == 2:
+            return None  # stopped
+        return Result("etcd", 6.0, 1, {"kill": 2}, {"acquisitions": 5}, 3, 1.5, 0.5, 9.0, {}, 2.0)
+
+    assert not campaign.run(path, "etcd", 12.0, part)
+    assert not campaign.run(path, "etcd", 12.0, part)
+    assert not campaign.run(path, "etcd", 12.0, part)
+    assert asked == [12.0, 6.0, 6.0]
+    with path.open("a") as file:
+        file.write('{"store": "et')  # it was killed while it wrote
+    assert not campaign.run(path, "etcd", 18.0, part)
+    row = campaign.summary([path]).splitlines()[2].split(" | ")
+    assert (row[0], row[1], row[2], row[4], row[7]) == ("| etcd", "18", "3", "15", "6")
 
 
 @pytest.mark.timeout(600)  # processes take long to start on a busy machine

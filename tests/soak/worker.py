@@ -1,8 +1,9 @@
 """A worker process of a soak: many tasks take what they can get, in every mode, and write it down.
 
-    python -m tests.soak.worker URL JOURNAL SEED TASKS
+    python -m tests.soak.worker SOURCE JOURNAL SEED TASKS
 
-It ends, with a line about what is left of it, when its standard input is closed.
+SOURCE is JSON: a URL, or a list of them. The worker ends, with a line about what is left of it, when its
+standard input is closed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ TTL, WAITER_TTL, LIMIT = 3.0, 2.0, 3
 #: A wait that is longer is a violation. In a queue of 20 some die, some are stopped for 5 s and some
 #: hold for long, one after the other: the longest waits seen were 25 s.
 STARVED = 60.0
+#: Waits that are longer than this, in seconds, are written down one by one.
+LONG = 1.0
+#: For how long a client keeps a lease between two bodies, in seconds.
+LINGER = 0.2
 
 Holding = AbstractAsyncContextManager[aiodlock.MultiLease] | AbstractAsyncContextManager[Lease]
 
@@ -66,13 +71,15 @@ class Worker:
         turns: list[tuple[Callable[[], Awaitable[None]], int]] = [
             (self._exclusive, 8),
             (self._shared, 8),
-            (self._semaphore, 4),
             (self._several, 3),
             (self._fresh, 3),
             (self._try, 3),
             (self._impatient, 3),
             (self._cancelled, 4),
         ]
+        can = self._client._store.capabilities
+        turns += [(self._lingering, 4)] if can.linger else []
+        turns += [(self._semaphore, 4)] if can.semaphores else []
         calls, weights = zip(*turns, strict=True)
         while not self._ending.is_set():
             (turn,) = self._rng.choices(calls, weights)
@@ -83,7 +90,10 @@ class Worker:
                 if lost.reason != "expired":
                     self._journal.violation(f"loss on a server that lost nothing: {lost!r}")
             except aiodlock.LockError as error:
-                self._journal.violation(f"{turn.__name__}: {error!r}")
+                if "OOM" in str(error):  # a full server refuses what is new: at once, and loudly
+                    self.counts["refused: memory full"] += 1
+                else:
+                    self._journal.violation(f"{turn.__name__}: {error!r}")
             await asyncio.sleep(self._rng.random() * 0.01)
 
     # -- turns -----------------------------------------------------------------------------------
@@ -101,6 +111,9 @@ class Worker:
     async def _several(self) -> None:
         names = self._rng.sample([f"part-{n}" for n in range(9)], self._rng.randint(2, 3))
         await self._hold(self._client.multilock(*names))
+
+    async def _lingering(self) -> None:
+        await self._hold(self._client.lock(f"warm-{self._rng.randrange(3)}", linger=LINGER))
 
     async def _fresh(self) -> None:
         await self._hold(self._client.lock(f"once-{self._rng.getrandbits(48):x}"))
@@ -122,7 +135,9 @@ class Worker:
             self.counts[type(no).__name__] += 1
 
     async def _cancelled(self) -> None:
-        turn = self._rng.choice((self._exclusive, self._shared, self._semaphore, self._several))
+        turns = [self._exclusive, self._shared, self._several]
+        turns += [self._semaphore] if self._client._store.capabilities.semaphores else []
+        turn = self._rng.choice(turns)
         task = asyncio.ensure_future(turn())
         await asyncio.wait({task}, timeout=self._rng.random() * 0.1)
         if task.cancel():
@@ -138,6 +153,8 @@ class Worker:
         async with lock as lease:
             waited = now() - asked
             self.longest_wait = max(self.longest_wait, waited)
+            if waited > LONG and isinstance(lease, Lease):
+                self._journal.waited(lease.name, asked, asked + waited)
             if waited > STARVED:
                 self._journal.violation(f"starved: {lock!r} took {waited:.1f} s")
             await self._body(lease)
@@ -171,17 +188,23 @@ class Worker:
     def _mode(lease: Lease) -> str:
         if lease.name.startswith("pool-"):
             return f"s{LIMIT}"
+        if lease.name.startswith("warm-"):
+            return "l"
         return "x" if lease.mode == "exclusive" else "s"
 
 
-async def main(url: str, journal: str, seed: str, tasks: str) -> None:
+async def main(source: str, journal: str, seed: str, tasks: str) -> None:
     # What is kept of names has limits: filled at the start, or soon, it does not look like a leak.
     packing._MOST_PACKED = 512
     for number in range(keys_of.cache_info().maxsize or 0):
         keys_of("aiodlock", "lock", f"once-{number:012x}")
     logging.basicConfig(level=logging.ERROR)  # that a connection was lost is no news here
     async with aiodlock.Client(
-        url, ttl=TTL, waiter_ttl=WAITER_TTL, token_retention=10.0, unavailable_after=120.0
+        json.loads(source),
+        ttl=TTL,
+        waiter_ttl=WAITER_TTL,
+        token_retention=10.0,
+        unavailable_after=120.0,
     ) as client:
         worker = Worker(client, Journal(Path(journal)), random.Random(int(seed)))
         print("ready", flush=True)

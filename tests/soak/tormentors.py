@@ -1,0 +1,487 @@
+"""The stores that a soak knows: the servers of each, and what happens to them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, ExitStack, nullcontext, suppress
+from typing import Any, Self
+
+import redis.asyncio
+
+from aiodlock._embedded import EmbeddedServer
+from aiodlock.backends.postgres.schema import create_statements
+
+from ..etcd.servers import EtcdCluster
+from ..postgres import PostgresServer
+from ..proxy import FaultProxy, named
+from ..servers import REAL, embedded, postgres_server
+from ..zookeeper import ZooKeeperEnsemble, left
+from .disk import Disk
+from .faults import Fault, Tormentor
+from .memory import resident
+from .wire import Wire
+
+
+class RedisTormentor(Tormentor):
+    """One server that saves every command, or a quorum of three that save none."""
+
+    memory_is_judged = True
+
+    def __init__(self, rng: random.Random, disk: Disk | None, store: str = "valkey9") -> None:
+        super().__init__(rng, disk)
+        self._is_quorum = store == "quorum"
+        kind = "valkey9" if self._is_quorum else store
+        # Redis 6.2 has no such option and always allows it.
+        config = {} if kind == "redis62" else {"enable_debug_command": "yes"}
+        if not self._is_quorum:
+            config |= {"appendonly": "yes", "appendfsync": "always"}
+        self.servers: list[EmbeddedServer] = [
+            embedded(kind, tcp=False, **config) for _ in range(3 if self._is_quorum else 1)
+        ]
+        self._stack = AsyncExitStack()
+        #: A node of a quorum that comes back empty does not count until the longest lease is over.
+        self._rest = 5.0 if self._is_quorum else 0.0
+        if self._is_quorum:
+            self.recovery = 6.0  # a majority may have to be trusted again
+
+    async def __aenter__(self) -> Self:
+        with self._disk.making() if self._disk is not None else nullcontext():
+            for server in self.servers:
+                self._stack.enter_context(server)
+        for server in self.servers:
+            self.lines.append(await self._stack.enter_async_context(FaultProxy(server.url)))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def source(self, *, through_lines: bool) -> str | list[str]:
+        urls = [one.url for one in (self.lines if through_lines else self.servers)]
+        return urls if self._is_quorum else urls[0]
+
+    async def heal(self) -> None:
+        for server in self.servers:
+            server.resume()
+            if not server.running:
+                await asyncio.to_thread(server.start)
+            with suppress(OSError):
+                await self._ask(server, "CONFIG", "SET", "maxmemory", 0)
+
+    async def left(self) -> list[str]:
+        found = []
+        for server in self.servers:
+            async with redis.asyncio.Redis.from_url(server.url, decode_responses=True) as client:
+                keys = [str(key) async for key in client.scan_iter(count=1000)]
+                passing = (":token", ":quorum", ":members")
+                found += [
+                    key for key in keys if not key.endswith(passing) and ":marker:" not in key
+                ]
+                found += [f"{key} without a TTL" for key in keys if await client.ttl(key) == -1]
+        return found
+
+    async def memory(self) -> tuple[str, int]:
+        used = 0
+        for server in self.servers:
+            async with redis.asyncio.Redis.from_url(server.url) as client:
+                used += int((await client.info("memory"))["used_memory"])
+        # It remembers every connection and command for tests that look at them; here they are too many.
+        for line in self.lines:
+            line.forget()
+            line.connections[:] = line.open_connections
+        return "used_memory", used
+
+    def lose(self, line: Any, *, replies: bool, times: int) -> None:
+        (line.drop_reply if replies else line.drop_command)(named("EVALSHA"), times=times)
+
+    def of_server(self) -> dict[str, Fault]:
+        return {
+            "CLIENT KILL": self._kill_clients,
+            "all connections killed at once": self._kill_all_clients,
+            "CLIENT PAUSE": self._pause_clients,
+            "SCRIPT FLUSH": self._flush_scripts,
+            "DEBUG SLEEP": self._sleep,
+            "notifications changed": self._change_notifications,
+            "memory full": self._fill_memory,
+            "SIGSTOP of the server": self._stop_server,
+            "server killed and restarted": self._restart,
+            **({} if self._is_quorum else self.of_disk()),
+        }
+
+    def _any(self) -> EmbeddedServer:
+        return self._rng.choice(self.servers)
+
+    async def _ask(self, server: EmbeddedServer, *command: str | int) -> None:
+        async with redis.asyncio.Redis.from_url(server.url) as client:
+            await client.execute_command(*command)  # type: ignore[no-untyped-call]
+
+    async def _kill_clients(self) -> None:
+        await self._ask(
+            self._any(), "CLIENT", "KILL", "TYPE", self._rng.choice(("normal", "pubsub"))
+        )
+
+    async def _kill_all_clients(self) -> None:
+        for server in self.servers:
+            for kind in ("normal", "pubsub"):
+                await self._ask(server, "CLIENT", "KILL", "TYPE", kind)
+
+    async def _pause_clients(self) -> None:
+        await self._ask(self._any(), "CLIENT", "PAUSE", self._rng.randint(100, 2000))
+
+    async def _flush_scripts(self) -> None:
+        await self._ask(self._any(), "SCRIPT", "FLUSH")
+
+    async def _sleep(self) -> None:
+        await self._ask(self._any(), "DEBUG", "SLEEP", f"{self.up_to(1.0):.2f}")
+
+    async def _change_notifications(self) -> None:
+        events = self._rng.choice(("", "Kgxe"))
+        await self._ask(self._any(), "CONFIG", "SET", "notify-keyspace-events", events)
+
+    async def _fill_memory(self) -> None:
+        server = self._any()
+        await self._ask(server, "CONFIG", "SET", "maxmemory", 1)
+        try:
+            await asyncio.sleep(self.up_to(3.0))
+        finally:
+            await asyncio.shield(self._ask(server, "CONFIG", "SET", "maxmemory", 0))
+
+    async def _stop_server(self) -> None:
+        server = self._any()
+        server.pause()
+        try:
+            await asyncio.sleep(self.up_to(2.0))
+        finally:
+            server.resume()
+
+    async def _restart(self) -> None:
+        server = self._any()
+        await asyncio.to_thread(server.kill)
+        await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(server.start)))
+        await asyncio.sleep(self._rest)
+
+
+class PostgresTormentor(Tormentor):
+    """One server whose tables are logged."""
+
+    def __init__(self, rng: random.Random, disk: Disk | None) -> None:
+        super().__init__(rng, disk)
+        self.server: PostgresServer = postgres_server(
+            "postgres", max_wal_size="64MB", min_wal_size="32MB"
+        )
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        with self._disk.making() if self._disk is not None else nullcontext():
+            await asyncio.to_thread(self._stack.enter_context, self.server)
+        await self._execute(create_statements("logged"))
+        self.lines = [await self._stack.enter_async_context(Wire(self.server.port))]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def source(self, *, through_lines: bool) -> str:
+        port = self.lines[0].port if through_lines else self.server.port
+        return self.server.url.replace(f":{self.server.port}/", f":{port}/")
+
+    async def heal(self) -> None:
+        self.server.resume()
+        if not self.server.running:
+            await asyncio.to_thread(self.server.start)
+
+    async def left(self) -> list[str]:
+        rows = await self._execute(
+            "select key from aiodlock.name n where cardinality(aiodlock.holders_of(n)) > 0 "
+            "union select key from aiodlock.waiter"
+        )
+        return [row[0] for row in rows]
+
+    async def memory(self) -> tuple[str, int]:
+        rows = await self._execute(
+            "select sum(pg_total_relation_size(oid)) from pg_class "
+            "where relnamespace = 'aiodlock'::regnamespace"
+        )
+        return "tables and indexes", int(rows[0][0])
+
+    def lose(self, line: Any, *, replies: bool, times: int) -> None:
+        (line.lose_replies if replies else line.lose_commands)(times)
+
+    def of_server(self) -> dict[str, Fault]:
+        return {
+            "pg_terminate_backend": self._terminate,
+            "pg_cancel_backend": self._cancel,
+            "LOCK TABLE": self._lock,
+            "open transaction": self._open_transaction,
+            "VACUUM FULL": self._vacuum,
+            "SIGSTOP of the server": self._stop_server,
+            "server killed and restarted": self._crash,
+            "server restarted in order": self._restart,
+            **self.of_disk(),
+        }
+
+    async def _execute(self, sql: str) -> list[Any]:
+        async with asyncio.timeout(20.0):
+            return await asyncio.to_thread(self.server.execute, sql)
+
+    async def _terminate(self) -> None:
+        await self._execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            "where pid <> pg_backend_pid() and backend_type = 'client backend'"
+        )
+
+    async def _cancel(self) -> None:
+        await self._execute(
+            "select pg_cancel_backend(pid) from pg_stat_activity "
+            "where pid <> pg_backend_pid() and state = 'active'"
+        )
+
+    async def _lock(self) -> None:
+        seconds = self.up_to(2.0)
+        await self._execute(
+            "begin; lock table aiodlock.name in access exclusive mode; "
+            f"select pg_sleep({seconds:.2f}); commit;"
+        )
+
+    async def _open_transaction(self) -> None:
+        seconds = self.up_to(10.0)
+        await self._execute(
+            "begin isolation level repeatable read; select count(*) from aiodlock.name; "
+            f"select pg_sleep({seconds:.2f}); commit;"
+        )
+
+    async def _vacuum(self) -> None:
+        await self._execute("vacuum full aiodlock.name")
+
+    async def _stop_server(self) -> None:
+        self.server.pause()
+        try:
+            await asyncio.sleep(self.up_to(2.0))
+        finally:
+            self.server.resume()
+
+    async def _crash(self) -> None:
+        await asyncio.to_thread(self.server.crash)
+        await asyncio.shield(asyncio.to_thread(self.server.start))
+
+    async def _restart(self) -> None:
+        await asyncio.to_thread(self.server.shut_down)
+        await asyncio.shield(asyncio.to_thread(self.server.start))
+
+
+class EtcdTormentor(Tormentor):
+    """Three members on one disk."""
+
+    #: A new leader is elected, and gives every lease its whole ttl again.
+    recovery = 8.0
+
+    def __init__(self, rng: random.Random, disk: Disk | None) -> None:
+        super().__init__(rng, disk)
+        with disk.making() if disk is not None else nullcontext():
+            self.cluster = EtcdCluster(
+                3,
+                auto_compaction_mode="revision",
+                auto_compaction_retention="1000",
+                snapshot_count=5000,
+                max_wals=2,
+            )
+        self._peers: list[Wire] = []
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        for node in self.cluster.nodes:
+            wire = await self._stack.enter_async_context(Wire(node.peer))
+            node.advertised = wire.port
+            self._peers.append(wire)
+            self.lines.append(await self._stack.enter_async_context(Wire(node.port)))
+        await asyncio.to_thread(self._stack.enter_context, self.cluster)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def source(self, *, through_lines: bool) -> str:
+        ports = [one.port for one in (self.lines if through_lines else self.cluster.nodes)]
+        return "etcd://" + ",".join(f"127.0.0.1:{port}" for port in ports)
+
+    async def heal(self) -> None:
+        for wire in self._peers:
+            await wire.heal()
+        await asyncio.to_thread(self.cluster.start)
+
+    async def left(self) -> list[str]:
+        return [key for key in await asyncio.to_thread(self.cluster.keys) if "/q/" in key]
+
+    async def memory(self) -> tuple[str, int]:
+        running = [
+            node._process.pid for node in self.cluster.nodes if node._process and node.running
+        ]
+        return "resident", sum(map(resident, running))
+
+    def lose(self, line: Any, *, replies: bool, times: int) -> None:
+        (line.lose_replies if replies else line.lose_commands)(times)
+
+    def of_server(self) -> dict[str, Fault]:
+        return {
+            "member killed and restarted": self._kill,
+            "SIGSTOP of a member": self._stop,
+            "SIGSTOP of all members": self._stop_all,
+            "member cut off from the others": self._cut_off,
+            "compaction": self._compact,
+            **self.of_disk(),
+        }
+
+    async def _after(self, seconds: float) -> None:
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            await asyncio.shield(self.heal())
+
+    async def _kill(self) -> None:
+        await asyncio.to_thread(self._rng.choice(self.cluster.nodes).kill)
+        await self._after(self.up_to(6.0))
+
+    async def _stop(self) -> None:
+        self._rng.choice(self.cluster.nodes).pause()
+        await self._after(self.up_to(6.0))
+
+    async def _stop_all(self) -> None:
+        for node in self.cluster.nodes:
+            node.pause()
+        await self._after(self.up_to(2.0))
+
+    async def _cut_off(self) -> None:
+        """What the others send to it is lost; it still reaches them, until they have no answer."""
+        wire = self._rng.choice(self._peers)
+        self._rng.choice((wire.stall, wire.half_open, wire.cut))()
+        await self._after(self.up_to(6.0))
+
+    async def _compact(self) -> None:
+        def compact() -> None:
+            revision = self.cluster.call("kv/range", key="AA==")["header"]["revision"]
+            self.cluster.call("kv/compaction", revision=revision)
+
+        await asyncio.to_thread(compact)
+
+
+class ZooKeeperTormentor(Tormentor):
+    """An ensemble of three on one disk."""
+
+    #: An election, and sessions that are given their whole time again after it.
+    recovery = 12.0
+    _TICK = 0.2
+
+    def __init__(self, rng: random.Random, disk: Disk | None) -> None:
+        super().__init__(rng, disk)
+        # Ticks for which a server goes on without the others, and for which it tries to follow a leader.
+        self.ensemble = ZooKeeperEnsemble(tick=self._TICK, sync_limit=20, init_limit=50)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        with ExitStack() as making:
+            if self._disk is not None:
+                making.enter_context(self._disk.making())
+            self._stack.enter_context(self.ensemble)
+        for server in self.ensemble.servers.values():
+            self.lines.append(await self._stack.enter_async_context(Wire(server.port)))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def source(self, *, through_lines: bool) -> str:
+        servers = self.lines if through_lines else list(self.ensemble.servers.values())
+        hosts = ",".join(f"127.0.0.1:{one.port}" for one in servers)
+        return f"zookeeper://{hosts}?tick_time={self._TICK}"
+
+    async def heal(self) -> None:
+        await asyncio.to_thread(self.ensemble.heal)
+
+    async def left(self) -> list[str]:
+        hosts = ",".join(f"127.0.0.1:{server.port}" for server in self.ensemble.servers.values())
+        return await left(f"zookeeper://{hosts}", receipts=True)
+
+    async def memory(self) -> tuple[str, int]:
+        running = [
+            one._process.pid
+            for one in self.ensemble.servers.values()
+            if one._process and one.running
+        ]
+        return "resident", sum(map(resident, running))
+
+    def lose(self, line: Any, *, replies: bool, times: int) -> None:
+        (line.lose_replies if replies else line.lose_commands)(times)
+
+    def of_server(self) -> dict[str, Fault]:
+        return {
+            "server killed and restarted": self._kill,
+            "leader killed and restarted": self._kill_leader,
+            "SIGSTOP of a server": self._stop,
+            "SIGSTOP of the leader": self._stop_leader,
+            "SIGSTOP of all servers": self._stop_all,
+            "server cut off from the others": self._cut_off,
+            "connections of a server to the others reset": self._reset,
+            **self.of_disk(),
+        }
+
+    def _any(self) -> int:
+        return self._rng.choice(list(self.ensemble.servers))
+
+    async def _after(self, seconds: float) -> None:
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            await asyncio.shield(self.heal())
+
+    async def _kill(self) -> None:
+        await asyncio.to_thread(self.ensemble.servers[self._any()].crash)
+        await self._after(self.up_to(6.0))
+
+    async def _kill_leader(self) -> None:
+        leader = await asyncio.to_thread(self.ensemble.leader)
+        await asyncio.to_thread(self.ensemble.servers[leader].crash)
+        await self._after(self.up_to(6.0))
+
+    async def _stop(self) -> None:
+        self.ensemble.servers[self._any()].pause()
+        await self._after(self.up_to(6.0))
+
+    async def _stop_leader(self) -> None:
+        self.ensemble.servers[await asyncio.to_thread(self.ensemble.leader)].pause()
+        await self._after(self.up_to(6.0))
+
+    async def _stop_all(self) -> None:
+        for server in self.ensemble.servers.values():
+            server.pause()
+        await self._after(self.up_to(2.0))
+
+    async def _cut_off(self) -> None:
+        await asyncio.to_thread(self.ensemble.isolate, self._any())
+        await self._after(self.up_to(6.0))
+
+    async def _reset(self) -> None:
+        await asyncio.to_thread(lambda: self.ensemble.isolate(self._any(), reset=True))
+        await self._after(self.up_to(6.0))
+
+
+#: What `--store` takes.
+STORES: Sequence[str] = (*REAL, "quorum", "postgres", "etcd", "zookeeper")
+#: How large a disk each needs, in MiB: full, it is to be full soon.
+_DISKS = {"postgres": 400, "etcd": 1600, "zookeeper": 1000}
+
+
+def disk_of(store: str) -> int:
+    """Return the size of a store's disk in MiB."""
+    return _DISKS.get(store, 200)
+
+
+def tormentor_of(store: str, rng: random.Random, disk: Disk | None) -> Tormentor:
+    """Return the one of a store."""
+    if store == "postgres":
+        return PostgresTormentor(rng, disk)
+    if store == "etcd":
+        return EtcdTormentor(rng, disk)
+    if store == "zookeeper":
+        return ZooKeeperTormentor(rng, disk)
+    return RedisTormentor(rng, disk, store)
