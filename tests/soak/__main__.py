@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
 import os
 import sys
@@ -69,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--part", type=float, default=10.0, help="minutes of a part of a campaign")
     parser.add_argument("--summary", type=Path, nargs="+", help="print what these files come to")
     options = parser.parse_args(arguments)
+    if options.plot is not None:
+        importlib.import_module("matplotlib")  # missed now, and not when the soak is over
     if options.summary:
         print(campaign.summary(options.summary))
         return 0
