@@ -25,6 +25,9 @@ from pathlib import Path
 
 from aiodlock._clock import now
 
+#: In the place of a name where several were waited for at once.
+SEVERAL = "several"
+
 
 class Journal:
     """The writing side."""
@@ -190,6 +193,8 @@ def gaps(record: Record, faults: Iterable[tuple[float, float]]) -> list[Gap]:
     held = {name: _merged(by_name[name]) for name in {wait.name for wait in record.waits}}
     found = []
     for wait in record.waits:
+        if wait.name == SEVERAL:
+            continue  # some of them may be held
         at, spaces = wait.asked, []
         for began, ended in held[wait.name]:
             if ended < wait.asked or began > wait.granted:
@@ -209,6 +214,17 @@ def gaps(record: Record, faults: Iterable[tuple[float, float]]) -> list[Gap]:
             )
         )
     return found
+
+
+def without(
+    waits: Iterable[Wait], spans: Iterable[tuple[float, float]]
+) -> list[tuple[Wait, float]]:
+    """Return each wait with its length in seconds without that of the spans."""
+    merged = _merged(spans)
+    return [
+        (wait, wait.granted - wait.asked - _covered(merged, wait.asked, wait.granted))
+        for wait in waits
+    ]
 
 
 def _merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -17,7 +17,7 @@ from aiodlock._clock import now
 
 from .disk import mounted
 from .faults import Crew, Tormentor
-from .journal import check, gaps, read
+from .journal import check, gaps, read, without
 from .memory import Series, resident
 from .tormentors import disk_of, tormentor_of
 from .worker import STARVED, TTL, WAITER_TTL
@@ -236,8 +236,11 @@ class Soak(Crew):
                     what, size = await self._tormentor.memory()
                 server.label = f"servers ({self._options.store}, {what})"
                 server.points.append((at, size))
-            except Exception:
-                pass  # they are away just now: each store's driver has its own words for it
+            except Exception as away:  # each store's driver has its own words for it
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    # A driver's clean-up has failed, and its error has taken the cancellation's place.
+                    raise asyncio.CancelledError from away
             await asyncio.sleep(1.0)
 
     def _judge(self, tormentor: Tormentor, lasted: float, began: float) -> Result:
@@ -248,11 +251,19 @@ class Soak(Crew):
         if lasted >= 300:  # shorter ones are all warming up
             self.violations += [f"memory: {s} is not flat" for s in judged if not s.is_flat]
         bound = TTL + WAITER_TTL * 4 / 3 + tormentor.recovery + _LATE
-        found = gaps(record, tormentor.spans)
+        found = gaps(record, [span[:2] for span in tormentor.spans])
+        by_servers = [span[:2] for span in tormentor.spans if span.to_servers]
+        for wait, alone in without(record.waits, by_servers):
+            if alone > STARVED:
+                self.violations.append(
+                    f"{wait.granted:.3f} starved: {wait.name} was waited for "
+                    f"{wait.granted - wait.asked:.1f} s, "
+                    f"{alone:.1f} s of them without anything done to the servers"
+                )
         for gap in found:
             if gap.quiet > bound + options.pause:  # a fault is seen in full when it is over
                 self.violations.append(
-                    f"liveness: nobody held {gap.name} for {gap.ended - gap.began:.1f} s, "
+                    f"{gap.ended:.3f} liveness: nobody held {gap.name} for {gap.ended - gap.began:.1f} s, "
                     f"{gap.quiet:.1f} s of them without a fault (from {gap.began - began:.1f} s on)"
                 )
         seconds: Counter[int] = Counter()
@@ -272,5 +283,19 @@ class Soak(Crew):
             bound=round(bound, 2),
             memory={series.label: series.growth() for series in self.memory},
             load=round(self._load, 1),
-            violations=self.violations,
+            violations=[self._with_what_was_done(what, tormentor) for what in self.violations],
         )
+
+    @staticmethod
+    def _with_what_was_done(violation: str, tormentor: Tormentor) -> str:
+        """Add to a violation that tells its moment what was done to whom in the 20 s before."""
+        try:
+            moment = float(violation.split(" ", 1)[0])
+        except ValueError:
+            return violation
+        done = [
+            f"{span.what} from {moment - span.began:.1f} to {moment - span.ended:.1f} s before"
+            for span in tormentor.spans
+            if span.began < moment and span.ended > moment - 20.0
+        ]
+        return f"{violation} ({', '.join(done)})"

@@ -24,10 +24,11 @@ from aiodlock._clock import now
 from aiodlock.backends.redis import packing
 from aiodlock.backends.redis.keys import keys_of
 
-from .journal import Journal
+from .journal import SEVERAL, Journal
 
 TTL, WAITER_TTL, LIMIT = 3.0, 2.0, 3
-#: A wait that is longer is a violation. In a queue of 20 some die, some are stopped for 5 s and some
+#: A wait that is longer, without the time in which something is done to servers, is a violation.
+#: In a queue of 20 some die, some are stopped for 5 s and some
 #: hold for long, one after the other: the longest waits seen were 25 s.
 STARVED = 60.0
 #: Waits that are longer than this, in seconds, are written down one by one.
@@ -153,10 +154,9 @@ class Worker:
         async with lock as lease:
             waited = now() - asked
             self.longest_wait = max(self.longest_wait, waited)
-            if waited > LONG and isinstance(lease, Lease):
-                self._journal.waited(lease.name, asked, asked + waited)
-            if waited > STARVED:
-                self._journal.violation(f"starved: {lock!r} took {waited:.1f} s")
+            if waited > LONG:
+                name = lease.name if isinstance(lease, Lease) else SEVERAL
+                self._journal.waited(name, asked, asked + waited)
             await self._body(lease)
 
     async def _body(self, lease: Lease | aiodlock.MultiLease) -> None:
