@@ -79,6 +79,23 @@ def read_answer(reply: Any, sent: float) -> tuple[Answer, float]:
         raise wrong_shape("vote", reply) from wrong
 
 
+class Questions:
+    """The questions that one node is asked for the votes of one waiter: one at a time.
+
+    Mutable state: ``waiting`` (what is to be asked next: who waits for it, and the length asked for),
+    ``asking`` (one is on its way), ``resting`` (none may be sent yet), ``asked_at``, ``in_a_row``.
+    """
+
+    __slots__ = ("asked_at", "asking", "in_a_row", "resting", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Broadcast[Answer], float]] = []
+        self.asking: bool = False
+        self.resting: bool = False
+        self.asked_at: float = 0.0
+        self.in_a_row: int = 0
+
+
 class Ballot:
     """What one node has said of one request.
 
@@ -88,7 +105,7 @@ class Ballot:
     whatever answers still say), ``yielding`` (a yield is on its way),
     ``broken`` (the largest token that an operator broke here), ``floor`` (a notice with a token that
     is not larger is older than an answer), ``highest`` (the largest token it named), ``healing`` (the node
-    had lost the vote of a holder: it counts again after the others were seen to suffice), and for the
+    had lost the vote of a holder: it counts again after the others were seen to suffice), ``questions``, and for the
     leave: ``asked``, ``pending``, ``sent_on``, ``ambiguous``, ``unanswered`` (it was told to release, and
     its answer was lost), ``released`` (it has released a vote that was live).
     """
@@ -107,6 +124,7 @@ class Ballot:
         "node",
         "noticed",
         "pending",
+        "questions",
         "released",
         "sent_on",
         "stage",
@@ -131,6 +149,7 @@ class Ballot:
         self.healing: bool = False
         self.asked: bool = False
         self.pending: int = 0
+        self.questions: Questions = Questions()
         self.sent_on: object | None = None
         self.ambiguous: bool = False
         self.unanswered: bool = False
