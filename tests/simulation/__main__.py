@@ -14,7 +14,7 @@ from .deadlocks import Deadlocks, DeadlocksOnRedis
 from .failover import FailoverSimulation
 from .forgotten import Forgotten
 from .habits import Habits, HabitsOnRedis
-from .handover import HandOver
+from .handover import BrokenHandOver, HandOver
 from .lingers import Lingers, LingersOnTheMachine
 from .memory import MachineSimulation
 from .once_variants import ALL_VARIANTS
@@ -57,6 +57,13 @@ def main() -> int:
         const=HandOver,
         dest="kind",
         help="a quorum without faults, whose next holder waits at every node",
+    )
+    parser.add_argument(
+        "--broken-handover",
+        action="store_const",
+        const=BrokenHandOver,
+        dest="kind",
+        help="the same, and an operator breaks the name six times at each hand-over",
     )
     parser.add_argument(
         "--failover",

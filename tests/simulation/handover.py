@@ -7,11 +7,19 @@ asks        who has waited at all nodes for a while when the holder leaves, send
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
+import aiodlock
 from aiodlock._request import HELD, WAITING
+from aiodlock._session import Session
+from aiodlock.backends.redis.quorum.voter import Voter
+from aiodlock.backends.redis.quorum.votes import Ballot, Tally
 
 from .quorum import QuorumSimulation
 from .scenario import SimClient, Simulation
@@ -96,3 +104,111 @@ class HandOver(QuorumSimulation):
             self.checkers.wrong(
                 "asks", f"{process}: {id} waited since {since:.3f}, and asked again"
             )
+
+
+class _Kept(set[str]):
+    """The requests that a break excuses, for good.
+
+    Breaks of one request that follow each other are told one after the other, and it is not known here of
+    which of them a client has heard. What holds after one break is the matter of other worlds.
+    """
+
+    def __isub__(self, other: object) -> Self:
+        return self
+
+
+class BrokenHandOver(HandOver):
+    """An operator breaks the name several times at each hand-over: waiters ask on, and no node in a hurry.
+
+    questions   a node has one question of a waiter to answer at a time, and few within a fifth of a second
+
+    Mutable state besides: ``_asked`` (by node and request: when), ``most`` (within a fifth of a second).
+    """
+
+    #: Breaks of the name per holder that leaves, within so many seconds.
+    _BREAKS, _WITHIN = 6, 0.2
+    #: Questions to one node within a fifth of a second: those at once, those that come later and later, and
+    #: as many again for what follows from an answer.
+    _MOST = 20
+
+    def __init__(
+        self, seed: int, prepare: Callable[[Simulation], None] | None = None, **options: Any
+    ) -> None:
+        super().__init__(seed, **options)
+        self._chance = random.Random(seed)
+        self._asked: dict[tuple[int, str], deque[float]] = {}
+        self._left: set[str] = set()
+        self.most: int = 0
+        for number, node in enumerate(self.nodes):
+            node.executed.append(partial(self._count_question, number))
+        self._watch_messages()
+        self.checkers.excused = _Kept()
+        if prepare is not None:
+            prepare(self)
+
+    def _watch_messages(self) -> None:
+        vote, checkers = Voter.vote, self.checkers
+        on_their_way: set[Ballot] = set()
+
+        def watched(
+            self: Voter,
+            tally: Tally,
+            ballot: Ballot,
+            what: str,
+            length: float,
+            token: int,
+            on_answer: Callable[[Any], None],
+        ) -> bool:
+            if what != "ask":
+                return vote(self, tally, ballot, what, length, token, on_answer)
+            if ballot in on_their_way:
+                checkers.wrong(
+                    "questions", f"{tally.request.id} asks node {ballot.node} twice at once"
+                )
+
+            def answered(answer: Any) -> None:
+                on_their_way.discard(ballot)
+                on_answer(answer)
+
+            on_their_way.add(ballot)
+            sent = vote(self, tally, ballot, what, length, token, answered)
+            if not sent:
+                on_their_way.discard(ballot)
+            return sent
+
+        self.patch(Voter, "vote", watched)
+
+    async def _work(self, process: Process, client: SimClient, over: asyncio.Event) -> None:
+        for _ in range(_TURNS):
+            with suppress(aiodlock.LockError):
+                async with client.lock("n0", timeout=self.random.choice((None, 30.0))):
+                    await asyncio.sleep(self.random.uniform(0.5, 2.0) * _SETTLED)
+
+    def _count_question(self, number: int, command: Command, reply: Any) -> None:
+        if command.script == "vote" and command.arguments[7] == b"ask":
+            asked = self._asked.setdefault((number, command.id), deque())
+            asked.append(self.world.time)
+            while asked[0] < self.world.time - 0.2:
+                asked.popleft()
+            self.most = max(self.most, len(asked))
+            if len(asked) > self._MOST:
+                self.checkers.wrong("questions", f"{command} is the {len(asked)}th within 0.2 s")
+        left = command.script == "unvote" and command.arguments[1] != b"yield"
+        if left and command.id not in self._left:
+            self._left.add(command.id)
+            for _ in range(self._BREAKS):
+                self.world.after(self._chance.uniform(0.0, self._WITHIN), self._break)
+
+    def _break(self) -> None:
+        sessions = self.checkers.sessions
+        here = [process for process, some in sessions.items() if some and process.running]
+        if here:
+            process = self._chance.choice(here)
+            process.start(self._break_by(sessions[process][0]))
+
+    async def _break_by(self, session: Session) -> None:
+        with suppress(aiodlock.LockError):
+            await session.backend.break_lock("n0")
+
+    def _check(self, process: Process, id: str) -> None:
+        """Who is broken may ask."""

@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from .catching import assert_caught
-from .handover import HandOver
+from .handover import BrokenHandOver, HandOver
 from .quorum import QuorumSimulation
 from .quorum_variants import QUORUM_VARIANTS, broken_at_hand_overs
 from .run import run_seed
@@ -36,6 +36,12 @@ def test_who_waits_at_all_nodes_is_handed_the_name_without_a_question() -> None:
 def test_nobody_holds_with_what_an_operator_broke_at_another_node() -> None:
     for seed in range(_SEEDS):
         outcome = run_seed(seed, broken_at_hand_overs, QuorumSimulation)
+        assert not outcome.checker, str(outcome)
+
+
+def test_waiter_asks_a_node_one_thing_at_a_time_and_not_in_a_hurry_whatever_is_broken() -> None:
+    for seed in (3, 6, 10):
+        outcome = run_seed(seed, kind=BrokenHandOver)
         assert not outcome.checker, str(outcome)
 
 

@@ -94,8 +94,11 @@ class Asking:
                 )
                 break
         if tally.token:
-            # Confirmed by another call for the same request.
-            return await self._holding.outcome(tally, self._holding.extend(tally, length))
+            # Confirmed by another call for the same request: of several such calls, one sends a message.
+            extension = tally.extension
+            if extension is None or extension.settled.done():
+                extension = tally.extension = self._holding.extend(tally, length)
+            return await self._holding.outcome(tally, extension)
         answers = list(asked.answers.values()) if asked is not None else []
         gone = [answer for answer in answers if isinstance(answer, Gone)]
         if len(gone) > len(self._nodes.voters) - self._nodes.majority:

@@ -13,9 +13,9 @@ from .giving_back import GivingBack
 from .requests import Requests
 from .votes import Answer, Ballot, Tally
 
-#: So often a node is asked about a waiter again as soon as it has answered; then it is asked later and later.
+#: So often a node is asked about a waiter again at once when it has answered; then later and later.
 _AT_ONCE = 4
-#: The first of those pauses and the longest one, in seconds, and the longest one as a part of the length asked for.
+#: The first of those pauses, and the longest one: in seconds, and as a part of the length asked for.
 _FIRST_PAUSE, _LONGEST_PAUSE, _LONGEST_SHARE = 0.01, 0.2, 1 / 12
 #: A question counts as one more in a row if it follows the one before within so long: seconds, and a part
 #: of the length.
@@ -25,8 +25,8 @@ _IN_A_ROW, _IN_A_ROW_SHARE = 1.0, 1 / 4
 class Messenger:
     """Sends what the script ``vote`` is called with.
 
-    A node has one question of a waiter to answer at a time. What makes the client ask meanwhile (a notice, a
-    break by an operator) may be newer than the answer on its way, so the node is asked once more after it.
+    A node has one question of a waiter to answer at a time. What makes the client ask meanwhile (a notice,
+    a break by an operator) may be newer than the answer on its way: the node is asked once more after it.
     """
 
     def __init__(self, requests: Requests, giving_back: GivingBack) -> None:
@@ -77,57 +77,62 @@ class Messenger:
     def _question(
         self, tally: Tally, ballot: Ballot, broadcast: Broadcast[Answer], length: float
     ) -> None:
-        """Ask a node as soon as it has answered what it was asked before, and has had some rest."""
-        questions = ballot.questions
-        questions.waiting.append((broadcast, length))
-        if questions.asking or questions.resting:
+        """Ask a node, as soon as it has answered what it was asked before and has had some rest."""
+        if ballot.asking or ballot.resting:
+            ballot.to_ask.append((broadcast, length))
             return
-        moment = now()
-        if moment - questions.asked_at > min(_IN_A_ROW, length * _IN_A_ROW_SHARE):
-            questions.in_a_row = 0
-        self._put(tally, ballot)
+        since = now() - ballot.asked_at
+        if since > min(_IN_A_ROW, length * _IN_A_ROW_SHARE):
+            ballot.in_a_row = 0
+        elif ballot.in_a_row >= _AT_ONCE:
+            ballot.to_ask.append((broadcast, length))
+            self._put_later(tally, ballot, length, since)
+            return
+        self._put(tally, ballot, (broadcast,), length)
 
-    def _put(self, tally: Tally, ballot: Ballot) -> None:
-        questions = ballot.questions
-        put, questions.waiting = questions.waiting, []
+    def _put(
+        self, tally: Tally, ballot: Ballot, by: Sequence[Broadcast[Answer]], length: float
+    ) -> None:
         voter = self._nodes.voters[ballot.node]
-        length = max(length for _, length in put)
-        heard = partial(self._on_question_answered, tally, ballot, [one for one, _ in put], length)
-        questions.asked_at, questions.asking = now(), True
-        questions.in_a_row += 1
+        ballot.asked_at, ballot.asking = now(), True
+        ballot.in_a_row += 1
+        heard = partial(self._on_question_answered, tally, ballot, by, length)
         if not voter.vote(tally, ballot, "ask", length, 0, heard):
-            questions.asking = False
-            for broadcast, _ in put:
+            ballot.asking = False
+            for broadcast in by:
                 broadcast.take(ballot.node, voter.server.unreachable())
 
     def _on_question_answered(
         self,
         tally: Tally,
         ballot: Ballot,
-        put: Sequence[Broadcast[Answer]],
+        by: Sequence[Broadcast[Answer]],
         length: float,
         answer: Answer | Exception,
     ) -> None:
-        questions = ballot.questions
-        questions.asking = False
-        for broadcast in put:
+        ballot.asking = False
+        for broadcast in by:
             self._on_answer(tally, ballot, broadcast, None, answer)
-        if questions.asking or questions.resting or not questions.waiting:
-            return
-        if questions.in_a_row < _AT_ONCE:
-            self._put(tally, ballot)
-            return
-        pause = pause_after(
-            questions.in_a_row - _AT_ONCE + 1,
-            first=_FIRST_PAUSE,
-            longest=min(_LONGEST_PAUSE, length * _LONGEST_SHARE),
-        )
-        questions.resting = True
-        asyncio.get_running_loop().call_later(pause, self._rested, tally, ballot)
+        if ballot.to_ask and not ballot.resting and not ballot.asking:
+            self._put_later(tally, ballot, length, now() - ballot.asked_at)
 
-    def _rested(self, tally: Tally, ballot: Ballot) -> None:
-        ballot.questions.resting = False
-        self._put(tally, ballot)
+    def _put_later(self, tally: Tally, ballot: Ballot, length: float, since: float) -> None:
+        """Ask what there is to ask: at once, or after a pause that is counted from the last question."""
+        repeats = ballot.in_a_row - _AT_ONCE
+        pause = 0.0
+        if repeats >= 0:
+            longest = min(_LONGEST_PAUSE, length * _LONGEST_SHARE)
+            pause = pause_after(repeats + 1, first=_FIRST_PAUSE, longest=longest) - since
+        if pause <= 0.0:
+            self._put_next(tally, ballot)
+            return
+        ballot.resting = True
+        asyncio.get_running_loop().call_later(pause, self._put_next, tally, ballot)
+
+    def _put_next(self, tally: Tally, ballot: Ballot) -> None:
+        to_ask, ballot.to_ask, ballot.resting = ballot.to_ask, [], False
+        by = [broadcast for broadcast, _ in to_ask]
+        self._put(tally, ballot, by, max(length for _, length in to_ask))
 
     def _on_answer(
         self,

@@ -79,25 +79,12 @@ def read_answer(reply: Any, sent: float) -> tuple[Answer, float]:
         raise wrong_shape("vote", reply) from wrong
 
 
-class Questions:
-    """The questions that one node is asked for the votes of one waiter: one at a time.
-
-    Mutable state: ``waiting`` (what is to be asked next: who waits for it, and the length asked for),
-    ``asking`` (one is on its way), ``resting`` (none may be sent yet), ``asked_at``, ``in_a_row``.
-    """
-
-    __slots__ = ("asked_at", "asking", "in_a_row", "resting", "waiting")
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[Broadcast[Answer], float]] = []
-        self.asking: bool = False
-        self.resting: bool = False
-        self.asked_at: float = 0.0
-        self.in_a_row: int = 0
-
-
 class Ballot:
     """What one node has said of one request.
+
+    Mutable state, of the messenger: ``asking`` (a waiter's question is on its way), ``to_ask`` (who waits
+    for the next one, and the length each asks for), ``resting`` (it may not be sent yet), ``asked_at``,
+    ``in_a_row``.
 
     Mutable state: ``stage`` (``q`` for queued, None for unknown), ``token``, ``noticed`` (only a notice has
     announced this vote, no answer yet), ``deadline`` (until when the node certainly keeps vote or place),
@@ -105,7 +92,7 @@ class Ballot:
     whatever answers still say), ``yielding`` (a yield is on its way),
     ``broken`` (the largest token that an operator broke here), ``floor`` (a notice with a token that
     is not larger is older than an answer), ``highest`` (the largest token it named), ``healing`` (the node
-    had lost the vote of a holder: it counts again after the others were seen to suffice), ``questions``, and for the
+    had lost the vote of a holder: it counts again after the others were seen to suffice), and for the
     leave: ``asked``, ``pending``, ``sent_on``, ``ambiguous``, ``unanswered`` (it was told to release, and
     its answer was lost), ``released`` (it has released a vote that was live).
     """
@@ -113,21 +100,25 @@ class Ballot:
     __slots__ = (
         "ambiguous",
         "asked",
+        "asked_at",
         "asked_back",
+        "asking",
         "broken",
         "deadline",
         "floor",
         "given_back",
         "healing",
         "highest",
+        "in_a_row",
         "look_at",
         "node",
         "noticed",
         "pending",
-        "questions",
         "released",
+        "resting",
         "sent_on",
         "stage",
+        "to_ask",
         "token",
         "unanswered",
         "yielding",
@@ -149,7 +140,11 @@ class Ballot:
         self.healing: bool = False
         self.asked: bool = False
         self.pending: int = 0
-        self.questions: Questions = Questions()
+        self.asking: bool = False
+        self.to_ask: list[tuple[Broadcast[Answer], float]] = []
+        self.resting: bool = False
+        self.asked_at: float = 0.0
+        self.in_a_row: int = 0
         self.sent_on: object | None = None
         self.ambiguous: bool = False
         self.unanswered: bool = False
@@ -224,10 +219,11 @@ class Tally:
     """One request, over all nodes.
 
     Mutable state: ``token`` (the one it holds with; 0 before), ``fencing`` (the message that writes the
-    token, while it is on its way), ``written`` (the token that was written last) and ``vain`` (how often in
-    a row, as long as too few nodes took it), ``waiting`` (its client knows that it is queued), ``leaving``,
-    ``longest`` (the longest lease that any node was asked for), ``message`` (what was sent last) and
-    ``message_about`` (which tells it from other messages of the request).
+    token, while it is on its way), ``extension`` (the message that extended what it came to hold
+    meanwhile), ``written`` (the token that was written last) and ``vain`` (how often in a row, as long as
+    too few nodes took it), ``waiting`` (its client knows that it is queued), ``leaving``, ``longest`` (the
+    longest lease that any node was asked for), ``message`` (what was sent last) and ``message_about``
+    (which tells it from other messages of the request).
     """
 
     def __init__(self, request: StoreRequest, ticket: int, nodes: int) -> None:
@@ -237,6 +233,7 @@ class Tally:
         self.ballots: list[Ballot] = [Ballot(node) for node in range(nodes)]
         self.token: int = 0
         self.fencing: Broadcast[Answer] | None = None
+        self.extension: Broadcast[Answer] | None = None
         self.written: int = 0
         self.vain: int = 0
         self.waiting: bool = False
