@@ -114,10 +114,13 @@ class Deadlocks:
 
     def waits(self, request: Request) -> bool:
         """A request begins to wait; return whether the end of its wait has to be told to ``ends``."""
-        task = request.task() if request.task is not None else None
-        if task is None or not _is_watched(request):
+        if not _is_watched(request):
             return False
-        if not self._session.bodies.of(task) and not self._is_open_above(request, task):
+        task = request.task() if request.task is not None else None
+        if task is None:
+            if not request.inside:  # a thread's; it has no creator
+                return False
+        elif not self._session.bodies.of(task) and not self._is_open_above(request, task):
             return False
         timer = self._session.loop.call_later(self._after, self._waits_long, request)
         self._timers[request] = timer
@@ -133,9 +136,9 @@ class Deadlocks:
             self._take_back(told)
 
     def _inside(self, request: Request) -> frozenset[tuple[Name, int]]:
-        """Return the blocks that its task is in."""
+        """Return the blocks that its task or thread is in."""
         task = request.task() if request.task is not None else None
-        blocks = self._session.bodies.of(task)
+        blocks = self._session.bodies.of(task) or request.inside
         watched = [one for one in blocks if _is_watched(one)]
         return frozenset(
             [((one.terms.kind, one.name), one.token) for one in watched[:_MOST_BLOCKS]]
@@ -156,7 +159,8 @@ class Deadlocks:
             return
         inside = self._inside(request)
         if not inside:
-            self._session.telling.waits_for_parent(request)
+            if not request.inside:
+                self._session.telling.waits_for_parent(request)
             return
         if not request.patient:
             return

@@ -9,9 +9,9 @@ import asyncio
 import copy
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Never, TypeAlias
+from typing import TYPE_CHECKING, Any, Never
 from urllib.parse import quote
 
 from ._backoff import LONGEST, pause_after
@@ -53,8 +53,15 @@ _FIRST_PAUSE = 0.04
 _SLOW_ANSWER = 0.1
 _UNSET: Any = object()
 
-#: What the caller holds in open blocks, by name, where a task does not stand for the caller: aiodlock.sync.
-OwnRequests: TypeAlias = Mapping[str, Sequence[Request]]
+
+@dataclass(frozen=True, slots=True)
+class OwnRequests:
+    """What the caller has in open blocks, where a task does not stand for the caller: aiodlock.sync."""
+
+    #: Of the names that it asks for: it gets in again.
+    named: Mapping[str, Sequence[Request]]
+    #: All, which it holds while it waits.
+    inside: tuple[Request, ...] = ()
 
 
 class Acquirable:
@@ -270,7 +277,7 @@ class Acquirable:
         task = asyncio.current_task() if own is None else None
         if task is None and own is None:
             raise RuntimeError(f"{self!r} can be acquired inside an asyncio task only")
-        bodies = session.bodies.of(task) if own is None else own.get(self._name, ())
+        bodies = session.bodies.of(task) if own is None else own.named.get(self._name, ())
         if bodies:
             self._check_bodies(session, bodies)
         mine: list[Request] = []
@@ -315,6 +322,8 @@ class Acquirable:
             task
         )  # what comes out of here may end it, with this frame: only the collector would free both
         request.patient = timeout is None
+        if own is not None:
+            request.inside = own.inside
         if mine:
             request.share_owner()
         started = now()
@@ -506,7 +515,7 @@ class Acquirable:
         if owner == self._owner(request.id, request.patient):
             owner = self._owner(request_id, request.patient)
         fresh = Request(session, self._terms, self._options, request_id, owner, task)
-        fresh.patient = request.patient
+        fresh.patient, fresh.inside = request.patient, request.inside
         if not request.may_linger and owner == request.owner:
             fresh.share_owner()
         request.successor = fresh

@@ -69,13 +69,14 @@ class Request(Hold):
     """Mutable state of one request on this side. It listens to its place; the session owns it.
 
     ``state``, ``token``, ``granted_at``, ``queued_at``, ``ttl`` (of its extensions), ``patient`` (it waits
-    without a timeout), ``failures`` (attempts to ask without an answer), ``woken`` (the future of the
-    waiting task), ``left`` (resolved when the store knows nothing of it any more, if somebody waits for
-    that), ``reason`` (why the lease was lost), ``failure`` (what bodies get instead of ``LockLost``),
-    ``told`` (what hooks were told of the lease, until they are told its end), ``alarm`` (its entry among
-    the deadlines), ``successor`` (the request of the same acquire after this one was lost),
-    ``used`` (its body has begun, or may have), ``may_linger`` (its lease may be kept when its body has
-    ended; a recall ends that), ``kept_until``, ``kept_alarm`` (when ``Lingering`` looks at it), ``settled``
+    without a timeout), ``inside`` (the blocks of the thread that waits; of a task ``Bodies`` knows them),
+    ``failures`` (attempts to ask without an answer), ``woken`` (the future of the waiting task),
+    ``left`` (resolved when the store knows nothing of it any more, if somebody waits for that),
+    ``reason`` (why the lease was lost), ``failure`` (what bodies get instead of ``LockLost``), ``told``
+    (what hooks were told of the lease, until they are told its end), ``alarm`` (its entry among the
+    deadlines), ``successor`` (the request of the same acquire after this one was lost), ``used`` (its
+    body has begun, or may have), ``may_linger`` (its lease may be kept when its body has ended; a
+    recall ends that), ``kept_until``, ``kept_alarm`` (when ``Lingering`` looks at it), ``settled``
     (leases up to this serial are of bodies before it was kept last), and what a ``Hold`` has.
 
     State        Next
@@ -94,6 +95,7 @@ class Request(Hold):
         "failures",
         "granted_at",
         "id",
+        "inside",
         "kept_alarm",
         "kept_until",
         "left",
@@ -121,6 +123,7 @@ class Request(Hold):
     failures: int
     granted_at: float
     id: str
+    inside: tuple[Request, ...]
     kept_alarm: float
     kept_until: float
     left: asyncio.Future[None] | None
@@ -159,6 +162,7 @@ class Request(Hold):
         self.owner = owner
         self.ttl = terms.ttl
         self.patient = False
+        self.inside = ()
         self.state = ASKING
         self.used = False
         self.may_linger = terms.linger > 0.0

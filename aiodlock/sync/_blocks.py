@@ -6,6 +6,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from .._lock import OwnRequests
+
 if TYPE_CHECKING:
     from .._request import Request
     from ._client import Running
@@ -65,19 +67,18 @@ class Here:
             lost = lost or lease
         return lost
 
-    def own(self, running: Running, *names: str) -> dict[str, list[Request]]:
-        """Return what the open blocks of this thread hold of each name."""
-        found: dict[str, list[Request]] = {}
+    def own(self, running: Running, *names: str) -> OwnRequests:
+        """Return what the open blocks of this thread hold, of these names and of all."""
+        named: dict[str, list[Request]] = {}
+        inside: list[Request] = []
         for lease in tuple(self.blocks):  # others may leave a block of this thread meanwhile
+            if lease._running is not running or lease._is_over():
+                continue
             request = lease._core._request
-            if (
-                request.name in names
-                and request.terms.kind != "semaphore"
-                and lease._running is running
-                and not lease._is_over()
-            ):
-                found.setdefault(request.name, []).append(request)
-        return found
+            inside.append(request)
+            if request.name in names and request.terms.kind != "semaphore":
+                named.setdefault(request.name, []).append(request)
+        return OwnRequests(named, tuple(inside))
 
 
 class _Local(threading.local):

@@ -98,9 +98,10 @@ class Candidacy:
         election, body = self._election, Body()
         running = election._client._use(election.name)
         candidacy = election._on(running.inner).lead(self._value)
+        own = here().own(running)
 
         async def elect() -> core_lease.Lease:
-            lease = await candidacy._elect({})
+            lease = await candidacy._elect(own)
             await arm(lease, body)
             if election._on_lost is not None:
                 call_when_lost(running.portal, lease, election._on_lost)

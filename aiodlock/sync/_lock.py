@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Never, NoReturn
+from typing import TYPE_CHECKING, Never
 
 from .. import _lease as core_lease
 from .. import _lock as core
 from .._errors import AcquireTimeout, NotHeld, WouldBlock
 from .._model import LockInfo, Mode
-from .._options import check_timeout, refuse_attribute, refuse_keywords
+from .._options import ATTRIBUTES_ELSEWHERE, Elsewhere, check_timeout, refuse_keywords
 from ._blocks import Entered, here
 from ._lease import Body, Lease, arm, call_when_lost, enter, leave
 from ._options import UNSET
@@ -41,9 +41,10 @@ class Acquirable:
     # -- for users ---------------------------------------------------------------------------------
 
     if not TYPE_CHECKING:  # a type checker knows all attributes
+        extend, reacquire, owned, local = Elsewhere(), Elsewhere(), Elsewhere(), Elsewhere()
 
-        def __getattr__(self, name: str) -> NoReturn:
-            refuse_attribute(self, name)
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in ATTRIBUTES_ELSEWHERE]
 
     def acquire(self, *, timeout: float | None = UNSET, **wrong: Never) -> Lease:
         """Wait for the turn and return the lease, which is to be released.

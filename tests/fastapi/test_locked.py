@@ -26,7 +26,7 @@ import aiodlock
 from aiodlock import Client, Lease
 from aiodlock.fastapi import LockClient, Locked, lifespan
 
-from ..scenes import BRIEF, PATIENCE, until, until_cancelled
+from ..scenes import BRIEF, PATIENCE, keeper_of, until, until_cancelled
 from ..servers import Store
 from .conftest import Serve
 
@@ -74,6 +74,38 @@ async def test_handler_runs_with_the_lock_and_it_is_free_when_the_answer_arrives
             assert answer.json()["name"] == "orders:7"
             assert answer.json()["holders"] == 1
             assert not (await app.state.aiodlock.inspect("orders:7")).holders
+
+
+async def test_next_request_gets_a_lease_that_lingers_without_a_message(
+    app: FastAPI, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.get("/orders/{order_id}")
+    async def show(
+        order_id: int, lease: Annotated[Lease, Locked("orders:{order_id}", ttl=20, linger=60.0)]
+    ) -> int:
+        return lease.token
+
+    asked: list[object] = []
+    async with serve(app) as http:
+        first = (await http.get("/orders/7")).json()
+        store = keeper_of(app.state.aiodlock).store
+        acquire, leave_later, leave = store.acquire, store.leave_later, store.leave
+
+        def counted(call: Any) -> Any:
+            def counting(*about: Any, **options: Any) -> Any:
+                asked.append(call)
+                return call(*about, **options)
+
+            return counting
+
+        monkeypatch.setattr(store, "acquire", counted(acquire))
+        monkeypatch.setattr(store, "leave_later", counted(leave_later))
+        monkeypatch.setattr(store, "leave", counted(leave))
+        for _ in range(5):
+            assert (await http.get("/orders/7")).json() == first
+        assert not asked
+        assert (await http.get("/orders/8")).json()
+        assert len(asked) == 1
 
 
 async def test_busy_lock_gives_423_with_retry_after_and_problem(app: FastAPI, serve: Serve) -> None:

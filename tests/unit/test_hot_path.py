@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import aiodlock
+from aiodlock import sync
 from aiodlock._client import Client
 from aiodlock._lease import Lease
 from aiodlock._lock import Lock
@@ -25,7 +26,8 @@ PACKAGE = Path(aiodlock.__file__).parent
 
 
 @pytest.mark.parametrize(
-    "kind", [Client, Keeper, KeptPlace, Lease, Lock, LockOptions, Request, Session, Terms]
+    "kind",
+    [Client, Keeper, KeptPlace, Lease, Lock, LockOptions, Request, Session, Terms, sync.Lock],
 )
 def test_attributes_are_read_without_a_hook(kind: type) -> None:
     """With ``__getattr__`` on its class, each attribute of a lock took ten times as long to read."""
