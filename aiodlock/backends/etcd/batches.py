@@ -22,7 +22,7 @@ _FLYING = 16
 #: A transaction takes 128 steps. Those inside it count, too.
 _TOGETHER = 60
 #: What has a moment's time is kept back for so long, to be sent together with others (seconds).
-_GATHER = 0.0005
+_GATHER = 0.001
 
 #: The last: whether it looks at its own request's keys alone.
 _Call = tuple[m.TxnRequest, "asyncio.Future[m.TxnResponse]", bool]
@@ -32,7 +32,7 @@ class Batches:
     """What is to be sent.
 
     Mutable state: ``_waiting`` (by name, in order), ``_flying`` (calls without an answer), ``_scheduled``
-    (whether the end of this turn sends), ``_gathering`` (whether a timer does).
+    (whether the end of this turn sends), ``_gathered`` (what a timer will send, by name).
     """
 
     def __init__(self, link: Link, start: Callable[..., bool]) -> None:
@@ -41,7 +41,7 @@ class Batches:
         self._waiting: dict[bytes, deque[_Call]] = {}
         self._flying = 0
         self._scheduled = False
-        self._gathering = False
+        self._gathered: dict[bytes, deque[_Call]] = {}
 
     async def transact(
         self, name: bytes, request: m.TxnRequest, *, own: bool = False, gather: bool = False
@@ -53,18 +53,24 @@ class Batches:
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[m.TxnResponse] = loop.create_future()
-        self._waiting.setdefault(name, deque()).append((request, answer, own))
         if gather:
-            if not self._gathering:
-                self._gathering = True
+            if not self._gathered:
                 loop.call_later(_GATHER, self._send_gathered)
-        elif not self._scheduled and self._flying < _FLYING:
+            self._gathered.setdefault(name, deque()).append((request, answer, own))
+            return await answer
+        calls = self._waiting.setdefault(name, deque())
+        if own and (gathered := self._gathered.pop(name, None)) is not None:
+            calls.extend(gathered)
+        calls.append((request, answer, own))
+        if not self._scheduled and self._flying < _FLYING:
             self._scheduled = True
             loop.call_soon(self._send)
         return await answer
 
     def _send_gathered(self) -> None:
-        self._gathering = False
+        gathered, self._gathered = self._gathered, {}
+        for name, calls in gathered.items():
+            self._waiting.setdefault(name, deque()).extend(calls)
         self._send()
 
     def _send(self) -> None:

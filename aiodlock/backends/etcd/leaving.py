@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 async def leave(place: EtcdPlace, end: End, *, repeated: bool, passed: bool = False) -> Left:
     """Send one leave.
 
-    ``repeated``: an earlier one may have been carried out. ``passed``: the next one holds already.
+    ``repeated``: an earlier one may have been carried out. ``passed``: requests of this client alone
+    wait for it, and they do not wait for its answer.
     """
     store, terms, own = place.store, place.terms, place.own
     message = store.message_key(place.id)

@@ -71,6 +71,7 @@ class Room:
         reread: Callable[[Room], object],
     ) -> None:
         self.keys: Keys = keys
+        self._label = label
         self._own = keys.request(label)
         self.queue: Queue | None = None
         self.waiters: dict[str, Waiter] = {}
@@ -108,7 +109,7 @@ class Room:
 
     def left(self, id: str) -> bool:
         """A request of this client has left. Its key can only go: for this client it is gone already. Tell
-        whether another one holds by that.
+        whether its own requests alone wait for that, as far as is known.
 
         So the next one is let in before that is written, and several may come and go meanwhile. All others
         stand behind both keys.
@@ -117,10 +118,10 @@ class Room:
         if queue is None or self._watch is None or not self.waiters or queue.find(id) is None:
             return False
         queue.delete(self.keys.request(id))
-        waiting = len(self.waiters)
+        holders = list(queue.holders())
         self._look()
         self._follow()
-        return len(self.waiters) < waiting
+        return all(holder.client == self._label for holder in holders)
 
     # -- what is known ---------------------------------------------------------------------------
 
