@@ -3,7 +3,7 @@
 The same history runs on two names at the same virtual time. One of them takes no short way: nobody can
 tell them apart. Here a call may carry an acquire and a leave of the same name.
 
-``AIODLOCK_MODEL_STEPS`` sets how many steps are taken, about (default 2,000; a fifth of them here).
+``AIODLOCK_MODEL_STEPS`` sets how many steps are taken, about (default 2,000; 60 scenes here).
 """
 
 from __future__ import annotations
@@ -24,6 +24,20 @@ _RETENTION = 60_000
 _FOR_EVER = 10**12
 _TURN = "return aiodlock.turn(caller, retention, message"
 _PATHS = "perform set_config('aiodlock.general', 'taken', false); "
+#: How often something is odd, and what of a request may be.
+_ODD = 0.2
+_ODDITIES = (
+    "again",
+    "owner",
+    "owner",
+    "shared",
+    "ttl",
+    "length",
+    "delay",
+    "nowait",
+    "linger",
+    "note",
+)
 _KEYS = {"short": "aiodlock:l:short", "general": "aiodlock:l:general"}
 _STATE = """
 select n.token, n.keep_until, n.head, n.head_deadline, n.head_length, n.marked_until, n.noted,
@@ -44,73 +58,78 @@ class _Names:
         self.taken: Counter[str] = Counter()
         self._database = database
         self._random = random.Random(seed)
-        #: How much of this history is rare.
-        self._odd = (0.02, 0.1, 0.5)[seed % 3]
         self._now = 1_700_000_000_000
         self._count = 0
         self._clients: dict[str, str] = {}
         self._holder = ""
-        for table in ("name", "waiter", "marker", "broken"):
-            database.do(database.connection.execute(f"delete from aiodlock.{table}"))
+        self._owner = self._shared = False
 
-    def step(self) -> None:
+    def scene(self) -> None:
+        """Let a few wait for a name that one holds alone, with some oddities, and then go on."""
         choose = self._random
-        rare = [8_000, 40_000, -1, -3_000] if choose.random() < self._odd else []
-        self._now += choose.choice([1, 1, 1, 1, 5, 700, *rare])
-        known = list(self._clients)[-6:]
-        what = choose.choice(
-            ["acquire", "acquire", "leave", "leave", "pair", "pair", "pair", "extend", "break"]
-        )
-        if what == "acquire" or not known:
+        for table in ("name", "waiter", "marker", "broken"):
+            self._database.do(self._database.connection.execute(f"delete from aiodlock.{table}"))
+        self._clients.clear()
+        self._acquire(plain=True)
+        self._leave(self._holder, pair=False, plain=True)
+        self._now += 1  # the name is free now, and its last token smaller than the time
+        self._acquire(plain=choose.random() < 0.5)
+        for _ in range(choose.choice([0, 1, 2, 2, 3])):
+            self._pass()
             self._acquire()
-        elif what == "break":
-            if choose.random() < self._odd / 5:
+        for _ in range(choose.choice([1, 1, 2, 4])):
+            self._pass()
+            known = list(self._clients)
+            who = self._holder if choose.random() > 0.1 and self._holder else choose.choice(known)
+            what = choose.choice(["leave", "pair", "pair", "pair", "extend", "break"])
+            if what == "extend":
+                self._call(self._clients[who], [f"extend\t{{key}}\t{{at}}{who}\t30000"], "turn")
+            elif what == "break" and choose.random() < 0.1:
                 self._call("nobody", [f"break\t{{key}}\t{_FOR_EVER}"], "turn")
-        elif what == "extend":
-            who = choose.choice(known)
-            self._call(self._clients[who], [f"extend\t{{key}}\t{{at}}{who}\t30000"], "turn")
-        else:
-            who = (
-                self._holder
-                if choose.random() > self._odd / 2 and self._holder
-                else choose.choice(known)
-            )
-            self._leave(who, what == "pair")
+            else:
+                self._leave(who, what == "pair")
 
-    def _asking(self, caller: str) -> tuple[str, str, int, bool]:
+    def _pass(self) -> None:
+        far = [4_000, 12_000, 12_000, 29_000, 40_000, 70_000, -1, -2_000, -40_000]
+        self._now += self._random.choice([1, 1, 1, *far]) if self._is_odd() else 1
+
+    def _is_odd(self) -> bool:
+        return self._random.random() < _ODD
+
+    def _asking(self, caller: str, plain: bool = False) -> tuple[str, str, int, bool]:
         """Return a new request's id, its message, its ttl, and whether it may take the short way."""
         choose = self._random
-        again = list(self._clients)[-3:] if choose.random() < self._odd / 2 else []
+        odd = "" if plain or not self._is_odd() else choose.choice(_ODDITIES)
+        again = list(self._clients)[-3:] if odd == "again" else []
         id = choose.choice(again) if again else f"r{self._count}"
         self._count += 1
         self._clients[id] = caller
-        owner = choose.choice(["uA", "uB"]) if choose.random() < self._odd / 2 else f"t{id}"
-        mode = "s" if choose.random() < self._odd / 2 else "x"
-        ttl, length = choose.choice([30_000, 60_000]), choose.choice([10_000, 10_000, 30_000])
-        delay = 500 if choose.random() < self._odd / 4 else 0
-        patience = "nowait" if choose.random() < self._odd / 4 else "wait"
+        owner = "uA" if odd == "owner" or (self._owner and not plain) else f"t{id}"
+        self._owner = odd == "owner" or (self._owner and choose.random() < 0.5)
+        mode = "s" if odd == "shared" or (self._shared and not plain) else "x"
+        self._shared = odd == "shared" or (self._shared and choose.random() < 0.5)
+        ttl, length = 60_000 if odd == "ttl" else 30_000, 30_000 if odd == "length" else 10_000
+        delay, patience = 500 * (odd == "delay"), "nowait" if odd == "nowait" else "wait"
         words = ["acquire", "{key}", f"{{at}}{id}", mode, owner, ttl, length, delay, patience]
-        if choose.random() < 0.2:
-            words += ["a%20note", "someone"]
-            if choose.random() < self._odd:
-                words += ["0", "linger"]
+        if odd in ("linger", "note"):
+            words += ["a%20note", "someone", *(["0", "linger"] if odd == "linger" else [])]
         return id, "\t".join(map(str, words)), ttl, not delay
 
-    def _acquire(self) -> None:
+    def _acquire(self, plain: bool = False) -> None:
         caller = self._random.choice(CLIENTS)
-        id, message, ttl, short = self._asking(caller)
+        id, message, ttl, short = self._asking(caller, plain)
         self._call(caller, [message], "acquire_one" if short else "turn", id, ttl)
 
-    def _leave(self, who: str, pair: bool) -> None:
+    def _leave(self, who: str, pair: bool, plain: bool = False) -> None:
         caller = self._clients[who]
-        end = self._random.choice(["ended", "ended", "ended", "lost"])
-        marker = 60_000 if self._random.random() < self._odd / 5 else 0
+        end = "ended" if plain else self._random.choice(["ended", "ended", "ended", "lost"])
+        marker = 60_000 if self._is_odd() and self._random.random() < 0.3 and not plain else 0
         messages = [f"leave\t{{key}}\t{{at}}{who}\t{marker}\t{end}"]
         short = not marker
         if pair:
-            _, asked, _, plain = self._asking(caller)
+            _, asked, _, brief = self._asking(caller)
             messages.insert(0, asked)
-            short = short and plain
+            short = short and brief
         self._call(caller, messages, "leave_one" if short else "turn", who)
 
     def _call(self, caller: str, messages: list[str], way: str, *more: object) -> None:
@@ -160,10 +179,10 @@ def database(postgres: PostgresServer) -> Iterator[Database]:
 
 def test_short_ways_answer_and_write_and_tell_what_turn_does(database: Database) -> None:
     taken: Counter[str] = Counter()
-    for seed in range(max(4, STEPS // 500)):
+    for seed in range(max(2, STEPS // 1_000)):
         names = _Names(database, seed)
-        for _ in range(100):
-            names.step()
+        for _ in range(30):
+            names.scene()
         taken += names.taken
     for way in (
         "acquire",
