@@ -73,7 +73,7 @@ test-zookeeper: setup
 test-etcd: setup
 	$(BIN)/python -m pytest --numprocesses 3 tests/etcd $(ARGS)
 	$(BIN)/python -m pytest --numprocesses 3 tests/contract tests/acceptance tests/fault tests/compat \
-		--store etcd,etcd3 $(ARGS)
+		--store etcd,etcd3 -k etcd $(ARGS)
 
 # The recipes, with the frameworks that they are for.
 test-recipes: setup
