@@ -806,7 +806,7 @@ VARIANTS = {
         ),
         ("exclusion",),
         kind=QuorumSimulation,
-        seed=128,
+        seed=134,
     ),
     "quorum: held by votes with several tokens": Variant(
         _both(_hold_by_any_votes, _faults("node_cut", "node_slow", "partition"), _clocks_apart),
@@ -884,7 +884,7 @@ VARIANTS = {
         seed=6,
     ),
     "quorum: answers with small tokens taken for old ones": Variant(
-        _stick_to_large_tokens, ("exclusion",), kind=Forgotten
+        _stick_to_large_tokens, ("exclusion",), kind=Forgotten, seed=32
     ),
     "quorum: yields ignored": Variant(_ignore_yields, ("split",), kind=Rush),
     "quorum: first come, first served": Variant(
@@ -907,7 +907,7 @@ VARIANTS = {
         seed=20,
     ),
     "failover: connections not compared": Variant(
-        _keep_apart, ("apart",), kind=FailoverSimulation, seed=59
+        _keep_apart, ("apart",), kind=FailoverSimulation, seed=82
     ),
     "failover: holders not asked about at once": Variant(
         _believe_in_holds_elsewhere, ("exclusion",), kind=FailoverSimulation, seed=7
@@ -995,7 +995,7 @@ VARIANTS = {
         ),
         ("extension",),
         kind=MachineSimulation,
-        seed=6,
+        seed=16,
     ),
     "memory: lock-delay forgotten": Variant(
         _machine("if now < e.closed_until}", "if now < e.deadline}"),
