@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable, LossReason, Unsupported
@@ -39,6 +39,14 @@ class _State(Enum):
     OVER = "over"  # left, or its session has ended
 
 
+# On Python 3.11 an attribute of an Enum takes a hundred times as long as a global.
+_NEW: Final = _State.NEW
+_ASKING: Final = _State.ASKING
+_WAITING: Final = _State.WAITING
+_HELD: Final = _State.HELD
+_OVER: Final = _State.OVER
+
+
 class ZooKeeperPlace:
     """A member of the session whose timeout is the lock's ttl.
 
@@ -65,7 +73,7 @@ class ZooKeeperPlace:
         self._terms = terms
         self._listener = listener
         self._node = QueueNode(store, terms, request_id, owner)
-        self._state = _State.NEW
+        self._state = _NEW
         self._session: Session | None = None
         self._watched: list[tuple[str, Callable[[], object]]] = []
         self._stand: Stand | None = None
@@ -104,7 +112,7 @@ class ZooKeeperPlace:
             if self._node.lifetime is None:
                 self._node.lifetime = session.lifetime
                 session.members.add(self)
-            asked_before, self._state = self._state is not _State.NEW, _State.ASKING
+            asked_before, self._state = self._state is not _NEW, _ASKING
             if not wait and not asked_before and await self._is_taken(session):
                 self.abandon()
                 return Refused("busy")
@@ -209,7 +217,7 @@ class ZooKeeperPlace:
     # -- waiting -------------------------------------------------------------------------------------
 
     def _wait(self, session: Session) -> None:
-        self._state = _State.WAITING
+        self._state = _WAITING
         if self._node.may_join:
             session.looking.add(self._look)  # nothing tells it that its owner holds now
         self._store.watch_soon(self)
@@ -217,7 +225,7 @@ class ZooKeeperPlace:
     def watch_own(self) -> None:
         """See whether the node is deleted by others, unless the request has ended meanwhile."""
         session, node = self._session, self._node.path
-        if self._state not in (_State.WAITING, _State.HELD) or session is None or node is None:
+        if self._state not in (_WAITING, _HELD) or session is None or node is None:
             return
         if session.is_up and not any(one[1] == self._on_own_gone for one in self._watched):
             self._watch(session, node, self._on_own_gone)
@@ -235,7 +243,7 @@ class ZooKeeperPlace:
     def _on_ahead_gone(self, held_alone: bool) -> None:
         self._ahead = None
         session = self._session
-        if self._state is not _State.WAITING or session is None:
+        if self._state is not _WAITING or session is None:
             return
         if not (held_alone and self._node.is_plain) or self._node.is_over():
             self._look()
@@ -264,7 +272,7 @@ class ZooKeeperPlace:
 
     def _look(self) -> None:
         """Read the queue, as what blocked the request may have gone."""
-        if self._state is not _State.WAITING or self._looking:
+        if self._state is not _WAITING or self._looking:
             return
         session = self._session
         assert session is not None
@@ -275,7 +283,7 @@ class ZooKeeperPlace:
     def _on_looked(self, reading: asyncio.Future[Queue]) -> None:
         self._looking = False
         session, error = self._session, reading.exception()
-        if self._state is not _State.WAITING or session is None:
+        if self._state is not _WAITING or session is None:
             return
         if isinstance(error, jute.ZooKeeperError):
             self._lose("gone")  # the queue itself was deleted
@@ -325,7 +333,7 @@ class ZooKeeperPlace:
             await self._join(session, seat)
         except (jute.ZooKeeperError, BackendError):
             pass
-        if self._state is _State.WAITING:
+        if self._state is _WAITING:
             self._wait(session)
         self._look()
 
@@ -338,7 +346,7 @@ class ZooKeeperPlace:
 
     def _on_progress(self) -> None:
         """The deadline has moved: a grant may have time now."""
-        if self._state is _State.WAITING and not self._has_time:
+        if self._state is _WAITING and not self._has_time:
             self.token = self._node.created
             self._lose("expired")  # granted, too late
         self._look()
@@ -347,9 +355,9 @@ class ZooKeeperPlace:
 
     def _hold(self, session: Session, followed: bool) -> None:
         assert self._node.path is not None
-        watches = self._state is not _State.WAITING
+        watches = self._state is not _WAITING
         self._unfollow()
-        self._state, self.token = _State.HELD, self._node.created
+        self._state, self.token = _HELD, self._node.created
         if not self._terms.auto_extend:
             self._until = now() + self._terms.ttl
         if self._terms.max_hold is not None:
@@ -366,7 +374,7 @@ class ZooKeeperPlace:
 
     def _on_own_gone(self) -> None:
         """The node was changed or has gone."""
-        if self._state not in (_State.WAITING, _State.HELD):
+        if self._state not in (_WAITING, _HELD):
             return
         session, node = self._session, self._node.path
         if session is None or node is None:
@@ -387,12 +395,12 @@ class ZooKeeperPlace:
             self._broken = await self._node.is_broken(session)
         except (jute.ZooKeeperError, BackendError):
             pass
-        self._lose("broken" if self._broken and self._state is _State.HELD else "gone")
+        self._lose("broken" if self._broken and self._state is _HELD else "gone")
 
     def _lose(self, reason: LossReason) -> None:
-        if self._state in (_State.WAITING, _State.HELD):
+        if self._state in (_WAITING, _HELD):
             self._unwatch()
-            self._state = _State.OVER
+            self._state = _OVER
             self._end_stand()
             self._listener.gone(reason)
 
@@ -447,9 +455,9 @@ class ZooKeeperPlace:
         self._look()
 
     def on_down(self, error: BackendUnavailable, silent: float) -> None:
-        if self._state in (_State.WAITING, _State.HELD):
+        if self._state in (_WAITING, _HELD):
             self._listener.extension_failed(error)
-        if self._state is _State.WAITING and silent >= self._store.unavailable_after:
+        if self._state is _WAITING and silent >= self._store.unavailable_after:
             self._listener.unavailable(error)
 
     def on_over(self) -> None:
@@ -469,7 +477,7 @@ class ZooKeeperPlace:
 
     async def _leave(self) -> Left:
         session, held = self._session, self.token != 0
-        self._was_held = self._was_held or self._state is _State.HELD
+        self._was_held = self._was_held or self._state is _HELD
         found = self._left_already()
         if found is not None:
             return found
@@ -502,7 +510,7 @@ class ZooKeeperPlace:
     def _left_already(self) -> Left | None:
         """Return what a leave finds that has nothing to delete."""
         if self._session is None or self._node.lifetime is None:
-            self._state = _State.OVER
+            self._state = _OVER
             return Left("withdrawn")
         if self._node.lifetime.over:
             self._stop()
@@ -519,20 +527,20 @@ class ZooKeeperPlace:
 
     def _stop(self) -> None:
         """Hear of nothing any more."""
-        self._state = _State.OVER
+        self._state = _OVER
         self._unwatch()
 
     def leave_soon(self, end: End, done: Callable[[Left | BackendError], object]) -> bool:
         session = self._session
         if session is None or self._node.lifetime is None:
-            self._state = _State.OVER
+            self._state = _OVER
             asyncio.get_running_loop().call_soon(done, Left("withdrawn"))
             return True
         path = self._node.path
         if self._node.is_over() or not session.is_up or path is None or self._node.ambiguous:
             return False
         held = self.token != 0
-        self._was_held = self._was_held or self._state is _State.HELD
+        self._was_held = self._was_held or self._state is _HELD
         self._stop()
         repeated, self._deleting = self._deleting, True
 
