@@ -30,6 +30,8 @@ _ROOT = Path(__file__).parents[2]
 #: What a mutant makes run for ever is noticed after so many seconds.
 _LONGEST = 300.0
 
+_HEART = ("locking", "shared", "semaphore", "lock_delay", "once", "hold_at_least", "linger")
+
 
 @dataclass(frozen=True)
 class _Subject:
@@ -56,7 +58,11 @@ _SUBJECTS = {
         "sql",
         "aiodlock/backends/postgres/schema.sql",
         (
-            ("tests/contract/test_postgres.py", "--store", "postgres"),
+            (
+                *(f"tests/contract/test_{one}.py" for one in ("postgres", *_HEART)),
+                "--store",
+                "postgres",
+            ),
             ("tests/model/test_postgres.py", "--store", "postgres"),
         ),
         ("tests/contract", "--store", "postgres"),
@@ -66,6 +72,7 @@ _SUBJECTS = {
         "aiodlock/backends/memory/machine.py",
         (
             ("tests/unit/test_machine.py",),
+            (*(f"tests/contract/test_{one}.py" for one in _HEART), "--store", "memory"),
             ("tests/model/test_scripts.py", "--store", "valkey9"),
         ),
         ("tests/contract", "--store", "memory"),

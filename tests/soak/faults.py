@@ -67,6 +67,8 @@ class Tormentor(ABC):
     `start`), ``counts``, ``spans`` (from when to when each fault lasted).
     """
 
+    #: The ttl of leases in seconds.
+    ttl: float = 3.0
     #: Seconds by which a name may stay without a holder longer than the promise says: to be connected
     #: again, and what the servers do among themselves.
     recovery: float = 2.0

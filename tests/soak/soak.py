@@ -20,7 +20,7 @@ from .faults import Crew, Tormentor
 from .journal import check, gaps, read, without
 from .memory import Series, resident
 from .tormentors import disk_of, tormentor_of
-from .worker import STARVED, TTL, WAITER_TTL
+from .worker import STARVED, WAITER_TTL
 
 _ROOT = Path(__file__).parents[2]
 #: For a worker to notice anything on a busy machine, in seconds.
@@ -152,6 +152,7 @@ class Soak(Crew):
                 sys.executable,
                 *("-m", "tests.soak.worker", source, str(journal)),
                 *(str(self._rng.randrange(2**32)), str(self._options.tasks)),
+                str(self._tormentor.ttl),
                 cwd=_ROOT,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -212,7 +213,7 @@ class Soak(Crew):
                 )
 
     async def _look_at_what_is_left(self, tormentor: Tormentor) -> None:
-        give_up_at = time.monotonic() + 10 * TTL + 2 * tormentor.recovery
+        give_up_at = time.monotonic() + 10 * tormentor.ttl + 2 * tormentor.recovery
         while left := await tormentor.left():
             if time.monotonic() > give_up_at:
                 self.violations.append(f"leak: left in the store: {left[:5]}, {len(left)} in all")
@@ -250,7 +251,7 @@ class Soak(Crew):
         judged = self.memory if tormentor.memory_is_judged else self.memory[:-1]
         if lasted >= 300:  # shorter ones are all warming up
             self.violations += [f"memory: {s} is not flat" for s in judged if not s.is_flat]
-        bound = TTL + WAITER_TTL * 4 / 3 + tormentor.recovery + _LATE
+        bound = tormentor.ttl + WAITER_TTL * 4 / 3 + tormentor.recovery + _LATE
         found = gaps(record, [span[:2] for span in tormentor.spans])
         by_servers = [span[:2] for span in tormentor.spans if span.to_servers]
         for wait, alone in without(record.waits, by_servers):

@@ -1,6 +1,6 @@
 """A worker process of a soak: many tasks take what they can get, in every mode, and write it down.
 
-    python -m tests.soak.worker SOURCE JOURNAL SEED TASKS
+    python -m tests.soak.worker SOURCE JOURNAL SEED TASKS TTL
 
 SOURCE is JSON: a URL, or a list of them. The worker ends, with a line about what is left of it, when its
 standard input is closed.
@@ -26,7 +26,7 @@ from aiodlock.backends.redis.keys import keys_of
 
 from .journal import SEVERAL, Journal
 
-TTL, WAITER_TTL, LIMIT = 3.0, 2.0, 3
+WAITER_TTL, LIMIT = 2.0, 3
 #: A wait that is longer, without the time in which something is done to servers, is a violation.
 #: In a queue of 20 some die, some are stopped for 5 s and some
 #: hold for long, one after the other: the longest waits seen were 25 s.
@@ -40,10 +40,13 @@ Holding = AbstractAsyncContextManager[aiodlock.MultiLease] | AbstractAsyncContex
 
 
 class Worker:
-    def __init__(self, client: aiodlock.Client, journal: Journal, rng: random.Random) -> None:
+    def __init__(
+        self, client: aiodlock.Client, journal: Journal, rng: random.Random, ttl: float
+    ) -> None:
         self._client = client
         self._journal = journal
         self._rng = rng
+        self._ttl = ttl
         self._ending = asyncio.Event()
         self.counts: Counter[str] = Counter()
         self.longest_wait = 0.0
@@ -170,7 +173,9 @@ class Worker:
         self.counts["holds"] += len(holds)
         try:
             # Mostly short; one in 2,000 needs several extensions.
-            left = 1.5 * TTL if self._rng.random() < 0.0005 else self._rng.expovariate(1 / 0.002)
+            left = (
+                1.5 * self._ttl if self._rng.random() < 0.0005 else self._rng.expovariate(1 / 0.002)
+            )
             until = began + left
             while now() < until:
                 await asyncio.sleep(min(0.1, until - now()))
@@ -193,7 +198,7 @@ class Worker:
         return "x" if lease.mode == "exclusive" else "s"
 
 
-async def main(source: str, journal: str, seed: str, tasks: str) -> None:
+async def main(source: str, journal: str, seed: str, tasks: str, ttl: str) -> None:
     # What is kept of names has limits: filled at the start, or soon, it does not look like a leak.
     packing._MOST_PACKED = 512
     for number in range(keys_of.cache_info().maxsize or 0):
@@ -201,17 +206,17 @@ async def main(source: str, journal: str, seed: str, tasks: str) -> None:
     logging.basicConfig(level=logging.ERROR)  # that a connection was lost is no news here
     async with aiodlock.Client(
         json.loads(source),
-        ttl=TTL,
+        ttl=float(ttl),
         waiter_ttl=WAITER_TTL,
         token_retention=10.0,
         unavailable_after=120.0,
     ) as client:
-        worker = Worker(client, Journal(Path(journal)), random.Random(int(seed)))
+        worker = Worker(client, Journal(Path(journal)), random.Random(int(seed)), float(ttl))
         print("ready", flush=True)
         await worker.run(int(tasks))
         session = client._session
         assert session is not None
-        give_up_at = now() + 10 * TTL
+        give_up_at = now() + 10 * float(ttl)
         while session.requests and now() < give_up_at:
             await asyncio.sleep(0.05)
         left = {"places": len(session.requests), "beats": len(session.deadlines)}
