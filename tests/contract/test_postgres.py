@@ -234,6 +234,24 @@ async def test_prefixes_keep_locks_apart(store: Store) -> None:
 
 
 @pytest.mark.stores(*POSTGRES)
+async def test_holder_and_waiter_that_died_are_swept_though_nobody_asks_for_the_name(
+    store: Store,
+) -> None:
+    assert store.postgres is not None
+    for request in ("1", "2"):
+        store.postgres.execute(f"select {_acquire(request)}")
+    assert len(await store.left()) == 1
+    # Their time is over, and that of the name's last token, too.
+    store.postgres.execute(
+        "update aiodlock.waiter set deadline = 1; update aiodlock.name set keep_until = 1;"
+    )
+    store.postgres.execute("select aiodlock.sweep(100)")
+    assert await store.left() == []
+    assert store.postgres.execute("select count(*) from aiodlock.waiter")[0][0] == 0
+    assert store.postgres.execute("select count(*) from aiodlock.name")[0][0] == 0
+
+
+@pytest.mark.stores(*POSTGRES)
 async def test_longest_name_owner_and_prefix_fit(store: Store) -> None:
     long = "\N{LOCK}" * 128
     async with (

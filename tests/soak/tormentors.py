@@ -201,7 +201,7 @@ class PostgresTormentor(Tormentor):
         return [row[0] for row in rows]
 
     async def memory(self) -> tuple[str, int]:
-        # Not the size of the tables: a server that is killed again and again forgets what there is to vacuum.
+        # Not the size of the tables: a server that is killed forgets what there is to vacuum.
         tables = ("name", "waiter", "record", "marker", "broken")
         sums = [
             f"(select coalesce(sum(pg_column_size(t.*)), 0) from aiodlock.{one} t)"

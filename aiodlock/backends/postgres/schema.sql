@@ -1213,12 +1213,17 @@ begin
   delete from aiodlock.record r where r.keep_until <= now_ms;
   for candidate in
     select n.key, n.version from aiodlock.name n where n.keep_until <= now_ms
-      and not exists (select from aiodlock.waiter w where n.head > 0 and w.key = n.key and w.arrival >= n.head) limit most
+      and not exists (select from aiodlock.waiter w
+        where n.head > 0 and w.key = n.key and w.arrival >= n.head and now_ms < w.deadline) limit most
   loop
     if pg_try_advisory_xact_lock(1095323471, hashtext(candidate.key)) then
       delete from aiodlock.name n where n.key = candidate.key and n.version = candidate.version
-        and not exists (select from aiodlock.waiter w where n.head > 0 and w.key = n.key and w.arrival >= n.head)
+        and not exists (select from aiodlock.waiter w
+          where n.head > 0 and w.key = n.key and w.arrival >= n.head and now_ms < w.deadline)
         and not exists (select from aiodlock.name m where m.key = candidate.key and m.version > n.version);
+      if found then  -- the waiters that died behind a dead holder: nobody asks for the name, who would find them
+        delete from aiodlock.waiter w where w.key = candidate.key and w.deadline <= now_ms;
+      end if;
       swept := swept + 1;
     end if;
   end loop;
