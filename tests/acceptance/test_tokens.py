@@ -147,7 +147,8 @@ async def test_everything_else_leaves_no_more(store: Store, client: aiodlock.Cli
             await until_cancelled()
     await until_free(client, "a", "b", "c")
     for key in await raw.keys("*"):
-        assert 0 < await raw.pttl(key) <= 3_601_000
+        left = await raw.pttl(key)
+        assert left == -2 or 0 < left <= 3_601_000  # -2: its time was over meanwhile
 
 
 @pytest.mark.stores("valkey9")

@@ -47,6 +47,14 @@ begin
   perform aiodlock.note_arrivals(message);
   return aiodlock.carry_one_out(caller, retention, message, k, rid, ttl);
 end $$;
+alter function aiodlock.leave_one(text, bigint, text, text, text) rename to carry_leave_out;
+create function aiodlock.leave_one(
+  caller text, retention bigint, messages text, k text, rid text
+) returns text language plpgsql as $$
+begin
+  perform aiodlock.note_arrivals(messages);
+  return aiodlock.carry_leave_out(caller, retention, messages, k, rid);
+end $$;
 alter function aiodlock.turn(text, bigint, text) rename to carry_out;
 create function aiodlock.turn(caller text, retention bigint, messages text) returns text
 language plpgsql as $$
