@@ -36,6 +36,9 @@ _SLICE = 100
 #: Bodies that await nothing would keep the event loop for ever, and nothing would be extended: all tasks
 #: together get so many seconds of one turn.
 _TURN = 0.002
+#: Tasks that begin eagerly are all new ones in one turn, each with its share: when the turn has lasted so
+#: long (seconds), the next one waits for another.
+_LONGEST_TURN = 0.02
 
 
 class Lingering:
@@ -44,7 +47,7 @@ class Lingering:
     Mutable state: ``kept`` (the oldest first), ``_heap`` of (moment, serial, request) (an entry may come
     up too early, and is put back then), ``_timer`` and ``_wake_at``; ``_task`` and ``_since`` (which task
     was handed leases last in this turn of the loop, and since when), ``_tasks`` (how many were, in this
-    turn), ``_share`` (the seconds that each has).
+    turn), ``_began`` (when the first was), ``_share`` (the seconds that each has).
     """
 
     def __init__(self, session: Session) -> None:
@@ -56,7 +59,7 @@ class Lingering:
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at = _NEVER
         self._task: asyncio.Task[Any] | None = None
-        self._since = 0.0
+        self._since = self._began = 0.0
         self._tasks = 0
         self._share = _TURN
 
@@ -281,6 +284,9 @@ class Lingering:
             return moment - self._since < self._share
         if not self._tasks:
             self._loop.call_soon(self._new_turn)
+            self._began = moment
+        elif moment - self._began >= _LONGEST_TURN:
+            return False
         self._tasks += 1
         self._task, self._since = task, moment
         return True

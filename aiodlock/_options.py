@@ -93,10 +93,10 @@ _ELSEWHERE = {
 }
 #: Attributes of other libraries' locks, and what does the same here.
 ATTRIBUTES_ELSEWHERE = {
-    "extend": "the lease has it: 'async with lock as lease', then lease.extend(60)",
-    "reacquire": "lease.extend() does it; acquire() and 'async with' return the lease",
-    "owned": "lease.held answers that; acquire() and 'async with' return the lease",
-    "local": "lease.token is the fencing token; acquire() and 'async with' return the lease",
+    "extend": "the lease has it: lease.extend(60); acquire() and the block ('as lease') give the lease",
+    "reacquire": "lease.extend() does it; acquire() and the block ('as lease') give the lease",
+    "owned": "lease.held answers that; acquire() and the block ('as lease') give the lease",
+    "local": "lease.token is the fencing token; acquire() and the block ('as lease') give the lease",
 }
 
 

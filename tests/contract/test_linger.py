@@ -872,6 +872,20 @@ async def test_bodies_that_await_nothing_leave_the_loop_its_turns(client: Client
     counting.cancel()
 
 
+async def test_tasks_that_begin_eagerly_leave_the_loop_its_turns(client: Client) -> None:
+    """Each is another task, and all of them run in one turn."""
+    tasks = [asyncio.create_task(asyncio.sleep(0)) for _ in range(100)]
+    moment = time.clock_gettime(time.CLOCK_BOOTTIME)
+    given = [
+        lingering(client).has_turn(task, moment + number * 0.001)
+        for number, task in enumerate(tasks)
+    ]
+    await asyncio.gather(*tasks)
+    assert given[0]
+    assert given[1]
+    assert not given[-1]
+
+
 async def test_every_task_gets_bodies_while_one_never_awaits(client: Client) -> None:
     done = dict.fromkeys("bcde", 0)
     stop = False
