@@ -62,7 +62,7 @@ test-topologies: setup
 		--store etcd $(ARGS)
 	$(BIN)/python -m pytest --numprocesses 4 tests/contract/test_locking.py tests/contract/test_shared.py \
 		tests/contract/test_semaphore.py tests/contract/test_multilock.py tests/contract/test_client_life.py \
-		tests/acceptance/test_client.py --store zookeeper $(ARGS)
+		tests/contract/test_linger.py tests/acceptance/test_client.py --store zookeeper $(ARGS)
 
 # All that is for every store, on ZooKeeper: one server, and an ensemble of three. A quarter of an hour.
 test-zookeeper: setup

@@ -13,7 +13,19 @@ from ..base import Unanswered
 from . import jute
 from .connection import Answer
 from .lifetime import Lifetime
-from .queue import Barred, Blocked, Entry, Holds, Joins, Queue, node_name, owner_tag, standing
+from .queue import (
+    Barred,
+    Blocked,
+    Entry,
+    Holds,
+    Joins,
+    Queue,
+    holders,
+    is_wanted,
+    node_name,
+    owner_tag,
+    standing,
+)
 from .session import Session
 
 if TYPE_CHECKING:
@@ -88,6 +100,16 @@ class QueueNode:
             return entries[0].limit == self._terms.limit and len(seats) >= self._terms.limit
         return self._mode == "x" or any(entry.mode == "x" for entry in entries)
 
+    def is_wanted(self, entries: Queue) -> bool:
+        """Tell whether another owner waits for this node, which holds."""
+        mine = self._find(entries)
+        return mine is not None and is_wanted(entries, mine)
+
+    def blocked_by(self, entries: Queue) -> list[str]:
+        """Return the nodes that hold, and are why this one would have to wait."""
+        held = holders(entries)
+        return [entry.node for entry in held if "x" in (entry.mode, self._mode)]
+
     async def enter(self, session: Session, *, reads: bool) -> Queue | None:
         """Make the node, unless that is done; return the queue as it is after that.
 
@@ -144,6 +166,7 @@ class QueueNode:
         """Return what the node tells people, and a joined one's token."""
         store = self._store
         about = [self._owner, store.label, token, self._terms.note, store.description]
+        about += [1] if self._terms.linger else []
         return json.dumps(about, separators=(",", ":")).encode()
 
     def _on_made(self, making: asyncio.Future[_Made]) -> None:
@@ -248,6 +271,14 @@ class QueueNode:
             if aborted.index == 0 or aborted.code != jute.NO_NODE:
                 raise
             await session.ask(jute.delete(node))  # its receipt was deleted by somebody
+
+
+def is_recallable(data: bytes, stat: jute.Stat) -> bool:
+    """Tell whether what holds by this node lingers, and nobody has written it to recall it."""
+    try:
+        return stat.version == 0 and len(json.loads(data)) > 5
+    except (ValueError, TypeError):
+        return False
 
 
 def _short(request_id: str) -> str:

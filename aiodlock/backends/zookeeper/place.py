@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final, cast
 
@@ -21,6 +21,7 @@ from .node import QueueNode
 from .queue import Barred, Blocked, Entry, Holds, Joins, Queue
 from .session import Session
 from .stands import Stand
+from .successors import Successors
 
 if TYPE_CHECKING:
     from .store import ZooKeeperBackend
@@ -54,7 +55,8 @@ class ZooKeeperPlace:
     of this client know it); ``_ahead`` (the one that it waits for, if that is ours); ``_looking`` (the
     queue is being read); ``_until`` (the end of a lease that is not extended); ``_closes`` (the end of one
     with a ``max_hold``); ``_deleting`` (a leave was sent), ``_was_held`` (it held then), ``_discards``
-    (the lease ran out, and the node must go), ``_broken`` (somebody else has deleted the node).
+    (the lease ran out, and the node must go), ``_broken`` (somebody else has deleted the node),
+    ``_successors`` (of a holder that lingers).
     """
 
     capped: bool = False
@@ -84,6 +86,7 @@ class ZooKeeperPlace:
         self._was_held = False
         self._discards = False
         self._broken = False
+        self._successors: Successors | None = None
 
     def __repr__(self) -> str:
         return f"<ZooKeeperPlace {self._terms.name!r} {self._state.value} {self._node!r}>"
@@ -125,11 +128,21 @@ class ZooKeeperPlace:
         session.submit(jute.sync(self._node.directory))
         reading = self._store.read_queue(session, self._node.directory)
         try:
-            return self._node.is_taken(await asyncio.shield(reading))
+            entries = await asyncio.shield(reading)
+            if not self._node.is_taken(entries):
+                return False
+            self._recall(session, self._node.blocked_by(entries))
+            return True
         except jute.ZooKeeperError as refused:
             if refused.code != jute.NO_NODE:
                 raise
             return False
+
+    def _recall(self, session: Session, nodes: Sequence[str]) -> None:
+        """Tell those of them that linger: who is refused does not stay in the queue that they watch."""
+        if not self._terms.limit:
+            paths = [f"{self._node.directory}/{node}" for node in nodes]
+            self._store.start(self._store.recall(session, paths))
 
     def _check_ttl(self, session: Session) -> None:
         ttl, granted = self._terms.ttl, session.negotiated
@@ -162,6 +175,7 @@ class ZooKeeperPlace:
             ahead = self._begin_stand()
             if entries is None and ahead is not None:
                 if not wait:
+                    self._recall(session, [ahead.node])
                     return Refused("busy", unsure=True)
                 self._wait(session)
                 self._follow(ahead)
@@ -178,6 +192,7 @@ class ZooKeeperPlace:
                     return Refused("limit" if limit else "deadlock", limit, unsure=True)
                 case Blocked(nodes):
                     if not wait:
+                        self._recall(session, self._node.blocked_by(entries))
                         return Refused("busy", unsure=True)
                     self._wait(session)
                     self._watch_blockers(session, nodes)
@@ -228,7 +243,7 @@ class ZooKeeperPlace:
         if self._state not in (_WAITING, _HELD) or session is None or node is None:
             return
         if session.is_up and not any(one[1] == self._on_own_gone for one in self._watched):
-            self._watch(session, node, self._on_own_gone)
+            self._watch_node(session, node)
 
     def _follow(self, ahead: Stand) -> None:
         """Wait for another place of this client: it tells when it has gone."""
@@ -252,6 +267,19 @@ class ZooKeeperPlace:
             self._listener.granted()
         else:
             session.on_progress(self._on_progress)
+
+    def _watch_node(self, session: Session, node: str) -> None:
+        """Have it told when the node is written or goes, and see whether it was written already."""
+        self._watched.append((node, self._on_own_gone))
+
+        def on_answer(answer: asyncio.Future[Answer[tuple[bytes, jute.Stat]]]) -> None:
+            if isinstance(answer.exception(), jute.ZooKeeperError):
+                self._store.start(self._find_out(session))
+            elif self._successors is not None and answer.exception() is None:
+                if answer.result().value[1].version > 0:  # one who was refused has written it
+                    self._successors.tell()
+
+        session.watch(node, self._on_own_gone).add_done_callback(on_answer)
 
     def _watch(self, session: Session, path: str, changed: Callable[[], object]) -> None:
         self._watched.append((path, changed))
@@ -362,6 +390,8 @@ class ZooKeeperPlace:
             self._until = now() + self._terms.ttl
         if self._terms.max_hold is not None:
             self._closes = now() + self._terms.max_hold
+        if self._terms.linger:
+            self._successors = Successors(session, self._node, self._listener.recalled)
         session.looking.discard(self._look)
         if watches:
             self._store.watch_soon(self)
@@ -380,14 +410,8 @@ class ZooKeeperPlace:
         if session is None or node is None:
             return
         self._watched = [one for one in self._watched if one[1] != self._on_own_gone]
-
-        def on_answer(answer: asyncio.Future[Answer[tuple[bytes, jute.Stat]]]) -> None:
-            if isinstance(answer.exception(), jute.ZooKeeperError):
-                self._store.start(self._find_out(session))
-
         if session.is_up:
-            self._watched.append((node, self._on_own_gone))
-            session.watch(node, self._on_own_gone).add_done_callback(on_answer)
+            self._watch_node(session, node)
 
     async def _find_out(self, session: Session) -> None:
         """Tell why the node has gone."""
@@ -399,13 +423,14 @@ class ZooKeeperPlace:
 
     def _lose(self, reason: LossReason) -> None:
         if self._state in (_WAITING, _HELD):
-            self._unwatch()
-            self._state = _OVER
+            self._stop()
             self._end_stand()
             self._listener.gone(reason)
 
     def reuse(self, terms: Terms) -> None:
-        """Never: a lease does not linger here."""
+        """A new body has the lease that lingered, with a ``max_hold`` of its own."""
+        self._terms = terms
+        self._closes = math.inf if terms.max_hold is None else now() + terms.max_hold
 
     async def begin(self) -> None:
         """Nothing has to be told: no name stays closed after its body."""
@@ -452,6 +477,8 @@ class ZooKeeperPlace:
         if self._discards:
             self._discard()
         self._store.watch_soon(self)
+        if self._successors is not None:
+            self._successors.look()
         self._look()
 
     def on_down(self, error: BackendUnavailable, silent: float) -> None:
@@ -529,6 +556,8 @@ class ZooKeeperPlace:
         """Hear of nothing any more."""
         self._state = _OVER
         self._unwatch()
+        if self._successors is not None:
+            self._successors.end()
 
     def leave_soon(self, end: End, done: Callable[[Left | BackendError], object]) -> bool:
         session = self._session

@@ -133,6 +133,17 @@ def holders(entries: Iterable[Entry]) -> list[Entry]:
     return held
 
 
+def is_wanted(entries: Queue, mine: Entry) -> bool:
+    """Tell whether another owner waits for this one, which holds."""
+    waiting = entries[len(holders(entries)) :]
+    owner = _owner_of(mine)
+    return any(_conflict(entry, mine) and _owner_of(entry) != owner for entry in waiting)
+
+
+def _conflict(one: Entry, other: Entry) -> bool:
+    return "x" in (one.mode, other.mode)
+
+
 def standing(
     entries: Queue, mine: Entry, *, joined: bool = False
 ) -> Holds | Blocked | Joins | Barred:

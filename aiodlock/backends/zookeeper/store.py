@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
@@ -20,12 +21,13 @@ from .._label import make_label
 from ..base import Listener
 from . import jute
 from .connection import Answer
-from .node import BROKEN
+from .node import BROKEN, is_recallable
 from .place import ZooKeeperPlace
 from .queue import Queue, holders, read_queue
 from .session import Ensemble, Session
 from .stands import Stands
 
+_logger = logging.getLogger(__name__)
 #: A session that nothing lives in is closed after this time (seconds), and is looked for so often.
 _IDLE, _SWEEP_EVERY = 60.0, 10.0
 #: A request's node is watched after this time, so that short leases and waits are spared the message.
@@ -49,7 +51,7 @@ class ZooKeeperBackend:
     """
 
     capabilities: Capabilities = Capabilities(
-        lock_delay=False, remaining_known=False, waiting_known=False
+        lock_delay=False, remaining_known=False, waiting_known=False, linger=True
     )
 
     def __init__(
@@ -200,6 +202,17 @@ class ZooKeeperBackend:
         except BackendUnavailable as unavailable:
             for one in waiting:
                 _resolve(one, Queue(), unavailable)
+
+    async def recall(self, session: Session, paths: Sequence[str]) -> None:
+        """Tell those who hold by these nodes, and linger, that somebody wants their name. One attempt: who
+        tries again tells it again."""
+        try:
+            for path in paths:
+                data, stat = (await session.ask(jute.get_data(path))).value
+                if is_recallable(data, stat):
+                    await session.ask(jute.set_data(path, data))
+        except (jute.ZooKeeperError, BackendError) as failed:
+            _logger.debug("recalling a lease that lingers failed: %s", failed)
 
     def watch_soon(self, place: ZooKeeperPlace) -> None:
         """Have a request's node watched, if it still waits or holds then."""
@@ -408,7 +421,7 @@ def _resolve(reading: asyncio.Future[Queue], entries: Queue, error: BaseExceptio
 def _read_about(data: bytes) -> tuple[str, str, int, str, str]:
     """Return the owner as people know it, the client's label, a joined node's token, and two notes."""
     try:
-        owner, client, token, note, description = json.loads(data)
+        owner, client, token, note, description = json.loads(data)[:5]  # and 1, if it lingers
         shown = unquote(owner[1:]) if owner[0] == "u" else owner[1:]
         return shown, str(client), int(token), str(note), str(description)
     except (ValueError, TypeError, LookupError):
