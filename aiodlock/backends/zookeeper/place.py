@@ -275,9 +275,10 @@ class ZooKeeperPlace:
         def on_answer(answer: asyncio.Future[Answer[tuple[bytes, jute.Stat]]]) -> None:
             if isinstance(answer.exception(), jute.ZooKeeperError):
                 self._store.start(self._find_out(session))
-            elif self._successors is not None and answer.exception() is None:
-                if answer.result().value[1].version > 0:  # one who was refused has written it
-                    self._successors.tell()
+                return
+            wanted = answer.exception() is None and answer.result().value[1].version > 0
+            if wanted and self._successors is not None:  # one who was refused has written it
+                self._successors.tell()
 
         session.watch(node, self._on_own_gone).add_done_callback(on_answer)
 
