@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from .. import BackendError, BackendUnavailable, Client
+from ..backends.sources import check_scheme
 
 Level = Literal["ok", "note", "warning", "error"]
 
@@ -51,6 +52,15 @@ class Finding:
     fix: str = ""
 
 
+_SEVERAL = Finding(
+    "servers",
+    "note",
+    "not examined",
+    "Behind this URL are several servers, each with its own settings.",
+    "Run doctor for each of them, with --url redis://host:port.",
+)
+
+
 async def examine(source: str | list[str], *, prefix: str, fix: bool) -> list[Finding]:
     """Return the findings, in a fixed order; of a quorum, node by node.
 
@@ -82,28 +92,34 @@ def _among_several(one: Finding) -> Finding:
 
 
 async def _examine(url: str, prefix: str, fix: bool) -> list[Finding]:
-    if url.startswith("memory:"):
+    scheme = check_scheme(url)
+    if scheme == "memory":
         async with Client(url):
             return [Finding("server", "ok", "memory store", "Locks exist in this process only.")]
-    if url.startswith(("postgresql:", "postgres:")):
+    if scheme in ("postgresql", "postgres"):
+        # First: it says what to install where the driver is missing.
+        lock = await _try_a_lock(url, prefix)
         from ._doctor_postgres import examine as examine_postgres
 
-        return [await _try_a_lock(url, prefix), *await examine_postgres(url)]
-    if url.startswith(("etcd:", "etcds:")):
+        return [lock, *await examine_postgres(url)]
+    if scheme in ("etcd", "etcds"):
         from ._doctor_etcd import examine as examine_etcd
 
         return [await _try_a_lock(url, prefix), *await examine_etcd(url)]
-    if url.startswith(("zookeeper:", "zookeepers:")):
+    if scheme in ("zookeeper", "zookeepers"):
         from ._doctor_zookeeper import examine as examine_zookeeper
 
         return [await _try_a_lock(url, prefix), *await examine_zookeeper(url, prefix)]
+    if scheme.endswith(("+sentinel", "+cluster")):
+        return [await _try_a_lock(url, prefix), _SEVERAL]
     refused: BackendError | None = None
     async with Redis.from_url(url, decode_responses=True) as server:
         try:
             lock = await _try_a_lock(url, prefix)
         except BackendError as error:
             replica = "READONLY" in str(error)
-            if not replica and (isinstance(error, BackendUnavailable) or "ACL" not in str(error)):
+            rights = "ACL" in str(error) or "NOPERM" in str(error)
+            if not replica and (isinstance(error, BackendUnavailable) or not rights):
                 raise
             refused, lock = None if replica else error, _no_lock(error)
         doctor = _Doctor(server, prefix, urlsplit(url).username or "default")

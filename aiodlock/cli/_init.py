@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from .. import BackendUnavailable
+from ..backends.sources import check_scheme
 
 Durability = Annotated[
     Literal["logged", "unlogged"] | None,
@@ -60,7 +61,11 @@ async def create(url: str, durability: Literal["logged", "unlogged"] | None) -> 
         finally:
             connection.terminate()
     except FAILURES as failed:
-        raise BackendUnavailable(f"{where}: {failed or type(failed).__name__}") from failed
+        away = isinstance(failed, OSError)
+        hint = " (is the server running, and the URL right?)" if away else ""
+        raise BackendUnavailable(
+            f"{where}: {str(failed) or type(failed).__name__}{hint}"
+        ) from failed
     kind = found[1] if found is not None else ""
     return f"{where}: {_DONE[done]} (version {VERSION}, {kind})"
 
@@ -74,7 +79,7 @@ def statements(url: str, durability: Literal["logged", "unlogged"] | None) -> st
 
 
 def _check(url: str) -> None:
-    scheme = url.partition(":")[0].lower()
+    scheme = check_scheme(url)
     if scheme not in _SCHEMES:
         raise ValueError(
             f"init is for postgresql://: a store of the kind {scheme}:// needs no preparation"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from aiodlock.cli import _doctor
+from aiodlock.cli import _app, _doctor
 
-from ..servers import Store, embedded
+from ..servers import CLUSTER, SENTINEL, Store, embedded
 from .test_commands import call
 
 SUBJECTS = [
@@ -97,6 +99,53 @@ async def test_doctor_names_what_the_acl_forbids_and_fixes_it(store: Store) -> N
         assert (await call(poor, "break", "x", "--yes"))[0] == 1
     finally:
         await acl("DELUSER", "poor")
+
+
+@pytest.mark.stores("valkey9")
+async def test_doctor_examines_a_server_that_lets_the_user_do_hardly_anything(store: Store) -> None:
+    """What is refused first is not the script, but what each connection begins with."""
+    server = await store.raw()
+    rights = ("on", ">secret", "~app:*", "&*", "+get", "+ping", "+hello", "+client")
+    await server.execute_command("ACL", "SETUSER", "least", *rights)  # type: ignore[no-untyped-call]
+    try:
+        least = Store(store.name, store.url.replace("unix://", "unix://least:secret@"))
+        code, out = await call(least, "doctor", "--json")
+        found = {finding["subject"]: finding for finding in json.loads(out)}
+        assert code == 1
+        assert list(found) == SUBJECTS
+        assert "NOPERM" in found["acl"]["found"]
+        assert found["acl"]["fix"].startswith("ACL SETUSER least ")
+    finally:
+        await server.execute_command("ACL", "DELUSER", "least")  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("command", ["doctor", "init", "ls"])
+@pytest.mark.parametrize("url", ["localhost:6379", "mysql://localhost/a", "garbage"])
+def test_url_of_no_store_is_answered_with_those_that_are(command: str, url: str) -> None:
+    ended = CliRunner().invoke(_app.app, [command, "--url", url])
+    assert ended.exit_code == 2
+    assert "redis://, rediss://" in ended.output
+    assert len(ended.output.splitlines()) == 1
+
+
+def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    monkeypatch.delitem(sys.modules, "aiodlock.cli._doctor_postgres", raising=False)
+    for module in [name for name in sys.modules if name.startswith("aiodlock.backends.postgres")]:
+        monkeypatch.delitem(sys.modules, module)
+    ended = CliRunner().invoke(_app.app, ["doctor", "--url", "postgresql://localhost/a"])
+    assert ended.exit_code == 70
+    assert "pip install 'aiodlock[postgres]'" in ended.output
+
+
+@pytest.mark.stores(CLUSTER, SENTINEL)
+async def test_doctor_tries_a_lock_where_several_servers_are_behind_one_url(store: Store) -> None:
+    code, out = await call(store, "doctor", "--json")
+    assert code == 0
+    assert [(found["subject"], found["level"]) for found in json.loads(out)] == [
+        ("lock", "ok"),
+        ("servers", "note"),
+    ]
 
 
 async def test_doctor_tells_a_replica() -> None:
