@@ -316,14 +316,14 @@ async def test_lost_reply_of_a_waiter_costs_no_place(
 async def test_limit_that_ends_a_call_is_an_outage_and_no_more(
     server: PostgresServer, limit: str
 ) -> None:
-    server.execute(f"alter role postgres set {limit} = '100ms';")
+    server.execute(f"alter role postgres set {limit} = '500ms';")
     try:
         async with Client(server.url) as client:
             blocker = asyncio.create_task(
                 asyncio.to_thread(
                     server.execute,
                     f"set {limit} = 0; begin; lock table aiodlock.name in exclusive mode;"
-                    "select pg_sleep(1); commit;",
+                    "select pg_sleep(2); commit;",
                 )
             )
             await asyncio.sleep(0.3)
