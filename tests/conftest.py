@@ -65,6 +65,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell ignores it for what it runs in the background, and the processes of tests would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Ends in order: or servers and their folders would be left.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if unknown := set(_chosen(config)) - {*ALL, *OTHERS, *TOYS}:
         raise pytest.UsageError(f"--store: no such store: {', '.join(sorted(unknown))}")
     if config.getoption("--eager"):

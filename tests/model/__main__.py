@@ -8,6 +8,7 @@ of the first part. So a long run can be continued, and a part that failed runs a
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 import traceback
@@ -28,6 +29,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--start", type=int, default=0, help="the seed of the first part")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or a server would be left
     parts, failed = max(1, asked.steps // _PART), []
     taken: dict[str, int] = {}
     with postgres_server(asked.server, fsync="off") as server:
