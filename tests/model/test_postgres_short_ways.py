@@ -1,7 +1,8 @@
 """The short ways of the functions in PostgreSQL, held against `turn` behind them.
 
 The same history runs on two names at the same virtual time. One of them takes no short way: nobody can
-tell them apart. Here a call may carry an acquire and a leave of the same name.
+tell them apart. Here a call may carry an acquire and a leave of the same name. Histories are drawn, and
+there are some by hand: if a condition is taken out, one of them notices.
 
 ``AIODLOCK_MODEL_STEPS`` sets how many steps are taken, about (default 2,000; 60 scenes here).
 """
@@ -9,19 +10,25 @@ tell them apart. Here a call may carry an acquire and a leave of the same name.
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import asyncpg
 import pytest
 
 from aiodlock.backends.postgres.schema import create_statements
 
+from ..mutation.conditions import conditions, described
 from ..postgres import PostgresServer
+from ..servers import Servers, installed
+from .short_histories import HISTORIES, ask, end
 from .test_scripts import CLIENTS, STEPS
 from .turns import Database
 
 _RETENTION = 60_000
 _FOR_EVER = 10**12
+_BEGIN = 1_700_000_000_000
 _TURN = "return aiodlock.turn(caller, retention, message"
 _PATHS = "perform set_config('aiodlock.general', 'taken', false); "
 #: How often something is odd, and what of a request may be.
@@ -41,7 +48,7 @@ _ODDITIES = (
 _KEYS = {"short": "aiodlock:l:short", "general": "aiodlock:l:general"}
 _STATE = """
 select n.token, n.keep_until, n.head, n.head_deadline, n.head_length, n.marked_until, n.noted,
-  array(select (h.id, h.mode, h.token, h.deadline, h.length, h.delay, h.owner, h.client, h.note,
+  array(select (h.id, h.mode, h.token, h.deadline, h.length, h.delay, h.owner, h.client, h.hold, h.note,
       h.description, h.lingers)::text
     from unnest(aiodlock.holders_of(n)) h) as holders,
   array(select (w.arrival, w.id, w.mode, w.owner, w.delay, w.client, w.deadline, w.length, w.since,
@@ -58,7 +65,7 @@ class _Names:
         self.taken: Counter[str] = Counter()
         self._database = database
         self._random = random.Random(seed)
-        self._now = 1_700_000_000_000
+        self._now = _BEGIN
         self._count = 0
         self._clients: dict[str, str] = {}
         self._holder = ""
@@ -67,8 +74,7 @@ class _Names:
     def scene(self) -> None:
         """Let a few wait for a name that one holds alone, with some oddities, and then go on."""
         choose = self._random
-        for table in ("name", "waiter", "marker", "broken"):
-            self._database.do(self._database.connection.execute(f"delete from aiodlock.{table}"))
+        self.clear()
         self._clients.clear()
         self._acquire(plain=True)
         self._leave(self._holder, pair=False, plain=True)
@@ -132,10 +138,30 @@ class _Names:
             short = short and brief
         self._call(caller, messages, "leave_one" if short else "turn", who)
 
-    def _call(self, caller: str, messages: list[str], way: str, *more: object) -> None:
+    def step(self, seconds: float, texts: Sequence[str]) -> str:
+        """Carry out a step of a history by hand: tell how many statements did it."""
+        self._now = _BEGIN + round(seconds * 1000)
+        fields = [text.split("\t") for text in texts]
+        verb, _, id, *rest = fields[-1]
+        id = id.removeprefix("{at}")
+        short = all(
+            one[7] == "0" and one[11:12] in ([], ["0"]) if one[0] == "acquire" else one[3] == "0"
+            for one in fields
+        )
+        more = [id, int(rest[2])] if verb == "acquire" else [id]
+        way = f"{verb}_one" if short else "turn"
+        return self._call(CLIENTS[ord(id[0]) % len(CLIENTS)], list(texts), way, *more)
+
+    def clear(self) -> None:
+        for table in ("name", "waiter", "marker", "broken"):
+            self._database.do(self._database.connection.execute(f"delete from aiodlock.{table}"))
+
+    def _call(self, caller: str, messages: list[str], way: str, *more: object) -> str:
+        """Carry messages out on both names, which become equal. Return "short" or "turn"."""
         database = self._database
         do, connection = database.do, database.connection
         seen = []
+        went = "turn"
         do(
             connection.execute(
                 f"set aiodlock.clock = {self._now * 1000}; set aiodlock.general = ''"
@@ -149,32 +175,35 @@ class _Names:
                 arguments += [key, at + str(more[0]), *more[1:]]
             places = ", ".join(f"${number}" for number in range(1, 1 + len(arguments)))
             answer = do(connection.fetchval(f"select aiodlock.{function}({places})", *arguments))
-            do(connection.execute("select 1"))  # notifications have come before its answer
-            told, database.heard = database.heard, []
             state = do(connection.fetchrow(_STATE, key))
+            told, database.heard = database.heard, []  # notifications have come before its answer
             rows = [] if state is None else list(state.values())
             seen.append(repr((answer, told, rows)).replace(key, "KEY").replace(at, "AT"))
             if at == "short":
                 general = do(connection.fetchval("select current_setting('aiodlock.general')"))
+                went = "turn" if general or way == "turn" else "short"
                 kind = " and ".join(message.split("\t")[0] for message in messages)
                 said = " granting" if "granted" in answer or told else ""
-                self.taken[
-                    f"{kind}{said}, {'general' if general or way == 'turn' else 'short'}"
-                ] += 1
+                self.taken[f"{kind}{said}, {went}"] += 1
                 holders = [] if state is None else state["holders"]
                 self._holder = holders[0][1:].split(",")[0].removeprefix(at) if holders else ""
         assert seen[0] == seen[1], f"{messages} by {way}, at {self._now}"
+        return went
 
 
 @pytest.fixture
 def database(postgres: PostgresServer) -> Iterator[Database]:
+    database = _made(postgres)
+    yield database
+    database.close()
+
+
+def _made(server: PostgresServer) -> Database:
     statements = create_statements("unlogged")
     assert statements.count(_TURN) == 3, (
         "each function of a short way ends there, that for many messages too"
     )
-    database = Database(postgres.url, statements.replace(_TURN, _PATHS + _TURN))
-    yield database
-    database.close()
+    return Database(server.url, statements.replace(_TURN, _PATHS + _TURN))
 
 
 def test_short_ways_answer_and_write_and_tell_what_turn_does(database: Database) -> None:
@@ -192,3 +221,107 @@ def test_short_ways_answer_and_write_and_tell_what_turn_does(database: Database)
         "acquire and leave granting",
     ):
         assert taken[f"{way}, short"] >= 5, taken
+
+
+#: What no history notices: why.
+_UNNOTICED = {
+    "pg_advisory_xact_lock": "calls at the same time wait for each other there; here is one at a time",
+    "not true": "of logged tables; these are unlogged ones",
+    "n.ctid = (select m.ctid": "finds the row of the one who holds at once, and there is one",
+    "n.head > 0": "finds sooner that nobody waits",
+}
+_WHOLE = re.DOTALL | re.MULTILINE
+_FUNCTIONS = ("acquire_one", "leave_one")
+
+
+def _source(function: str) -> str:
+    statements = create_statements("unlogged").replace(_TURN, _PATHS + _TURN)
+    found: list[str] = re.findall(
+        rf"create function aiodlock\.{function}\(.*?^end \$\$;", statements, _WHOLE
+    )[0]
+    return found[0]
+
+
+def _tell(database: Database, about: str) -> None:
+    """Run a history by hand, and compare how each step is done with what it says."""
+    names = _Names(database, 0)
+    names.clear()
+    at_once = (_BEGIN + 1_000) * 1_000
+    elsewhere = [("elsewhere", f"elsewhere{one}", one) for one in (at_once, 10**18)]
+    for key, id, arrival in (*elsewhere, *((at, at, 1) for at in _KEYS)):
+        # Two wait for another name, and one died long ago for each of these.
+        row = (
+            f"'aiodlock:l:{key}', {arrival}, '{id}', 'x', 't', 0, 'one', 2, 1, 1, 0, '', '', false"
+        )
+        database.do(database.connection.execute(f"insert into aiodlock.waiter values ({row})"))
+    names.step(-2, [ask("0")])
+    names.step(-1, [end("0")])
+    for number, (seconds, expected, texts) in enumerate(HISTORIES[about]):
+        way = names.step(seconds, texts)
+        assert way == expected, f"step {number} of {about!r} went by {way}"
+
+
+def _refuse(database: Database) -> None:
+    """Where somebody holds, nothing is done with another isolation level."""
+    names = _Names(database, 0)
+    names.clear()
+    for seconds, text in enumerate((ask("0"), end("0"), ask("a"), ask("b"))):
+        names.step(seconds, [text])
+    done = names.taken.total()
+    for text in (ask("c"), end("a")):
+        begin = "begin isolation level repeatable read"
+        database.do(database.connection.execute(begin))
+        try:
+            with pytest.raises(asyncpg.ActiveSQLTransactionError):
+                names.step(5, [text])
+            assert names.taken.total() == done, "by a short way"
+        finally:
+            database.do(database.connection.execute("rollback"))
+
+
+def test_histories_by_hand_go_their_ways(database: Database) -> None:
+    for about in HISTORIES:
+        _tell(database, about)
+    _refuse(database)
+
+
+@pytest.mark.skipif(not installed("postgres"), reason="postgres is not installed")
+@pytest.mark.parametrize("function", _FUNCTIONS)
+def test_histories_by_hand_notice_each_condition_taken_out(servers: Servers, function: str) -> None:
+    database = _made(servers.postgres("postgres"))
+    unnoticed = []
+    try:
+        source = _source(function)
+        for mutant in conditions(source, "sql"):
+            if any(source.startswith(text, mutant.start) for text in _UNNOTICED):
+                continue
+            _replace(database, mutant.of(source))
+            if not _notices(database):
+                unnoticed.append(described(source, mutant))
+    finally:
+        database.close()
+    assert not unnoticed
+
+
+def _replace(database: Database, source: str) -> None:
+    source = source.replace("create function", "create or replace function", 1)
+    database.do(database.connection.execute(source))
+
+
+#: Those that noticed something last come first.
+_order = [*HISTORIES]
+
+
+def _notices(database: Database) -> bool:
+    for about in _order:
+        try:
+            _tell(database, about)
+        except (AssertionError, asyncpg.PostgresError):
+            _order.remove(about)
+            _order.insert(0, about)
+            return True
+    try:
+        _refuse(database)
+    except AssertionError:
+        return True
+    return False

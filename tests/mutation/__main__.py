@@ -64,6 +64,13 @@ _SUBJECTS = {
                 "postgres",
             ),
             ("tests/model/test_postgres.py", "--store", "postgres"),
+            (
+                "tests/model/test_postgres_short_ways.py",
+                "-k",
+                "not taken_out",
+                "--store",
+                "postgres",
+            ),
         ),
         ("tests/contract", "--store", "postgres"),
     ),

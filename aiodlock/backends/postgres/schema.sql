@@ -934,6 +934,7 @@ begin
     return answer;
   end if;
 
+  -- With a lone holder nothing is on record, and there are markers only if the clock was set back.
   f := string_to_array(message, E'\t');
   now_ms := now_us / 1000;
   select n.place, n.head, n.token, n.lone_until - now_ms into row_at, head_at, last_token, look
@@ -942,7 +943,7 @@ begin
       and split_part(n.lone_words, E'\t', 6) <> f[5] and right(n.lone_words, 7) <> E'\tlinger'
       and (f[4] = 'x' or split_part(n.lone_words, E'\t', 5) = 'x') and f[9] = 'wait'
       and (n.head = 0 or (now_ms < n.head_deadline and n.head_deadline <= now_ms + n.head_length))
-      and n.marked_until <= now_ms and n.recorded_until = 0 and (not @is_unlogged@ or ttl <= n.noted)
+      and n.marked_until <= now_ms and (not @is_unlogged@ or ttl <= n.noted)
       and current_setting('transaction_isolation') = 'read committed';
   if found then
     insert into aiodlock.waiter as w values (
@@ -1005,7 +1006,8 @@ begin
     end if;
   end if;
 
-  -- The next waiter must not hold by its owner, nor be overdue, nor have to be told when to look.
+  -- The next waiter must not hold by its owner, nor be overdue, nor have to be told when to look. Where nobody waits
+  -- there is no `w`: then `head > 0` spares its search. It has nothing on record if `lone` is set.
   select n.place, greatest(n.token + 1, now_us), w.place, w.client, w.id, w.deadline, w.length,
       concat_ws(E'\t', w.client, '', '', '', w.mode, w.owner, '', '', '', '', w.note, w.description),
       coalesce(x.arrival, a.arrival, 0), coalesce(x.deadline, a.deadline, 0), coalesce(x.length, a.length, 0), a.arrival,
@@ -1025,8 +1027,7 @@ begin
           as arrival, now_ms + f[7]::bigint as deadline, f[7]::bigint as length
         where f is not null
     ) a on true
-    where n.lone = rid and now_ms < n.lone_until and n.lone_until <= now_ms + n.lone_length and n.head > 0
-      and n.marked_until <= now_ms and n.recorded_until = 0
+    where n.lone = rid and now_ms < n.lone_until and n.head > 0 and n.marked_until <= now_ms
       and w.mode = 'x' and w.delay = 0 and w.hold = 0 and not w.lingers
       and now_ms < w.deadline and w.deadline <= now_ms + w.length
       and (x.id is null or (now_ms < x.deadline and x.deadline <= now_ms + x.length and x.owner <> w.owner
