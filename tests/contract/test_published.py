@@ -66,13 +66,16 @@ async def test_writers_are_inside_one_at_a_time_however_often_each_enters(
 
 async def test_readers_and_writers_are_never_inside_together(pair: ReadWriteLock) -> None:
     """aiorwlock: test_readers_writers."""
-    readers = writers = most = 0
+    readers = writers = 0
+    together = asyncio.Event()
 
     async def read() -> None:
-        nonlocal readers, most
+        nonlocal readers
         async with pair.read:
             readers += 1
-            most = max(most, readers)
+            if readers == 5:
+                together.set()
+            await together.wait()
             assert writers == 0
             await asyncio.sleep(0.002)
             readers -= 1
@@ -85,8 +88,10 @@ async def test_readers_and_writers_are_never_inside_together(pair: ReadWriteLock
             await asyncio.sleep(0.002)
             writers -= 1
 
-    await asyncio.gather(*(read() for _ in range(5)), *(write() for _ in range(5)))
-    assert most > 1
+    first = [asyncio.create_task(read()) for _ in range(5)]
+    await asyncio.wait_for(together.wait(), 30.0)
+    more = (work() for _ in range(5) for work in (write, read))
+    await asyncio.gather(*first, *more)
 
 
 async def test_writer_gets_in_though_readers_keep_coming(pair: ReadWriteLock) -> None:
