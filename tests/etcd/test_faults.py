@@ -59,10 +59,12 @@ async def _left(direct: Direct, name: str = "name") -> list[bytes]:
 
 
 class Faulty:
-    """Loses answers of transactions. Mutable state: ``lose`` (so many of the next ones)."""
+    """Loses answers of transactions. Mutable state: ``lose`` (so many of the next ones); ``writing`` (only
+    of those that write this key)."""
 
     def __init__(self, direct: Direct, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lose = 0
+        self.writing: bytes | None = None
         self.requests: list[m.TxnRequest] = []
         call = direct.store._link.call
 
@@ -70,7 +72,8 @@ class Faulty:
             answer = await call(method, request, within)
             if method is api.TXN:
                 self.requests.append(request)
-                if self.lose:
+                written = {step.request_put.key for step in request.success if step.request_put}
+                if self.lose and (self.writing is None or self.writing in written):
                     self.lose -= 1
                     raise Unanswered("the answer was lost")
             return answer
