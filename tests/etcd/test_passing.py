@@ -46,9 +46,9 @@ async def _wait(direct: Direct, **terms: Any) -> tuple[EtcdPlace, Heard]:
     return place, heard
 
 
-async def _followed(direct: Direct) -> None:
+async def _followed(direct: Direct, kind: str = "lock") -> None:
     """Wait until the client follows the name: until then nothing is passed on."""
-    room = direct.store.rooms.of(direct.store.keys("lock", "name"))
+    room = direct.store.rooms.of(direct.store.keys(kind, "name"))
     async with asyncio.timeout(10.0):
         while room._watch is None:
             await asyncio.sleep(0.01)
@@ -96,8 +96,9 @@ async def test_next_one_of_the_client_holds_before_the_key_is_deleted_and_no_oth
         ({"lock_delay": 5.0}, ENDED),
         ({}, LOST),
         ({"kind": "once"}, End(record=(b"n", 30.0))),
+        ({"kind": "once"}, ENDED),
     ],
-    ids=["owner", "lock-delay", "lost", "record"],
+    ids=["owner", "lock-delay", "lost", "record", "once"],
 )
 async def test_nothing_is_passed_on_if_more_than_the_key_has_a_say(
     one_node: EtcdCluster,

@@ -395,13 +395,15 @@ class EtcdPlace:
     def _may_pass_on(self, end: End) -> bool:
         """Whether the next request of this client may begin before the key is deleted.
 
-        Not if something else than the key has a say, or will: a record, a lock-delay, a hold. And not if
+        Not if something else than the key has a say, or will: a success, a lock-delay, a hold. And not if
         a request of the same owner could still get in beside this one, as long as its key is there.
         """
         terms = self.terms
-        closes = end.lost or end.record is not None or terms.lock_delay or terms.hold_at_least
+        closes = end.lost or terms.lock_delay or terms.hold_at_least
         return (
             not closes
+            # A success of the next one would delete its key, and the leave find it gone.
+            and terms.kind != "once"
             and first_request(self.owner) == self.id
             and not self.store.has_mates(self.owner)
         )

@@ -190,16 +190,32 @@ def forget(keys: Keys) -> m.TxnRequest:
 
 
 def break_holders(
-    keys: Keys, prefix: str, holders: list[Record], message_lease: int
+    keys: Keys,
+    prefix: str,
+    holders: list[Record],
+    closed: list[Record],
+    revision: int,
+    message_lease: int,
 ) -> m.TxnRequest:
-    """End these holders and whatever keeps the name closed, if these are still the same; tell their
-    clients."""
-    compare = [_made_in(keys.request(record.id), record.created) for record in holders]
-    steps = [_delete(*keys.delays), _delete(*keys.holds)]
+    """End these holders, and have those that are gone keep the name closed no more, if that is how it was
+    read in this revision; tell the holders' clients.
+
+    What others keep the name closed with stays: one of them may hold already that stands behind a request
+    of its own client, which has left.
+    """
+    compare: list[m.Compare] = []
+    steps: list[m.RequestOp] = []
     for record in holders:
+        compare.append(_made_in(keys.request(record.id), record.created))
+        compare += [
+            m.Compare(m.LESS, m.MOD, key, mod_revision=revision + 1)
+            for key in (keys.delay(record.id), keys.hold(record.id))
+        ]
         start, _ = mailbox(prefix, record.client)
         steps.append(_delete(keys.request(record.id)))
         steps.append(_put(start + record.id.encode(), keys.base, message_lease))
+    for record in (*holders, *closed):
+        steps += [_delete(keys.delay(record.id)), _delete(keys.hold(record.id))]
     return m.TxnRequest(compare, steps, [])
 
 
