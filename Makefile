@@ -72,7 +72,7 @@ test-zookeeper: setup
 # All that is for every store, on etcd: one member, and a cluster of three. A quarter of an hour.
 test-etcd: setup
 	$(BIN)/python -m pytest --numprocesses 3 tests/etcd $(ARGS)
-	$(BIN)/python -m pytest --numprocesses 3 tests/contract tests/acceptance tests/fault tests/compat \
+	$(BIN)/python -m pytest --numprocesses 3 tests/contract tests/acceptance tests/fault \
 		--store etcd,etcd3 -k etcd $(ARGS)
 
 # The recipes, with the frameworks that they are for.
