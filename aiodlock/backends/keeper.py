@@ -469,6 +469,8 @@ class Keeper:
     ) -> None:
         """Take the answer to an extension by ``length``; ``granted``: it was sent as a holder's."""
         place.failures, place.silent_since = 0, None
+        # Asked for since, and not sent yet: this answer may be older than what there is to see then.
+        again = place.beat == 0.0 and not place.asked
         if place.granted and isinstance(result, Waiting):
             if not granted:
                 # A notice has overtaken this answer, and the extension to the full ttl is due.
@@ -496,7 +498,7 @@ class Keeper:
             place.look_at = None
             place.floor = result.floor
             if place.stage is WAITING and result.look_at is not None:
-                place.beat = self._beat_of(place)
+                place.beat = 0.0 if again else self._beat_of(place)
                 self.look_at(place, result.look_at)
                 return
         elif place.stage is WAITING:
@@ -513,7 +515,7 @@ class Keeper:
             self.extend_now(place)
             return
         place.capped = place.terms.max_hold is not None and length < place.lease_ttl
-        place.beat = self._beat_of(place)
+        place.beat = 0.0 if again else self._beat_of(place)
         self._schedule(place)
 
     def granted(self, place: KeptPlace, token: int, deadline: float) -> None:

@@ -364,6 +364,22 @@ async def test_head_looks_when_its_blockers_lease_ends(kept: Kept) -> None:
         await until(lambda: kept.store.asked)
 
 
+@pytest.mark.parametrize("head", [False, True])
+async def test_look_is_not_forgotten_for_an_older_answer_of_the_same_turn(
+    kept: Kept, head: bool
+) -> None:
+    kept.store.answer = lambda _, length: Waiting(now() + length, None)
+    place = await kept.waiter(waiter_ttl=300.0)
+    kept.keeper.on_look("a")
+    await until(lambda: kept.store.asked)
+    older = Waiting(now() + 300.0, now() + 200.0 if head else None)
+    kept.keeper.on_look("a")
+    kept.keeper.on_answer(place, older, 300.0, False)
+    await until(lambda: len(kept.store.asked) == 2)
+    kept.keeper.on_answer(place, older, 300.0, False)
+    assert place.due > now() + 5.0  # once is enough
+
+
 async def test_granted_head_is_no_longer_watching(kept: Kept) -> None:
     place = await kept.waiter(waiter_ttl=3.0)
     kept.keeper.look_at(place, now() + 5)
