@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ import aiodlock
 from ..conftest import MakeClient
 from ..proxy import FaultProxy
 from ..scenes import BRIEF, until, until_cancelled, until_waiting
+from ..servers import POSTGRES
 
 
 async def test_leaders_follow_each_other_in_order_and_leaving_resigns(
@@ -90,6 +92,29 @@ async def test_observer_hears_of_a_leader_without_looking_for_one(make_client: M
         waiting = asyncio.ensure_future(anext(values))
     waiting.cancel()
     await asyncio.wait({waiting})
+    await values.aclose()
+
+
+@pytest.mark.stores(*POSTGRES)
+async def test_observer_looks_again_when_the_server_listens(make_client: MakeClient) -> None:
+    leading, watching = await make_client(), await make_client()
+    assert watching._session is not None
+    backend: Any = watching._session.backend
+    listening, may_listen = backend.store._listening, asyncio.Event()
+    listen_to_all = listening._listen_to_all
+
+    async def listen_late(connection: object) -> None:
+        await may_listen.wait()
+        await listen_to_all(connection)
+
+    listening._listen_to_all = listen_late
+    values = watching.election("boss").observe(interval=600)
+    waiting = asyncio.ensure_future(anext(values))
+    await asyncio.sleep(0)
+    await watching.inspect("boss")  # behind the observer's own look
+    async with asyncio.timeout(10), leading.election("boss").lead("a"):
+        may_listen.set()
+        assert await waiting == "a"
     await values.aclose()
 
 

@@ -511,7 +511,8 @@ class Listening:
         self._changed = asyncio.Event()
 
     def listen(self, channel: str, heard: Callable[[str], object]) -> Callable[[], None]:
-        """Have ``heard`` called with each payload; return what ends that."""
+        """Have ``heard`` called with each payload, and with an empty one when the server listens from now
+        on: what was sent before is not told. Return what ends that."""
         self._heard_by.setdefault(channel, []).append(heard)
         self._changed.set()
 
@@ -532,6 +533,7 @@ class Listening:
         for channel in self._heard_by.keys() - self._listened:
             await ask(connection, connection.add_listener(channel, self._hear), _ANSWER_WITHIN)
             self._listened.add(channel)
+            self._hear(None, 0, channel, "")
         for channel in self._listened - self._heard_by.keys():
             await ask(connection, connection.remove_listener(channel, self._hear), _ANSWER_WITHIN)
             self._listened.discard(channel)

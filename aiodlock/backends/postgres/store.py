@@ -240,7 +240,7 @@ class PostgresBackend:
     def _hear_one(self, message: str) -> None:
         if message == "probe":
             self._probed.set()
-        else:
+        elif message:
             self._hear([message])
 
     def _hear(self, messages: Sequence[str]) -> None:
