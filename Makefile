@@ -58,7 +58,7 @@ test-topologies: setup
 	$(BIN)/python -m pytest --numprocesses 4 tests/contract/test_locking.py tests/contract/test_shared.py \
 		tests/contract/test_semaphore.py tests/contract/test_lock_delay.py --store pgbouncer $(ARGS)
 	$(BIN)/python -m pytest --numprocesses 4 tests/etcd tests/contract/test_locking.py tests/contract/test_shared.py \
-		tests/contract/test_semaphore.py tests/contract/test_hold_at_least.py tests/contract/test_once.py \
+		tests/contract/test_semaphore.py tests/contract/test_hold_at_least.py tests/contract/test_once.py tests/contract/test_election.py \
 		--store etcd $(ARGS)
 	$(BIN)/python -m pytest --numprocesses 4 tests/contract/test_locking.py tests/contract/test_shared.py \
 		tests/contract/test_semaphore.py tests/contract/test_multilock.py tests/contract/test_client_life.py \

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import aiodlock
+from aiodlock.backends.etcd.store import EtcdBackend
 
 from ..conftest import MakeClient
 from ..proxy import FaultProxy
 from ..scenes import BRIEF, until, until_cancelled, until_waiting
-from ..servers import POSTGRES
+from ..servers import ETCD, POSTGRES
 
 
 async def test_leaders_follow_each_other_in_order_and_leaving_resigns(
@@ -95,11 +97,14 @@ async def test_observer_hears_of_a_leader_without_looking_for_one(make_client: M
     await values.aclose()
 
 
-@pytest.mark.stores(*POSTGRES)
-async def test_observer_looks_again_when_the_server_listens(make_client: MakeClient) -> None:
-    leading, watching = await make_client(), await make_client()
-    assert watching._session is not None
-    backend: Any = watching._session.backend
+def _listens_late(client: aiodlock.Client) -> Callable[[], object]:
+    """Keep what the client wants to listen to from its server; return what lets it go."""
+    assert client._session is not None
+    backend: Any = client._session.backend
+    if isinstance(backend, EtcdBackend):
+        unsent, kept = backend.watches._unsent, asyncio.Queue[Any]()
+        put, unsent.put_nowait = unsent.put_nowait, kept.put_nowait  # type: ignore[method-assign]
+        return lambda: [put(kept.get_nowait()) for _ in range(kept.qsize())]
     listening, may_listen = backend.store._listening, asyncio.Event()
     listen_to_all = listening._listen_to_all
 
@@ -108,12 +113,19 @@ async def test_observer_looks_again_when_the_server_listens(make_client: MakeCli
         await listen_to_all(connection)
 
     listening._listen_to_all = listen_late
+    return may_listen.set
+
+
+@pytest.mark.stores(*POSTGRES, *ETCD)
+async def test_observer_looks_again_when_the_server_listens(make_client: MakeClient) -> None:
+    leading, watching = await make_client(), await make_client()
+    listen = _listens_late(watching)
     values = watching.election("boss").observe(interval=600)
     waiting = asyncio.ensure_future(anext(values))
     await asyncio.sleep(0)
     await watching.inspect("boss")  # behind the observer's own look
     async with asyncio.timeout(10), leading.election("boss").lead("a"):
-        may_listen.set()
+        listen()
         assert await waiting == "a"
     await values.aclose()
 

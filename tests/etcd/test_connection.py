@@ -20,6 +20,8 @@ from aiodlock.backends.etcd import connection as ours
 from aiodlock.backends.etcd import frames as f
 from aiodlock.backends.etcd.connection import Connection, connect
 from aiodlock.backends.etcd.exchange import Exchange, Lost, NotSent, Status
+from aiodlock.backends.etcd.link import Link
+from aiodlock.backends.etcd.sources import read_url
 
 _HEAD = [(":status", "200"), ("content-type", "application/grpc")]
 _OK = [("grpc-status", "0"), ("grpc-message", "")]
@@ -656,3 +658,22 @@ def test_frames_of_another_implementation_are_read_in_any_pieces(seed: int) -> N
         found += [(one.kind, one.stream, one.payload) for one in reader.feed(out[:size])]
         out = out[size:]
     assert found == expected
+
+
+async def test_endpoint_that_fails_while_the_client_is_left_begins_no_other() -> None:
+    link = Link(*read_url("etcd://127.0.0.1:1"))
+    running = asyncio.create_task(link.run())
+    await link.opened()
+    assert link._tasks is not None
+
+    async def fail_when_cancelled() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            link.failed(link.generation, Lost("cut"))
+
+    link._tasks.create_task(fail_when_cancelled())
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()

@@ -188,7 +188,12 @@ class Link:
         """Go on with the endpoint that ``_at`` says."""
         assert self._tasks is not None
         self._way = way = _Way(self.endpoint, delay)
-        way.serving = self._tasks.create_task(self._serve(way))
+        serving = self._serve(way)
+        try:
+            way.serving = self._tasks.create_task(serving)
+        except RuntimeError:  # the client is being left: what ends with it must not begin anew
+            serving.close()
+            way.end(BackendUnavailable(f"the client of {self.described} is being left"))
 
     async def _serve(self, way: _Way) -> None:
         """Connect, and keep the connection until another endpoint is used."""

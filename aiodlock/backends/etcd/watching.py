@@ -64,7 +64,8 @@ class Watches:
         missed: Callable[[], None],
     ) -> Watch:
         """Have ``heard`` called with the changes of each answer from revision ``start`` on, and the
-        revision up to which they are known then; 0 as start: from now on.
+        revision up to which they are known then. 0 as start: from when the cluster knows of it, which
+        is told without changes.
 
         ``missed`` is called when changes can not be had any more. The watch has ended then.
         """
@@ -106,9 +107,10 @@ class Watches:
             watch.missed()
             return
         if answer.created:
+            watch.created = True
             if not watch.start:
                 watch.start = revision + 1
-            watch.created = True
+                watch.heard([], revision)
         if answer.events:
             # A stream that was opened anew may tell again what was known.
             last = max(event.kv.mod_revision for event in answer.events if event.kv is not None)
