@@ -16,6 +16,7 @@ from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.batches import Batches
 from aiodlock.backends.etcd.place import EtcdPlace
 
+from ..scenes import until
 from .conftest import Direct, Heard
 from .servers import EtcdCluster
 from .test_faults import _acquire, _left
@@ -49,9 +50,7 @@ async def _wait(direct: Direct, **terms: Any) -> tuple[EtcdPlace, Heard]:
 async def _followed(direct: Direct, kind: str = "lock") -> None:
     """Wait until the client follows the name: until then nothing is passed on."""
     room = direct.store.rooms.of(direct.store.keys(kind, "name"))
-    async with asyncio.timeout(10.0):
-        while room._watch is None:
-            await asyncio.sleep(0.01)
+    await until(lambda: room._watch is not None)
 
 
 async def test_next_one_of_the_client_holds_before_the_key_is_deleted_and_no_other(
@@ -114,9 +113,7 @@ async def test_nothing_is_passed_on_if_more_than_the_key_has_a_say(
     waiter, waiter_heard = await _wait(direct, kind=kind)
     gate = Gate(direct, monkeypatch)
     leave = asyncio.create_task(holder.leave(end))
-    async with asyncio.timeout(10.0):
-        while not gate.kept:
-            await asyncio.sleep(0.01)
+    await until(lambda: gate.kept)
     assert waiter_heard.words == []
     gate.open.set()
     await leave
@@ -155,9 +152,7 @@ async def test_owner_that_asks_in_another_mode_gets_in_beside_its_request_and_no
     joining = asyncio.create_task(mate.acquire(wait=True))
     await asyncio.sleep(0)
     leave = asyncio.create_task(holder.leave(ENDED))
-    async with asyncio.timeout(10.0):
-        while not gate.kept:
-            await asyncio.sleep(0.01)
+    await until(lambda: gate.kept)
     assert waiter_heard.words == []
     gate.open.set()
     answer = await joining

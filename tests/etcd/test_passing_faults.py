@@ -17,7 +17,7 @@ from aiodlock.backends.etcd import link as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.place import EtcdPlace
 
-from ..scenes import PATIENCE
+from ..scenes import PATIENCE, until
 from .conftest import Direct, Heard
 from .cuts import Cut
 from .servers import EtcdCluster, free_ports
@@ -126,9 +126,7 @@ async def test_lingering_ones_pass_on_and_are_recalled_by_others_in_order(
     assert first._successors is not None  # it watches for others, and knows of none
     # Another client's comes, and then the next one of this client: it must not overtake.
     foreign, foreign_heard = await _line_up(other, linger=60.0)
-    async with asyncio.timeout(10.0):
-        while not first.recalled:
-            await asyncio.sleep(0.01)
+    await until(lambda: first.recalled)
     last, last_heard = await _line_up(direct, linger=60.0)
     assert foreign_heard.words == []
     await leaves.of(first)

@@ -112,9 +112,16 @@ class Tormentor(ABC):
     def of_server(self) -> dict[str, Fault]:
         """Return what may happen to a server."""
 
-    @abstractmethod
     def lose(self, line: Any, *, replies: bool, times: int) -> None:
         """Lose the next commands on a line, or their replies."""
+        (line.lose_replies if replies else line.lose_commands)(times)
+
+    async def after(self, seconds: float) -> None:
+        """Have all servers run and answer after so long, or when the soak ends."""
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            await asyncio.shield(self.heal())
 
     # -- running ---------------------------------------------------------------------------------
 

@@ -210,9 +210,6 @@ class PostgresTormentor(Tormentor):
         rows = await self._execute(f"select {' + '.join(sums)}")
         return "live rows", int(rows[0][0])
 
-    def lose(self, line: Any, *, replies: bool, times: int) -> None:
-        (line.lose_replies if replies else line.lose_commands)(times)
-
     def of_server(self) -> dict[str, Fault]:
         return {
             "pg_terminate_backend": self._terminate,
@@ -324,9 +321,6 @@ class EtcdTormentor(Tormentor):
         ]
         return "resident", sum(map(resident, running))
 
-    def lose(self, line: Any, *, replies: bool, times: int) -> None:
-        (line.lose_replies if replies else line.lose_commands)(times)
-
     def of_server(self) -> dict[str, Fault]:
         return {
             "member killed and restarted": self._kill,
@@ -337,30 +331,24 @@ class EtcdTormentor(Tormentor):
             **self.of_disk(),
         }
 
-    async def _after(self, seconds: float) -> None:
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            await asyncio.shield(self.heal())
-
     async def _kill(self) -> None:
         await asyncio.to_thread(self._rng.choice(self.cluster.nodes).kill)
-        await self._after(self.up_to(6.0))
+        await self.after(self.up_to(6.0))
 
     async def _stop(self) -> None:
         self._rng.choice(self.cluster.nodes).pause()
-        await self._after(self.up_to(6.0))
+        await self.after(self.up_to(6.0))
 
     async def _stop_all(self) -> None:
         for node in self.cluster.nodes:
             node.pause()
-        await self._after(self.up_to(2.0))
+        await self.after(self.up_to(2.0))
 
     async def _cut_off(self) -> None:
         """What the others send to it is lost; it still reaches them, until they have no answer."""
         wire = self._rng.choice(self._peers)
         self._rng.choice((wire.stall, wire.half_open, wire.cut))()
-        await self._after(self.up_to(6.0))
+        await self.after(self.up_to(6.0))
 
     async def _compact(self) -> None:
         def compact() -> None:
@@ -417,9 +405,6 @@ class ZooKeeperTormentor(Tormentor):
         ]
         return "resident", sum(map(resident, running))
 
-    def lose(self, line: Any, *, replies: bool, times: int) -> None:
-        (line.lose_replies if replies else line.lose_commands)(times)
-
     def of_server(self) -> dict[str, Fault]:
         return {
             "server killed and restarted": self._kill,
@@ -435,41 +420,35 @@ class ZooKeeperTormentor(Tormentor):
     def _any(self) -> int:
         return self._rng.choice(list(self.ensemble.servers))
 
-    async def _after(self, seconds: float) -> None:
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            await asyncio.shield(self.heal())
-
     async def _kill(self) -> None:
         await asyncio.to_thread(self.ensemble.servers[self._any()].crash)
-        await self._after(self.up_to(6.0))
+        await self.after(self.up_to(6.0))
 
     async def _kill_leader(self) -> None:
         leader = await asyncio.to_thread(self.ensemble.leader)
         await asyncio.to_thread(self.ensemble.servers[leader].crash)
-        await self._after(self.up_to(6.0))
+        await self.after(self.up_to(6.0))
 
     async def _stop(self) -> None:
         self.ensemble.servers[self._any()].pause()
-        await self._after(self.up_to(6.0))
+        await self.after(self.up_to(6.0))
 
     async def _stop_leader(self) -> None:
         self.ensemble.servers[await asyncio.to_thread(self.ensemble.leader)].pause()
-        await self._after(self.up_to(6.0))
+        await self.after(self.up_to(6.0))
 
     async def _stop_all(self) -> None:
         for server in self.ensemble.servers.values():
             server.pause()
-        await self._after(self.up_to(2.0))
+        await self.after(self.up_to(2.0))
 
     async def _cut_off(self) -> None:
         await asyncio.to_thread(self.ensemble.isolate, self._any())
-        await self._after(self.up_to(6.0))
+        await self.after(self.up_to(6.0))
 
     async def _reset(self) -> None:
         await asyncio.to_thread(lambda: self.ensemble.isolate(self._any(), reset=True))
-        await self._after(self.up_to(6.0))
+        await self.after(self.up_to(6.0))
 
 
 #: What `--store` takes.
