@@ -266,7 +266,8 @@ class Deadlocks:
             told = self._told.get(request)
             if told is None:
                 continue  # its wait has ended meanwhile
-            told.due = now() + (_SECOND if told.probes == 0 else _LATER)
+            # Counted from the look, not from here: or those that were told later would miss the next one.
+            told.due = self._looked_at + (_SECOND if told.probes == 0 else _LATER)
             told.probes += 1
             if told.place is None:
                 self._take_back(told)  # what the store has forgotten

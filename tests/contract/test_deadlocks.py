@@ -377,3 +377,28 @@ async def test_many_waits_that_become_long_are_looked_at_together(
             await lease.release()
         await asyncio.gather(*tasks)
     assert all(later - earlier >= 0.45 for earlier, later in pairwise(looks))
+
+
+@pytest.mark.stores("memory")
+async def test_waits_of_one_look_are_looked_at_again_together(make_client: MakeClient) -> None:
+    client = await make_client(deadlock_after=600.0)
+    names, all_hold = ("a", "b", "c"), asyncio.Barrier(3)
+    async with (
+        client.lock("x"),
+        gathered(*(take(client.lock(name), client.lock("x"), all_hold) for name in names)),
+    ):
+        await until_waiting(client, "x", 3)
+        assert client._session is not None
+        deadlocks: Any = client._session.deadlocks
+        tell = deadlocks._tell
+
+        async def tell_slowly(told: object) -> None:
+            await asyncio.sleep(0.01)
+            await tell(told)
+
+        deadlocks._tell = tell_slowly
+        for request in list(deadlocks._timers):
+            deadlocks._waits_long(request)
+        told = list(deadlocks._told.values())
+        await until(lambda: len(told) == 3 and all(one.probes == 1 and one.place for one in told))
+        assert len({one.due for one in told}) == 1
