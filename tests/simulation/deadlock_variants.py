@@ -126,6 +126,7 @@ def _sleep_until_the_next(simulation: Simulation) -> None:
     async def until_due(self: _deadlocks.Deadlocks) -> None:
         due = min(told.due for told in self._told.values())
         await asyncio.sleep(max(0.0, due - now()))
+        self._looked_at = now()
 
     simulation.patch(_deadlocks.Deadlocks, "_until_due", until_due)
 
