@@ -2,6 +2,7 @@
 
 The file has JSON lines: what is run and on which tree, then one line per block of seeds. A block that was
 not finished is run again. A file of another tree is not continued: its seeds were seeds of other code.
+The hash of a tree covers the files that seeds of that kind load (``loaded.py``), and no others.
 """
 
 from __future__ import annotations
@@ -13,16 +14,15 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
-from hashlib import sha256
 from multiprocessing import get_context
 from pathlib import Path
 from time import process_time
 from typing import Any
 
+from .loaded import ROOT, tree_hash
 from .run import Total, collector_at_rest, run_seed
 from .scenario import Simulation
 
-_ROOT = Path(__file__).parents[2]
 _BLOCK = 50
 
 
@@ -53,19 +53,9 @@ class Block:
     violations: dict[str, str] = field(default_factory=dict)
 
 
-def tree_hash() -> str:
-    """Return a hash of the library and of the simulation."""
-    digest = sha256()
-    for folder in ("aiodlock", "tests/simulation"):
-        for path in sorted((_ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".lua", ".sql"):
-                digest.update(f"{path.relative_to(_ROOT)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
 def _commit() -> str:
     command = ["git", "rev-parse", "--short", "HEAD"]
-    ran = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return ran.stdout.strip()
 
 
@@ -98,7 +88,7 @@ def run(
     path: Path, name: str, kind: type[Simulation], start: int, seeds: int, jobs: int = 1
 ) -> bool:
     """Run what is missing of ``seeds`` seeds from ``start`` on; return whether there were violations."""
-    campaign = Campaign(name, start, tree_hash(), _commit())
+    campaign = Campaign(name, start, tree_hash(kind), _commit())
     done: list[Block] = []
     if path.exists() and path.stat().st_size:
         known, done = read(path)

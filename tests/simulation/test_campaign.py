@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from . import campaign
+from .loaded import ROOT, loaded_by, tree_hash
 from .memory import MachineSimulation
 from .scenario import Simulation
 from .shrink import diagram, shrink
@@ -47,7 +49,7 @@ def test_campaign_of_another_tree_or_range_is_refused(
     before = path.read_text()
     with pytest.raises(campaign.OtherTree, match="from 3"):
         _run(path, 1, start=4)
-    monkeypatch.setattr(campaign, "tree_hash", lambda: "other")
+    monkeypatch.setattr(campaign, "tree_hash", lambda kind: "other")
     with pytest.raises(campaign.OtherTree, match="other"):
         _run(path, 2)
     assert path.read_text() == before
@@ -79,22 +81,29 @@ def test_summary_tells_ranges_grants_hours_and_violations(tmp_path: Path) -> Non
         file.write(json.dumps(asdict(block)) + "\n")
     text = campaign.summary([path])
     grants = campaign.read(path)[1][0].grants + 11
-    assert f"| machine | 3-6 | {campaign.tree_hash()}" in text
+    assert f"| machine | 3-6 | {tree_hash(MachineSimulation)}" in text
     assert f"4 seeds, {grants} grants, 2.0 h of virtual time, 1 violations" in text
     assert "machine seed 6: token: two" in text
 
 
-def test_hash_of_the_tree_follows_each_source_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(campaign, "_ROOT", tmp_path)
-    (tmp_path / "aiodlock").mkdir()
-    hashes = [campaign.tree_hash()]
-    for name, text in (("a.py", "1"), ("a.py", "2"), ("b.lua", "2"), ("c.pyc", "2")):
-        (tmp_path / "aiodlock" / name).write_text(text)
-        hashes.append(campaign.tree_hash())
-    assert len(set(hashes)) == 4
-    assert hashes[-1] == hashes[-2], "byte code is no source"
+def test_hash_covers_what_seeds_load_and_nothing_else(tmp_path: Path) -> None:
+    files = loaded_by(MachineSimulation)
+    core, store = "aiodlock/_request.py", "aiodlock/backends/etcd/store.py"
+    script, server = "aiodlock/backends/redis/lua/acquire.lua", "tests/simulation/memory.py"
+    assert {core, script, server} < {*files}
+    others = ("etcd", "postgres", "zookeeper", "/web/", "/cli/", "test_", "variants", "__main__")
+    assert not [file for file in files if any(other in file for other in others)]
+    for file in (*files, store, "tests/simulation/loaded.py"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
+    before = tree_hash(MachineSimulation, tmp_path)
+    assert before == tree_hash(MachineSimulation)
+
+    (tmp_path / store).write_text("changed")
+    assert tree_hash(MachineSimulation, tmp_path) == before
+    with (tmp_path / core).open("a") as changed:
+        changed.write("# changed\n")
+    assert tree_hash(MachineSimulation, tmp_path) != before
 
 
 def _fails_at_the_third_grant(simulation: Simulation) -> None:
