@@ -469,8 +469,7 @@ class Keeper:
     ) -> None:
         """Take the answer to an extension by ``length``; ``granted``: it was sent as a holder's."""
         place.failures, place.silent_since = 0, None
-        # Asked for since, and not sent yet: this answer may be older than what there is to see then.
-        again = place.beat == 0.0 and not place.asked
+        again = self._asked_for_since(place)
         if place.granted and isinstance(result, Waiting):
             if not granted:
                 # A notice has overtaken this answer, and the extension to the full ttl is due.
@@ -518,6 +517,12 @@ class Keeper:
         place.beat = 0.0 if again else self._beat_of(place)
         self._schedule(place)
 
+    @staticmethod
+    def _asked_for_since(place: KeptPlace) -> bool:
+        """Whether an extension is due now and not sent yet: an answer that comes now may be older than what
+        there is to see then."""
+        return place.beat == 0.0 and not place.asked
+
     def granted(self, place: KeptPlace, token: int, deadline: float) -> None:
         """A waiter came to hold, with what was left of its lease as a waiter: extend it to the full ttl.
 
@@ -551,6 +556,7 @@ class Keeper:
         listener.recorded(result, unsure=place.ambiguous)
 
     def _on_unknown(self, place: KeptPlace, error: BackendError) -> None:
+        again = self._asked_for_since(place)
         place.asked = False
         if place.stage is OVER:
             return
@@ -567,7 +573,8 @@ class Keeper:
                 self._give_up(place, silent, error)
                 return
             longest = min(longest, patience)
-        place.beat = moment + pause_after(place.failures, first=_FIRST_RETRY, longest=longest)
+        pause = pause_after(place.failures, first=_FIRST_RETRY, longest=longest)
+        place.beat = 0.0 if again else moment + pause
         place.look_at = None
         self._schedule(place)
 

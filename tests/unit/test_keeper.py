@@ -380,6 +380,26 @@ async def test_look_is_not_forgotten_for_an_older_answer_of_the_same_turn(
     assert place.due > now() + 5.0  # once is enough
 
 
+async def test_look_is_not_forgotten_for_an_older_failure_of_the_same_turn(kept: Kept) -> None:
+    """A look says that there is something to see now; how long to wait after a failure is older."""
+
+    def fail_once(_: StoreRequest, length: float) -> Outcome:
+        if len(kept.store.asked) > 1:
+            return Waiting(now() + length, None)
+        kept.keeper.on_look("a")
+        return BackendUnavailable("busy")
+
+    kept.store.answer = fail_once
+    place = await kept.waiter(waiter_ttl=300.0)
+    place.failures = 10  # the next pause takes long
+    kept.keeper.on_look("a")
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert kept.heard.failed
+    assert len(kept.store.asked) == 2
+    assert place.due > now() + 5.0  # once is enough
+
+
 async def test_granted_head_is_no_longer_watching(kept: Kept) -> None:
     place = await kept.waiter(waiter_ttl=3.0)
     kept.keeper.look_at(place, now() + 5)
