@@ -17,6 +17,7 @@ ghost       what a client has left never comes back
 keys        every key has a TTL that covers its records
 idle        a free name is not kept from a waiter that is well
 broken      what an operator broke is not held once its client has heard of it, whatever comes later
+hint        who is told acts on it at once: see ``hints.py``
 storm       no request asks one server again and again without a pause
 liveness    after the faults everybody is served
 leak        afterwards nothing is left, neither keys nor tasks nor places

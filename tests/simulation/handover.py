@@ -43,6 +43,8 @@ class HandOver(QuorumSimulation):
     ``_left_at`` (when a holder's leave reached a node last), ``_asked_at`` (by request id: when a node was
     asked), ``_held`` (the requests that have come to hold)."""
 
+    reads_late = 0.0
+
     def __init__(
         self, seed: int, prepare: Callable[[Simulation], None] | None = None, **options: Any
     ) -> None:

@@ -254,6 +254,7 @@ class Line(Conn):
         network.connections.append(self)
 
     def send(self, call: Call) -> None:
+        self.network.on_ask(call.id)
         if self.process.dead or not self.open or (self.mute and self.stuck):
             return
         self.in_flight.append((call, self.process.boot()))
@@ -293,12 +294,17 @@ class Line(Conn):
                 self.network.on_broken(answer.id, answer.token)
             elif answer.word == "recall" or answer.recalled:
                 self.network.on_recalled(answer.id)
+            if answer.word in ("look", "granted", "done"):
+                for id in answer.id.split(","):
+                    self.network.on_hint(self.process, id)
             self.heard(data)
             return
         call, sent = self.in_flight.popleft()
         assert call is what
         if call.script in ("acquire", "extend", "leave"):
             self.network.on_reply(self.process, call, sent, answer)
+        elif call.script == "subscribe" and not isinstance(answer, Exception):
+            self.network.on_listening(self.process)
         self.heard(data)
 
     def _close_server_end(self) -> None:

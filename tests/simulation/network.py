@@ -25,6 +25,9 @@ from .world import Process, World
 
 _NOTHING = False
 _BROKEN = re.compile(rb"broken \S+ (\S+) (\d+)")
+_HINT = re.compile(rb"(?:look|granted|done) \S+ (\S+)")
+#: The client's own channel is subscribed to: what was said meanwhile is lost.
+_LISTENS = re.compile(rb"\bsubscribe\r\n\$\d+\r\naiodlock:2:client:")
 #: A message of its own, or the notice of a grant that is recalled at once.
 _RECALLED = re.compile(rb"recall \S+ (\S+) \d|granted \S+ (\S+) \d+r")
 
@@ -72,6 +75,11 @@ class Network:
         self.on_broken: Callable[[str, int], None] = lambda *_: None
         #: Told which requests a client hears are recalled: the request's id.
         self.on_recalled: Callable[[str], None] = lambda _: None
+        #: Told who hears that a request should ask, or was granted; and for which request a client asks.
+        self.on_hint: Callable[[Process, str], None] = lambda *_: None
+        self.on_ask: Callable[[str], None] = lambda _: None
+        #: Told whose client listens (again) from now on.
+        self.on_listening: Callable[[Process], None] = lambda _: None
         #: Told of what reaches a client on a connection that subscribes.
         self.on_message: Callable[[bytes], None] = lambda _: None
 
@@ -158,6 +166,7 @@ class Conn:
         while (fields := self._sent.gets()) is not _NOTHING:
             command = Command(fields)
             commands.append(command)
+            self.network.on_ask(command.id)
             self._subscribes = self._subscribes or command.name == b"SUBSCRIBE"
             if not self._subscribes:
                 self.in_flight.append((command, self.process.boot()))
@@ -240,7 +249,7 @@ class Conn:
         if self.path.in_blocked or self._held_in:
             self._held_in.append(data)
         else:
-            self.process.deliver(partial(self._receive, data))
+            self.process.deliver(partial(self._receive, data), self)
 
     def _receive(self, data: bytes | None) -> None:
         transport = self.transport
@@ -255,6 +264,11 @@ class Conn:
                 self.network.on_broken(id.decode(), int(token))
             for one, other in _RECALLED.findall(data):
                 self.network.on_recalled((one or other).decode())
+            if _LISTENS.search(data):
+                self.network.on_listening(self.process)
+            for ids in _HINT.findall(data):
+                for id in ids.decode().split(","):
+                    self.network.on_hint(self.process, id)
         else:
             self._heard.feed(data)
             while (reply := self._heard.gets()) is not _NOTHING:
@@ -274,14 +288,14 @@ class Conn:
         while self._held_out and not self._is_held_back():
             self._serve(self._held_out.popleft())
         while self._held_in and not self.path.in_blocked:
-            self.process.deliver(partial(self._receive, self._held_in.popleft()))
+            self.process.deliver(partial(self._receive, self._held_in.popleft()), self)
 
     def cut(self) -> None:
         """A reset somewhere in between: both ends learn it; of what is under way a part comes through."""
         self._end_out()
         self.mute = True
         self._held_in.clear()
-        self.process.deliver(lambda: self._receive(None))
+        self.process.deliver(lambda: self._receive(None), self)
 
     def cut_by_server(self) -> None:
         self._close_server_end()

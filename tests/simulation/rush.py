@@ -32,6 +32,8 @@ _WAITS = (ASKING, WAITING)
 class Rush(QuorumSimulation):
     """One seed. Mutable state besides: ``_waits_since`` and ``_free_since`` (true times), ``_held``."""
 
+    reads_late = 0.0
+
     def __init__(
         self, seed: int, prepare: Callable[[Simulation], None] | None = None, **options: Any
     ) -> None:

@@ -29,6 +29,7 @@ from aiodlock.backends.redis.quorum import QuorumBackend
 from aiodlock.backends.redis.settings import Settings
 
 from .checkers import Body, Checkers
+from .hints import Hints
 from .network import Network, SimSource
 from .onces import Onces, attach
 from .server import SimServer
@@ -38,6 +39,7 @@ from .world import Process, Scope, World
 _CHAOS = (2.0, 5.0)
 #: A dead connection is noticed after 1 to 16 s (a subscription after 15 s), connecting pauses up to 2 s.
 _SERVED_WITHIN = 60.0
+_READS_EVERY = (0.002, 0.01, 0.03)
 
 _T = TypeVar("_T")
 
@@ -137,6 +139,8 @@ class Simulation:
     backend_class: type[RedisBackend] = RedisBackend
     #: Whether the store has records of successes, and holds.
     keeps_records = True
+    #: In which share of the seeds messages come together.
+    reads_late = 0.35
 
     def __init__(self, seed: int, prepare: Callable[[Simulation], None] | None = None) -> None:
         self.seed = seed
@@ -170,6 +174,10 @@ class Simulation:
         self._patches: list[tuple[object, str, object]] = [
             (KeptPlace, "extend", _extend_for(self.checkers))
         ]
+        turns = random.Random(f"{seed} turns")
+        #: Messages that come in within so many seconds are read in one turn of a process's loop.
+        self.reads_every = turns.choice(_READS_EVERY) if turns.random() < self.reads_late else 0.0
+        self.hints: Hints | None = Hints(self) if self.keeps_records else None
         self.onces: Onces | None = attach(self) if self.keeps_records else None
         if prepare is not None:
             prepare(self)
@@ -216,7 +224,7 @@ class Simulation:
 
     def _watch_for_idle(self) -> None:
         """While connections are well, and long enough after they were not, no free name is kept waiting."""
-        patience = self.style.waiter_ttl / 3 + 0.15
+        patience = self.style.waiter_ttl / 3 + 0.15 + 3 * self.reads_every
         well = set(self.style.faults) <= set(_PROCESS)
         settled = 0.0 if well else self.chaos_ends + 18.0
 
@@ -323,6 +331,7 @@ class Simulation:
 
     def _start(self, name: str) -> None:
         process = Process(self.world, name)
+        process.reads_every = self.reads_every
         self.world.log(f"{name} starts")
         self.mains[process] = process.start(self._main(process))
 

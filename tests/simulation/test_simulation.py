@@ -24,7 +24,7 @@ from .quorum import QuorumSimulation
 from .run import run_seed
 from .rush import Rush
 from .scenario import Simulation
-from .world import Process
+from .world import Process, World
 
 #: In blocks, so that several workers share them.
 _BLOCKS, _BLOCK = 10, 20
@@ -149,6 +149,37 @@ def test_seed_replays_in_another_process() -> None:
         ran = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
         assert (ran.returncode, ran.stderr) == (0, "")
         assert ran.stdout.strip() == str(run_seed(3)).strip()
+
+
+def test_messages_come_together_each_connection_in_its_order() -> None:
+    orders = set()
+    for seed in range(20):
+        world, read = World(seed), list[tuple[str, int, float]]()
+        process = Process(world, "p")
+        process.reads_every = 0.01
+        for late, (connection, message) in enumerate([("a", 1), ("b", 1), ("a", 2), ("b", 2)]):
+
+            def take(connection: str = connection, message: int = message) -> None:
+                read.append((connection, message, world.time))  # noqa: B023
+
+            world.at(0.001 * late, process.deliver, take, connection)
+        world.run_until(0.02)
+        assert len({moment for _, _, moment in read}) == 1, "in one turn"
+        for connection in "ab":
+            assert [m for c, m, _ in read if c == connection] == [1, 2]
+        orders.add("".join(c for c, _, _ in read))
+        process.bury()
+    assert orders == {"aabb", "bbaa"}
+
+
+def test_hints_are_heard() -> None:
+    heard = 0
+    for seed in range(5):
+        simulation = MachineSimulation(seed)
+        simulation.run()
+        assert simulation.hints is not None
+        heard += simulation.hints.heard
+    assert heard > 20
 
 
 def test_schedule_tells_what_happened() -> None:

@@ -178,6 +178,18 @@ def _rely_on_notices(simulation: Simulation) -> None:
     simulation.patch(Keeper, "look_at", lambda self, place, moment: self._schedule(place))
 
 
+def _forget_hints(simulation: Simulation) -> None:
+    """Put a look off when the answer to an older question is read in the same turn."""
+    right = Keeper.on_answer
+
+    def on_answer(self: Keeper, place: KeptPlace, *answer: Any) -> None:
+        if place.beat == 0.0:
+            place.beat = 1e-9  # due all the same, and not known as asked for
+        right(self, place, *answer)
+
+    simulation.patch(Keeper, "on_answer", on_answer)
+
+
 def _look_late(simulation: Simulation) -> None:
     right = Keeper._beat_of
 
@@ -765,6 +777,7 @@ VARIANTS = {
         ("keys",),
     ),
     "waiters that rely on notices": Variant(_rely_on_notices, ("liveness",)),
+    "a hint is forgotten for an older answer": Variant(_forget_hints, ("hint",), seed=13),
     "heads that look late": Variant(_look_late, ("idle",), seed=26),
     "nobody is told of the end": Variant(_tell_nobody, ("told",), seed=6),
     "who notices the loss is spared": Variant(_spare_who_notices, ("told",), seed=2),
@@ -953,6 +966,9 @@ VARIANTS = {
         ("ghost",),
         kind=MachineSimulation,
         seed=2,
+    ),
+    "memory: a hint is forgotten for an older answer": Variant(
+        _forget_hints, ("hint",), kind=MachineSimulation, seed=21
     ),
     "memory: a break that overtakes its grant is dropped": Variant(
         _forget_early_breaks, ("broken",), kind=MachineSimulation

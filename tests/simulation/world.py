@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 from asyncio import _set_running_loop, format_helpers
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Context, copy_context
@@ -307,7 +306,11 @@ class Process:
         #: When it last ran on after a stop.
         self.resumed_at = 0.0
         self._sleeps: list[tuple[float, float]] = []
-        self._inbox: deque[Callable[[], None]] = deque()
+        #: What comes in is read at multiples of this, in true seconds; 0: at once.
+        self.reads_every = 0.0
+        #: What has come in, by connection, and is not read yet.
+        self._inbox: dict[object, list[Callable[[], None]]] = {}
+        self._order = random.Random(f"{world.seed} {name}")
         #: When the next turn is; never, so far.
         self._planned = inf
         self._plan = 0
@@ -363,8 +366,7 @@ class Process:
         self._stopped_at = None
         self.running = True
         self.resumed_at = self.world.time
-        while self._inbox:
-            self.loop.call_soon(self._inbox.popleft())
+        self._read()
         self.wake()
 
     def crash(self) -> None:
@@ -372,14 +374,29 @@ class Process:
         if self._stopped_at is None:
             self._stopped_at = self.world.time
 
-    def deliver(self, call: Callable[[], None]) -> None:
+    def deliver(self, call: Callable[[], None], connection: object = None) -> None:
         """Something came in from outside: it is there when the loop looks next."""
         if self.dead:
             return
-        if not self.running:
-            self._inbox.append(call)
+        if self.running and not self.reads_every:
+            self.loop.call_soon(call)
+            self.wake()
             return
-        self.loop.call_soon(call)
+        if self.running and not self._inbox:
+            ticks = self.world.time // self.reads_every + 1
+            self.world.at(ticks * self.reads_every, self._read)
+        self._inbox.setdefault(connection or call, []).append(call)
+
+    def _read(self) -> None:
+        """Read in one turn what has come in: each connection in its order, and these in any order."""
+        if not self.running or not self._inbox:
+            return
+        inbox, self._inbox = self._inbox, {}
+        connections = list(inbox)
+        self._order.shuffle(connections)
+        for connection in connections:
+            for call in inbox[connection]:
+                self.loop.call_soon(call)
         self.wake()
 
     def wake(self) -> None:
