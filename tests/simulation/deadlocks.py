@@ -386,6 +386,8 @@ class _Deadlocks(_Base):
 
     keeps_records = False
 
+    long_share = 0
+
     def __init__(self, seed: int, prepare: Callable[[Simulation], None] | None = None) -> None:
         self.chance = chance = random.Random(f"{seed} deadlocks")
         super().__init__(seed)

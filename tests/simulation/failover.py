@@ -161,6 +161,9 @@ class FailoverSimulation(Simulation):
     keeps_records = False
     checkers: FailoverCheckers
 
+    heeds_hints = False
+    long_share = 0
+
     def __init__(self, seed: int, prepare: Callable[[Simulation], None] | None = None) -> None:
         super().__init__(seed)
         rng = self.random

@@ -36,7 +36,7 @@ class _Recalls:
         self.heard: dict[str, float] = {}
         #: Bodies that got a lease without a message.
         self.handed_out = 0
-        network, on_reply = simulation.network, checkers.on_reply
+        network, on_reply = simulation.network, simulation.network.on_reply
         network.on_recalled = self._hear
 
         def hear_reply(process: Process, command: Any, sent: float, reply: Any) -> None:
@@ -169,6 +169,8 @@ class Lingers(Simulation):
 
     keeps_records = False  # a lock with hold_at_least does not linger
 
+    long_share = 0
+
     def __init__(self, seed: int, prepare: Callable[[Simulation], None] | None = None) -> None:
         self._chance = random.Random(f"{seed} lingers")
         self._locks = _Locks(self._chance)
@@ -192,6 +194,8 @@ class LingersOnTheMachine(MachineSimulation):
     """One seed on the machine."""
 
     keeps_records = False  # a lock with hold_at_least does not linger
+
+    long_share = 0
 
     def __init__(self, seed: int, prepare: Callable[[Simulation], None] | None = None) -> None:
         self._chance = random.Random(f"{seed} lingers")

@@ -363,6 +363,9 @@ class QuorumSimulation(Simulation):
     #: One seed of so many runs the scripts; in the others they are plain Python.
     lua_share = 10
 
+    heeds_hints = False
+    long_share = 0
+
     def __init__(
         self,
         seed: int,

@@ -217,3 +217,9 @@ def test_answer_to_an_extension_that_was_given_up_is_not_counted_on() -> None:
         assert checkers.at_most[id] > 11.0
     assert list(checkers.at_least) == ["taken"]
     process.bury()
+
+
+def test_one_seed_of_four_is_long_and_so_are_broken_variants() -> None:
+    for seed in range(4, 8):
+        stock, broken = MachineSimulation(seed), MachineSimulation(seed, lambda _: None)
+        assert stock.chaos_ends == broken.chaos_ends * (1.0 if seed % 4 == 0 else 0.5)
