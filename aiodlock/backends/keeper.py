@@ -16,7 +16,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 from .._backoff import pause_after
@@ -278,7 +278,7 @@ class Keeper:
             batch, self._batch = self._batch, []
             for server, part in self._apart(batch).items():
                 self._keep(server, part)
-            if self._looks or len(batch) >= _SLICE:
+            if self._looks or self._fresh or len(batch) >= _SLICE:
                 await asyncio.sleep(0)  # everybody else's turn
                 self._look_on()
                 continue
@@ -342,18 +342,17 @@ class Keeper:
         self._timer = None
         self._wake_at = _NEVER
         self._collect(now())
-        if self._batch:
+        if self._batch or self._fresh:
             self._due.set()
         else:
             self._set_timer()
 
     def _collect(self, moment: float) -> None:
-        """Put a slice of what must be extended now into the batch."""
-        if self._fresh:
-            fresh, self._fresh = self._fresh, {}
-            for place in fresh:
-                place.beat = self._first_beat(place)
-                self._schedule(place)
+        """Put a slice of what must be extended now into the batch; and a slice of what is new, which may be
+        due already, into the heap."""
+        for place in list(islice(self._fresh, _SLICE)):
+            place.beat = self._first_beat(place)
+            self._schedule(place)  # it is not new any more
         due: list[list[Any]] = []
         room = _SLICE
         while self._heap and room and (self._heap[0][2] is None or self._heap[0][0] <= moment):

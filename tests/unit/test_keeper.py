@@ -181,6 +181,30 @@ async def test_what_began_at_about_the_same_time_is_due_together(kept: Kept) -> 
         assert began + 64 / 3 - 1.001 <= place.beat <= began + spent + 64 / 3
 
 
+async def test_thousands_that_are_new_are_looked_at_in_slices(kept: Kept) -> None:
+    number = 3000
+    keeper, looked_at = kept.keeper, 0
+    first_beat = keeper._first_beat
+
+    def counted(place: KeptPlace) -> float:
+        nonlocal looked_at
+        looked_at += 1
+        return first_beat(place)
+
+    keeper._first_beat = counted  # type: ignore[method-assign]
+    for id in range(number):
+        await kept.place(Granted(1, now() + 8.05), str(id), ttl=12.0)
+    places = list(keeper.places.values())
+    in_each = [0]
+    while looked_at < number:
+        await asyncio.sleep(0)
+        in_each.append(looked_at - sum(in_each))
+    assert max(in_each) <= 400, "a timer and the task may have a slice each"
+    await until(
+        lambda: all(place.deadline > now() + 10 for place in places), "an extension of each"
+    )
+
+
 async def test_processes_do_not_ask_in_step(kept: Kept) -> None:
     phase, beats = kept.keeper._phase, set()
     for number in range(8):
