@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 from aiodlock.backends.base import Unanswered
 from aiodlock.backends.redis.refusals import ReplyError
-from aiodlock.backends.redis.wire import Wire
+from aiodlock.backends.redis.wire import TransportWire, Wire
 
 from ..scenes import until
 
@@ -94,3 +95,57 @@ async def test_hearing_that_fails_harms_neither_the_wire_nor_the_others() -> Non
     assert isinstance(heard[1], Unanswered), "the limits go on"
     assert [str(about["exception"]) for about in told] == ["a mistake"] * 2
     wire.close()
+
+
+class Transport:
+    """Says whether it would read."""
+
+    def __init__(self) -> None:
+        self.reads = False
+
+    def set_protocol(self, protocol: object) -> None: ...
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def write(self, data: bytes) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+def on_transport(answers: int) -> tuple[TransportWire, Transport, list[Any]]:
+    """Return a wire on which so many commands are in flight, and what becomes of them."""
+    transport, heard = Transport(), list[Any]()
+    connection: Any = SimpleNamespace(_writer=SimpleNamespace(transport=transport), _reader=None)
+    wire = TransportWire(connection, 60.0)
+    for _ in range(answers):
+        wire.call(b"command", heard.append, within=0.0)
+    return wire, transport, heard
+
+
+async def test_thousands_of_replies_in_one_packet_are_taken_in_slices_and_in_order() -> None:
+    wire, transport, heard = on_transport(5000)
+    wire.data_received(b"".join(b":%d\r\n" % number for number in range(5000)))
+    in_each = [len(heard)]
+    assert not transport.reads, "not more than there is already"
+    while len(heard) < 5000:
+        await asyncio.sleep(0)
+        in_each.append(len(heard) - sum(in_each))
+    assert heard == list(range(5000)), "and none of them has run out of time"
+    assert max(in_each) <= 200
+    await until(lambda: transport.reads)
+    wire.close()
+
+
+async def test_replies_that_came_before_the_end_of_a_connection_count() -> None:
+    wire, _, heard = on_transport(1001)
+    wire.data_received(b":1\r\n" * 1000)
+    wire.connection_lost(None)
+    await asyncio.sleep(0)
+    assert heard[:1000] == [1] * 1000
+    assert isinstance(heard[1000], Unanswered)
+    await asyncio.sleep(0)
+    assert len(heard) == 1001

@@ -25,6 +25,9 @@ from .refusals import ReplyError
 
 #: After so many commands the wire writes without waiting for the end of the turn: the server can begin.
 _WRITE_AT = 16
+#: So many replies are taken in one turn: after a stall thousands may come in one packet, and each of them
+#: wakes a task.
+_READ_AT_ONCE = 200
 _NOTHING: Final = object()
 
 
@@ -276,7 +279,10 @@ def fail(reply: Reader, error: BaseException) -> None:
 
 
 class TransportWire(Wire, asyncio.Protocol):
-    """On the transport of a connected redis-py connection, which is left empty."""
+    """On the transport of a connected redis-py connection, which is left empty.
+
+    Mutable state: ``_paused`` (nothing is read until the replies that were read are taken).
+    """
 
     def __init__(
         self,
@@ -285,6 +291,7 @@ class TransportWire(Wire, asyncio.Protocol):
         on_message: Callable[[Any], None] | None = None,
     ) -> None:
         super().__init__(reply_timeout, on_message)
+        self._paused = False
         self._reader = hiredis.Reader(
             notEnoughData=_NOTHING, protocolError=ReplyError, replyError=ReplyError
         )
@@ -305,15 +312,43 @@ class TransportWire(Wire, asyncio.Protocol):
         self._transport.write(data)
 
     def data_received(self, data: bytes) -> None:
-        reader = self._reader
-        reader.feed(data)
+        self._reader.feed(data)
+        if self._take():
+            self._paused = True
+            self._transport.pause_reading()
+            self._loop.call_soon(self._take_on)
+
+    def _take(self) -> bool:
+        """Take a slice of the replies that were read; return whether there may be more of them."""
+        gets = self._reader.gets
         try:
-            while (reply := reader.gets()) is not _NOTHING:
+            for _ in range(_READ_AT_ONCE):
+                if (reply := gets()) is _NOTHING:
+                    return False
                 self._receive(reply)
         except ReplyError as broken:
             self.close(broken)
+        return not self.lost.done()
+
+    def _take_on(self) -> None:
+        if not self._paused:
+            return
+        if self._take():
+            self._loop.call_soon(self._take_on)
+            return
+        self._paused = False
+        if not self.lost.done():
+            self._transport.resume_reading()
+
+    def _on_limit(self) -> None:
+        if self._paused:  # what is waited for may be among them
+            self._limit = self._loop.call_later(0.0, self._on_limit)
+        else:
+            super()._on_limit()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        while self._paused:  # what has come before its end counts
+            self._paused = self._take()
         self.close(exc or Unanswered("the server closed the connection"))
 
     def close(self, reason: Exception | None = None) -> None:
