@@ -425,10 +425,10 @@ class Acquirable:
                 request.queue()
                 await self._wait_until_woken(session, request)
                 moment = now()
-            if request.state is HELD and moment < request.ends_at:
+            if request.state is HELD and moment < request.ends_at and not session.closing:
                 return request
-            # No time left, or the server has forgotten the request: begin again at the end.
             session.check_usable()
+            # No time left, or the server has forgotten the request: begin again at the end.
             too_late = request.place.token != 0
             request = self._begin_again(session, request)
             if too_late:

@@ -28,7 +28,7 @@ from ._errors import BackendError, BackendUnavailable, ClientClosed, LockLost, L
 from ._hooks import Hooks
 from ._linger import Lingering
 from ._model import Kind
-from ._request import ASKING, HELD, KEPT, LEAVING, LOST, WAITING, Request
+from ._request import HELD, KEPT, LEAVING, LOST, WAITING, Request
 from ._slices import Slices
 from ._tasks import start_soon
 from ._telling import Telling
@@ -154,26 +154,19 @@ class Session:
         give_up_at = now() + within
         current = asyncio.current_task()  # perhaps in a body itself
         kept = self.lingering.release_all()
-        for request in list(self.requests.values()):
-            if request.state is HELD:
-                self.lose_if_overdue(request, spare=current)
-                self.lose(request, "closed", spare=current)
-            elif request.state in (ASKING, WAITING):
-                request.wake(self.closed_error(request.name))
-        for request in list(self.requests.values()):
-            # A bare lease has no body to wait for; our own does not end before we do.
-            if request.state is LOST and not set(request.armed or ()) - {current}:
-                self.departure.in_background(request)
         cancelled: asyncio.CancelledError | None = None
         try:
             try:
+                await self._end_all(current, give_up_at)
                 await self._until_all_left(give_up_at)
             except asyncio.CancelledError as outer:
                 # Perhaps by the loss just told: the body may await the task that closes. Bodies are given a
                 # moment to end, so that their locks are released; another cancellation ends the wait.
                 cancelled = outer
+                self._end_rest(current)
                 with anyio.CancelScope(shield=True):
                     await self._until_all_left(min(give_up_at, now() + _A_MOMENT))
+            self._end_rest(current)
             overdue = [request for request in self.requests.values() if request.state is LOST]
             for request in overdue:
                 _logger.warning(
@@ -193,6 +186,32 @@ class Session:
             await self.stop()
         if cancelled is not None:
             raise cancelled
+
+    async def _end_all(self, current: asyncio.Task[Any] | None, give_up_at: float) -> None:
+        """End all waits and leases, a slice in each turn of the loop; bodies first, which need time."""
+        requests = list(self.requests.values())
+        bodies = [request for request in requests if request.state is HELD]
+        for request in (*bodies, *requests):
+            if not self.slices.take():
+                await self.slices.turn()
+                if now() >= give_up_at:
+                    return
+            self._end(request, current)
+
+    def _end_rest(self, current: asyncio.Task[Any] | None) -> None:
+        for request in list(self.requests.values()):
+            self._end(request, current)
+
+    def _end(self, request: Request, current: asyncio.Task[Any] | None) -> None:
+        """The client is being left: end a wait or a lease. Repeated, it does nothing."""
+        if request.state is HELD:
+            self.lose_if_overdue(request, spare=current)
+            self.lose(request, "closed", spare=current)
+        elif request.state is WAITING:
+            request.wake(self.closed_error(request.name))
+        # A bare lease has no body to wait for; our own does not end before we do.
+        if request.state is LOST and not set(request.armed or ()) - {current}:
+            self.departure.in_background(request)
 
     async def _until_all_left(self, give_up_at: float) -> None:
         """Wait until the store knows of no request any more, and no body goes on."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 #: So many requests begin, or are cancelled, in one turn.
@@ -45,30 +46,32 @@ class Slices:
             self._plan()
         return True
 
-    async def turn(self) -> None:
-        """Wait for a turn with room."""
+    def turn(self) -> asyncio.Future[None]:
+        """Return what is done in a turn with room."""
         turn: asyncio.Future[None] = self._loop.create_future()
-
-        def begin() -> None:
-            if not turn.done():
-                turn.set_result(None)
-
-        self._later.append(begin)
-        await turn
+        self._later.append(partial(_begin, turn))
+        return turn
 
     def _next(self) -> None:
         self._planned, self._room = False, _SIZE
-        while self._later and self._room:
-            self._room -= 1
-            self._later.popleft()()
-        # Even when nothing is left to run: without room, nobody else would plan a turn with room.
-        if self._room < _ROOMY:
-            self._plan()
+        try:
+            while self._later and self._room:
+                self._room -= 1
+                self._later.popleft()()
+        finally:
+            # Even when nothing is left to run: without room, nobody else would plan a turn with room.
+            if self._room < _ROOMY or self._later:
+                self._plan()
 
     def _plan(self) -> None:
         """See to it that room which was used is there again in the next turn."""
         self._planned = True
         self._loop.call_soon(self._next)
+
+
+def _begin(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)
 
 
 class Woken(asyncio.Future[None]):

@@ -235,6 +235,32 @@ async def test_leaving_ends_waits_and_bodies_and_releases(
     assert not info.waiters
 
 
+async def test_waiter_granted_while_others_are_told_that_the_client_is_left_begins_no_body(
+    store: Store, make_client: MakeClient
+) -> None:
+    """Thousands are told in slices: those whose slice comes late may be granted before."""
+    other = await make_client()
+    holder = await other.lock("x").acquire()
+    began: list[aiodlock.Lease] = []
+
+    async def work(lock: aiodlock.Lock) -> None:
+        async with lock as lease:
+            began.append(lease)
+
+    client = await make_client()
+    waiting = asyncio.create_task(work(client.lock("x")))
+    await until_waiting(other, "x")
+    session = client._session
+    assert session is not None
+    session.closing = True
+    await holder.release()
+    with pytest.raises(ClientClosed):
+        await waiting
+    await client.__aexit__(None, None, None)
+    assert not began
+    await until_free(other, "x")
+
+
 async def test_leaving_releases_bare_leases(store: Store, make_client: MakeClient) -> None:
     other = await make_client()
     async with Client(store.source) as client:

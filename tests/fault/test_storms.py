@@ -345,6 +345,56 @@ async def test_crowd_of_waiters_comes_and_goes_in_slices(
         assert all(isinstance(task.exception(), aiodlock.AcquireTimeout) for task in waiting)
 
 
+async def test_client_is_left_by_a_crowd_of_waiters_in_slices(
+    real_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slice of them hears of it in each turn of the loop, and none of them begins any more."""
+    number = 1500
+    loop, turns, counting = asyncio.get_running_loop(), 0, True
+    went: dict[int, int] = {}
+    began: list[aiodlock.Lease] = []
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        if counting:
+            loop.call_soon(turn)
+
+    async def work(lock: aiodlock.Lock) -> None:
+        async with lock as lease:
+            began.append(lease)
+
+    async with aiodlock.Client(real_store.url) as elsewhere:
+        holder = await elsewhere.lock("crowd", ttl=60.0).acquire()
+        async with aiodlock.Client(real_store.url, ttl=60.0, waiter_ttl=60.0) as client:
+            store: Any = keeper_of(client).store
+            leave_later = store.leave_later
+
+            def counting_leave(*arguments: Any, **options: Any) -> Any:
+                went[turns] = went.get(turns, 0) + 1
+                return leave_later(*arguments, **options)
+
+            monkeypatch.setattr(store, "leave_later", counting_leave)
+            lock = client.lock("crowd")
+            waiting = [asyncio.create_task(work(lock)) for _ in range(number)]
+            states = session_of(client).requests.values()
+            await until(
+                lambda: sum(r.state is State.WAITING for r in states) == number, within=60.0
+            )
+            turn()
+            releasing = asyncio.create_task(holder.release())  # to one of them, while they leave
+        counting = False
+        await releasing
+        await asyncio.wait(waiting)
+        assert {type(task.exception()) for task in waiting} == {aiodlock.ClientClosed}
+        assert not began
+        assert sum(went.values()) == number
+        assert max(went.values()) <= 250
+        info = await elsewhere.inspect("crowd")
+        assert not info.holders
+        assert not info.waiters
+
+
 async def test_burst_of_extensions_leaves_few_objects_to_the_collector(
     server: EmbeddedServer,
 ) -> None:
