@@ -12,6 +12,7 @@ The request is told first, then the store. A cancellation ends the caller's wait
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ _logger = logging.getLogger("aiodlock")
 #: Leaving a body returns within a second, answered or not.
 _WITHIN = 0.95
 _A_MOMENT = 1.0
+_NEVER = float("inf")
 
 
 class Departure:
@@ -39,6 +41,7 @@ class Departure:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._context = contextvars.Context()
 
     async def awaited(self, request: Request) -> Left | None:
         """Leave in the caller's task; None if that stays to be done."""
@@ -131,11 +134,14 @@ class Departure:
             return
         loop = self._session.loop
         request.left = left = loop.create_future()
-        timer = loop.call_later(_A_MOMENT, _resolve, left)
+        timer = loop.call_later(_A_MOMENT, _resolve, left, context=self._context)
         try:
-            # The shield keeps anyio's scopes from ending the wait at once; asyncio's cancel() does.
-            with anyio.CancelScope(shield=True):
-                await left
+            if anyio.current_effective_deadline() == _NEVER:
+                await left  # anyio would make notes on each task, and there may be thousands
+            else:
+                # The shield keeps anyio's scopes from ending the wait at once; asyncio's cancel() does.
+                with anyio.CancelScope(shield=True):
+                    await left
         finally:
             timer.cancel()
 

@@ -41,7 +41,7 @@ class Hold:
     def __init__(self, task: asyncio.Task[Any] | None) -> None:
         self.armed: dict[asyncio.Task[Any], BodyScope] | None = None
         self.watchers: list[asyncio.Future[None]] | None = None
-        self.handles: list[int] = []
+        self.handles: tuple[int, ...] = ()
         self.dropped: tuple[int, ...] = ()
         self.reported: bool = False
         self.on_task_end: Callable[[asyncio.Task[Any]], None] | None = None
@@ -59,12 +59,16 @@ class Hold:
     def new_handle(self) -> int:
         """Count one more acquisition; return its serial."""
         self.serial += 1
-        self.handles.append(self.serial)
+        self.handles += (self.serial,)
         return self.serial
 
     def end_handle(self, serial: int) -> bool:
         """One acquisition ends; return whether it was the last."""
-        self.handles.remove(serial)
+        if self.handles == (serial,):  # as nearly always
+            self.handles = ()
+        else:
+            assert serial in self.handles
+            self.handles = tuple(handle for handle in self.handles if handle != serial)
         if self.dropped:
             self.dropped = tuple(dropped for dropped in self.dropped if dropped != serial)
         if not self.handles:

@@ -43,7 +43,7 @@ class Lease(Body):
         self._tasks = []
         self._request = request
         request.serial = self._serial = request.serial + 1
-        request.handles.append(self._serial)
+        request.handles += (self._serial,)
 
     def __repr__(self) -> str:
         request = self._request

@@ -189,7 +189,7 @@ class Lingering:
         terms, place, moment = request.terms, request.place, now()
         if (
             moment >= place.deadline - terms.margin
-            or request.handles != [lease._serial]
+            or request.handles != (lease._serial,)
             or len(lease._tasks) != 1
             or request.ttl != terms.ttl
             or terms.name in self.kept
@@ -200,7 +200,7 @@ class Lingering:
             return False
         entered.open.pop()
         lease._tasks.clear()
-        request.handles.clear()
+        request.handles = ()
         self._keep(request, moment + terms.linger)
         if request.told is not None:
             session.telling.released(request, request.granted_at)

@@ -41,6 +41,7 @@ from ._slices import Woken
 
 if TYPE_CHECKING:
     from ._client import Client
+    from ._deadlocks import Deadlocks
     from ._session import Session
 
 _logger = logging.getLogger("aiodlock")
@@ -280,11 +281,11 @@ class Acquirable:
         bodies = session.bodies.of(task) if own is None else own.named.get(self._name, ())
         if bodies:
             self._check_bodies(session, bodies)
-        mine: list[Request] = []
+        mine: Sequence[Request] = ()
         if self._options.owner is None and self._kind == "lock":
             if own is None:
                 holds = session.holds("lock", self._name, task)
-                mine = self._live(session, holds) if holds else []
+                mine = self._live(session, holds) if holds else ()
             else:
                 mine = [
                     held
@@ -332,6 +333,10 @@ class Acquirable:
             request = await self._get(session, request, timeout, started)
         except BaseException as error:
             session.telling.not_acquired(about, started, error)
+            if isinstance(error, asyncio.CancelledError | AcquireTimeout):
+                # Of thousands of tasks that end so, none keeps our frames and what is in them.
+                del request
+                error.with_traceback(None)
             raise
         session.add_hold(request)
         request.used = request.terms.begins
@@ -419,12 +424,18 @@ class Acquirable:
         late: LateGrants | None = None
         while True:
             session.requests[request.id] = request
-            answer = await self._ask(session, request, started, wait=True)
-            moment = request.granted_at  # just now, if at all
-            if isinstance(answer, Waiting):
-                request.queue()
-                await self._wait_until_woken(session, request)
+            # No coroutine around the wait, and nothing kept meanwhile: thousands may wait.
+            if isinstance(await self._ask(session, request, started, wait=True), Waiting):
+                woken, deadlocks = self._begin_waiting(session, request)
+                try:
+                    await woken
+                finally:
+                    request.woken = None
+                    if deadlocks is not None:
+                        deadlocks.ends(request)
                 moment = now()
+            else:
+                moment = request.granted_at  # just now
             if request.state is HELD and moment < request.ends_at and not session.closing:
                 return request
             session.check_usable()
@@ -439,19 +450,16 @@ class Acquirable:
             started = now()
 
     @staticmethod
-    async def _wait_until_woken(session: Session, request: Request) -> None:
+    def _begin_waiting(session: Session, request: Request) -> tuple[Woken, Deadlocks | None]:
+        """Return what wakes its task, and who is to be told of the end of the wait."""
+        request.queue()
         request.woken = woken = Woken(loop=session.loop)
         woken.slices, woken.cancelled_with = session.slices, None
         if request.task is not None and session.bodies.of(request.task()):
             session.deadlines.add(request)  # it may wait for what its own task holds
         deadlocks = session.deadlocks
         watched = deadlocks is not None and deadlocks.waits(request)
-        try:
-            await woken
-        finally:
-            request.woken = None
-            if deadlocks is not None and watched:
-                deadlocks.ends(request)
+        return woken, deadlocks if watched else None
 
     async def _try_once(self, session: Session, request: Request, started: float) -> None:
         session.requests[request.id] = request

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import warnings
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -300,11 +300,11 @@ class Session:
         """Return a request id that is unique in time and space."""
         return f"{self.backend.label}-{next(self._numbers)}"
 
-    def holds(self, kind: Kind, name: str, task: asyncio.Task[Any] | None) -> list[Request]:
+    def holds(self, kind: Kind, name: str, task: asyncio.Task[Any] | None) -> Sequence[Request]:
         """Return what a task holds of a name, in order of acquisition."""
         found = self._holds.get((kind, name, id(task)))
         if not found:
-            return []
+            return ()
         return [
             request
             for request in found

@@ -212,17 +212,21 @@ class Calls:
         if wire is None:
             return False
 
-        def on_reply(reply: asyncio.Future[Any]) -> None:
-            try:
-                result: Left | BackendError = left_of(reply.result())
-            except ReplyError as refused:  # NOSCRIPT too: a repetition loads the script
-                result = self._server.translated(wire, refused)
-            except BackendError as error:
-                result = error
+        def on_reply(reply: Any) -> None:
+            result: Left | BackendError
+            if isinstance(reply, ReplyError):  # NOSCRIPT too: a repetition loads the script
+                result = self._server.translated(wire, reply)
+            elif isinstance(reply, BackendError):
+                result = reply
+            else:
+                try:
+                    result = left_of(reply)
+                except BackendError as wrong:
+                    result = wrong
             done(result)
 
         packed = self._packed_leave(request, self._late(request, wire), lost)
-        wire.send_packed(packed, later=True).add_done_callback(on_reply)
+        wire.call(packed, on_reply, later=True)
         return True
 
     async def _record(self, request: StoreRequest, result: bytes, keep: float) -> Left:
