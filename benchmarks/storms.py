@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import os
 import socket
@@ -26,8 +25,7 @@ import redis
 import trustme
 
 import aiodlock
-from aiodlock._embedded import EmbeddedServer, find_redis_on_path, find_valkey9
-from aiodlock._request import WAITING
+from aiodlock._embedded import EmbeddedServer, find_redis_on_path
 
 _ROOT = Path(__file__).parents[1]
 _GIVE_UP_AFTER = 60.0
@@ -208,86 +206,6 @@ async def _burst(server: EmbeddedServer, number: int) -> float:
     return cpu / number
 
 
-# -- thousands of tasks want one name -------------------------------------------------------------------
-
-_CROWD = 10_000
-
-
-def _crowd(options: argparse.Namespace) -> None:
-    with EmbeddedServer(find_valkey9()) as server:
-        for collector in (False, True):
-            gc.collect()
-            (gc.enable if collector else gc.disable)()
-            try:
-                asyncio.run(_come_and_go(server, "on" if collector else "off"))
-            finally:
-                gc.enable()
-
-
-async def _come_and_go(server: EmbeddedServer, collector: str) -> None:
-    """Queue them, cancel them, queue them again and let them time out; then as many on an asyncio.Lock."""
-    async with (
-        aiodlock.Client(server.url) as client,
-        aiodlock.Client(server.url) as elsewhere,
-        elsewhere.lock("crowd", ttl=600.0),
-    ):
-        leases = [await client.lock(f"small:{index}", ttl=5.0).acquire() for index in range(50)]
-        requests = client._session.requests  # type: ignore[union-attr]
-        tasks: list[asyncio.Task[Any]] = []
-
-        def all_wait() -> bool:
-            if len(requests) < _CROWD + len(leases):
-                return False
-            return sum(request.state is WAITING for request in requests.values()) == _CROWD
-
-        def all_left() -> bool:
-            return len(requests) == len(leases) and all(task.done() for task in tasks)
-
-        what = f"{_CROWD:,} waiters of one client, Python's collector {collector}: longest turn of the loop"
-        tasks += [asyncio.create_task(client.lock("crowd").acquire()) for _ in range(_CROWD)]
-        _row(f"{what} while they queue, ms of CPU", await _longest_turn(all_wait), "50")
-        for task in tasks:
-            task.cancel()
-        _row("… while they are cancelled", await _longest_turn(all_left), "50")
-        tasks.clear()
-        impatient = client.lock("crowd", timeout=10.0)
-        tasks += [asyncio.create_task(impatient.acquire()) for _ in range(_CROWD)]
-        _row("… while they queue with a timeout", await _longest_turn(all_wait), "50")
-        _row("… while they time out", await _longest_turn(all_left), "50")
-        told = sum(isinstance(task.exception(), aiodlock.AcquireTimeout) for task in tasks)
-        _row("… of them, told by AcquireTimeout", f"{told:,}", f"{_CROWD:,}")
-        tasks.clear()
-        lost = sum(lease.lost is not None for lease in leases)
-        _row("… leases of the client lost, at a ttl of 5 s", f"{lost} of {len(leases)}", "0")
-        await _crowd_of_asyncio(collector)
-        for lease in leases:
-            with suppress(aiodlock.LockLost):
-                await lease.release()
-
-
-async def _crowd_of_asyncio(collector: str) -> None:
-    """What the interpreter and asyncio need for as many waiters."""
-    lock = asyncio.Lock()
-    async with lock:
-        tasks = [asyncio.create_task(lock.acquire()) for _ in range(_CROWD)]
-        queue = await _longest_turn(lambda: len(lock._waiters or ()) == _CROWD)
-        for task in tasks:
-            task.cancel()
-        cancelled = await _longest_turn(lambda: all(task.done() for task in tasks))
-    _row(f"{_CROWD:,} waiters of an asyncio.Lock, collector {collector}: queue", queue, "")
-    _row("… are cancelled", cancelled, "")
-
-
-async def _longest_turn(until: Callable[[], bool]) -> str:
-    """Return the longest turn until then, in ms of CPU, and how often the collector ran in full."""
-    longest, full, turn = 0.0, gc.get_stats()[2]["collections"], time.thread_time()
-    while not until():
-        await asyncio.sleep(0)
-        longest, turn = max(longest, time.thread_time() - turn), time.thread_time()
-    runs = gc.get_stats()[2]["collections"] - full
-    return f"{longest * 1e3:.0f}" + (f" ({runs} full runs)" if runs else "")
-
-
 # -- everything is listed ------------------------------------------------------------------------------
 
 
@@ -379,7 +297,6 @@ async def _far(server: EmbeddedServer) -> AsyncIterator[str]:
 _PROBES: dict[str, Callable[[argparse.Namespace], None]] = {
     "reconnect": _reconnect,
     "bursts": _bursts,
-    "crowd": _crowd,
     "listing": _listing,
     "far": _round_trips,
     "tls": _reconnect_with_tls,

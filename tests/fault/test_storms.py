@@ -395,6 +395,37 @@ async def test_client_is_left_by_a_crowd_of_waiters_in_slices(
         assert not info.waiters
 
 
+@pytest.mark.parametrize("how", ["without a timeout", "with a timeout"])
+async def test_waiter_is_few_objects_and_nearly_none_when_its_wait_has_ended(
+    real_store: Store, how: str
+) -> None:
+    """Python's collector looks at all of them in one turn. A task on an ``asyncio.Event`` is 7, and 8."""
+    number = 400
+
+    def each(before: int) -> float:
+        gc.collect()
+        return (len(gc.get_objects()) - before) / number
+
+    async with (
+        aiodlock.Client(real_store.url, ttl=60.0, waiter_ttl=60.0) as client,
+        aiodlock.Client(real_store.url) as elsewhere,
+        elsewhere.lock("crowd", ttl=60.0),
+    ):
+        requests = session_of(client).requests
+        lock = client.lock("crowd", timeout=None if how == "without a timeout" else 3600.0)
+        before = each(0) * number
+        waiting = [asyncio.create_task(lock.acquire()) for _ in range(number)]
+        await until(
+            lambda: sum(r.state is State.WAITING for r in requests.values()) == number, within=60.0
+        )
+        assert each(int(before)) < (16 if how == "without a timeout" else 21)
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        await until(lambda: not requests, within=60.0)
+        assert each(int(before)) < 10
+
+
 async def test_burst_of_extensions_leaves_few_objects_to_the_collector(
     server: EmbeddedServer,
 ) -> None:
