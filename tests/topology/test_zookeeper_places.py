@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from aiodlock._model import ENDED, Gone, Left, Refused, Waiting
 from aiodlock.backends.zookeeper import jute
 
 from ..scenes import until
-from ..zookeeper import ZooKeeperServer, installed
+from ..zookeeper import ZooKeeperServer, installed, looking
 from .zookeeper_places import asker, running
 
 pytestmark = pytest.mark.skipif(not installed(), reason="no ZooKeeper")
@@ -118,6 +119,97 @@ async def test_waiter_whose_owner_comes_to_hold_joins_when_it_looks(
         assert between.heard.told == []
         for asked in (first, second, between):
             await asked.leave()
+
+
+async def test_waiter_that_moves_into_its_owners_seat_does_not_miss_the_node_it_left(
+    server: ZooKeeperServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node is to be watched soon after it began to wait; that may come during the move."""
+    async with (
+        running(server.url, tick=TICK, ttl=TTL) as one,
+        running(server.url, tick=TICK, ttl=TTL) as other,
+    ):
+        blocker = asker(one, name=name)
+        await blocker.acquire()
+        first, second = asker(one, "ujob", name=name), asker(other, "ujob", name=name)
+        await first.queue()
+        await second.queue()
+        place = second.place
+        session = place._session
+        assert session is not None
+        ask = session.submit
+
+        def submit(call: jute.Call[Any]) -> asyncio.Future[Any]:
+            answer = ask(call)
+            if call.opcode == jute.MULTI:
+                place.watch_own()
+            return answer
+
+        monkeypatch.setattr(session, "submit", submit)
+        await blocker.leave()
+        await until(lambda: second.heard.told)
+        assert second.heard.told == ["granted"]
+        await first.leave()
+        await second.leave()
+
+
+@pytest.mark.parametrize("how", ["leave", "leave_soon"])
+async def test_request_that_ends_while_its_node_moves_leaves_no_node(
+    server: ZooKeeperServer, name: str, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    async with (
+        running(server.url, tick=TICK, ttl=TTL) as one,
+        running(server.url, tick=TICK, ttl=TTL) as other,
+    ):
+        blocker = asker(one, name=name)
+        await blocker.acquire()
+        first, second = asker(one, "ujob", name=name), asker(other, "ujob", name=name)
+        await first.queue()
+        await second.queue()
+        session = second.place._session
+        assert session is not None
+        ask, left = session.submit, asyncio.get_running_loop().create_future()
+
+        def submit(call: jute.Call[Any]) -> asyncio.Future[Any]:
+            answer = ask(call)
+            if call.opcode == jute.MULTI and not left.done():
+                if how == "leave_soon" and second.place.leave_soon(ENDED, lambda done: None):
+                    left.set_result(None)
+                else:
+                    left.set_result(asyncio.ensure_future(second.leave()))
+            return answer
+
+        monkeypatch.setattr(session, "submit", submit)
+        await blocker.leave()
+        leaving = await left
+        if leaving is not None:
+            assert await leaving == Left("withdrawn")
+        await first.leave()
+        async with looking(server.url) as (session, root):
+            path = f"{root}/locks/{name}"
+            assert (await session.ask(jute.get_children(path))).value[0] == []
+
+
+async def test_session_that_is_about_to_be_used_is_not_closed_as_idle(
+    server: ZooKeeperServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        before = asker(backend, name=name, ttl=1.0)
+        await before.acquire()
+        await before.leave()
+        session = backend.session_of(before.place._terms)
+        session.used_at -= 100.0
+        connected = session.wait_up
+
+        async def wait_up(within: float) -> None:
+            backend._close_idle(backend._main)  # the sweep comes while there is no connection
+            await asyncio.sleep(0)
+            await connected(within)
+
+        monkeypatch.setattr(session, "wait_up", wait_up)
+        again = asker(backend, name=name, ttl=1.0)
+        await again.acquire()
+        await again.leave()
 
 
 async def test_downgrade_lets_a_waiting_reader_in(server: ZooKeeperServer, name: str) -> None:

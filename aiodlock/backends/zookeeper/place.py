@@ -53,10 +53,10 @@ class ZooKeeperPlace:
 
     Mutable state: ``token``; ``_state``; ``_session``; ``_watched``; ``_stand`` (its node, as other places
     of this client know it); ``_ahead`` (the one that it waits for, if that is ours); ``_looking`` (the
-    queue is being read); ``_until`` (the end of a lease that is not extended); ``_closes`` (the end of one
-    with a ``max_hold``); ``_deleting`` (a leave was sent), ``_was_held`` (it held then), ``_discards``
-    (the lease ran out, and the node must go), ``_broken`` (somebody else has deleted the node),
-    ``_successors`` (of a holder that lingers).
+    queue is being read); ``_moving`` (while its node changes over to its owner's seat); ``_until`` (the end of a
+    lease that is not extended); ``_closes`` (the end of one with a ``max_hold``); ``_deleting`` (a leave
+    was sent), ``_was_held`` (it held then), ``_discards`` (the lease ran out, and the node must go),
+    ``_broken`` (somebody else has deleted the node), ``_successors`` (of a holder that lingers).
     """
 
     capped: bool = False
@@ -81,6 +81,7 @@ class ZooKeeperPlace:
         self._stand: Stand | None = None
         self._ahead: Stand | None = None
         self._looking = False
+        self._moving: asyncio.Future[None] | None = None
         self._until = self._closes = math.inf
         self._deleting = False
         self._was_held = False
@@ -109,7 +110,9 @@ class ZooKeeperPlace:
 
     async def acquire(self, *, wait: bool) -> Granted | Waiting | Refused | Gone:
         try:
-            session = self._session = self._session or self._store.session_of(self._terms)
+            if self._session is None or self._node.lifetime is None:
+                self._session = self._store.session_of(self._terms)
+            session = self._session
             await session.wait_up(_WAIT_UP)
             self._check_ttl(session)
             if self._node.lifetime is None:
@@ -242,6 +245,8 @@ class ZooKeeperPlace:
         session, node = self._session, self._node.path
         if self._state not in (_WAITING, _HELD) or session is None or node is None:
             return
+        if self._moving is not None:
+            return  # its new node is watched
         if session.is_up and not any(one[1] == self._on_own_gone for one in self._watched):
             self._watch_node(session, node)
 
@@ -273,10 +278,11 @@ class ZooKeeperPlace:
         self._watched.append((node, self._on_own_gone))
 
         def on_answer(answer: asyncio.Future[Answer[tuple[bytes, jute.Stat]]]) -> None:
-            if isinstance(answer.exception(), jute.ZooKeeperError):
+            error = answer.exception()
+            if isinstance(error, jute.ZooKeeperError) and error.code == jute.NO_NODE:
                 self._store.start(self._find_out(session))
                 return
-            wanted = answer.exception() is None and answer.result().value[1].version > 0
+            wanted = error is None and answer.result().value[1].version > 0
             if wanted and self._successors is not None:  # one who was refused has written it
                 self._successors.tell()
 
@@ -337,7 +343,8 @@ class ZooKeeperPlace:
                 if session.is_up:  # else it looks again when there is a connection
                     self._watch_blockers(session, nodes)
             case Joins(seat):
-                self._store.start(self._change_over(session, seat))
+                if self._moving is None:
+                    self._store.start(self._change_over(session, seat))
             case Barred():
                 pass  # it waits on: the owner came to hold by another request meanwhile
 
@@ -357,11 +364,17 @@ class ZooKeeperPlace:
                 self._watch(session, f"{directory}/{node}", self._look)
 
     async def _change_over(self, session: Session, seat: Entry) -> None:
+        if self._state is not _WAITING or self._moving is not None or self._node.path is None:
+            return
         self._unwatch()
+        moving = self._moving = asyncio.get_running_loop().create_future()
         try:
             await self._join(session, seat)
         except (jute.ZooKeeperError, BackendError):
             pass
+        finally:
+            self._moving = None
+            moving.set_result(None)
         if self._state is _WAITING:
             self._wait(session)
         self._look()
@@ -511,8 +524,10 @@ class ZooKeeperPlace:
             return found
         assert session is not None
         self._stop()
-        if self._node.making is not None:
-            await asyncio.wait([self._node.making])
+        # Until it is answered, nobody knows which node is to be deleted.
+        under_way = self._moving or self._node.making
+        if under_way is not None:
+            await asyncio.wait([under_way])
         await session.wait_up(_WAIT_UP)
         if self._node.is_over():
             return self._left_already() or Left("gone", "expired")
@@ -568,6 +583,8 @@ class ZooKeeperPlace:
             return True
         path = self._node.path
         if self._node.is_over() or not session.is_up or path is None or self._node.ambiguous:
+            return False
+        if self._moving is not None:
             return False
         held = self.token != 0
         self._was_held = self._was_held or self._state is _HELD

@@ -108,8 +108,10 @@ class ZooKeeperBackend:
                 session.close()
 
     def session_of(self, terms: Terms) -> Session:
-        """Return the session whose timeout is the ttl."""
-        return self._session(terms.ttl)
+        """Return the session whose timeout is the ttl. It is not idle: it gets a member soon."""
+        session = self._session(terms.ttl)
+        session.used_at = now()
+        return session
 
     def _session(self, timeout: float) -> Session:
         milliseconds = round(timeout * 1000)
