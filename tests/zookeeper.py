@@ -56,10 +56,15 @@ DIFFERS = {
     "test_lock_delay_does_not_follow_a_release": _DELAY,
     "test_break_lock_ignores_the_lock_delay": _DELAY,
 }
-_JAR = Path("/usr/share/java/zookeeper.jar")
-#: What Debian's jar does not name, and TLS needs.
-_NETTY = Path("/usr/share/java/netty-codec.jar")
+_JAVA_HOME = Path("/usr/share/java")
+#: Debian's release, or that of these classes. Debian's jar does not name what TLS and its tools need.
+_CLASSES = os.environ.get("AIODLOCK_ZOOKEEPER_CLASSES") or ":".join(
+    str(_JAVA_HOME / f"{jar}.jar") for jar in ("zookeeper", "netty-codec", "commons-cli")
+)
+#: With this one a server tells what it does.
+_TELLING = _JAVA_HOME / "slf4j-simple.jar"
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+_READER = "org.apache.zookeeper.server.persistence.TxnLogToolkit"
 _JAVA = (
     *("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"),
     *("-Dzookeeper.preAllocSize=512", "-Dzookeeper.jmx.log4j.disable=true"),
@@ -67,11 +72,17 @@ _JAVA = (
     "-Dzookeeper.fastleader.minNotificationInterval=50",
     "-Dzookeeper.fastleader.maxNotificationInterval=500",
 )
+#: The moment of each line, in UTC.
+_LOGGING = (
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSSXXX",
+    "-Duser.timezone=UTC",
+)
 
 
 def installed() -> bool:
     """Tell whether this machine can run a server."""
-    return shutil.which("java") is not None and _JAR.exists()
+    return shutil.which("java") is not None and Path(_CLASSES.partition(":")[0]).exists()
 
 
 class ZooKeeperServer:
@@ -88,8 +99,11 @@ class ZooKeeperServer:
         java: Sequence[str] = (),
         number: int = 0,
         port: int = 0,
+        tells: bool = False,
     ) -> None:
-        """:param sync: whether a commit waits for the disk. :param number: in an ensemble, from 1."""
+        """:param sync: whether a commit waits for the disk. :param number: in an ensemble, from 1.
+        :param tells: whether it writes what it does into its ``log``.
+        """
         self.port = port or free_port()
         self._number = number
         shortest = 2 * tick if shortest is None else shortest
@@ -105,7 +119,8 @@ class ZooKeeperServer:
             *("syncLimit=200", "initLimit=400"),  # the last one of a name counts
             *lines,
         ]
-        self._java = [f"-Dzookeeper.forceSync={'yes' if sync else 'no'}", *java]
+        self._java = [f"-Dzookeeper.forceSync={'yes' if sync else 'no'}", *_LOGGING, *java]
+        self._classes = f"{_CLASSES}:{_TELLING}" if tells else _CLASSES
         self._directory: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
@@ -131,6 +146,11 @@ class ZooKeeperServer:
             self._directory = Path(tempfile.mkdtemp(prefix="aiodlock-zookeeper-"))
         return self._directory
 
+    @property
+    def log(self) -> Path:
+        """What it has written about itself."""
+        return self.directory / "log"
+
     def start(self, *, wait: bool = True) -> None:
         """Start, and return when it serves. The data of before is still there."""
         data = self.directory / "data"
@@ -139,9 +159,9 @@ class ZooKeeperServer:
             (data / "myid").write_text(f"{self._number}\n")
         configuration = self.directory / "zoo.cfg"
         configuration.write_text("\n".join([*self._lines, f"dataDir={data}"]))
-        with (self.directory / "log").open("ab") as log:
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                ["java", *_JAVA, *self._java, "-cp", f"{_JAR}:{_NETTY}", _MAIN, str(configuration)],
+                ["java", *_JAVA, *self._java, "-cp", self._classes, _MAIN, str(configuration)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -156,8 +176,7 @@ class ZooKeeperServer:
         """Return when it serves."""
         give_up = time.monotonic() + 120
         while not self.mode():
-            log = self.directory / "log"
-            assert self.running, f"ZooKeeper did not start: {log.read_text()[-2000:]}"
+            assert self.running, f"ZooKeeper did not start: {self.log.read_text()[-2000:]}"
             assert time.monotonic() < give_up, "ZooKeeper does not serve"
             time.sleep(0.02)
 
@@ -175,6 +194,23 @@ class ZooKeeperServer:
         """Return "standalone", "leader" or "follower"; nothing while it does not serve."""
         lines = self.ask("srvr").splitlines()
         return next((line.partition(": ")[2] for line in lines if line.startswith("Mode:")), "")
+
+    def transactions(self) -> list[str]:
+        """Return what its transaction logs have on record, a line each, as ZooKeeper's tool prints it."""
+        found = []
+        for log in sorted((self.directory / "data" / "version-2").glob("log.*")):
+            command = ["java", "-Duser.timezone=UTC", "-cp", _CLASSES, _READER]
+            printed = subprocess.run(
+                [*command, "--dump", str(log)], capture_output=True, text=True, errors="replace"
+            )
+            for line in printed.stdout.splitlines():
+                if " zxid 0x" in line or not found:
+                    found.append(line)
+                else:
+                    found[-1] += (
+                        f";{line}"  # newer releases take a line for each call of a transaction
+                    )
+        return found
 
     def stop(self) -> None:
         """Stop at once, as a crash does, and remove everything."""
@@ -347,6 +383,7 @@ class ZooKeeperEnsemble:
         sync_limit: int = 200,
         init_limit: int = 400,
         longest: float = 100.0,
+        tells: bool = False,
     ) -> None:
         self.links = Links()
         numbers = (1, 2, 3)
@@ -367,7 +404,12 @@ class ZooKeeperEnsemble:
                 port = quorum[other] if other == number else self.peers[number, other].port
                 lines.append(f"server.{other}=127.0.0.1:{port}:{election[other]}")
             self.servers[number] = ZooKeeperServer(
-                tick=tick, longest=longest, lines=lines, number=number, port=clients[number]
+                tick=tick,
+                longest=longest,
+                lines=lines,
+                number=number,
+                port=clients[number],
+                tells=tells,
             )
 
     def __enter__(self) -> ZooKeeperEnsemble:

@@ -41,6 +41,8 @@ def _part(options: argparse.Namespace, minutes: float) -> Result:
     )
     for violation in result.violations[:20]:
         print(f"violation: {violation}")
+    for violation in result.not_judged[:20]:
+        print(f"not judged: {violation}")
     print(result, flush=True)
     if options.plot is not None:
         path = options.plot

@@ -70,24 +70,36 @@ def summary(paths: Sequence[Path]) -> str:
             by_store.setdefault(result.store, []).append((tree, result))
     rows = [
         "| store | minutes | parts | trees | acquisitions | lost and told | processes | faults "
-        "| longest wait | longest without a holder (bound) | load | violations |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| longest wait | longest without a holder (bound) | load | violations | not judged |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     bad = []
     for store, found in by_store.items():
         results = [result for _, result in found]
         counts = _added(result.counts for result in results)
         rows.append(
-            f"| {store} | {sum(one.minutes for one in results):.0f} | {len(results)} "
+            f"| {store} | {sum(one.minutes for one in results):.0f}{_judged(results)} | {len(results)} "
             f"| {', '.join(sorted({tree for tree, _ in found}))} | {counts['acquisitions']:,} "
             f"| {counts['lost: expired']:,} | {sum(one.processes for one in results):,} "
             f"| {sum(sum(one.faults.values()) for one in results):,} "
             f"| {max(one.longest_wait for one in results):.1f} s "
             f"| {max(one.longest_gap for one in results):.1f} s ({results[0].bound:.1f} s) "
-            f"| {max(one.load for one in results):.0f} | {sum(len(one.violations) for one in results)} |"
+            f"| {max(one.load for one in results):.0f} | {sum(len(one.violations) for one in results)} "
+            f"| {sum(len(one.not_judged) for one in results)} |"
         )
-        bad += [f"{store}, seed {one.seed}: {what}" for one in results for what in one.violations]
+        for one in results:
+            bad += [f"{store}, seed {one.seed}: {what}" for what in one.violations]
+            bad += [f"{store}, seed {one.seed}, not judged: {what}" for what in one.not_judged]
     return "\n".join((*rows, *bad))
+
+
+def _judged(results: Sequence[Result]) -> str:
+    """Return for how many minutes servers had what they acknowledged, if that is less than all."""
+    if all(one.judged is None for one in results):
+        return ""
+    return (
+        f" ({sum(one.minutes if one.judged is None else one.judged for one in results):.0f} judged)"
+    )
 
 
 def _added(counts: Iterable[dict[str, int]]) -> Counter[str]:

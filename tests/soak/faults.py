@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 from aiodlock._clock import now
@@ -111,6 +112,18 @@ class Tormentor(ABC):
     @abstractmethod
     def of_server(self) -> dict[str, Fault]:
         """Return what may happen to a server."""
+
+    async def explain(self, violation: str) -> list[str]:
+        """Return what the servers have on record about what a worker saw. They run."""
+        return []
+
+    def broke(self) -> tuple[float, str] | None:
+        """Return when the servers first said that they lost what they had acknowledged, and how."""
+        return None
+
+    def logs(self) -> Sequence[Path]:
+        """Return what the servers have written about what they did, a file each."""
+        return ()
 
     def lose(self, line: Any, *, replies: bool, times: int) -> None:
         """Lose the next commands on a line, or their replies."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -17,7 +18,7 @@ from aiodlock._clock import now
 
 from .disk import mounted
 from .faults import Crew, Tormentor
-from .journal import check, gaps, read, without
+from .journal import Record, check, gaps, read, without
 from .memory import Series, resident
 from .tormentors import disk_of, tormentor_of
 from .worker import STARVED, WAITER_TTL
@@ -59,6 +60,10 @@ class Result:
     #: The largest load of the machine within a minute.
     load: float
     violations: list[str] = field(default_factory=list)
+    #: What was seen after the servers had said themselves that they lost what they had acknowledged.
+    not_judged: list[str] = field(default_factory=list)
+    #: Minutes before they did; None: they did not.
+    judged: float | None = None
 
     def __str__(self) -> str:
         took = self.counts.get("acquisitions", 0)
@@ -76,6 +81,11 @@ class Result:
                 for label, (before, after) in self.memory.items()
             )
             + f"{len(self.violations)} violations"
+            + (
+                ""
+                if self.judged is None
+                else f"; servers lost data after {self.judged:.1f} min, {len(self.not_judged)} not judged"
+            )
         )
 
 
@@ -88,7 +98,9 @@ class _Worker:
 
 
 class Soak(Crew):
-    """Mutable state: ``_workers``, ``_started``, ``violations``, ``memory``, ``_load``."""
+    """Mutable state: ``_workers``, ``_started``, ``violations``, ``memory``, ``_load``, ``_broke`` (when
+    servers lost data, and their words).
+    """
 
     def __init__(self, options: Options, folder: Path) -> None:
         self._options = options
@@ -101,6 +113,7 @@ class Soak(Crew):
         self.memory: list[Series] = []
         #: The longest wait of each second: (seconds since the start, seconds).
         self.waits: list[tuple[float, float]] = []
+        self._broke: tuple[float, str] | None = None
 
     async def run(self) -> Result:
         """Go on for as long as it is to last, or until SIGINT or SIGTERM; then tell."""
@@ -135,7 +148,13 @@ class Soak(Crew):
                 await tormentor.mend()
                 await self._end()
                 await self._look_at_what_is_left(tormentor)
-        return self._judge(tormentor, lasted, began)
+                record = read(sorted(self._folder.glob("journal-*")))
+                for seen in record.violations:
+                    self.violations.append("; ".join((seen, *await tormentor.explain(seen))))
+                for number, log in enumerate(tormentor.logs(), 1):
+                    shutil.copy(log, self._folder / f"server-{number}.log")
+                self._broke = tormentor.broke()
+        return self._judge(tormentor, record, lasted, began)
 
     # -- workers ---------------------------------------------------------------------------------
 
@@ -244,10 +263,9 @@ class Soak(Crew):
                     raise asyncio.CancelledError from away
             await asyncio.sleep(1.0)
 
-    def _judge(self, tormentor: Tormentor, lasted: float, began: float) -> Result:
+    def _judge(self, tormentor: Tormentor, record: Record, lasted: float, began: float) -> Result:
         options = self._options
-        record = read(sorted(self._folder.glob("journal-*")))
-        self.violations += record.violations + check(record.holds)
+        self.violations += check(record.holds)
         judged = self.memory if tormentor.memory_is_judged else self.memory[:-1]
         if lasted >= 300:  # shorter ones are all warming up
             self.violations += [f"memory: {s} is not flat" for s in judged if not s.is_flat]
@@ -267,6 +285,10 @@ class Soak(Crew):
                     f"{gap.ended:.3f} liveness: nobody held {gap.name} for {gap.ended - gap.began:.1f} s, "
                     f"{gap.quiet:.1f} s of them without a fault (from {gap.began - began:.1f} s on)"
                 )
+        told = [
+            (self._with_what_was_done(what, tormentor), self._is_too_late(what))
+            for what in self.violations
+        ]
         seconds: Counter[int] = Counter()
         for wait in record.waits:
             second = int(wait.granted - began)
@@ -284,15 +306,21 @@ class Soak(Crew):
             bound=round(bound, 2),
             memory={series.label: series.growth() for series in self.memory},
             load=round(self._load, 1),
-            violations=[self._with_what_was_done(what, tormentor) for what in self.violations],
+            violations=[what for what, late in told if not late],
+            not_judged=[what for what, late in told if late],
+            judged=None if self._broke is None else round((self._broke[0] - began) / 60, 2),
         )
+
+    def _is_too_late(self, violation: str) -> bool:
+        """Tell whether servers may have said before that they lost data."""
+        moment = _moment_of(violation)
+        return self._broke is not None and (moment is None or moment > self._broke[0])
 
     @staticmethod
     def _with_what_was_done(violation: str, tormentor: Tormentor) -> str:
         """Add to a violation that tells its moment what was done to whom in the 20 s before."""
-        try:
-            moment = float(violation.split(" ", 1)[0])
-        except ValueError:
+        moment = _moment_of(violation)
+        if moment is None:
             return violation
         done = [
             f"{span.what} from {moment - span.began:.1f} to {moment - span.ended:.1f} s before"
@@ -300,3 +328,10 @@ class Soak(Crew):
             if span.began < moment and span.ended > moment - 20.0
         ]
         return f"{violation} ({', '.join(done)})"
+
+
+def _moment_of(violation: str) -> float | None:
+    try:
+        return float(violation.split(" ", 1)[0])
+    except ValueError:
+        return None

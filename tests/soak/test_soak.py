@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 
+from aiodlock._clock import now
 from tests.scenes import until
 from tests.soak import campaign
 from tests.soak.faults import Fault, Tormentor
 from tests.soak.journal import Hold, Journal, Record, Wait, check, gaps, read
 from tests.soak.memory import Series
-from tests.soak.soak import Result
+from tests.soak.records import first_mismatch, of_lease
+from tests.soak.soak import Options, Result, Soak
 from tests.soak.wire import Wire
 
 
@@ -138,6 +141,66 @@ async def test_tormentor_ends_also_when_cleaning_up_fails() -> None:
     running.cancel()
     await asyncio.wait({running}, timeout=10)
     assert running.cancelled()
+
+
+_MADE = "7:34:12 AM session 0x2aa cxid 0x4 zxid 0x10c multi create:/aiodlock/ids/9-1;create:{}"
+_NODE = "/aiodlock/locks/a%2Fb/x:9-1::0000000003"
+_DELETED = "7:34:13 AM session 0x2aa cxid 0x5 zxid 0x10d multi delete:{};delete:/aiodlock/ids/9-1"
+_CLOSED = "7:34:19 AM session 0x2aa cxid 0x6 zxid 0x10e closeSession v{...}"
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        ([_DELETED.format(_NODE)], "deleted by 0x10d of session 0x2aa"),
+        ([_CLOSED], "its session was closed by 0x10e of session 0x2aa"),
+        (
+            [_CLOSED.replace("0x2aa", "0x2bb"), _DELETED.format(_NODE + "4")],
+            "no server has its end",
+        ),
+    ],
+)
+def test_ensemble_tells_what_ended_a_lease(ends: list[str], told: str) -> None:
+    others = [_MADE.format("/aiodlock/locks/c/x:9-2::0000000003").replace("0x10c", "0x10b"), "EOF"]
+    records = {
+        1: [*others, _MADE.format(_NODE), *ends],
+        2: [*others, _MADE.format(_NODE)],
+        3: others,
+    }
+    logs = {1: "at Expiring session 0x2aa\nat Expiring session 0x2bb\n", 2: ""}
+    made, end, *rest = of_lease("a/b", 0x10C, records, logs)
+    assert made.startswith("made by 0x10c of session 0x2aa")
+    assert made.endswith("on servers 1, 2")
+    assert end.startswith(told)
+    assert rest == ["server 1: at Expiring session 0x2aa"]
+    assert of_lease("a/b", 0x999, records, logs) == ["no server has transaction 0x999 on record"]
+
+
+def test_server_that_has_lost_data_says_when() -> None:
+    at = datetime.now(UTC) - timedelta(seconds=60)
+    log = f"{at.isoformat()} [main] INFO started\njava.io.IOException: No space\n"
+    assert first_mismatch(log) is None
+    found = first_mismatch(f"{log}{at.isoformat()} [main] ERROR First digest mismatch on txn: 5\n")
+    assert found is not None
+    assert found[0] == pytest.approx(now() - 60.0, abs=5.0)
+    assert found[1].endswith("First digest mismatch on txn: 5")
+
+
+def test_what_is_seen_after_servers_lost_data_is_told_and_not_judged(tmp_path: Path) -> None:
+    soak = Soak(Options("zookeeper", 1.0, 1, 1, 1.0, 1), tmp_path)
+    soak.violations = ["99.000 lost: early", "101.000 lost: late", "leak: at the end"]
+    tormentor = Harmless(random.Random(1), None)
+    assert len(soak._judge(tormentor, Record(), 60.0, 40.0).violations) == 3
+    soak._broke = (100.0, "First digest mismatch")
+    soak.violations = soak.violations[:3]
+    result = soak._judge(tormentor, Record(), 60.0, 40.0)
+    assert [what.partition(" (")[0] for what in result.violations] == ["99.000 lost: early"]
+    assert (len(result.not_judged), result.judged) == (2, 1.0)
+    assert str(result).endswith("1 violations; servers lost data after 1.0 min, 2 not judged")
+    path = tmp_path / "soak.jsonl"
+    campaign.run(path, "zookeeper", 1.0, lambda minutes: result)
+    row = campaign.summary([path]).splitlines()[2].split(" | ")
+    assert (row[1], row[11:]) == ("1 (1 judged)", ["1", "2 |"])
 
 
 async def test_wire_carries_loses_and_cuts() -> None:

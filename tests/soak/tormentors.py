@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext, suppress
+from pathlib import Path
 from typing import Any, Self
 
 import redis.asyncio
@@ -21,6 +23,7 @@ from ..zookeeper import ZooKeeperEnsemble, left
 from .disk import Disk
 from .faults import Fault, Tormentor
 from .memory import resident
+from .records import first_mismatch, of_lease
 from .wire import Wire
 
 
@@ -370,7 +373,7 @@ class ZooKeeperTormentor(Tormentor):
     def __init__(self, rng: random.Random, disk: Disk | None) -> None:
         super().__init__(rng, disk)
         # Ticks for which a server goes on without the others, and for which it tries to follow a leader.
-        self.ensemble = ZooKeeperEnsemble(tick=self._TICK, sync_limit=20, init_limit=50)
+        self.ensemble = ZooKeeperEnsemble(tick=self._TICK, sync_limit=20, init_limit=50, tells=True)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -404,6 +407,29 @@ class ZooKeeperTormentor(Tormentor):
             if one._process and one.running
         ]
         return "resident", sum(map(resident, running))
+
+    def logs(self) -> list[Path]:
+        return [server.log for server in self.ensemble.servers.values()]
+
+    def broke(self) -> tuple[float, str] | None:
+        found = [
+            first_mismatch(server.log.read_text()) for server in self.ensemble.servers.values()
+        ]
+        return min(filter(None, found), default=None)
+
+    async def explain(self, violation: str) -> list[str]:
+        lease = re.search(r"lease on '(.*?)' .*\(token (\d+)\)", violation)
+        if lease is None:
+            return []
+        servers = self.ensemble.servers
+        return await asyncio.to_thread(
+            lambda: of_lease(
+                lease[1],
+                int(lease[2]),
+                {number: server.transactions() for number, server in servers.items()},
+                {number: server.log.read_text() for number, server in servers.items()},
+            )
+        )
 
     def of_server(self) -> dict[str, Fault]:
         return {
