@@ -121,6 +121,9 @@ class Tormentor(ABC):
         """Return when the servers first said that they lost what they had acknowledged, and how."""
         return None
 
+    def keep(self, folder: Path) -> None:  # noqa: B027 - most keep nothing
+        """Keep in this folder what tells more of a violation."""
+
     def logs(self) -> Sequence[Path]:
         """Return what the servers have written about what they did, a file each."""
         return ()

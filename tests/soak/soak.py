@@ -153,6 +153,8 @@ class Soak(Crew):
                     self.violations.append("; ".join((seen, *await tormentor.explain(seen))))
                 for number, log in enumerate(tormentor.logs(), 1):
                     shutil.copy(log, self._folder / f"server-{number}.log")
+                if self.violations:
+                    tormentor.keep(self._folder)
                 self._broke = tormentor.broke()
         return self._judge(tormentor, record, lasted, began)
 

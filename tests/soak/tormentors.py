@@ -408,6 +408,11 @@ class ZooKeeperTormentor(Tormentor):
         ]
         return "resident", sum(map(resident, running))
 
+    def keep(self, folder: Path) -> None:
+        for number, server in self.ensemble.servers.items():
+            lines = "\n".join(server.transactions())
+            (folder / f"transactions-{number}").write_text(lines, errors="replace")
+
     def logs(self) -> list[Path]:
         return [server.log for server in self.ensemble.servers.values()]
 

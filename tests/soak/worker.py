@@ -31,6 +31,8 @@ WAITER_TTL, LIMIT = 2.0, 3
 #: In a queue of 20 some die, some are stopped for 5 s and some
 #: hold for long, one after the other: the longest waits seen were 25 s.
 STARVED = 60.0
+#: A worker that is told to end, and does not, tells after this time what it waits for.
+STUCK = 40.0
 #: Waits that are longer than this, in seconds, are written down one by one.
 LONG = 1.0
 #: For how long a client keeps a lease between two bodies, in seconds.
@@ -62,6 +64,15 @@ class Worker:
     async def _until_told(self) -> None:
         await asyncio.to_thread(sys.stdin.read)
         self._ending.set()
+        asyncio.get_running_loop().call_later(STUCK, self._tell_what_is_left)
+
+    def _tell_what_is_left(self) -> None:
+        """The tasks do not end: tell what they wait for, as far as the client knows."""
+        session = self._client._session
+        for request in list(session.requests.values()) if session is not None else ():
+            self._journal.violation(
+                f"still {request!r}: {request.place!r} {_state_of(request.place)}"
+            )
 
     async def _tell(self) -> None:
         while not self._ending.is_set():
@@ -196,6 +207,11 @@ class Worker:
         if lease.name.startswith("warm-"):
             return "l"
         return "x" if lease.mode == "exclusive" else "s"
+
+
+def _state_of(place: object) -> dict[str, object]:
+    """Return what a place remembers; some have slots, and tell enough by their `repr`."""
+    return {name: value for name, value in getattr(place, "__dict__", {}).items() if value}
 
 
 async def main(source: str, journal: str, seed: str, tasks: str, ttl: str) -> None:
