@@ -53,10 +53,10 @@ class ZooKeeperPlace:
 
     Mutable state: ``token``; ``_state``; ``_session``; ``_watched``; ``_stand`` (its node, as other places
     of this client know it); ``_ahead`` (the one that it waits for, if that is ours); ``_looking`` (the
-    queue is being read); ``_moving`` (while its node changes over to its owner's seat); ``_until`` (the end of a
-    lease that is not extended); ``_closes`` (the end of one with a ``max_hold``); ``_deleting`` (a leave
-    was sent), ``_was_held`` (it held then), ``_discards`` (the lease ran out, and the node must go),
-    ``_broken`` (somebody else has deleted the node), ``_successors`` (of a holder that lingers).
+    queue is being read); ``_moving`` (while its node changes over to its owner's seat); ``_until`` (the
+    end of a lease that is not extended); ``_closes`` (the end of one with a ``max_hold``); ``_deleting``
+    (a leave was sent), ``_was_held`` (it held then), ``_discards`` (the lease ran out, and the node must
+    go), ``_broken`` (somebody else has deleted the node), ``_successors`` (of a holder that lingers).
     """
 
     capped: bool = False
