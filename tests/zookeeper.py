@@ -197,7 +197,7 @@ class ZooKeeperServer:
 
     def transactions(self) -> list[str]:
         """Return what its transaction logs have on record, a line each, as ZooKeeper's tool prints it."""
-        found = []
+        found: list[str] = []
         for log in sorted((self.directory / "data" / "version-2").glob("log.*")):
             command = ["java", "-Duser.timezone=UTC", "-cp", _CLASSES, _READER]
             printed = subprocess.run(
