@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # The tests start some hundred Pythons. Without byte code on disk, each compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup check format test test-suite test-scripts test-servers test-topologies test-zookeeper test-etcd \
+.PHONY: setup check format test test-suite test-scripts test-servers test-topologies test-zookeeper test-etcd test-postgres \
 	test-recipes soak simulate model test-oldest test-environments docs dist demo bench clean
 
 setup: $(STAMP)
@@ -72,8 +72,13 @@ test-zookeeper: setup
 # All that is for every store, on etcd: one member, and a cluster of three. A quarter of an hour.
 test-etcd: setup
 	$(BIN)/python -m pytest --numprocesses 3 tests/etcd $(ARGS)
-	$(BIN)/python -m pytest --numprocesses 3 tests/contract tests/acceptance tests/fault \
+	$(BIN)/python -m pytest --numprocesses 3 tests/contract tests/acceptance tests/fault tests/compat \
 		--store etcd,etcd3 -k etcd $(ARGS)
+
+# All that is for every store, on PostgreSQL: Debian's, the newest one, and behind pgbouncer. Ten minutes.
+test-postgres: setup
+	$(BIN)/python -m pytest --numprocesses 4 tests/contract tests/acceptance tests/fault tests/compat \
+		--store postgres,postgres18,pgbouncer -k "postgres or pgbouncer" $(ARGS)
 
 # The recipes, with the frameworks that they are for.
 test-recipes: setup

@@ -35,9 +35,9 @@ from ..scenes import (
     until_held,
     until_waiting,
 )
-from ..servers import Store
+from ..servers import OTHERS, Store
 
-pytestmark = pytest.mark.stores("memory", "valkey9")
+pytestmark = pytest.mark.stores("memory", "valkey9", *OTHERS)
 
 PATIENCE = 40.0
 

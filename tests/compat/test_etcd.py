@@ -13,8 +13,9 @@ from aiodlock import AcquireTimeout, Client, Lock, LockLost, NotHeld, WouldBlock
 
 from ..conftest import MakeClient
 from ..scenes import BRIEF, LASTING, is_held, soon, until_free, until_waiting
+from ..servers import OTHERS
 
-pytestmark = pytest.mark.stores("memory", "valkey9")
+pytestmark = pytest.mark.stores("memory", "valkey9", *OTHERS)
 
 TTL = 0.4
 PATIENCE = 40.0

@@ -23,8 +23,9 @@ from ..scenes import (
     until_free,
     until_waiting,
 )
+from ..servers import OTHERS
 
-pytestmark = pytest.mark.stores("memory", "valkey9")
+pytestmark = pytest.mark.stores("memory", "valkey9", *OTHERS)
 
 PATIENCE = 40.0
 

@@ -32,8 +32,9 @@ from ..scenes import (
     until_outlived,
     until_waiting,
 )
+from ..servers import OTHERS
 
-pytestmark = pytest.mark.stores("memory", "valkey9")
+pytestmark = pytest.mark.stores("memory", "valkey9", *OTHERS)
 
 TTL = 0.3
 

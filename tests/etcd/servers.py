@@ -22,7 +22,8 @@ from typing import Any
 #: Short ones: a lease has one second at least then, and a new leader is there after half a second.
 _HEARTBEAT, _ELECTION = 50, 500
 
-#: Tests of the contract that are not for etcd, and why.
+_REMAINING = "etcd does not tell how long leases have left"
+#: Tests for all stores that are not for etcd, and why.
 DIFFERS = {
     "test_extending_by_hand_again_and_again_takes_no_memory": "it looks into the keeper",
     "test_abandoned_head_costs_one_waiter_ttl": "it stops the keeper",
@@ -36,6 +37,9 @@ DIFFERS = {
     "test_resize_grants_all_that_fit_and_others_follow": "its semaphores do not take resize",
     "test_waiters_of_a_success_ask_once_and_are_forgotten": "it looks into the keeper",
     "test_inspect_remembers_the_last_token": "etcd keeps nothing of a free name",
+    "test_ttl_is_what_was_asked_for": _REMAINING,
+    "test_extending_moves_the_deadline_to_the_new_ttl": _REMAINING,
+    "test_another_object_of_the_same_owner_is_in_at_once": _REMAINING,
 }
 
 _numbers = itertools.count(os.getpid() % 400 * 10)
