@@ -11,9 +11,9 @@ from anyio.abc import TaskStatus
 from aiodlock import Client, Lock, Semaphore, WouldBlock
 
 from ..scenes import PATIENCE, soon, until, until_free, until_waiting
-from ..servers import OTHERS
+from ..servers import BEYOND
 
-pytestmark = pytest.mark.stores("memory", "valkey9", *OTHERS)
+pytestmark = pytest.mark.stores("memory", "valkey9", *BEYOND)
 
 
 @pytest.fixture(params=["lock", "semaphore"])

@@ -13,9 +13,9 @@ import pytest
 from aiodlock import Client, Lease, Lock, Semaphore, WouldBlock
 
 from ..scenes import held_elsewhere, soon, until, until_free, until_waiting
-from ..servers import OTHERS
+from ..servers import BEYOND
 
-pytestmark = pytest.mark.stores("memory", "valkey9", *OTHERS)
+pytestmark = pytest.mark.stores("memory", "valkey9", *BEYOND)
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from aiodlock import AcquireTimeout, Client, Lock, LockLost, NotHeld, WouldBlock
 
 from ..conftest import MakeClient
 from ..scenes import BRIEF, LASTING, is_held, soon, until_free, until_waiting
-from ..servers import OTHERS
+from ..servers import BEYOND
 
-pytestmark = pytest.mark.stores("memory", "valkey9", *OTHERS)
+pytestmark = pytest.mark.stores("memory", "valkey9", *BEYOND)
 
 TTL = 0.4
 PATIENCE = 40.0

@@ -23,9 +23,9 @@ from ..scenes import (
     until_free,
     until_waiting,
 )
-from ..servers import OTHERS
+from ..servers import BEYOND
 
-pytestmark = pytest.mark.stores("memory", "valkey9", *OTHERS)
+pytestmark = pytest.mark.stores("memory", "valkey9", *BEYOND)
 
 
 @pytest.fixture

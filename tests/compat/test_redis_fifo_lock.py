@@ -35,9 +35,9 @@ from ..scenes import (
     until_outlived,
     until_waiting,
 )
-from ..servers import OTHERS, Store
+from ..servers import BEYOND, Store
 
-pytestmark = pytest.mark.stores("memory", "valkey9", *OTHERS)
+pytestmark = pytest.mark.stores("memory", "valkey9", *BEYOND)
 
 TTL = 0.3
 PATIENCE = 40.0

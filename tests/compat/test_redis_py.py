@@ -12,9 +12,9 @@ import pytest
 from aiodlock import AcquireTimeout, Client, Lock, LockError, LockLost, NotHeld, WouldBlock
 
 from ..scenes import BRIEF, PATIENCE, SOON, held_elsewhere, is_held, takes, until
-from ..servers import OTHERS
+from ..servers import BEYOND
 
-pytestmark = pytest.mark.stores("memory", "valkey9", *OTHERS)
+pytestmark = pytest.mark.stores("memory", "valkey9", *BEYOND)
 
 
 @pytest.fixture

@@ -38,9 +38,9 @@ from ..scenes import (
     until_outlived,
     until_waiting,
 )
-from ..servers import OTHERS, Store
+from ..servers import BEYOND, Store
 
-pytestmark = pytest.mark.stores("memory", "valkey9", *OTHERS)
+pytestmark = pytest.mark.stores("memory", "valkey9", *BEYOND)
 
 TTL = 0.4
 PATIENCE = 40.0

@@ -32,9 +32,9 @@ from ..scenes import (
     until_outlived,
     until_waiting,
 )
-from ..servers import OTHERS
+from ..servers import BEYOND
 
-pytestmark = pytest.mark.stores("memory", "valkey9", *OTHERS)
+pytestmark = pytest.mark.stores("memory", "valkey9", *BEYOND)
 
 TTL = 0.3
 

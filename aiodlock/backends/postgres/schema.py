@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Durability = Literal["logged", "unlogged"]
 
 #: The version of what `schema.sql` makes. A client works with this version and no other.
-VERSION = 4
+VERSION = 5
 #: The advisory lock of those that install.
 _INSTALLING = 1095323470
 #: What the tables need to become those of the next version, by the version that they have.
@@ -23,12 +23,14 @@ _UPGRADES = {
         alter table aiodlock.waiter add column lingers boolean not null default false;
     """,
     3: "",  # only the functions have changed
+    4: "",  # the same
 }
 _FUNCTIONS = "-- FUNCTIONS:"
-#: What functions that clients call begin with. Without the last setting, the rows of a name would be
-#: collected and sorted: beside a transaction that stays open these are all that ever were.
+#: What functions that clients call begin with. With enable_sort, the rows of a name would be collected and
+#: sorted: beside a transaction that stays open these are all that ever were. With jit, servers before 18
+#: compile a plan that has to do what is off, for 0.1 s: they count it as very expensive.
 _CALLED = (
-    "language plpgsql security definer set search_path = pg_catalog, pg_temp "
+    "language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off "
     "set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_sort = off"
 )
 _DROP_FUNCTIONS = """

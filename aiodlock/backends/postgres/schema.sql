@@ -240,7 +240,7 @@ end $$;
 --
 -- The messages about one name follow each other, so that its row is read and written once.
 create function aiodlock.turn(caller text, retention bigint, messages text) returns text
-@called@ set jit = off as $$
+@called@ as $$
 <<present>>
 declare
   ops text[] := string_to_array(messages, E'\n');
@@ -1063,7 +1063,7 @@ end $$;
 -- As `turn`, for many messages. If each is about a name of its own, all free names are acquired with one statement,
 -- all lone holders are extended with one, and all that release are released with one.
 create function aiodlock.turn_many(caller text, retention bigint, messages text) returns text
-@called@ set enable_hashjoin = off set enable_mergejoin = off set enable_material = off set jit = off as $$
+@called@ set enable_hashjoin = off set enable_mergejoin = off set enable_material = off as $$
 declare
   ops text[] := string_to_array(messages, E'\n');
   most integer := cardinality(ops);
@@ -1166,7 +1166,7 @@ end $$;
 create function aiodlock.inspect(k text) returns table (
   what text, owner text, mode text, token bigint, left_ms bigint, client text, places bigint, note text,
   description text
-) stable @called@ set jit = off as $$
+) stable @called@ as $$
 declare
   now_ms bigint := aiodlock.clock_us() / 1000;
   present aiodlock.name;
