@@ -196,7 +196,8 @@ class Checkers:
         self.at_least: dict[str, tuple[float, float]] = {}
         #: The token of the grant that an operator broke, by id, of which its client has heard.
         self.known_broken: dict[str, int] = {}
-        self._latest_ms = 0
+        #: What the server's clock has shown at most, when it was stepped.
+        self.latest_ms = 0
         self._asks: defaultdict[tuple[SimServer, str], deque[float]] = defaultdict(deque)
         #: What requests may count shorter than they were answered, by id.
         self._shorter: set[str] = set()
@@ -239,7 +240,7 @@ class Checkers:
 
     def clock_steps(self, by: float) -> None:
         """Look at everything again: what was promised holds on the new clock too."""
-        self._latest_ms = max(self._latest_ms, self.server.now_ms())
+        self.latest_ms = max(self.latest_ms, self.server.now_ms())
         self.server.offset += by
         for base, ledger in self.ledgers.items():
             self._check_honesty(base, ledger)
@@ -314,7 +315,7 @@ class Checkers:
     ) -> None:
         about, script = command.id, command.script
         # What was overdue before the clock was set back may have been dropped then.
-        latest = max(now, self._latest_ms)
+        latest = max(now, self.latest_ms)
         for old in before.holders.values():
             if after.holders.get(old.id) == old:
                 continue
@@ -365,7 +366,7 @@ class Checkers:
         for id, waiter in after.waiters.items():
             old = before.waiters.get(id)
             if old is not None and old.place != waiter.place:
-                if max(now, self._latest_ms) < old.deadline:
+                if max(now, self.latest_ms) < old.deadline:
                     self.wrong("fairness", f"{old} lost its place")
                 ledger.arrivals.remove(id)  # too late: it queues again, at the end
             if old is None or old.place != waiter.place:

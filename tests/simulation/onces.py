@@ -280,7 +280,9 @@ class RecordCheckers:
         # An end that the server has not met may come again when its clock is set back. Redis counts parts
         # of a millisecond.
         met = not kept or (command.script == "acquire" and not self._stands(success, now - 1))
-        if met and not self._stands(success, now):
+        # The key may have expired by itself before that, and then nothing comes again.
+        latest = now if kept else max(now, self._checkers.latest_ms)
+        if met and not self._stands(success, latest):
             self._end(ledger)
             success = None
         if word == "recorded":
