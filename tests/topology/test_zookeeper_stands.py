@@ -12,7 +12,8 @@ import pytest
 
 from aiodlock import BackendUnavailable
 from aiodlock._model import Gone, Granted, Left, Refused, Waiting
-from aiodlock.backends.zookeeper import jute
+from aiodlock.backends.zookeeper import jute, transactions
+from aiodlock.backends.zookeeper.connection import Connection
 from aiodlock.backends.zookeeper.queue import holders, read_queue
 from aiodlock.backends.zookeeper.store import ZooKeeperBackend
 
@@ -271,6 +272,29 @@ async def test_call_that_cannot_be_done_costs_no_other_its_place(
         await backend._main.ask(jute.delete(path))
         left = await asyncio.gather(*(one.leave() for one in asked))
         assert left == [Left("released"), Left("released"), Left("gone", "gone")]
+
+
+async def test_queue_that_was_not_there_when_it_was_read_and_came_back_before_the_node_is_read_again(
+    server: ZooKeeperServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        names = [f"{name}-{number}" for number in range(2)]
+        for each in names:
+            await _pass_by(backend, each)
+        missing = backend.directory("lock", names[1])
+        await backend._main.ask(jute.delete(missing))
+        send_alone = transactions._send_alone
+
+        def another_makes_it_first(connection: Connection, part: transactions._Part) -> None:
+            connection.submit(jute.create2(missing, b"", jute.CONTAINER, backend.acl))
+            send_alone(connection, part)
+
+        monkeypatch.setattr(transactions, "_send_alone", another_makes_it_first)
+        asked = [asker(backend, name=each, ttl=TTL) for each in names]
+        granted = await asyncio.gather(*(one.acquire() for one in asked))
+        assert all(isinstance(one, Granted) for one in granted)
+        for one in asked:
+            await one.leave()
 
 
 async def test_calls_whose_connection_was_lost_in_their_turn_were_never_sent(

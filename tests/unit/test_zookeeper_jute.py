@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,9 @@ from kazoo.protocol import serialization as kazoo
 from kazoo.protocol.states import ZnodeStat
 from kazoo.security import ACL, Id
 
+from aiodlock.backends.base import Unanswered
 from aiodlock.backends.zookeeper import jute
+from aiodlock.backends.zookeeper.connection import Connection
 from aiodlock.backends.zookeeper.sasl import DigestMd5, SaslError
 
 _KAZOO_ACL = (ACL(31, Id("world", "anyone")),)
@@ -252,3 +255,14 @@ def test_sasl_answers_a_challenge_as_the_standard_says() -> None:
 def test_sasl_refuses_what_is_no_challenge() -> None:
     with pytest.raises(SaslError):
         DigestMd5("a", "b").respond(b"")
+
+
+async def test_answer_that_cannot_be_read_leaves_nobody_waiting() -> None:
+    connection = Connection("here", lambda event: None, lambda sent: None)
+    connection._welcome.set_result(jute.Welcome(4000, 1, bytes(16)))
+    answers = [connection.submit(jute.exists("/one")), connection.submit(jute.exists("/two"))]
+    connection.data_received(struct.pack(">iiqi", 16 + 2, 1, 7, 0) + b"??")
+    connection.connection_lost(None)
+    for answer in answers:
+        with pytest.raises(Unanswered):
+            await asyncio.wait_for(answer, 5.0)

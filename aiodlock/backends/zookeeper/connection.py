@@ -161,6 +161,11 @@ class Connection(asyncio.Protocol):
         except jute.Aborted as aborted:
             self._refuse(asked, aborted)
             return
+        except (struct.error, KeyError, UnicodeDecodeError):
+            self._asked.appendleft(
+                asked
+            )  # it has no answer: who waits for it is told when this is closed
+            raise
         if asked.call.commits:
             self._on_commit(asked.sent)
         if not asked.answer.done():

@@ -143,10 +143,16 @@ class QueueNode:
                 continue
             if reading is None:
                 return None
-            entries = await asyncio.shield(reading)
-            if entries.zxid >= self.created:
-                return entries
-            # It could not be made together with others, and was made after the reading.
+            try:
+                entries = await asyncio.shield(reading)
+            except jute.ZooKeeperError as refused:
+                if refused.code != jute.NO_NODE:
+                    raise
+            else:
+                if entries.zxid >= self.created:
+                    return entries
+            # It could not be made together with others, and was made after the reading; perhaps the queue
+            # was, too, by others.
         return await asyncio.shield(self._store.read_queue(session, self.directory))
 
     def creation(self) -> tuple[jute.Call[Any], ...]:
