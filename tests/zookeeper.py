@@ -467,16 +467,27 @@ class ZooKeeperEnsemble:
             if number in (a, b):
                 link.cut() if reset else link.stall()
 
-    def heal(self) -> None:
-        """Let everything flow, run and serve again."""
+    def heal(self, *, restart_after: float = 1000.0) -> None:
+        """Let everything flow, run and serve again.
+
+        :param restart_after: a server that has not served for so many seconds is killed and started again:
+            one whose disk was full may run on, and serve nobody.
+        """
         for link in (*self.peers.values(), *self.doors.values()):
             link.heal()
         for server in self.servers.values():
             server.resume()
             if not server.running:
                 server.start(wait=False)
-        for server in self.servers.values():
-            server.wait()
+        give_up, began = time.monotonic() + 120, time.monotonic()
+        while silent := [server for server in self.servers.values() if not server.mode()]:
+            assert time.monotonic() < give_up, f"ZooKeeper does not serve: {silent[0].log}"
+            if time.monotonic() - began > restart_after:
+                began = time.monotonic()
+                for server in silent:
+                    server.crash()
+                    server.start(wait=False)
+            time.sleep(0.02)
 
 
 _given: set[int] = set()

@@ -151,6 +151,9 @@ class Soak(Crew):
                 record = read(sorted(self._folder.glob("journal-*")))
                 for seen in record.violations:
                     self.violations.append("; ".join((seen, *await tormentor.explain(seen))))
+                for errors in sorted(self._folder.glob("errors-*")):
+                    if text := errors.read_text(errors="replace"):
+                        self.violations.append(f"log of a worker, {errors.name}: {text[:2000]!r}")
                 for number, log in enumerate(tormentor.logs(), 1):
                     shutil.copy(log, self._folder / f"server-{number}.log")
                 if self.violations:
@@ -169,16 +172,17 @@ class Soak(Crew):
         journal = self._folder / f"journal-{self._started}"
         source = json.dumps(self._tormentor.source(through_lines=through_lines))
         while True:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "tests.soak.worker", source, str(journal)),
-                *(str(self._rng.randrange(2**32)), str(self._options.tasks)),
-                str(self._tormentor.ttl),
-                cwd=_ROOT,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-            )
+            with (self._folder / f"errors-{self._started}").open("wb") as errors:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    *("-m", "tests.soak.worker", source, str(journal)),
+                    *(str(self._rng.randrange(2**32)), str(self._options.tasks)),
+                    str(self._tormentor.ttl),
+                    cwd=_ROOT,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=errors,
+                )
             assert process.stdout is not None
             try:
                 if await process.stdout.readline() == b"ready\n":

@@ -198,8 +198,10 @@ class PostgresTormentor(Tormentor):
         # Any client does this once a minute. Until then a dead holder's record stays where nobody asks.
         await self._execute("select aiodlock.sweep(10000)")
         rows = await self._execute(
-            "select key from aiodlock.name n where cardinality(aiodlock.holders_of(n)) > 0 "
-            "union select key from aiodlock.waiter"
+            "select concat('name ', n, ' at ', aiodlock.clock_us() / 1000) from aiodlock.name n "
+            "where cardinality(aiodlock.holders_of(n)) > 0 "
+            "union all select concat('waiter ', w, ' of ', (select array_agg(n) from aiodlock.name n "
+            "where n.key = w.key), ' at ', aiodlock.clock_us() / 1000) from aiodlock.waiter w"
         )
         return [row[0] for row in rows]
 
@@ -394,7 +396,7 @@ class ZooKeeperTormentor(Tormentor):
         return f"zookeeper://{hosts}?tick_time={self._TICK}"
 
     async def heal(self) -> None:
-        await asyncio.to_thread(self.ensemble.heal)
+        await asyncio.to_thread(self.ensemble.heal, restart_after=15.0)
 
     async def left(self) -> list[str]:
         hosts = ",".join(f"127.0.0.1:{server.port}" for server in self.ensemble.servers.values())
