@@ -27,7 +27,7 @@ from .refusals import ReplyError
 _WRITE_AT = 16
 #: So many replies are taken in one turn: after a stall thousands may come in one packet, and each of them
 #: wakes a task.
-_READ_AT_ONCE = 200
+_SLICE: Final = range(200)
 _NOTHING: Final = object()
 
 
@@ -312,8 +312,17 @@ class TransportWire(Wire, asyncio.Protocol):
         self._transport.write(data)
 
     def data_received(self, data: bytes) -> None:
-        self._reader.feed(data)
-        if self._take():
+        # As ``_take``, without a call: each acquire and release comes by here.
+        reader = self._reader
+        reader.feed(data)
+        try:
+            for _ in _SLICE:
+                if (reply := reader.gets()) is _NOTHING:
+                    return
+                self._receive(reply)
+        except ReplyError as broken:
+            self.close(broken)
+        if not self.lost.done():
             self._paused = True
             self._transport.pause_reading()
             self._loop.call_soon(self._take_on)
@@ -322,7 +331,7 @@ class TransportWire(Wire, asyncio.Protocol):
         """Take a slice of the replies that were read; return whether there may be more of them."""
         gets = self._reader.gets
         try:
-            for _ in range(_READ_AT_ONCE):
+            for _ in _SLICE:
                 if (reply := gets()) is _NOTHING:
                     return False
                 self._receive(reply)
