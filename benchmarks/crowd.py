@@ -76,7 +76,11 @@ async def _measure(url: str, pythons: dict[str, str], options: argparse.Namespac
             what = "times" if number else "calls"
             for tree in list(pythons)[:: 1 if number % 2 else -1]:
                 worker = (pythons[tree], url, options.waiters, options.collector, what)
-                answer = await asyncio.to_thread(_run, *worker)
+                try:
+                    answer = await asyncio.to_thread(_run, *worker)
+                except subprocess.CalledProcessError:
+                    print(f"a run of {tree} failed")
+                    continue
                 lost[tree] += answer["lost"] if number else 0
                 for phase, found in answer["phases"].items():
                     known = figures[tree].setdefault(phase, {})
@@ -113,8 +117,7 @@ def _show(figures: Figures) -> None:
             _spread(own["turn without collector"]),
             _ratio(own["turn without collector"], asyncios["turn without collector"]),
             f"{_spread(own['full run of the collector'])}, {_spread(own['full runs'])} times",
-            f"{own['calls in a turn'][0]:,.0f}",
-            f"{own['calls in a callback'][0]:,.0f}",
+            *(f"{own[key][0]:,.0f}" if key in own else "?" for key in _CALLS),
         ]
         print(f"| {phase} |", " | ".join(row), "|")
     print()

@@ -18,6 +18,8 @@ from typing import Any
 
 _TIMEOUT = 600.0
 _LEASES = 50
+#: A machine that is too busy makes waiters give up, and then not all of them wait at any time.
+_GIVE_UP_AFTER = 120.0
 
 
 class Turns:
@@ -127,7 +129,10 @@ class Crowd:
     async def phase(self, name: str, until: Callable[[], bool]) -> None:
         turns.worst = {"full runs": 0}
         sys.setprofile(turns.on_profile if self._profiled else None)
+        give_up_at = time.monotonic() + _GIVE_UP_AFTER
         while not until():
+            if time.monotonic() > give_up_at:
+                raise TimeoutError(f"{name}: did not come to its end")
             await asyncio.sleep(0.002)
         sys.setprofile(None)
         self.found[name] = turns.worst
