@@ -1,8 +1,9 @@
-"""etcd as a store, beside aetcd's ``Lock`` and raw transactions, in one run.
+"""etcd as a store, beside the locks of aetcd, python-etcd3 and etcdctl, and raw transactions, in one run.
 
 ``python -m benchmarks.etcd`` prints a table in Markdown. A server of its own is started, with fsync as
 shipped. The repetitions of all contenders take turns, and the table has their medians. ``--quick`` for
-a short run.
+a short run. Of the others, those take part that are installed. python-etcd3 asks for
+``PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python`` with today's protobuf, which makes aetcd slower, too.
 
 ``--hand-over`` measures something else: from the call that releases a name until another client holds it,
 with 10 and with 10,000 requests in the queue, in raw transactions of the same moment.
@@ -12,15 +13,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
+import os
+import shutil
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import aiodlock
 from aiodlock.backends.etcd import link as api
 from aiodlock.backends.etcd import messages as m
+from aiodlock.backends.etcd import transactions
 from aiodlock.backends.etcd.store import EtcdBackend
 from tests.etcd.servers import EtcdCluster
 
@@ -62,6 +70,64 @@ async def _aetcd(cluster: EtcdCluster) -> AsyncIterator[Pair]:
 
 
 @asynccontextmanager
+async def _etcd3(cluster: EtcdCluster) -> AsyncIterator[Pair]:
+    """It blocks: each pair in a thread."""
+    import etcd3
+
+    client: Any = etcd3.client(host="127.0.0.1", port=cluster.nodes[0].port)
+    threads = ThreadPoolExecutor(64)
+
+    def lock_and_release(name: str) -> None:
+        with client.lock(name, ttl=30):
+            pass
+
+    async def pair(name: str) -> None:
+        await asyncio.get_running_loop().run_in_executor(threads, lock_and_release, name)
+
+    try:
+        yield pair
+    finally:
+        threads.shutdown()
+        client.close()
+
+
+@asynccontextmanager
+async def _etcdctl(cluster: EtcdCluster) -> AsyncIterator[Pair]:
+    """A process for each pair."""
+
+    async def pair(name: str) -> None:
+        ran = await asyncio.create_subprocess_exec(
+            "etcdctl", "--endpoints", cluster.nodes[0].endpoint, "lock", name, "true",
+            env={**os.environ, "ETCDCTL_API": "3"},
+        )  # fmt: skip
+        assert await ran.wait() == 0
+
+    yield pair
+
+
+@asynccontextmanager
+async def _own_messages(cluster: EtcdCluster) -> AsyncIterator[Pair]:
+    """The two transactions of ours, and nothing else of ours."""
+    async with aiodlock.Client(cluster.url) as client:
+        session = client._session
+        assert session is not None
+        store = session.backend
+        assert isinstance(store, EtcdBackend)
+        link, lease = store._link, await store.leases.make(60)
+        leases, numbers = transactions.Leases(lease.id, lease.id), itertools.count()
+        value = b'{"mode": "exclusive", "owner": "tother", "client": "other"}'
+
+        async def pair(name: str) -> None:
+            keys, id = store.keys("lock", name), f"{next(numbers):016}"
+            enter = transactions.enter(keys, id, value, leases, read=True)
+            leave = transactions.leave(keys, id, store.message_key(id), delay=False, opens=False)
+            assert (await link.call(api.TXN, enter)).succeeded
+            assert (await link.call(api.TXN, leave)).succeeded
+
+        yield pair
+
+
+@asynccontextmanager
 async def _raw(cluster: EtcdCluster) -> AsyncIterator[Pair]:
     """Two transactions on the channel that ours uses."""
     async with aiodlock.Client(cluster.url) as client:
@@ -81,38 +147,67 @@ async def _raw(cluster: EtcdCluster) -> AsyncIterator[Pair]:
         yield pair
 
 
-async def _one_task(pair: Pair, pairs: int) -> None:
+async def _one_task(pair: Pair, pairs: int) -> int:
     for _ in range(pairs):
         await pair("one")
+    return pairs
 
 
-async def _names(pair: Pair, pairs: int) -> None:
+async def _names(pair: Pair, pairs: int) -> int:
+    each = max(1, pairs // 64)
+
     async def work(name: str) -> None:
-        for _ in range(max(1, pairs // 64)):
+        for _ in range(each):
             await pair(name)
 
     await asyncio.gather(*(work(f"name{n}") for n in range(64)))
+    return 64 * each
 
 
-async def _one_name(pair: Pair, pairs: int) -> None:
+async def _one_name(pair: Pair, pairs: int) -> int:
+    each = max(1, pairs // 16)
+
     async def work() -> None:
-        for _ in range(max(1, pairs // 16)):
+        for _ in range(each):
             await pair("shared")
 
     await asyncio.gather(*(work() for _ in range(16)))
+    return 16 * each
 
 
-async def _crowd(pair: Pair, pairs: int) -> None:
+async def _crowd(pair: Pair, pairs: int) -> int:
     await asyncio.gather(*(pair("crowd") for _ in range(pairs)))
+    return pairs
 
 
-#: Case, what it does, pairs of ours, pairs of aetcd's (0: it is not asked).
-_CASES: tuple[tuple[str, Callable[[Pair, int], Awaitable[None]], int, int], ...] = (
+#: Case, what it does, pairs of ours, pairs of the others' (0: they are not asked).
+_CASES: tuple[tuple[str, Callable[[Pair, int], Awaitable[int]], int, int], ...] = (
     ("one task", _one_task, 300, 300),
     ("64 tasks on 64 names", _names, 1920, 640),
     ("16 tasks on one name", _one_name, 480, 32),
     ("1,000 waiters of one name", _crowd, 1000, 0),
 )
+#: Where nobody waits for anybody.
+_ALONE = (_one_task, _names)
+
+
+@dataclass(frozen=True)
+class _Contender:
+    opened: Callable[[EtcdCluster], AbstractAsyncContextManager[Pair]]
+    installed: bool = True
+    is_lock: bool = True
+    #: Which part of the pairs it is given.
+    share: float = 1.0
+
+
+_CONTENDERS = {
+    "aiodlock": _Contender(_ours),
+    "aetcd": _Contender(_aetcd, find_spec("aetcd") is not None),
+    "python-etcd3": _Contender(_etcd3, find_spec("etcd3") is not None),
+    "etcdctl lock": _Contender(_etcdctl, shutil.which("etcdctl") is not None, share=0.1),
+    "its two messages": _Contender(_own_messages, is_lock=False),
+    "two transactions": _Contender(_raw, is_lock=False),
+}
 
 
 _HAND_OVERS = 40
@@ -175,25 +270,20 @@ async def _hand_overs(cluster: EtcdCluster) -> None:
 async def _measure(cluster: EtcdCluster, quick: bool) -> None:
     share = 4 if quick else 1
     rounds = 3 if quick else 5
-    contenders: dict[str, Any] = {"aiodlock": _ours, "aetcd": _aetcd, "two transactions": _raw}
-    try:
-        import aetcd  # noqa: F401
-    except ImportError:
-        del contenders["aetcd"]
+    contenders = {who: one for who, one in _CONTENDERS.items() if one.installed}
     figures: dict[tuple[str, str], list[float]] = {}
     for _ in range(rounds):
-        for who, opened in contenders.items():
-            async with opened(cluster) as pair:
+        for who, contender in contenders.items():
+            async with contender.opened(cluster) as pair:
                 await pair("warm")
                 for case, run, ours, theirs in _CASES:
-                    pairs = (theirs if who == "aetcd" else ours) // share
-                    if not pairs or (who == "two transactions" and run not in (_one_task, _names)):
+                    other = contender.is_lock and who != "aiodlock"
+                    pairs = int((theirs if other else ours) * contender.share) // share
+                    if not pairs or not (contender.is_lock or run in _ALONE):
                         continue
                     began = time.perf_counter()
-                    await run(pair, pairs)
-                    figures.setdefault((case, who), []).append(
-                        pairs / (time.perf_counter() - began)
-                    )
+                    done = await run(pair, pairs)
+                    figures.setdefault((case, who), []).append(done / (time.perf_counter() - began))
     print(f"| pairs per second | {' | '.join(contenders)} |")
     print(f"|---|{'---|' * len(contenders)}")
     for case, *_ in _CASES:
