@@ -149,13 +149,15 @@ class Tormentor(ABC):
             group.create_task(self._one_after_the_other(self.of_server(), pause, to_servers=True))
 
     async def mend(self) -> None:
-        """End every fault."""
+        """End every fault. Until all servers serve again that is one, too."""
+        began = now()
         if self._disk is not None:
             await asyncio.to_thread(self._disk.thaw)
             self._disk.make_room()
         for line in self.lines:
             await line.heal()
         await self.heal()
+        self.spans.append(Span(began, now(), "mending", to_servers=True))
 
     async def _one_after_the_other(
         self, faults: dict[str, Fault], pause: float, *, to_servers: bool = False

@@ -134,6 +134,15 @@ class Harmless(Tormentor):
         return {"fault": fault}
 
 
+async def test_time_in_which_servers_are_mended_counts_as_a_fault_of_servers() -> None:
+    tormentor = Harmless(random.Random(1), None)
+    began = now()
+    await tormentor.mend()
+    (span,) = tormentor.spans
+    assert span.to_servers
+    assert began <= span.began <= span.ended <= now()
+
+
 async def test_tormentor_ends_also_when_cleaning_up_fails() -> None:
     tormentor = Harmless(random.Random(1), None)
     running = asyncio.create_task(tormentor.run(0.001))
