@@ -94,6 +94,8 @@ class Deadlines:
 
     def _set_timer(self, moment: float) -> None:
         if self._timer is not None:
+            if self._timer.when() <= self._loop.time():
+                return  # it may come in this turn of the loop; a new one would come in the next
             self._timer.cancel()
         self._wake_at = moment
         # It comes often enough to tell for how long the loop was blocked.
