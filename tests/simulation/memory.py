@@ -394,6 +394,8 @@ class MachineBackend:
                 timer = loop.call_later(_SILENCE - age + 0.01, look)
 
         line.ended = end
+        if not line.open:
+            end()  # cut in the turn in which it came
         look()
         try:
             await over
@@ -427,6 +429,8 @@ class MachineBackend:
                 self._on_message(data)
 
             line.heard, line.ended = hear, end
+            if not line.open:
+                end()
             try:
                 line.send(Call("subscribe", Key("", "", ""), self.label))
                 await over
