@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import aiodlock
 from aiodlock._clock import now
 from aiodlock._model import ENDED, Left, Waiting
 from aiodlock.backends.base import Unanswered
@@ -338,3 +339,16 @@ async def test_acquire_with_a_lock_delay_whose_answer_is_lost_leaves_the_name_op
     await second.leave(ENDED)
     assert await _left(direct) == []
     await first.leave(ENDED)
+
+
+@pytest.mark.parametrize(("ttl", "max_hold", "reason"), [(30, 1, "max_hold"), (1, 30, "expired")])
+async def test_lease_that_is_not_renewed_ends_for_the_reason_that_made_it_short(
+    one_node: EtcdCluster, ttl: float, max_hold: float, reason: str
+) -> None:
+    """Its deadline is counted from when it was asked for, so it comes a moment before ``max_hold``."""
+    async with aiodlock.Client(one_node.url) as client:
+        lease = await client.lock("short", ttl=ttl, max_hold=max_hold).acquire()
+        request = lease._request
+        assert request.place.deadline < request.granted_at + max_hold
+        assert request.overdue_reason(request.place.deadline) == reason
+        await lease.release()

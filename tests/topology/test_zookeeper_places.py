@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import aiodlock
 from aiodlock import Unsupported
 from aiodlock._model import ENDED, Gone, Left, Refused, Waiting
 from aiodlock.backends.zookeeper import jute
@@ -391,3 +392,17 @@ async def test_lease_that_was_held_for_its_longest_time_is_deleted_though_the_se
         assert waiter.heard.at < deadline
         await holder.leave()
         await waiter.leave()
+
+
+@pytest.mark.parametrize(("ttl", "max_hold", "reason"), [(3, 1, "max_hold"), (1, 3, "expired")])
+async def test_lease_that_is_not_extended_ends_for_the_reason_that_made_it_short(
+    server: ZooKeeperServer, name: str, ttl: float, max_hold: float, reason: str
+) -> None:
+    """Its end comes a moment before ``max_hold``, which counts from the grant."""
+    async with aiodlock.Client(server.url) as client:
+        lock = client.lock(name, ttl=ttl, max_hold=max_hold, auto_extend=False)
+        lease = await lock.acquire()
+        request = lease._request
+        assert request.place.deadline < request.granted_at + max_hold
+        assert request.overdue_reason(request.place.deadline) == reason
+        await lease.release()

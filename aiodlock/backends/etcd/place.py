@@ -102,9 +102,9 @@ class EtcdPlace:
 
     @property
     def capped(self) -> bool:
-        """Whether the deadline is that near because of ``max_hold``."""
+        """Whether the deadline is that near because of ``max_hold``, extended or not."""
         maximum = self.terms.max_hold
-        return maximum is not None and not self.terms.auto_extend and self.own.ttl >= maximum
+        return maximum is not None and self.own.ttl >= maximum
 
     @property
     def silent(self) -> bool:

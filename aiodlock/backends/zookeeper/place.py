@@ -59,7 +59,6 @@ class ZooKeeperPlace:
     go), ``_broken`` (somebody else has deleted the node), ``_successors`` (of a holder that lingers).
     """
 
-    capped: bool = False
     ends_by: float = math.inf
 
     def __init__(
@@ -100,6 +99,12 @@ class ZooKeeperPlace:
         return (
             0.0 if self._node.lifetime is None else min(self._node.lifetime.deadline, self._until)
         )
+
+    @property
+    def capped(self) -> bool:
+        """Whether the deadline is that near because of ``max_hold``."""
+        maximum = self._terms.max_hold
+        return maximum is not None and not self._terms.auto_extend and self._terms.ttl >= maximum
 
     @property
     def silent(self) -> bool:
