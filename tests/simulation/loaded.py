@@ -59,7 +59,7 @@ def _print_loaded(module: str, name: str) -> None:
     found = set()
     for file in opened:
         path = Path(file).resolve()
-        if path.suffix != ".pyc" and path.is_relative_to(ROOT):
+        if "__pycache__" not in path.parts and path.is_relative_to(ROOT):
             relative = path.relative_to(ROOT)
             if relative.parts[0] in _FOLDERS:
                 found.add(relative.as_posix())
