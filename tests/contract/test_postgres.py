@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -11,7 +12,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from aiodlock import BackendError, BackendUnavailable, Client, LockLost, Unsupported
+from aiodlock import BackendError, BackendUnavailable, Client, LockLost, Unsupported, WouldBlock
 from aiodlock.backends.postgres.schema import VERSION, create_statements
 
 from ..postgres import PostgresServer
@@ -249,6 +250,32 @@ async def test_holder_and_waiter_that_died_are_swept_though_nobody_asks_for_the_
     assert await store.left() == []
     assert store.postgres.execute("select count(*) from aiodlock.waiter")[0][0] == 0
     assert store.postgres.execute("select count(*) from aiodlock.name")[0][0] == 0
+
+
+@pytest.mark.stores(*POSTGRES)
+async def test_name_that_is_taken_while_others_are_swept_is_not_swept(store: Store) -> None:
+    """The sweep had read that nobody needs it, and deleted what was the holder's record by then."""
+    assert store.postgres is not None
+    keeper, sweeper = await asyncpg.connect(store.url), await asyncpg.connect(store.url)
+    async with Client(store.url) as client, Client(store.url) as other:
+        for name in ("a", "b", "c"):
+            async with client.lock(name):
+                pass
+        store.postgres.execute("update aiodlock.name set keep_until = 1")
+        # Whichever order it takes them in, it waits before it comes to the second one.
+        async with keeper.transaction():
+            await keeper.execute("select from aiodlock.name where right(key, 1) <> 'b' for update")
+            sweeping = asyncio.create_task(sweeper.fetchval("select aiodlock.sweep(100)"))
+            blocked = "select cardinality(pg_blocking_pids($1)) > 0"
+            while not await keeper.fetchval(blocked, sweeper.get_server_pid()):
+                await asyncio.sleep(0.005)
+            lease = await client.lock("b").acquire()
+        await sweeping
+        with pytest.raises(WouldBlock):
+            await other.lock("b").acquire_nowait()
+        await lease.release()
+    await keeper.close()
+    await sweeper.close()
 
 
 @pytest.mark.stores(*POSTGRES)

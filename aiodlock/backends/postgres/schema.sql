@@ -1199,11 +1199,12 @@ begin
 end $$;
 
 -- Delete what has had its time. One client at a time, now and then; a name's lock is taken only if nobody has it.
+-- Returns of how many names, `most` at the most. If it is that many there may be more.
 create function aiodlock.sweep(most integer) returns integer
 @called@ as $$
 declare
   now_ms bigint := aiodlock.clock_us() / 1000;
-  candidate record;
+  candidate text;
   swept integer := 0;
 begin
   if not pg_try_advisory_xact_lock(1095323472, 0) then
@@ -1213,17 +1214,17 @@ begin
   delete from aiodlock.broken b where b.keep_until <= now_ms;
   delete from aiodlock.record r where r.keep_until <= now_ms;
   for candidate in
-    select n.key, n.version from aiodlock.name n where n.keep_until <= now_ms
+    select n.key from aiodlock.name n where n.keep_until <= now_ms
       and not exists (select from aiodlock.waiter w
         where n.head > 0 and w.key = n.key and w.arrival >= n.head and now_ms < w.deadline) limit most
   loop
-    if pg_try_advisory_xact_lock(1095323471, hashtext(candidate.key)) then
-      delete from aiodlock.name n where n.key = candidate.key and n.version = candidate.version
+    if pg_try_advisory_xact_lock(1095323471, hashtext(candidate)) then
+      -- Somebody may have taken the name since all candidates were read.
+      delete from aiodlock.name n where n.key = candidate and n.keep_until <= now_ms
         and not exists (select from aiodlock.waiter w
-          where n.head > 0 and w.key = n.key and w.arrival >= n.head and now_ms < w.deadline)
-        and not exists (select from aiodlock.name m where m.key = candidate.key and m.version > n.version);
+          where n.head > 0 and w.key = n.key and w.arrival >= n.head and now_ms < w.deadline);
       if found then  -- the waiters that died behind a dead holder: nobody asks for the name, who would find them
-        delete from aiodlock.waiter w where w.key = candidate.key and w.deadline <= now_ms;
+        delete from aiodlock.waiter w where w.key = candidate and w.deadline <= now_ms;
       end if;
       swept := swept + 1;
     end if;
