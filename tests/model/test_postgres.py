@@ -73,6 +73,18 @@ def test_success_that_had_expired_stays_away_when_the_clock_is_set_back(
     assert run(turns.acquire("c"))[0] == expected
 
 
+def test_success_that_was_swept_stays_away_when_the_clock_is_set_back(database: Database) -> None:
+    """It was answered with nothing, and that answer was left out between those to other messages."""
+    turns = VirtualTurns(database, "once")
+    turns.time = MINUTE
+    run(turns.acquire("a"))
+    assert run(turns.leave("a", recorded=("fine", MINUTE))) == ["recorded"]
+    turns.time += MINUTE
+    turns.sweep()
+    turns.time -= MINUTE // 2
+    assert run(turns.acquire("b"))[0] == "granted"
+
+
 @pytest.mark.parametrize("began", [True, False])
 def test_lease_lost_just_before_its_deadline_keeps_what_is_left_of_its_hold(
     database: Database, began: bool

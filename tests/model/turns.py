@@ -24,6 +24,7 @@ _CLOCK = """
 create or replace function aiodlock.clock_us() returns bigint language sql volatile as
 $$ select current_setting('aiodlock.clock')::bigint $$
 """
+_TABLES = ("name", "waiter", "marker", "broken", "record")
 _names = count()
 #: What carries messages out: the functions for one message of its kind, that for many, and the general one.
 WAYS = ("one", "turn_many", "turn")
@@ -178,8 +179,12 @@ class VirtualTurns:
             name[0]["token"] if name else 0,
         )
 
+    def sweep(self) -> None:
+        """Have the database delete what has had its time."""
+        self._fetch("select aiodlock.sweep(1000)")
+
     def clear(self) -> None:
-        for table in ("name", "waiter", "marker", "broken", "record"):
+        for table in _TABLES:
             self._database.do(self._database.connection.execute(f"delete from aiodlock.{table}"))
 
     def _turn(

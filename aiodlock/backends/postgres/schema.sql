@@ -268,6 +268,7 @@ declare
   head_length bigint;
   marked_until bigint;
   recorded_until bigint;
+  result text;                   -- what is on record until then
   places bigint;
   resized boolean;
   holding aiodlock.holder[];
@@ -367,9 +368,13 @@ begin
         lone := null;
         noted := 0;
       end if;
-      if recorded_until > 0 and now_ms >= recorded_until then
-        recorded_until := 0;  -- or it would come back when the clock is set back
-        changed := true;
+      if recorded_until > 0 then
+        -- A sweep may have deleted it, by a later clock.
+        select r.result into result from aiodlock.record r where r.key = k;
+        if not found or now_ms >= recorded_until then
+          recorded_until := 0;  -- or it would come back when the clock is set back
+          changed := true;
+        end if;
       end if;
     end if;
 
@@ -425,7 +430,7 @@ begin
         answers[number] := 'announced';
         continue;
       elsif verb in ('acquire', 'extend') and now_ms < recorded_until then
-        answers[number] := 'done ' || (select r.result from aiodlock.record r where r.key = k);
+        answers[number] := 'done ' || result;
         continue;
       elsif verb = 'forget' then
         answers[number] := 'forgot ' || (now_ms < recorded_until)::integer;
@@ -513,6 +518,7 @@ begin
           continue;
         elsif f[5] = 'recorded' and now_ms < mine.deadline then
           recorded_until := now_ms + f[6]::bigint;
+          result := f[7];
           keep_until := greatest(keep_until, recorded_until);
           insert into aiodlock.record values (k, rid, f[7], recorded_until)
             on conflict (key) do update
