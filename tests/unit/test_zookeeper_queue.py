@@ -58,7 +58,7 @@ def test_semaphore_lets_its_limit_in_and_the_next_watches_them_all() -> None:
     nodes = tuple(f"2:{name}::{number:010d}" for number, name in enumerate("abcd"))
     assert _where(nodes, "b") == Holds(followed=True)
     assert _where(nodes, "c") == Blocked((nodes[0], nodes[1]))
-    assert _where(nodes, "d") == Blocked((nodes[2],))
+    assert _where(nodes, "d") == Blocked((nodes[2],), hears=True)
 
 
 def test_semaphore_with_another_limit_is_refused() -> None:

@@ -56,7 +56,8 @@ class ZooKeeperPlace:
     queue is being read); ``_moving`` (while its node changes over to its owner's seat); ``_until`` (the
     end of a lease that is not extended); ``_closes`` (the end of one with a ``max_hold``); ``_deleting``
     (a leave was sent), ``_was_held`` (it held then), ``_discards`` (the lease ran out, and the node must
-    go), ``_broken`` (somebody else has deleted the node), ``_successors`` (of a holder that lingers).
+    go), ``_broken`` (somebody else has deleted the node), ``_successors`` (of a holder that lingers),
+    ``_untold`` (of a semaphore: the next one has not surely heard that this one holds).
     """
 
     ends_by: float = math.inf
@@ -87,6 +88,7 @@ class ZooKeeperPlace:
         self._discards = False
         self._broken = False
         self._successors: Successors | None = None
+        self._untold = False
 
     def __repr__(self) -> str:
         return f"<ZooKeeperPlace {self._terms.name!r} {self._state.value} {self._node!r}>"
@@ -198,12 +200,12 @@ class ZooKeeperPlace:
                 case Barred(limit):
                     # The core leaves: the node is there.
                     return Refused("limit" if limit else "deadlock", limit, unsure=True)
-                case Blocked(nodes):
+                case Blocked() as blocked:
                     if not wait:
                         self._recall(session, self._node.blocked_by(entries))
                         return Refused("busy", unsure=True)
                     self._wait(session)
-                    self._watch_blockers(session, nodes)
+                    self._watch_blockers(session, blocked)
                     return Waiting(self.deadline, None)
                 case Holds(followed):
                     if not self._has_time:
@@ -293,12 +295,17 @@ class ZooKeeperPlace:
 
         session.watch(node, self._on_own_gone).add_done_callback(on_answer)
 
-    def _watch(self, session: Session, path: str, changed: Callable[[], object]) -> None:
+    def _watch(
+        self, session: Session, path: str, changed: Callable[[], object], *, hears: bool
+    ) -> None:
         self._watched.append((path, changed))
 
         def on_answer(answer: asyncio.Future[Answer[tuple[bytes, jute.Stat]]]) -> None:
-            if isinstance(answer.exception(), jute.ZooKeeperError):
+            error = answer.exception()
+            if isinstance(error, jute.ZooKeeperError):
                 changed()  # it has gone already
+            elif error is None and hears and answer.result().value[1].version > 0:
+                changed()  # it was written after the queue was read, and before it was watched
 
         session.watch(path, changed).add_done_callback(on_answer)
 
@@ -344,16 +351,16 @@ class ZooKeeperPlace:
                     self._listener.granted()
                 else:
                     session.on_progress(self._on_progress)
-            case Blocked(nodes):
+            case Blocked() as blocked:
                 if session.is_up:  # else it looks again when there is a connection
-                    self._watch_blockers(session, nodes)
+                    self._watch_blockers(session, blocked)
             case Joins(seat):
                 if self._moving is None:
                     self._store.start(self._change_over(session, seat))
             case Barred():
                 pass  # it waits on: the owner came to hold by another request meanwhile
 
-    def _watch_blockers(self, session: Session, nodes: tuple[str, ...]) -> None:
+    def _watch_blockers(self, session: Session, blocked: Blocked) -> None:
         """Wait for these, and no others."""
         self._unfollow()
         directory = self._node.directory
@@ -361,12 +368,12 @@ class ZooKeeperPlace:
             if changed != self._on_own_gone:
                 self._watched.remove((path, changed))
                 session.unwatch(path, changed)
-        for node in nodes:
+        for node in blocked.by:
             ahead = None if self._terms.limit else self._store.stands.find(directory, node)
             if ahead is not None:
                 self._follow(ahead)
             else:
-                self._watch(session, f"{directory}/{node}", self._look)
+                self._watch(session, f"{directory}/{node}", self._look, hears=blocked.hears)
 
     async def _change_over(self, session: Session, seat: Entry) -> None:
         if self._state is not _WAITING or self._moving is not None or self._node.path is None:
@@ -418,8 +425,24 @@ class ZooKeeperPlace:
             if changed != self._on_own_gone:
                 self._watched.remove((path, changed))
                 session.unwatch(path, changed)
-        if self._terms.limit and followed and session.is_up:
-            session.submit(jute.set_data(self._node.path, self._node.about()))  # tells the next one
+        self._untold = bool(self._terms.limit) and followed
+        self._tell_next(session)
+
+    def _tell_next(self, session: Session) -> None:
+        """Write a semaphore's node: the next one in the queue learns that it is the first now.
+
+        It watches no other node. So the word is repeated after a lost connection.
+        """
+        if not self._untold or self._state is not _HELD or not session.is_up:
+            return
+        assert self._node.path is not None
+
+        def on_answer(answer: asyncio.Future[Answer[jute.Stat]]) -> None:
+            if not isinstance(answer.exception(), BackendError):
+                self._untold = False
+
+        writing = session.submit(jute.set_data(self._node.path, self._node.about()))
+        writing.add_done_callback(on_answer)
 
     def _on_own_gone(self) -> None:
         """The node was changed or has gone."""
@@ -498,6 +521,8 @@ class ZooKeeperPlace:
         self._store.watch_soon(self)
         if self._successors is not None:
             self._successors.look()
+        if self._session is not None:
+            self._tell_next(self._session)
         self._look()
 
     def on_down(self, error: BackendUnavailable, silent: float) -> None:

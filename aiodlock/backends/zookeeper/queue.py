@@ -65,9 +65,13 @@ class Holds(NamedTuple):
 
 
 class Blocked(NamedTuple):
-    """The request waits until one of these nodes is changed or goes."""
+    """The request waits until one of these nodes is changed or goes.
+
+    ``hears``: the node's request has not held yet, and writes its node when it does.
+    """
 
     by: tuple[str, ...]
+    hears: bool = False
 
 
 class Joins(NamedTuple):
@@ -185,7 +189,7 @@ def _standing_of_a_semaphore(
     if len(earlier) == mine.limit:
         return Blocked(tuple(entry.node for entry in earlier))
     # It is the turn of the one in front first, which tells when it has come (by writing its node).
-    return Blocked((earlier[-1].node,))
+    return Blocked((earlier[-1].node,), hears=True)
 
 
 def _owner_of(entry: Entry) -> str:
