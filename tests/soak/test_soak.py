@@ -13,12 +13,14 @@ import pytest
 
 from aiodlock._clock import now
 from tests.scenes import until
+from tests.servers import installed
 from tests.soak import campaign
 from tests.soak.faults import Fault, Tormentor
 from tests.soak.journal import Hold, Journal, Record, Wait, check, gaps, read
 from tests.soak.memory import Series
 from tests.soak.records import first_mismatch, of_lease
 from tests.soak.soak import Options, Result, Soak
+from tests.soak.tormentors import RedisTormentor
 from tests.soak.wire import Wire
 
 
@@ -141,6 +143,19 @@ async def test_time_in_which_servers_are_mended_counts_as_a_fault_of_servers() -
     (span,) = tormentor.spans
     assert span.to_servers
     assert began <= span.began <= span.ended <= now()
+
+
+@pytest.mark.skipif(not installed("valkey9"), reason="no server")
+async def test_own_questions_wait_for_a_server_that_is_away() -> None:
+    """A fault may hit the soak's own connection, and that was an error of the soak."""
+    async with RedisTormentor(random.Random(1), None) as tormentor:
+        (server,) = tormentor.servers
+        server.kill()
+        asking = asyncio.create_task(tormentor.memory())
+        await asyncio.wait([asking], timeout=1.5)
+        await asyncio.to_thread(server.start)
+        _, used = await asking
+        assert used > 0
 
 
 async def test_tormentor_ends_also_when_cleaning_up_fails() -> None:

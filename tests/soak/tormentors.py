@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
 
 from aiodlock._embedded import EmbeddedServer
 from aiodlock.backends.postgres.schema import create_statements
@@ -25,6 +27,12 @@ from .faults import Fault, Tormentor
 from .memory import resident
 from .records import first_mismatch, of_lease
 from .wire import Wire
+
+
+def _own_client(server: EmbeddedServer) -> redis.asyncio.Redis:
+    """Return a client of the soak's own. What is done to all connections is done to its as well."""
+    again = Retry(ExponentialBackoff(cap=0.5, base=0.01), 40)
+    return redis.asyncio.Redis.from_url(server.url, decode_responses=True, retry=again)
 
 
 class RedisTormentor(Tormentor):
@@ -75,7 +83,7 @@ class RedisTormentor(Tormentor):
     async def left(self) -> list[str]:
         found = []
         for server in self.servers:
-            async with redis.asyncio.Redis.from_url(server.url, decode_responses=True) as client:
+            async with _own_client(server) as client:
                 keys = [str(key) async for key in client.scan_iter(count=1000)]
                 passing = (":token", ":quorum", ":members")
                 found += [
@@ -87,7 +95,7 @@ class RedisTormentor(Tormentor):
     async def memory(self) -> tuple[str, int]:
         used = 0
         for server in self.servers:
-            async with redis.asyncio.Redis.from_url(server.url) as client:
+            async with _own_client(server) as client:
                 used += int((await client.info("memory"))["used_memory"])
         # It remembers every connection and command for tests that look at them; here they are too many.
         for line in self.lines:
@@ -116,7 +124,7 @@ class RedisTormentor(Tormentor):
         return self._rng.choice(self.servers)
 
     async def _ask(self, server: EmbeddedServer, *command: str | int) -> None:
-        async with redis.asyncio.Redis.from_url(server.url) as client:
+        async with _own_client(server) as client:
             await client.execute_command(*command)  # type: ignore[no-untyped-call]
 
     async def _kill_clients(self) -> None:
