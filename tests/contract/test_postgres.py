@@ -279,6 +279,24 @@ async def test_name_that_is_taken_while_others_are_swept_is_not_swept(store: Sto
 
 
 @pytest.mark.stores(*POSTGRES)
+async def test_names_that_end_together_are_swept_together(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many: else the table would grow for ever where more end in a minute than one call takes."""
+    assert store.postgres is not None
+    monkeypatch.setattr("aiodlock.backends.postgres.store._SWEEP_MOST", 3)
+    async with Client(store.url) as client:
+        for number in range(10):
+            async with client.lock(f"job:{number}"):
+                pass
+        store.postgres.execute("update aiodlock.name set keep_until = 1")
+        assert client._session is not None
+        backend: Any = client._session.backend
+        await backend.store._sweep()
+        assert store.postgres.execute("select count(*) from aiodlock.name")[0][0] == 0
+
+
+@pytest.mark.stores(*POSTGRES)
 async def test_longest_name_owner_and_prefix_fit(store: Store) -> None:
     long = "\N{LOCK}" * 128
     async with (
