@@ -385,6 +385,26 @@ async def test_many_who_waited_are_not_walked_through_beside_a_transaction_that_
         await caller.close()
 
 
+async def test_sweep_reads_each_page_of_many_names_once(empty: PostgresServer) -> None:
+    """In the order of the keys it would read a page for each name, and messages wait for that."""
+    install(empty)
+    caller = await asyncpg.connect(empty.url)
+    try:
+        await caller.fetchval(f"select {_ACQUIRE_ONE}")
+        await caller.execute("create temp table one as select * from aiodlock.name")
+        await caller.execute(
+            "do $$ begin for number in 1 .. 3000 loop "
+            "update one set keep_until = 10 ^ 15, key = 'aiodlock:l:' || md5(number::text); "
+            "insert into aiodlock.name table one; end loop; end $$"
+        )
+        for _ in range(2):  # before and after the server has looked at the table
+            await pages_read(caller, "aiodlock.sweep(1000)")  # the session reads the catalogs
+            assert await pages_read(caller, "aiodlock.sweep(1000)") < 1000
+            await caller.execute("analyze aiodlock.name")
+    finally:
+        await caller.close()
+
+
 def _acquire(number: str) -> str:
     """Return the call by which the request of that number acquires."""
     words = rf"{number} || E'\tx\tt' || {number} || E'\t9000\t9000\t0\twait'"
