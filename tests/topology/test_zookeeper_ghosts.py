@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -165,7 +165,7 @@ async def test_acquire_that_is_cancelled_while_its_node_is_made_leaves_none(
             await _leave(asked)
             assert await _nodes(far, name) == []
             receipts = (await far._main.ask(jute.get_children(f"{far.root}/ids"))).value[0]
-            assert asked.place._node._id not in receipts
+            assert asked.place._node.id not in receipts
 
 
 async def test_acquire_cancelled_after_its_answer_was_lost_leaves_none_and_no_late_duplicate(
@@ -294,3 +294,68 @@ async def test_waiters_that_die_cost_one_session_together(
             assert now() - began < 0.6 + 1.0
         assert last.heard.told == ["granted"]
         await last.leave()
+
+
+@pytest.mark.parametrize("front", ["own", "other", "semaphore"])
+async def test_waiter_that_misses_the_end_of_the_one_in_front_sees_it_by_itself(
+    server: ZooKeeperServer, name: str, front: str
+) -> None:
+    """Whatever was to tell it is not heard: no bug that is known, and none must block a name for ever."""
+    async with (
+        running(server.url, tick=TICK, ttl=1.0) as near,
+        running(server.url, tick=TICK, ttl=1.0) as far,
+    ):
+        kind: dict[str, Any] = {}
+        if front == "semaphore":
+            kind = {"kind": "semaphore", "mode": "shared", "limit": 1}
+        holder = asker(near if front == "own" else far, name=name, ttl=1.0, **kind)
+        waiter = asker(near, name=name, ttl=1.0, **kind)
+        await holder.acquire()
+        await waiter.queue()
+        for session in near._sessions.values():
+            await session.ask(jute.sync("/"))
+            session._data_watches.clear()
+        if holder.place._stand is not None:
+            holder.place._stand.behind.clear()
+        await holder.leave()
+        await until(lambda: waiter.heard.told == ["granted"])
+        await waiter.leave()
+
+
+async def test_node_that_no_request_counts_as_its_own_is_deleted_for_a_waiter(
+    server: ZooKeeperServer, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(server.url, tick=TICK, ttl=1.0) as backend:
+        left, waiter = asker(backend, name=name, ttl=1.0), asker(backend, name=name, ttl=1.0)
+        await left.acquire()
+        await waiter.queue()
+        left.place.abandon()  # without a leave
+        await until(lambda: waiter.heard.told == ["granted"])
+        await waiter.leave()
+        assert await _nodes(backend, name) == []
+    assert "node_left" in [getattr(record, "event", "") for record in caplog.records]
+
+
+async def test_waiter_deletes_no_node_of_a_request_that_is_alive(
+    server: ZooKeeperServer, name: str
+) -> None:
+    """Its own client's, and another client's."""
+    async with (
+        running(server.url, tick=TICK, ttl=1.0) as near,
+        running(server.url, tick=TICK, ttl=1.0) as far,
+    ):
+        asked = [asker(one, name=name, ttl=1.0) for one in (far, near, near, far, near)]
+        await asked[0].acquire()
+        for waiter in asked[1:]:
+            await waiter.queue()
+        for session in (*near._sessions.values(), *far._sessions.values()):
+            for member in list(session.members):
+                member.look_after()
+            await session.ask(jute.sync("/"))
+        await asyncio.sleep(0)
+        assert len(await _nodes(near, name)) == 5
+        assert not any(one.heard.told for one in asked)
+        for before, after in itertools.pairwise(asked):
+            await before.leave()
+            await until(lambda after=after: after.heard.told == ["granted"])  # type: ignore[misc]
+        await asked[-1].leave()

@@ -94,6 +94,9 @@ class _Member:
     def on_over(self) -> None:
         self.told.append("over")
 
+    def look_after(self) -> None:
+        """There is nothing to see to."""
+
 
 async def test_session_has_time_from_its_first_moment_and_keeps_it(server: ZooKeeperServer) -> None:
     async with _running(_ensemble(server.port)) as session:

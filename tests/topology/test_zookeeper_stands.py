@@ -371,7 +371,7 @@ async def _know(
             here.remove(one)  # on a machine that stood still: its time is over
             await one.leave()
     told = {one for one in here if one in holding or one.heard.told == ["granted"]}
-    return {one.place._node._id for one in told} == await _held(backend, name)
+    return {one.place._node.id for one in told} == await _held(backend, name)
 
 
 def _any(

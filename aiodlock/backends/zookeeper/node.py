@@ -57,11 +57,11 @@ class QueueNode:
         self._store = store
         self._terms = terms
         self._owner = owner
-        self._id = _short(request_id)
+        self.id: str = _short(request_id)
         mode = "x" if terms.mode == "exclusive" else "s"
         self._mode = str(terms.limit) if terms.limit else mode
-        self._tag = "" if terms.limit else owner_tag(_short_owner(owner), self._id)
-        self._receipt = f"{store.root}/ids/{self._id}"
+        self._tag = "" if terms.limit else owner_tag(_short_owner(owner), self.id)
+        self._receipt = f"{store.root}/ids/{self.id}"
         self._joined = False
 
     def is_over(self) -> bool:
@@ -69,7 +69,7 @@ class QueueNode:
         return self.lifetime is None or self.lifetime.over
 
     def __repr__(self) -> str:
-        return f"<QueueNode {self._id} {self.path}>"
+        return f"<QueueNode {self.id} {self.path}>"
 
     @property
     def may_join(self) -> bool:
@@ -161,7 +161,7 @@ class QueueNode:
         Both or none are made. The receipt has the request's id for its name, so repeating it makes nothing.
         """
         acl = self._store.acl
-        path = f"{self.directory}/{node_name(self._mode, self._id, self._tag)}"
+        path = f"{self.directory}/{node_name(self._mode, self.id, self._tag)}"
         flags = jute.EPHEMERAL | jute.SEQUENTIAL
         return (
             jute.create(self._receipt, b"", jute.EPHEMERAL, acl),
@@ -189,7 +189,7 @@ class QueueNode:
     async def adopt(self, session: Session, entries: Queue) -> None:
         """Take the node that an unanswered attempt has made: of this request, and of this session."""
         for entry in entries:
-            if entry.request == self._id:
+            if entry.request == self.id:
                 path = f"{self.directory}/{entry.node}"
                 data, stat = (await session.ask(jute.get_data(path))).value
                 if stat.ephemeral_owner != session.id:
@@ -199,7 +199,7 @@ class QueueNode:
                 self._joined = self._joined or _token_of(data) != 0
 
     def _find(self, entries: Queue) -> Entry | None:
-        at = entries.positions.get(self._id)
+        at = entries.positions.get(self.id)
         return None if at is None else entries[at]
 
     async def join(self, session: Session, seat: Entry) -> None:
@@ -209,7 +209,7 @@ class QueueNode:
         try:
             data, stat = (await session.ask(jute.get_data(path))).value
             token = _token_of(data) or stat.created
-            name = f"{node_name(self._mode, self._id, self._tag)}{seat.node.rpartition(':')[2]}"
+            name = f"{node_name(self._mode, self.id, self._tag)}{seat.node.rpartition(':')[2]}"
             node = f"{self.directory}/{name}"
             await session.ask(
                 jute.multi(

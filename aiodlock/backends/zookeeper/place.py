@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from ..._clock import now
@@ -18,7 +19,7 @@ from ..base import Listener, Unanswered
 from . import jute
 from .connection import Answer
 from .node import QueueNode
-from .queue import Barred, Blocked, Entry, Holds, Joins, Queue
+from .queue import Barred, Blocked, Entry, Holds, Joins, Queue, request_of
 from .session import Session
 from .stands import Stand
 from .successors import Successors
@@ -125,6 +126,7 @@ class ZooKeeperPlace:
             if self._node.lifetime is None:
                 self._node.lifetime = session.lifetime
                 session.members.add(self)
+                self._store.live.add(self._node.id)
             asked_before, self._state = self._state is not _NEW, _ASKING
             if not wait and not asked_before and await self._is_taken(session):
                 self.abandon()
@@ -533,7 +535,44 @@ class ZooKeeperPlace:
 
     def on_over(self) -> None:
         self._end_stand()
+        self._store.live.discard(self._node.id)
         self._lose("expired")
+
+    def look_after(self) -> None:
+        """See whether what it waits for is there still, and is somebody's.
+
+        All that ends a wait is told, by a watch or by this client's own places. This is for what was told
+        and not heard: it must not block a name for as long as the client lives.
+        """
+        session = self._session
+        if self._state is not _WAITING or self._moving or session is None or not session.is_up:
+            return
+        paths = [path for path, changed in self._watched if changed != self._on_own_gone]
+        if self._ahead is not None:
+            paths.append(f"{self._node.directory}/{self._ahead.node}")
+        for path in paths:
+            session.submit(jute.exists(path)).add_done_callback(
+                partial(self._on_looked_after, session, path)
+            )
+        if not paths:
+            self._look()
+
+    def _on_looked_after(
+        self, session: Session, path: str, answer: asyncio.Future[Answer[jute.Stat]]
+    ) -> None:
+        error = answer.exception()
+        if isinstance(error, jute.ZooKeeperError):
+            self._look()
+        elif error is None and self._is_nobodys(session, path, answer.result().value):
+            self._store.start(self._clear(session, path))
+
+    def _is_nobodys(self, session: Session, path: str, stat: jute.Stat) -> bool:
+        """Tell whether a node is this session's, and no place of the client knows it."""
+        return stat.ephemeral_owner == session.id and request_of(path) not in self._store.live
+
+    async def _clear(self, session: Session, path: str) -> None:
+        await self._store.clear(session, path)
+        self._look()
 
     # -- leaving -------------------------------------------------------------------------------------
 
@@ -656,3 +695,4 @@ class ZooKeeperPlace:
         if self._session is not None and self in self._session.members:
             self._session.members.discard(self)
             self._session.used_at = now()
+        self._store.live.discard(self._node.id)

@@ -91,6 +91,11 @@ def node_name(mode: str, request: str, owner: str) -> str:
     return f"{mode}:{request}:{owner}:"
 
 
+def request_of(path: str) -> str:
+    """Return whose node this is in a queue."""
+    return path.rpartition("/")[2].split(":")[1]
+
+
 def owner_tag(owner: str, request: str) -> str:
     """Return what stands for an owner in names: as long as needed, for two owners to differ surely."""
     return "" if owner == f"t{request}" else _tag(owner)

@@ -25,6 +25,8 @@ T = TypeVar("T")
 #: Heartbeats per timeout of the session.
 _BEATS = 8
 _SHORTEST_PAUSE = 0.005
+#: How many members see to themselves at each heartbeat.
+_AT_ONCE = 100
 #: For how long a server may be silent, and how long connecting to it may take (seconds, and shares of the
 #: timeout).
 _LONGEST_SILENCE, _SHORTEST_SILENCE, _SILENCE = 5.0, 0.2, 1 / 3
@@ -76,6 +78,9 @@ class Member(Protocol):
     def on_over(self) -> None:
         """The session has expired."""
 
+    def look_after(self) -> None:
+        """Once per timeout or so: see whether something was missed. There may be no connection."""
+
 
 class Session:
     """One session at a time, with one timeout. When it has expired, the next one is made.
@@ -85,8 +90,9 @@ class Session:
     granted, 0 before), ``failure``; ``_connection`` (None while there is none, or it is not ready),
     ``_up`` (resolved while there is one), ``_id``, ``_password``, ``_number`` (of the present session),
     ``_seen`` (the newest transaction), ``_data_watches`` and ``_child_watches`` (by path), ``_progress``
-    (who waits for the deadline to move), ``_beating`` (the heartbeat on its way), ``_transactions`` (of
-    this turn of the loop).
+    (who waits for the deadline to move), ``_beating`` (the heartbeat on its way), ``_beats`` (since all
+    members were put on the round) and ``_round`` (those that have not looked after themselves in it yet),
+    ``_transactions`` (of this turn of the loop).
     """
 
     def __init__(self, ensemble: Ensemble, timeout: float, label: str) -> None:
@@ -115,6 +121,8 @@ class Session:
         self._progress: list[Callable[[], object]] = []
         self._running: asyncio.Task[Any] | None = None
         self._beating: asyncio.Future[Answer[jute.Stat]] | None = None
+        self._beats = 0
+        self._round: list[Member] = []
         self._transactions = Transactions()
 
     def __repr__(self) -> str:
@@ -411,6 +419,17 @@ class Session:
                 self._beating.add_done_callback(self._on_beat)
                 for look in list(self.looking):
                     look()
+                self._look_after_some()
+
+    def _look_after_some(self) -> None:
+        """Have some members see to themselves: each once per timeout, unless they are thousands."""
+        self._beats += 1
+        if not self._round and self._beats >= _BEATS:
+            self._beats, self._round = 0, list(self.members)
+        for _ in range(min(_AT_ONCE, len(self._round))):
+            member = self._round.pop()
+            if member in self.members:
+                member.look_after()
 
     def _on_beat(self, answer: asyncio.Future[Answer[jute.Stat]]) -> None:
         error = answer.exception()

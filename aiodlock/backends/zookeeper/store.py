@@ -46,8 +46,8 @@ class ZooKeeperBackend:
 
     Mutable state: ``_sessions`` (by ttl in milliseconds), ``_group`` (while it runs), ``_reading``
     (queues that are read at the end of this turn of the loop, and who waits for that), ``_unwatched``
-    (places whose nodes are to be watched), ``stands`` (this client's own nodes),
-    ``_known`` (queues whose nodes were there).
+    (places whose nodes are to be watched), ``stands`` (this client's own nodes), ``live`` (the requests
+    whose places have, or may have, a node), ``_known`` (queues whose nodes were there).
     """
 
     capabilities: Capabilities = Capabilities(
@@ -70,6 +70,7 @@ class ZooKeeperBackend:
         self._reading: dict[tuple[Session, str], list[asyncio.Future[Queue]]] = {}
         self._unwatched: list[ZooKeeperPlace] = []
         self.stands: Stands = Stands()
+        self.live: set[str] = set()
         self._known: set[str] = set()
         self._observing: list[Callable[[], object]] = []
 
@@ -82,6 +83,7 @@ class ZooKeeperBackend:
         self._sessions.clear()
         self._known.clear()
         self.stands = Stands()
+        self.live.clear()
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
@@ -215,6 +217,17 @@ class ZooKeeperBackend:
                     await session.ask(jute.set_data(path, data))
         except (jute.ZooKeeperError, BackendError) as failed:
             _logger.debug("recalling a lease that lingers failed: %s", failed)
+
+    async def clear(self, session: Session, path: str) -> None:
+        """Delete a node of this client's that no request counts as its own. None is known to come about;
+        one that did would hold its name for as long as the client lives."""
+        try:
+            await session.ask(jute.delete(path))
+        except (jute.ZooKeeperError, BackendError) as failed:
+            _logger.debug("deleting a node that was left failed: %s", failed)
+        else:
+            about = {"event": "node_left"}
+            _logger.warning("no request counted %s as its own: it is deleted", path, extra=about)
 
     def watch_soon(self, place: ZooKeeperPlace) -> None:
         """Have a request's node watched, if it still waits or holds then."""
@@ -402,6 +415,9 @@ class _Observer:
 
     def on_over(self) -> None:
         self._session.members.add(self)  # on to the next session
+
+    def look_after(self) -> None:
+        """What is missed is told with the next change."""
 
 
 def _encoded(name: str) -> str:
