@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+import aiodlock
 from aiodlock import BackendUnavailable
 from aiodlock._model import Gone, Granted, Left, Refused, Waiting
 from aiodlock.backends.zookeeper import jute, transactions
@@ -434,3 +435,19 @@ async def test_queue_of_more_than_a_megabyte_is_read(server: ZooKeeperServer, na
         assert len(entries) == 17_501
         assert sum(4 + len(entry.node) for entry in entries) > 1_050_000
         await holder.leave()
+
+
+async def test_refused_try_commits_nothing(server: ZooKeeperServer, name: str) -> None:
+    async with (
+        FrameProxy(server.port) as proxy,
+        aiodlock.Client(f"{server.url}?tick_time={TICK}", ttl=TTL) as holding,
+        aiodlock.Client(f"{proxy.url}?tick_time={TICK}", ttl=TTL) as trying,
+    ):
+        async with holding.lock(name):
+            seen = len(proxy.opcodes)
+            with pytest.raises(aiodlock.WouldBlock):
+                await trying.lock(name).acquire_nowait()
+            assert jute.MULTI not in proxy.opcodes[seen:]
+        async with trying.lock(name, timeout=10.0):  # an owner is the same in all of its requests
+            async with trying.lock(name):
+                pass

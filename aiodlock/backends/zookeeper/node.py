@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ..._errors import BackendError
-from ..._model import Terms
+from ..._model import IMPATIENT, Terms
 from ..base import Unanswered
 from . import jute
 from .connection import Answer
@@ -293,8 +293,11 @@ def _short(request_id: str) -> str:
 
 
 def _short_owner(owner: str) -> str:
-    """Return an owner as the names of nodes know it: a task is called by its first request."""
-    return f"t{_short(owner[1:])}" if owner.startswith("t") else owner
+    """Return an owner as the names of nodes know it: a task is called by its first request.
+
+    Whether that one gives up by itself is no part of it: else its node would look like a later one's.
+    """
+    return f"t{_short(owner[1:].removesuffix(IMPATIENT))}" if owner.startswith("t") else owner
 
 
 def _token_of(data: bytes) -> int:
