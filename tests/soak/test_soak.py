@@ -12,6 +12,8 @@ from typing import Any, Self
 import pytest
 
 from aiodlock._clock import now
+from aiodlock.backends.postgres.schema import create_statements
+from tests.postgres import PostgresServer
 from tests.scenes import until
 from tests.servers import installed
 from tests.soak import campaign
@@ -20,7 +22,7 @@ from tests.soak.journal import Hold, Journal, Record, Wait, check, gaps, read
 from tests.soak.memory import Series
 from tests.soak.records import first_mismatch, of_lease
 from tests.soak.soak import Options, Result, Soak
-from tests.soak.tormentors import RedisTormentor
+from tests.soak.tormentors import PostgresTormentor, RedisTormentor
 from tests.soak.wire import Wire
 
 
@@ -165,6 +167,25 @@ async def test_tormentor_ends_also_when_cleaning_up_fails() -> None:
     running.cancel()
     await asyncio.wait({running}, timeout=10)
     assert running.cancelled()
+
+
+@pytest.mark.parametrize("is_leak", [False, True])
+async def test_what_postgresql_keeps_for_a_time_is_not_taken_for_a_leak(
+    postgres: PostgresServer, is_leak: bool
+) -> None:
+    """A holder has died, and a marker of another request keeps the row of its name for two minutes."""
+    postgres.execute("drop schema if exists aiodlock cascade;")
+    postgres.execute(create_statements("logged"))
+    for message in (
+        r"leave\taiodlock:l:part-7\tanother\t120000\tended",
+        r"acquire\taiodlock:l:part-7\tdead\tx\ttdead\t1\t2000\t0\twait",
+    ):
+        postgres.execute(f"select aiodlock.turn('me', 10000, E'{message}')")
+    if is_leak:
+        postgres.execute("update aiodlock.name set keep_until = 10 * keep_until")
+    tormentor = PostgresTormentor(random.Random(1), None)
+    tormentor.server = postgres
+    assert [what.partition(" ")[0] for what in await tormentor.left()] == ["name"] * is_leak
 
 
 _MADE = "7:34:12 AM session 0x2aa cxid 0x4 zxid 0x10c multi create:/aiodlock/ids/9-1;create:{}"

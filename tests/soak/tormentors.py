@@ -173,6 +173,14 @@ class RedisTormentor(Tormentor):
         await asyncio.sleep(self._rest)
 
 
+_TABLES = ("name", "waiter", "record", "marker", "broken")
+#: The server's clock is an hour ahead from now on: nothing is kept for longer here.
+_MUCH_LATER = """
+create or replace function aiodlock.clock_us() returns bigint language sql volatile as
+$$ select ((extract(epoch from clock_timestamp()) + 3600) * 1000000)::bigint $$
+"""
+
+
 class PostgresTormentor(Tormentor):
     """One server whose tables are logged."""
 
@@ -203,22 +211,23 @@ class PostgresTormentor(Tormentor):
             await asyncio.to_thread(self.server.start)
 
     async def left(self) -> list[str]:
-        # Any client does this once a minute. Until then a dead holder's record stays where nobody asks.
-        await self._execute("select aiodlock.sweep(10000)")
+        # A name's row, with a dead holder in it, stays as long as its last token or a marker is kept, which
+        # is longer than anybody would wait here. Then any client sweeps, once a minute.
+        await self._execute(_MUCH_LATER)
+        await self._execute("select aiodlock.sweep(1000)")
         rows = await self._execute(
-            "select concat('name ', n, ' at ', aiodlock.clock_us() / 1000) from aiodlock.name n "
-            "where cardinality(aiodlock.holders_of(n)) > 0 "
-            "union all select concat('waiter ', w, ' of ', (select array_agg(n) from aiodlock.name n "
-            "where n.key = w.key), ' at ', aiodlock.clock_us() / 1000) from aiodlock.waiter w"
+            " union all ".join(
+                f"select concat('{one} ', t, ' at ', aiodlock.clock_us() / 1000) from aiodlock.{one} t"
+                for one in _TABLES
+            )
         )
         return [row[0] for row in rows]
 
     async def memory(self) -> tuple[str, int]:
         # Not the size of the tables: a server that is killed forgets what there is to vacuum.
-        tables = ("name", "waiter", "record", "marker", "broken")
         sums = [
             f"(select coalesce(sum(pg_column_size(t.*)), 0) from aiodlock.{one} t)"
-            for one in tables
+            for one in _TABLES
         ]
         rows = await self._execute(f"select {' + '.join(sums)}")
         return "live rows", int(rows[0][0])
