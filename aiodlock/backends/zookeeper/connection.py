@@ -162,9 +162,8 @@ class Connection(asyncio.Protocol):
             self._refuse(asked, aborted)
             return
         except (struct.error, KeyError, UnicodeDecodeError):
-            self._asked.appendleft(
-                asked
-            )  # it has no answer: who waits for it is told when this is closed
+            # It has no answer: who waits for it is told when this is closed.
+            self._asked.appendleft(asked)
             raise
         if asked.call.commits:
             self._on_commit(asked.sent)
