@@ -83,13 +83,18 @@ async def _etcdctl(cluster: EtcdCluster) -> AsyncIterator[Pair]:
 
 
 @asynccontextmanager
+async def _store(cluster: EtcdCluster) -> AsyncIterator[EtcdBackend]:
+    async with aiodlock.Client(cluster.url) as client:
+        assert client._session is not None
+        store = client._session.backend
+        assert isinstance(store, EtcdBackend)
+        yield store
+
+
+@asynccontextmanager
 async def _own_messages(cluster: EtcdCluster) -> AsyncIterator[Pair]:
     """The two transactions of ours, and nothing else of ours."""
-    async with aiodlock.Client(cluster.url) as client:
-        session = client._session
-        assert session is not None
-        store = session.backend
-        assert isinstance(store, EtcdBackend)
+    async with _store(cluster) as store:
         link, lease = store._link, await store.leases.make(60)
         leases, numbers = transactions.Leases(lease.id, lease.id), itertools.count()
         value = b'{"mode": "exclusive", "owner": "tother", "client": "other"}'
@@ -107,11 +112,7 @@ async def _own_messages(cluster: EtcdCluster) -> AsyncIterator[Pair]:
 @asynccontextmanager
 async def _raw(cluster: EtcdCluster) -> AsyncIterator[Pair]:
     """Two transactions on the channel that ours uses."""
-    async with aiodlock.Client(cluster.url) as client:
-        session = client._session
-        assert session is not None
-        store = session.backend
-        assert isinstance(store, EtcdBackend)
+    async with _store(cluster) as store:
         link = store._link
 
         async def pair(name: str) -> None:

@@ -7,10 +7,10 @@
 -- behind it. Deadlines are milliseconds of the server's clock, tokens microseconds.
 -- A key is the prefix, the kind ("l", "s" or "o") and the percent-encoded name, with colons between them.
 --
--- The row of a name is not updated when its holders change: a new version is inserted, the old one is deleted, and
--- the newest is read. Beside a transaction that stays open, the old versions of an updated row cannot be removed,
--- and each look-up would walk through all of them. So would a plan that collects the rows of a name and sorts them, and
--- the server prefers that to the index for a table of few live rows: the functions set enable_sort = off.
+-- A name has one row, and after 32 updates that row gets another `version`: the newest is sought in the index. Beside a
+-- transaction that stays open, what an update leaves cannot be removed, and a look-up without the version would walk
+-- through all of it. So would a plan that collects the rows of a name and sorts them, and the server prefers that to the
+-- index for a table of few live rows: the functions set enable_sort = off.
 
 create schema aiodlock;
 
