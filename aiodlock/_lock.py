@@ -28,6 +28,7 @@ from ._errors import (
     concerning,
 )
 from ._lease import Lease, release_handle
+from ._linger import NEXT_TURN
 from ._model import IMPATIENT, Gone, Granted, Kind, LockInfo, Mode, Refused, Terms, Waiting
 from ._options import (
     ATTRIBUTES_ELSEWHERE,
@@ -241,10 +242,12 @@ class Acquirable:
 
     async def __aenter__(self) -> Lease:
         if self._short and (session := self._client._session) is not None:
-            kept = session.lingering.enter(
-                self._terms, self._options, self._entered, self._lease_type
-            )
-            if kept is not None:
+            short_way = session.lingering.enter
+            kept = short_way(self._terms, self._options, self._entered, self._lease_type)
+            if kept is NEXT_TURN:
+                await kept.value
+                kept = short_way(self._terms, self._options, self._entered, self._lease_type)
+            if kept is not None and kept is not NEXT_TURN:
                 return kept
         lease = await self._acquire(self._options.timeout)
         whose = lease._request.task

@@ -16,6 +16,7 @@ from aiodlock import (
     AcquireTimeout,
     BackendUnavailable,
     Client,
+    ClientClosed,
     Hooks,
     Lease,
     Lock,
@@ -913,6 +914,77 @@ async def test_every_task_gets_bodies_while_one_never_awaits(client: Client) -> 
             tasks.create_task(work(name))
         await until(lambda: min(done.values()) >= 50)
         stop = True
+
+
+@pytest.fixture
+def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task has one block in a turn of the loop, and waits for the next turn before another."""
+    monkeypatch.setattr("aiodlock._linger._TURN", 0.0)
+
+
+async def begin_two_blocks(client: Client) -> tuple[Lock, asyncio.Task[Lease]]:
+    """Return a lock, and a task that has had a block of it, and waits for the next turn."""
+    lingering(client)._share = 0.0
+    lock = client.lock("a", linger=LONG)
+    async with lock:
+        pass
+
+    async def twice() -> Lease:
+        async with lock:
+            pass
+        async with lock as lease:
+            return lease
+
+    task = asyncio.create_task(twice())
+    await asyncio.sleep(0)
+    assert not task.done()
+    assert is_kept(client)
+    return lock, task
+
+
+@pytest.mark.usefixtures("no_time")
+async def test_block_begins_in_the_next_turn(client: Client) -> None:
+    _, task = await begin_two_blocks(client)
+    token = kept(client).token
+    await asyncio.sleep(0)
+    assert task.done()
+    assert (await task).token == token
+
+
+@pytest.mark.usefixtures("no_time")
+async def test_cancelled_before_the_next_turn_it_holds_nothing(client: Client) -> None:
+    _, task = await begin_two_blocks(client)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not kept(client).handles
+    await body(client)
+
+
+@pytest.mark.usefixtures("no_time")
+async def test_recalled_before_the_next_turn_it_queues_for_a_new_lease(client: Client) -> None:
+    _, task = await begin_two_blocks(client)
+    request = kept(client)
+    request.recalled()
+    assert (await task).token > request.token
+
+
+@pytest.mark.usefixtures("no_time")
+async def test_task_that_came_between_has_it_first(client: Client) -> None:
+    lock, task = await begin_two_blocks(client)
+    async with lock:
+        await asyncio.sleep(0.05)
+        assert not task.done()
+    await task
+
+
+@pytest.mark.usefixtures("no_time")
+async def test_left_before_the_next_turn_the_client_is_closed(client: Client) -> None:
+    _, task = await begin_two_blocks(client)
+    await client.__aexit__(None, None, None)
+    with pytest.raises(ClientClosed):
+        await task
+    await client.__aenter__()
 
 
 # -- many --------------------------------------------------------------------------------------------
