@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 from typing import Self
 
-from .postgres import PostgresServer, free_port
+from .ports import free_port
+from .postgres import PostgresServer
 
 PROGRAM = Path(shutil.which("pgbouncer") or "/usr/sbin/pgbouncer")
 

@@ -13,13 +13,14 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
+
+from .ports import free_port
 
 _T = TypeVar("_T")
 
@@ -272,15 +273,3 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def free_port() -> int:
-    # Below the range that the kernel takes ports of outgoing connections from.
-    for port in range(20_000 + os.getpid() % 5_000, 32_000):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no port is free")

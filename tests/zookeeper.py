@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-import random
 import shutil
 import signal
 import socket
@@ -20,6 +19,8 @@ from pathlib import Path
 from aiodlock.backends.zookeeper import jute
 from aiodlock.backends.zookeeper.address import read_url
 from aiodlock.backends.zookeeper.session import Session
+
+from .ports import free_port
 
 #: A tick that lets sessions be as short as most tests want them, in seconds.
 TICK = 0.02
@@ -488,27 +489,6 @@ class ZooKeeperEnsemble:
                     server.crash()
                     server.start(wait=False)
             time.sleep(0.02)
-
-
-_given: set[int] = set()
-
-
-def free_port() -> int:
-    """Return a free port that was not returned before: nobody may listen on it yet.
-
-    It is below the range that the kernel takes ports of outgoing connections from, and a random one, so
-    that processes side by side do not choose the same.
-    """
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        if port not in _given:
-            _given.add(port)
-            return port
 
 
 @asynccontextmanager

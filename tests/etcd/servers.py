@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import base64
 import importlib.util
-import itertools
 import json
 import os
 import shutil
@@ -15,9 +14,10 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from ..ports import free_ports
 
 #: Short ones: a lease has one second at least then, and a new leader is there after half a second.
 _HEARTBEAT, _ELECTION = 50, 500
@@ -42,8 +42,6 @@ DIFFERS = {
     "test_another_object_of_the_same_owner_is_in_at_once": _REMAINING,
 }
 
-_numbers = itertools.count(os.getpid() % 400 * 10)
-
 
 def find_etcd() -> Path | None:
     """Return the server's program, if this machine has one."""
@@ -57,26 +55,6 @@ def find_etcd() -> Path | None:
         if program.is_file() and os.access(program, os.X_OK):
             return program
     return None
-
-
-def free_ports(number: int) -> list[int]:
-    """Return ports below those that the kernel takes for outgoing connections."""
-    found: list[int] = []
-    for port in _candidates():
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == number:
-            return found
-    raise AssertionError("no port is free")
-
-
-def _candidates() -> Iterator[int]:
-    for _ in range(11_000):
-        yield 21_000 + next(_numbers) % 10_000
 
 
 class EtcdNode:

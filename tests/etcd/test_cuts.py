@@ -13,9 +13,10 @@ import pytest
 from aiodlock._clock import now
 from aiodlock._model import LOST, Waiting
 
+from ..ports import free_ports
 from .conftest import Direct
 from .cuts import Cut
-from .servers import EtcdCluster, EtcdNode, find_etcd, free_ports
+from .servers import EtcdCluster, EtcdNode, find_etcd
 from .test_faults import _acquire, _leader, _leave, _left, _use
 
 MakeDirect = Callable[..., Coroutine[Any, Any, Direct]]

@@ -17,9 +17,10 @@ from aiodlock._request import State
 from aiodlock.backends.base import Unanswered
 from aiodlock.backends.etcd.store import EtcdBackend
 
+from ..ports import free_ports
 from ..scenes import PATIENCE, until, until_waiting
 from .cuts import Cut
-from .servers import EtcdCluster, free_ports
+from .servers import EtcdCluster
 
 MakeClient = Callable[..., Coroutine[Any, Any, aiodlock.Client]]
 _numbers = itertools.count(1)

@@ -17,10 +17,11 @@ from aiodlock.backends.etcd import link as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.place import EtcdPlace
 
+from ..ports import free_ports
 from ..scenes import PATIENCE, until
 from .conftest import Direct, Heard
 from .cuts import Cut
-from .servers import EtcdCluster, free_ports
+from .servers import EtcdCluster
 from .test_faults import _acquire, _left
 from .test_passing import _followed, _wait
 

@@ -19,8 +19,9 @@ from aiodlock.backends.zookeeper import jute
 from aiodlock.backends.zookeeper.address import read_url
 from aiodlock.backends.zookeeper.session import Credentials, Ensemble, Session
 
+from ..ports import free_port
 from ..scenes import until
-from ..zookeeper import Links, ZooKeeperEnsemble, ZooKeeperServer, free_port, installed
+from ..zookeeper import Links, ZooKeeperEnsemble, ZooKeeperServer, installed
 
 pytestmark = pytest.mark.skipif(not installed(), reason="no ZooKeeper")
 
