@@ -36,6 +36,7 @@ from ._options import (
     check_seconds,
     check_text,
     check_timeout,
+    lock_options,
     refuse_keywords,
 )
 from ._session import Session
@@ -509,7 +510,7 @@ class Client:
         return Lock(self, lock.name, mode, lock._options)
 
     def _options(self, ttl: float | None, *others: Any) -> LockOptions:
-        return LockOptions(self._ttl if ttl is None else ttl, *others)
+        return lock_options(self._ttl if ttl is None else ttl, *others)
 
     def locked(
         self, template: str, **options: Unpack[LockKeywords]

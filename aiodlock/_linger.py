@@ -145,14 +145,19 @@ class Lingering:
     def enter(
         self, terms: Terms, options: LockOptions, entered: Blocks[Lease], kind: type[Lease]
     ) -> Lease | Literal[Later.NEXT_TURN] | None:
-        """Begin a block of a lock that was the last to have what is kept; None: go the long way.
+        """Begin a block of the lock that was the last to have what is kept, or of one that is described
+        like it; None: go the long way.
 
         Nothing is different from the long way, which this is for the commonest case: the lock is exclusive,
         without owner and ``max_hold``, so while it is kept no task here can have another live hold of the
         name; and the task is in no other block. What calls are saved stands here instead of them.
         """
         request = self.kept.get(terms.name)
-        if request is None or request.terms is not terms or request.options is not options:
+        if (
+            request is None
+            or (request.terms is not terms and request.terms != terms)
+            or (request.options is not options and request.options != options)
+        ):
             return None
         session = self._session
         if (

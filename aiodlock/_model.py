@@ -1,4 +1,4 @@
-"""Frozen values that the layers hand to each other. Times are seconds, moments are of ``_clock``."""
+"""Values that the layers hand to each other. Times are seconds, moments are of ``_clock``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ Mode = Literal["exclusive", "shared"]
 Kind = Literal["lock", "semaphore", "once", "wait"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Terms:
-    """What a lock asks for: the same for all requests of one ``Lock`` object."""
+    """What a lock asks for: the same for all requests of one ``Lock`` object.
+
+    Nobody changes it. It is not frozen, since one is made for every ``client.lock()``, and freezing it would
+    take five times as long.
+    """
 
     kind: Kind
     name: str

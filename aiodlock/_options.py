@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Literal, NoReturn, cast, get_args
+from functools import lru_cache
+from typing import Any, Literal, NoReturn, cast, get_args
 
 from ._model import Kind
 
@@ -64,6 +65,20 @@ class LockOptions:
                 f"margin ({self.margin} s) must be at most {LARGEST_MARGIN:.0%} of ttl and max_hold "
                 f"({shortest} s): the lease would be lost before it can be extended"
             )
+
+
+# Locks are described again and again, with the same few options: checking them takes ten times as long as
+# this. Typed, since 1 == True, and only one of them is a number of seconds.
+_checked_before = lru_cache(maxsize=256, typed=True)(LockOptions)
+
+
+def lock_options(*options: Any) -> LockOptions:
+    """Return the options, checked; those that were checked before are the same object."""
+    try:
+        return _checked_before(*options)
+    except TypeError:  # also of what cannot be hashed
+        pass
+    return LockOptions(*options)
 
 
 #: Keywords of other libraries' locks, and what does the same here.

@@ -299,6 +299,32 @@ async def test_same_lock_again_and_again(client: Client, way: str) -> None:
     assert is_kept(client)
 
 
+@pytest.mark.stores(MEMORY)
+async def test_lock_that_is_described_anew_goes_the_short_way(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``async with client.lock(…)``, as most write it, makes a new object each time."""
+    first = await body(client)
+    monkeypatch.setattr(Lingering, "hand_out", lambda *_: pytest.fail("it went the long way"))
+    for _ in range(3):
+        assert (await body(client)).token == first.token
+
+
+@pytest.mark.parametrize(
+    "other", [{"margin": 1.0}, {"linger": 50.0}, {"on_lost": "flag"}, {"note": "b"}]
+)
+async def test_lock_that_is_described_otherwise_has_options_of_its_own(
+    client: Client, other: dict[str, Any]
+) -> None:
+    first = await body(client)
+    async with client.lock("a", **({"linger": LONG} | other)) as lease:
+        assert lease.token == first.token
+        request = lease._request
+        for option, value in other.items():
+            assert getattr(request.options, option) == value
+    assert request.terms.margin == other.get("margin", 0.0)
+
+
 async def test_same_lock_in_several_tasks(client: Client, way: str) -> None:
     lock, inside = client.lock("a", linger=LONG), 0
 

@@ -109,6 +109,25 @@ def test_ttl_under_a_twentieth_or_absurd_is_a_value_error(described: Client, ttl
         Client("redis://localhost", ttl=ttl)
 
 
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ({"ttl": 1}, {"ttl": True}),
+        ({"ttl": 1.0}, {"ttl": True}),
+        ({"auto_extend": True}, {"auto_extend": 1}),
+        ({"confirm_release": False}, {"confirm_release": 0.0}),
+        ({"timeout": 0}, {"timeout": False}),
+    ],
+)
+def test_what_is_equal_to_an_option_that_was_checked_before_is_refused(
+    described: Client, good: dict[str, Any], bad: dict[str, Any]
+) -> None:
+    for _ in range(2):
+        described.lock("a", **good)
+        with pytest.raises(TypeError, match="must be"):
+            described.lock("a", **bad)
+
+
 def test_shortest_ttl_is_legal(described: Client) -> None:
     described.lock("x", ttl=0.05)
 
