@@ -16,7 +16,7 @@ Kind = Literal["lock", "semaphore", "once", "wait"]
 class Terms:
     """What a lock asks for: the same for all requests of one ``Lock`` object.
 
-    Nobody changes it. It is not frozen, since one is made for every ``client.lock()``, and freezing it would
+    Nobody changes it. It is not frozen, since one is made for every ``client.lock()``, and making it would
     take five times as long.
     """
 
