@@ -11,6 +11,7 @@ from . import _deadlocks, _process
 from ._errors import BackendError, LockLost
 from ._request import Request
 from ._scope import BodyScope
+from ._tasks import task_of
 
 if TYPE_CHECKING:
     from ._session import Session
@@ -277,4 +278,4 @@ def raise_loss(
 def current_task() -> _Task | None:
     """Return the running task; None also where no loop runs, as when a generator is collected."""
     loop = asyncio._get_running_loop()
-    return asyncio.current_task(loop) if loop is not None else None
+    return task_of(loop) if loop is not None else None

@@ -165,7 +165,7 @@ class Departure:
                     return await request.place.leave(end)
             except (TimeoutError, BackendError):
                 failures += 1
-                if now() >= give_up_at or (unless_dead and self._session.is_dead):
+                if now() >= give_up_at or (unless_dead and self._session.death is not None):
                     raise
             await asyncio.sleep(min(pause_after(failures), max(0.0, give_up_at - now())))
 

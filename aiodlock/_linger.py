@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from . import _process
 from ._clock import now
 from ._request import HELD, KEPT, OVER, Request
+from ._tasks import task_of
 
 if TYPE_CHECKING:
     from ._bodies import Blocks
@@ -163,9 +164,9 @@ class Lingering:
         if (
             _process.pid != session.pid
             or asyncio._get_running_loop() is not self._loop
-            or (task := asyncio.current_task(self._loop)) is None
+            or (task := task_of(self._loop)) is None
             or task in session.bodies.open
-            or session.is_dead
+            or session.death is not None
         ):
             return None
         moment, place = now(), request.place
@@ -204,7 +205,7 @@ class Lingering:
             or lease._session is not session  # the client was left and entered again
             or _process.pid != session.pid
             or asyncio._get_running_loop() is not self._loop
-            or asyncio.current_task(self._loop) is not task
+            or task_of(self._loop) is not task
         ):
             return False
         terms, place, moment = request.terms, request.place, now()

@@ -49,7 +49,7 @@ class Session:
 
     Mutable state: ``requests`` (by id, from before the first message until the leave is
     confirmed), ``bodies`` (the open blocks), ``_holds`` (what each task holds), ``_tasks``, ``closing``,
-    ``_death``.
+    ``death``.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Session:
         self._left = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._main: asyncio.Task[None] | None = None
-        self._death: BaseException | None = None
+        self.death: BaseException | None = None
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -112,12 +112,12 @@ class Session:
         except Exception as error:
             self._die(error)
         finally:
-            if self._death is None and not self.closing:
+            if self.death is None and not self.closing:
                 # Cancelled by somebody who cancels every task of the loop: it is as dead.
                 self._die(BackendError("a background task of the client was cancelled"))
             if not self._ready.done():
                 self._ready.set_exception(
-                    self._death_error() if self._death else ClientClosed("the client was left")
+                    self._death_error() if self.death else ClientClosed("the client was left")
                 )
                 self._ready.exception()
 
@@ -131,7 +131,7 @@ class Session:
 
     def _die(self, error: Exception) -> None:
         """A background task died: nothing is extended any more, so nobody may go on believing."""
-        self._death = cause = _root_cause(error)
+        self.death = cause = _root_cause(error)
         _logger.error("a background task died", exc_info=cause, extra={"event": "client_died"})
         for request in list(self.requests.values()):
             request.wake(self._death_error())
@@ -139,12 +139,12 @@ class Session:
                 self.lose(request, "closed", failure=self._death_error())
 
     def _death_error(self) -> BackendError:
-        assert self._death is not None
-        if isinstance(self._death, BackendError):
-            error: BackendError = type(self._death)(str(self._death))
+        assert self.death is not None
+        if isinstance(self.death, BackendError):
+            error: BackendError = type(self.death)(str(self.death))
         else:
-            error = BackendError(f"a background task of the client died: {self._death!r}")
-        error.__cause__ = self._death
+            error = BackendError(f"a background task of the client died: {self.death!r}")
+        error.__cause__ = self.death
         return error
 
     async def close(self, within: float) -> None:
@@ -175,12 +175,12 @@ class Session:
                     extra={"event": "body_goes_on", "lock": request.name},
                 )
                 self.departure.in_background(request)
-            if (overdue or kept) and self._death is None:
+            if (overdue or kept) and self.death is None:
                 with anyio.move_on_after(1.0):
                     while any(request.state is LEAVING for request in (*overdue, *kept)):
                         self._left.clear()
                         await self._left.wait()
-            if self._death is None:
+            if self.death is None:
                 await self.backend.settle()
         finally:
             await self.stop()
@@ -215,7 +215,7 @@ class Session:
 
     async def _until_all_left(self, give_up_at: float) -> None:
         """Wait until the store knows of no request any more, and no body goes on."""
-        while self.requests and now() < give_up_at and self._death is None:
+        while self.requests and now() < give_up_at and self.death is None:
             self._left.clear()
             try:
                 async with asyncio.timeout(give_up_at - now()):
@@ -247,7 +247,7 @@ class Session:
         """Raise unless calls can be made here and now."""
         if _process.pid != self.pid or asyncio.get_running_loop() is not self.loop:
             self.check_here()  # each call of a lock comes by: it raises
-        if self._death is not None:
+        if self.death is not None:
             raise self._death_error()
         if self.closing:
             raise self.closed_error()
@@ -279,11 +279,6 @@ class Session:
         about = "" if name is None else f" for {name!r}"
         message = f"the client was left: it does nothing more{about}; use one that is open"
         return ClientClosed(message, name=name)
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether one of its tasks has died."""
-        return self._death is not None
 
     @property
     def is_running(self) -> bool:

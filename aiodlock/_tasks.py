@@ -1,4 +1,4 @@
-"""Starting background tasks, from tasks and from plain callbacks of the event loop alike.
+"""The current task; and background tasks, started from tasks and from plain callbacks of the loop alike.
 
 asyncio's task group does it, not anyio's: anyio asks which library is running, and since 4.14, where
 sniffio is installed, a callback outside of every task has no answer to that.
@@ -7,8 +7,16 @@ sniffio is installed, a callback outside of every task has no answer to that.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import sys
+from collections.abc import Callable, Coroutine
 from typing import Any
+
+#: The task that a loop of this thread runs; None outside of tasks.
+task_of: Callable[[asyncio.AbstractEventLoop], asyncio.Task[Any] | None]
+if sys.version_info >= (3, 12):
+    task_of = asyncio.current_task
+else:  # where that is a Python function around this: each block asks twice
+    task_of = asyncio.tasks._current_tasks.get  # type: ignore[attr-defined]
 
 
 def start_soon(group: asyncio.TaskGroup | None, coroutine: Coroutine[Any, Any, Any]) -> bool:
