@@ -37,7 +37,7 @@ _HEART = ("locking", "shared", "semaphore", "lock_delay", "once", "hold_at_least
 class _Subject:
     language: Language
     files: str
-    #: Fast tests: pytest's arguments, one run after the other.
+    #: Fast tests: pytest's arguments, one run after the other. A busy machine fails none of the first ones.
     runs: tuple[tuple[str, ...], ...]
     #: What is run besides with ``--thorough``.
     contract: tuple[str, ...]
@@ -58,16 +58,16 @@ _SUBJECTS = {
         "sql",
         "aiodlock/backends/postgres/schema.sql",
         (
-            (
-                *(f"tests/contract/test_{one}.py" for one in ("postgres", *_HEART)),
-                "--store",
-                "postgres",
-            ),
             ("tests/model/test_postgres.py", "--store", "postgres"),
             (
                 "tests/model/test_postgres_short_ways.py",
                 "-k",
                 "not taken_out",
+                "--store",
+                "postgres",
+            ),
+            (
+                *(f"tests/contract/test_{one}.py" for one in ("postgres", *_HEART)),
                 "--store",
                 "postgres",
             ),
@@ -79,8 +79,8 @@ _SUBJECTS = {
         "aiodlock/backends/memory/machine.py",
         (
             ("tests/unit/test_machine.py",),
-            (*(f"tests/contract/test_{one}.py" for one in _HEART), "--store", "memory"),
             ("tests/model/test_scripts.py", "--store", "valkey9"),
+            (*(f"tests/contract/test_{one}.py" for one in _HEART), "--store", "memory"),
         ),
         ("tests/contract", "--store", "memory"),
     ),
