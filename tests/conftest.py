@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import redis.utils
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 import aiodlock
 
@@ -40,6 +40,10 @@ from .servers import (
 # Times vary too much between servers for a deadline per example.
 settings.register_profile("aiodlock", deadline=None, print_blob=True)
 settings.load_profile("aiodlock")
+# That a broken library is noticed is enough: minutes would go into the shortest history of it.
+settings.register_profile(
+    "mutants", deadline=None, phases=[Phase.explicit, Phase.generate], database=None
+)
 
 # redis-py parses the metadata of its package again for each connection that is made: a third of what it
 # costs to enter a client, some thousands of times.

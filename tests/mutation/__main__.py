@@ -124,6 +124,8 @@ def _run(copy: Path, path: Path, text: str, runs: Sequence[Sequence[str]]) -> st
                 "-q",
                 "-p",
                 "no:cacheprovider",
+                "--hypothesis-profile",
+                "mutants",
                 *arguments,
             ]
             environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
