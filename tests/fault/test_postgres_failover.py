@@ -70,6 +70,35 @@ async def test_failover_to_a_synchronous_standby_forgets_no_lease_and_no_place(
         await second.release()
 
 
+async def test_switch_over_in_which_no_server_takes_writes_for_a_while_is_outlived(
+    primary: PostgresServer,
+) -> None:
+    """An operator's switch-over makes a standby of the old primary before the new one is promoted."""
+    url = f"{primary.url}?target_session_attrs=read-write"
+    async with Client(url, ttl=20) as one, Client(url, ttl=20) as other:
+        async with one.lock(NAME) as lease:
+            waiting = asyncio.create_task(other.lock(NAME).acquire())
+            await until_waiting(one, NAME)
+            set_read_only(primary, "on")
+            await asyncio.sleep(1.0)
+            set_read_only(primary, "off")
+            await until_held(one, NAME)
+            assert lease.held
+            assert not waiting.done()
+        second = await asyncio.wait_for(waiting, 20)
+        await second.release()
+
+
+def set_read_only(server: PostgresServer, to: str) -> None:
+    """Let a server take writes, or none, and end the sessions that it has."""
+    server.execute(f"alter system set default_transaction_read_only = {to}")
+    server.execute("select pg_reload_conf()")
+    server.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity "
+        "where backend_type = 'client backend' and pid <> pg_backend_pid()"
+    )
+
+
 async def test_failover_that_forgets_a_lease_gives_larger_tokens_and_tells_its_holder(
     primary: PostgresServer, standby: PostgresServer
 ) -> None:

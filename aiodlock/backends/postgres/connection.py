@@ -45,7 +45,15 @@ _ALONE = 8
 _WATCH_EVERY = 5.0
 
 #: Everything that asyncpg raises when a server refuses, or a connection cannot be made or used.
-FAILURES = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+#: InternalClientError also where no host is what target_session_attrs asks for, as for a moment in a
+#: switch-over.
+FAILURES = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
 #: Refusals that will pass, by SQLSTATE: read-only, transaction rolled back, out of resources, lock not
 #: available, cancelled or shutting down, connection failures.
 _WILL_PASS = ("25006", "40", "53", "55P03", "57", "08")
@@ -405,7 +413,7 @@ class Messages:
         started = now()
         try:
             answers = await self._call(connection, [message for message, _ in batch])
-        except (*FAILURES, asyncpg.InternalClientError) as failed:
+        except FAILURES as failed:
             self._failed(connection, failed, [answer for _, answer in batch])
             return
         if len(batch) >= _MOST:
@@ -424,7 +432,7 @@ class Messages:
         self._must_answer(connection)
         try:
             result = await query(connection)
-        except (*FAILURES, asyncpg.InternalClientError) as failed:
+        except FAILURES as failed:
             self._failed(connection, failed, [answer])
         else:
             self._within = _ANSWER_WITHIN
