@@ -69,6 +69,16 @@ def test_reprs_have_no_password(url: str) -> None:
         "http://user:{}@host",
         "user:{}@host:6379",
         "redis+sentinel://user:{}/x@host:26379/service",
+        "postgresql://user:{}/x@host:5432/db",
+        "postgresql://user:{}#x@host/db",
+        "postgresql://user:{}?x@host/db",
+        "postgresql://user:1/{}@host/db",
+        "postgresql://user:1?{}@host/db",
+        "etcd://user:{}/x@host:2379",
+        "etcd://user:1?{}@host",
+        "zookeeper://user:{}/x@host:2181",
+        "zookeeper://user:1/{}@host",
+        "zookeeper://user:1?{}@host",
     ],
 )
 def test_wrong_urls_are_refused_without_their_password(url: str) -> None:
@@ -79,6 +89,20 @@ def test_wrong_urls_are_refused_without_their_password(url: str) -> None:
     else:
         shown = repr(client)
     assert SECRET not in shown
+
+
+@pytest.mark.parametrize("scheme", ["redis", "postgresql", "etcd", "zookeeper"])
+def test_password_that_is_not_percent_encoded_is_told_to_be(scheme: str) -> None:
+    with pytest.raises(ValueError, match="percent-encode"):
+        aiodlock.Client(f"{scheme}://user:{SECRET}/x@host/")
+
+
+def test_url_to_listen_on_is_refused_without_its_password() -> None:
+    with pytest.raises(ValueError, match="listen_source") as refused:
+        aiodlock.Client(
+            "postgresql://host/db", listen_source=f"postgresql://user:{SECRET}/x@host/db"
+        )
+    assert SECRET not in all_about(refused.value)
 
 
 @pytest.mark.usefixtures("brief_entering")

@@ -6,6 +6,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from ..._errors import Unsupported
 from ..._model import Capabilities
+from .._urls import without_password
 from ..sources import StoreOptions
 from .link import Access
 from .store import EtcdBackend
@@ -55,26 +56,32 @@ def read_url(url: str) -> tuple[Access, str]:
     scheme, separator, _ = url.partition("://")
     if scheme.lower() not in ("etcd", "etcds") or not separator:
         raise ValueError("source must be a URL: etcd://host1:2379,host2:2379,host3:2379")
-    tls = scheme.lower() == "etcds"
     try:
-        parts = urlsplit(url)
-        login, _, hosts = parts.netloc.rpartition("@")
-        endpoints = tuple(_endpoint(host) for host in hosts.split(","))
-        if parts.path.strip("/") or parts.fragment:
-            raise ValueError(
-                "it has no path; prefix= of the client keeps clusters' users apart, and '#' in a "
-                "password is written %23"
-            )
-        query = parse_qs(parts.query, strict_parsing=bool(parts.query))
-        if unknown := set(query) - set(_FILES):
-            raise ValueError(f"unknown options: {', '.join(sorted(unknown))}")
-        if query and not tls:
-            raise ValueError("ca, cert and key are for etcds://")
-        files = {name: query[name][-1] if name in query else None for name in _FILES}
-        if (files["cert"] is None) != (files["key"] is None):
-            raise ValueError("cert and key belong together")
+        return _read(url, scheme.lower())
     except ValueError as wrong:
-        raise ValueError(f"source is not a URL that can be read: {wrong}") from None
+        why = without_password(url, str(wrong))
+    # Not from that error: it may quote a part of the password.
+    raise ValueError(f"source is not a URL that can be read: {why}")
+
+
+def _read(url: str, scheme: str) -> tuple[Access, str]:
+    tls = scheme == "etcds"
+    parts = urlsplit(url)
+    login, _, hosts = parts.netloc.rpartition("@")
+    endpoints = tuple(_endpoint(host) for host in hosts.split(","))
+    if parts.path.strip("/") or parts.fragment:
+        raise ValueError(
+            "it has no path; prefix= of the client keeps clusters' users apart, and '/' and '#' in a "
+            "password are percent-encoded"
+        )
+    query = parse_qs(parts.query, strict_parsing=bool(parts.query))
+    if unknown := set(query) - set(_FILES):
+        raise ValueError(f"unknown options: {', '.join(sorted(unknown))}")
+    if query and not tls:
+        raise ValueError("ca, cert and key are for etcds://")
+    files = {name: query[name][-1] if name in query else None for name in _FILES}
+    if (files["cert"] is None) != (files["key"] is None):
+        raise ValueError("cert and key belong together")
     user, _, password = login.partition(":")
     access = Access(
         endpoints,
@@ -85,7 +92,7 @@ def read_url(url: str) -> tuple[Access, str]:
         user=unquote(user) or None,
         password=unquote(password) or None,
     )
-    return access, f"{scheme.lower()}://{hosts}"
+    return access, f"{scheme}://{hosts}"
 
 
 def _endpoint(host: str) -> str:

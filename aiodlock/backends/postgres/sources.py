@@ -6,6 +6,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from ..._errors import Unsupported
 from ..._model import Capabilities
+from .._urls import ENCODE, without_password
 from ..kept_backend import KeptBackend
 from ..sources import StoreOptions
 
@@ -73,9 +74,12 @@ def check_url(what: str, url: str) -> str:
             port = urlsplit(f"//{host}").port
             if port == 0:
                 raise ValueError("port 0")
-        if parts.fragment:
-            raise ValueError("'#' in a password is written %23")
+        if parts.fragment or "@" in parts.path:
+            raise ValueError(ENCODE)
         parse_qs(parts.query, strict_parsing=bool(parts.query))
     except ValueError as wrong:
-        raise ValueError(f"{what} is not a URL that can be read: {wrong}") from None
-    return f"{scheme.lower()}://{hosts}{parts.path}"
+        why = without_password(url, str(wrong))
+    else:
+        return f"{scheme.lower()}://{hosts}{parts.path}"
+    # Not from that error: it may quote a part of the password.
+    raise ValueError(f"{what} is not a URL that can be read: {why}")

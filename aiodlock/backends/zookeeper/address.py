@@ -6,6 +6,7 @@ import math
 import ssl
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
+from .._urls import ENCODE, without_password
 from .session import Credentials, Ensemble
 
 _PORTS = {"zookeeper": 2181, "zookeepers": 2281}
@@ -19,11 +20,22 @@ def read_url(url: str, prefix: str) -> Ensemble:
 
     :raises ValueError: for a URL that cannot be read.
     """
+    try:
+        return _read(url, prefix)
+    except ValueError as wrong:
+        why = without_password(url, str(wrong))
+        if why == str(wrong):
+            raise
+    # Not from that error: it quotes a part of the password.
+    raise _unreadable(why)
+
+
+def _read(url: str, prefix: str) -> Ensemble:
     parts = urlsplit(url)
     scheme = parts.scheme.lower()
     user, separator, hosts = parts.netloc.rpartition("@")
-    if parts.fragment:
-        raise _unreadable("'#' in a password is written %23")
+    if parts.fragment or "@" in parts.path:
+        raise _unreadable(ENCODE)
     try:
         given = parse_qsl(parts.query, strict_parsing=bool(parts.query))
     except ValueError as wrong:

@@ -1,0 +1,17 @@
+"""What is said of a URL that cannot be read. No part of its password is told."""
+
+from __future__ import annotations
+
+import re
+
+ENCODE = "check it, and percent-encode '/', '?', '#' and '@' in the user and the password"
+
+
+def without_password(url: str, why: str) -> str:
+    """Return why a URL cannot be read, or other words where these quote a part of its password.
+
+    Of a password that is not percent-encoded, a part is read as a port, a path or an option.
+    """
+    secret = url.partition("://")[2].rpartition("@")[0].partition(":")[2]
+    quoted = any(part and part in why for part in re.split("[:/?#@]", secret))
+    return ENCODE if quoted else why
