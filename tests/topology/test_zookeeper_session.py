@@ -326,6 +326,21 @@ def test_tls_checks_the_servers_name(tmp_path: Path) -> None:
             asyncio.run(enter("stranger.pem"))
 
 
+async def test_server_that_speaks_no_tls_and_hangs_up_is_told() -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        session = Session(read_url(f"zookeepers://127.0.0.1:{port}", "aiodlock"), TTL, "test")
+        running = asyncio.create_task(session.run())
+        with pytest.raises(BackendUnavailable, match="the server closed the connection"):
+            await session.wait_up(0.5)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_session_moves_to_another_server_when_its_own_stops() -> None:
     with ZooKeeperEnsemble(tick=TICK) as ensemble:
         ports = [door.port for door in ensemble.doors.values()]

@@ -484,6 +484,8 @@ def _remove(
 
 def _worded(failed: Exception) -> Exception:
     """Return the reason of a failed attempt in words."""
-    if isinstance(failed, TimeoutError) and not str(failed):
+    if str(failed):
+        return failed
+    if isinstance(failed, TimeoutError):
         return TimeoutError("no answer in time")
-    return failed
+    return ConnectionError("the server closed the connection")
