@@ -189,6 +189,26 @@ async def test_server_that_is_not_there_is_unavailable() -> None:
             pytest.fail("entered")
 
 
+@pytest.mark.parametrize("option", ["sslmode=on", "target_session_attrs=master"])
+async def test_option_of_the_url_that_the_driver_does_not_take_is_told_at_once(option: str) -> None:
+    with pytest.raises(BackendError, match=option.partition("=")[0]) as refused:
+        async with Client(f"postgresql://postgres@127.0.0.1:1/postgres?{option}"):
+            pytest.fail("entered")
+    assert not isinstance(refused.value, BackendUnavailable)
+
+
+async def test_silence_is_told() -> None:
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(BackendUnavailable, match="no answer in time"):
+            async with Client(f"postgresql://postgres@127.0.0.1:{port}/postgres"):
+                pytest.fail("entered")
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [

@@ -143,7 +143,7 @@ class Link:
             try:
                 connection = await self._connect(within)
             except (*FAILURES, BackendError) as failed:
-                self.failure = failed
+                self.failure = failed if str(failed) else TimeoutError("no answer in time")
                 self._see_final(failed)
                 if isinstance(failed, TimeoutError):
                     within = min(2 * within, _LONGEST_CONNECT)
@@ -183,6 +183,8 @@ class Link:
             return
         if isinstance(failed, BackendError):
             raise failed
+        if isinstance(failed, asyncpg.ClientConfigurationError):
+            raise BackendError(f"{self.described} cannot be used: {failed}") from failed
         if not will_pass(failed) and not _sqlstate(failed).startswith(_POOLED):
             raise BackendError(f"{self.described} refused: {failed}") from failed
 
