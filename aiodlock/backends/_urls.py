@@ -1,4 +1,4 @@
-"""What is said of a URL that cannot be read. No part of its password is told."""
+"""URLs that cannot be read, and what is said of them. No part of a password is told."""
 
 from __future__ import annotations
 
@@ -15,3 +15,11 @@ def without_password(url: str, why: str) -> str:
     secret = url.partition("://")[2].rpartition("@")[0].partition(":")[2]
     quoted = any(part and part in why for part in re.split("[:/?#@]", secret))
     return ENCODE if quoted else why
+
+
+def check_host(host: str) -> None:
+    """Raise ValueError for a name that no resolver takes: resolving it fails with no OSError."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ValueError(f"no host can be called {host!r}") from None

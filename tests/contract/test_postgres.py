@@ -234,7 +234,14 @@ def test_options_of_postgresql_are_refused_elsewhere(options: dict[str, object])
 
 
 @pytest.mark.parametrize(
-    "url", ["postgresql:", "postgresql://h:x/db", "postgres://h:99999/d", "postgresql://u:p#w@h/d"]
+    "url",
+    [
+        "postgresql:",
+        "postgresql://h:x/db",
+        "postgres://h:99999/d",
+        "postgresql://u:p#w@h/d",
+        "postgresql://h,a..b/d",
+    ],
 )
 def test_url_that_cannot_be_read_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="URL"):

@@ -26,6 +26,7 @@ def test_url_names_members_user_and_files() -> None:
         "etcd://one,,two",
         "etcd://one:0",
         "etcd://one:port",
+        "etcd://one,a..b",
         "etcd://one/path",
         "etcd://one?ca=/x",
         "etcds://one?cert=/x",

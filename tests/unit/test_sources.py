@@ -309,3 +309,23 @@ def test_name_of_the_users_own_is_told() -> None:
     named = pytest.importorskip("redis.driver_info").DriverInfo(name="mine")
     made = Source.from_client(Redis(host="one", driver_info=named)).make_connection()
     assert made.driver_info is named
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "etcd", "zookeeper"])
+def test_host_that_no_resolver_takes_is_a_value_error(scheme: str) -> None:
+    with pytest.raises(ValueError, match="no host can be called"):
+        Client(f"{scheme}://one,two..example/")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://%2Frun%2Fpostgresql%2Fa-directory-with-a-name-that-is-longer-than-a-label-may-be/db",
+        "postgresql:///db?host=/run/postgresql",
+        "postgresql://[::1],b\u00fccher.example:1/db",
+        "etcd://[fe80::1%25eth0]:1,b\u00fccher.example",
+        "zookeeper://[::1]:1,a_b.example.",
+    ],
+)
+def test_hosts_of_all_kinds_are_taken(url: str) -> None:
+    Client(url)

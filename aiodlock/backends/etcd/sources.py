@@ -6,7 +6,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from ..._errors import Unsupported
 from ..._model import Capabilities
-from .._urls import without_password
+from .._urls import check_host, without_password
 from ..sources import StoreOptions
 from .link import Access
 from .store import EtcdBackend
@@ -101,5 +101,6 @@ def _endpoint(host: str) -> str:
         raise ValueError("a host is missing")
     if parts.port == 0:
         raise ValueError("port 0")
+    check_host(parts.hostname)
     name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{name}:{parts.port or _PORT}"

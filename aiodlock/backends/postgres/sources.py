@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from ..._errors import Unsupported
 from ..._model import Capabilities
-from .._urls import ENCODE, without_password
+from .._urls import ENCODE, check_host, without_password
 from ..kept_backend import KeptBackend
 from ..sources import StoreOptions
 
@@ -71,9 +71,12 @@ def check_url(what: str, url: str) -> str:
         parts = urlsplit(url)
         hosts = parts.netloc.rpartition("@")[2]
         for host in hosts.split(","):
-            port = urlsplit(f"//{host}").port
-            if port == 0:
+            one = urlsplit(f"//{host}")
+            if one.port == 0:
                 raise ValueError("port 0")
+            name = unquote(one.hostname or "")
+            if not name.startswith("/"):  # that is the directory of a socket
+                check_host(name)
         if parts.fragment or "@" in parts.path:
             raise ValueError(ENCODE)
         parse_qs(parts.query, strict_parsing=bool(parts.query))

@@ -6,7 +6,7 @@ import math
 import ssl
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from .._urls import ENCODE, without_password
+from .._urls import ENCODE, check_host, without_password
 from .session import Credentials, Ensemble
 
 _PORTS = {"zookeeper": 2181, "zookeepers": 2281}
@@ -69,6 +69,7 @@ def _host(text: str, port: int) -> tuple[str, int]:
     try:
         parts = urlsplit(f"//{text}")
         host, given = parts.hostname, parts.port
+        check_host(host or "")
     except ValueError as wrong:
         raise _unreadable(str(wrong)) from None
     if not host or given == 0:
