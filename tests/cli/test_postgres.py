@@ -95,12 +95,17 @@ async def test_init_upgrades_what_version_2_has_stored(
     assert "nothing to do" in command("init", "--url", empty.url).stdout
 
 
-async def test_init_upgrades_the_functions_of_version_3(empty: PostgresServer) -> None:
-    """Its tables are those of the next version."""
+@pytest.mark.parametrize("version", [3, 4, 5])
+async def test_init_upgrades_the_functions_of_older_versions(
+    empty: PostgresServer, version: int
+) -> None:
+    """Their tables are those of the next version."""
     assert command("init", "--url", empty.url).returncode == 0
     async with Client(empty.url) as client:
         lease = await client.lock("one", ttl=60).acquire()
-        empty.execute("update aiodlock.meta set version = 3; drop function aiodlock.leave_one;")
+        empty.execute(
+            f"update aiodlock.meta set version = {version}; drop function aiodlock.leave_one;"
+        )
         done = command("init", "--url", empty.url)
         assert f"upgraded the schema aiodlock (version {VERSION}, logged)" in done.stdout
         assert (await client.inspect("one")).token == lease.token

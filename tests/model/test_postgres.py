@@ -22,6 +22,7 @@ from .test_scripts import (
     MINUTE,
     STEPS,
     USUAL,
+    Kept,
     Locks,
     Onces,
     Semaphores,
@@ -83,6 +84,25 @@ def test_success_that_was_swept_stays_away_when_the_clock_is_set_back(database: 
     turns.sweep()
     turns.time -= MINUTE // 2
     assert run(turns.acquire("b"))[0] == "granted"
+
+
+@pytest.mark.parametrize("set_back", [0, 20 * MINUTE])
+def test_break_is_remembered_to_its_end_though_the_request_is_broken_again(
+    database: Database, set_back: int
+) -> None:
+    """A duplicate of its acquire came after the first break, and waited. Its lease was the shorter one."""
+    turns = VirtualTurns(database, "lock")
+    turns.kept = Kept(broken=MINUTE)
+    turns.time = 60 * MINUTE
+    run(turns.acquire("a", ttl=10 * MINUTE))
+    assert run(turns.break_lock()) == 1
+    turns.time -= set_back
+    run(turns.acquire("b"))
+    assert run(turns.acquire("a", waiter_ttl=MINUTE))[0] == "waiting"
+    run(turns.leave("b"))
+    assert run(turns.break_lock()) == 1
+    turns.time += 2 * MINUTE
+    assert run(turns.leave("a")) == ["gone", "broken"]
 
 
 @pytest.mark.parametrize("began", [True, False])

@@ -63,6 +63,16 @@ _FOR_EVER = 10**15
 
 
 @dataclass(frozen=True)
+class Kept:
+    """For how many milliseconds what has ended is remembered."""
+
+    token: int = _FOR_EVER
+    marker: int = _FOR_EVER
+    broken: int = _FOR_EVER
+    record: int = _FOR_EVER
+
+
+@dataclass(frozen=True)
 class Wish:
     """What a request is made of."""
 
@@ -102,7 +112,7 @@ ENDS: st.SearchStrategy[End] = st.sampled_from(
     ["ended", "ended", "ended", "ended", "lost", "unused"]
 )
 
-_NOBODY = Asked("nobody", "exclusive", 0, "tnobody", "", 2 * MINUTE, 2 * MINUTE, 0)
+NOBODY = Asked("nobody", "exclusive", 0, "tnobody", "", 2 * MINUTE, 2 * MINUTE, 0)
 _names = count()
 
 _T = TypeVar("_T")
@@ -342,6 +352,7 @@ class Locks(RuleBasedStateMachine):
     modes: tuple[Mode, ...] = ("exclusive", "shared")
     limit = 0
     kind = "lock"
+    kept = Kept()
     steps = 0
 
     def __init__(self, scripts: Calls, name: type[Name] = Name) -> None:
@@ -402,7 +413,9 @@ class Locks(RuleBasedStateMachine):
         model = self.model
         self.scripts.time = model.now
         broken = model.hear(
-            model.name.break_(model.now_us, remember=_FOR_EVER, retention=_FOR_EVER)
+            model.name.break_(
+                model.now_us, remember=self.kept.broken, retention=self.kept.token
+            )
         )
         assert run(self.scripts.break_lock()) == len(broken)
         self._compare_what_was_said("")
@@ -412,7 +425,8 @@ class Locks(RuleBasedStateMachine):
         self.scripts.time = self.model.now
         token, closed, holding, waiting, closed_places = run(self.scripts.inspect())
         seen = self.model.name.inspect(self.model.now_us)
-        assert (int(token), int(closed)) == (seen.token, seen.closed)
+        self._same_token(int(token))
+        assert int(closed) == seen.closed
         assert closed_places == seen.closed_places
         name = self.model.name
         rows = [(*row[:5], note_in(row[5])) for row in zip(*[iter(holding)] * 6, strict=True)]
@@ -451,12 +465,12 @@ class Locks(RuleBasedStateMachine):
         for asked in self.known:
             if self.model.find(asked.id) is None:
                 self._leave(asked, ambiguous=False, end="ended")
-        self._extend(_NOBODY, MINUTE)
+        self._extend(NOBODY, MINUTE)
         self.model.now -= by
         # The clients have clocks of their own.
         self.looks = {id: moment - by for id, moment in self.looks.items()}
         self.beats = {id: moment - by for id, moment in self.beats.items()}
-        self._extend(_NOBODY, MINUTE)
+        self._extend(NOBODY, MINUTE)
 
     # -- what must be the same ---------------------------------------------------------------------
 
@@ -486,8 +500,11 @@ class Locks(RuleBasedStateMachine):
             if own_entry == stream_id and model.now < int(deadline):
                 waiting.append((fields["id"], int(deadline)))
         assert waiting == [(e.asked.id, e.deadline) for e in model.waiters()]
+        self._same_token(token)
+
+    def _same_token(self, token: int) -> None:
         # Every grant of a new owner has a token of its own, so equal tokens are the same order.
-        assert token == model.name.token
+        assert token == self.model.name.token
 
     def _compare_what_was_said(
         self, caller: str, *, by_reply: Sequence[tuple[str, str]] = (), scanned: bool = True
@@ -561,7 +578,7 @@ class Locks(RuleBasedStateMachine):
             how=how_of(asked),
         )
         answer = read(run(call))
-        expected = model.name.acquire(model.now_us, asked, wait=wait, retention=_FOR_EVER)
+        expected = model.name.acquire(model.now_us, asked, wait=wait, retention=self.kept.token)
         assert answer == put(model.hear(expected))
         if answer[0] in ("held", "recalled", "waiting") and asked.id not in {
             one.id for one in self.known
@@ -578,7 +595,7 @@ class Locks(RuleBasedStateMachine):
         call = self.scripts.extend(asked.id, length, owner=asked.owner, begins=begins)
         answer = read(run(call))
         expected = model.name.extend(
-            model.now_us, asked.id, length, begins=begins, retention=_FOR_EVER
+            model.now_us, asked.id, length, begins=begins, retention=self.kept.token
         )
         assert answer == put(model.hear(expected))
         self._note_look(asked.id, answer)
@@ -594,8 +611,8 @@ class Locks(RuleBasedStateMachine):
             model.now_us,
             asked.id,
             end=end,
-            marker=_FOR_EVER if ambiguous else 0,
-            retention=_FOR_EVER,
+            marker=self.kept.marker if ambiguous else 0,
+            retention=self.kept.token,
         )
         assert read(reply) == put(model.hear(expected))
         own = reply[2:] if reply[0] == "released" else []
@@ -647,7 +664,7 @@ class Onces(Locks):
         self.scripts.time = model.now
         self.left.add(asked.id)
         result = f"result of {asked.id}"
-        recorded = (result, _FOR_EVER)
+        recorded = (result, self.kept.record)
         reply = run(
             self.scripts.leave(asked.id, ambiguous=ambiguous, end="ended", recorded=recorded)
         )
@@ -655,9 +672,9 @@ class Onces(Locks):
             model.now_us,
             asked.id,
             result.encode(),
-            keep=_FOR_EVER,
-            marker=_FOR_EVER if ambiguous else 0,
-            retention=_FOR_EVER,
+            keep=self.kept.record,
+            marker=self.kept.marker if ambiguous else 0,
+            retention=self.kept.token,
         )
         told = model.hear(expected)
         assert read(reply) == put(told)

@@ -13,12 +13,10 @@ import asyncpg
 
 from aiodlock.backends.postgres.schema import create_statements
 
-from .test_scripts import CLIENTS, Stored
+from .test_scripts import CLIENTS, Kept, Stored
 
 _T = TypeVar("_T")
 
-#: Nothing that is remembered ends within a history.
-_FOR_EVER = 10**15
 _CHANNELS = {"aiodlock_" + hashlib.md5(client.encode()).hexdigest(): client for client in CLIENTS}
 _CLOCK = """
 create or replace function aiodlock.clock_us() returns bigint language sql volatile as
@@ -71,8 +69,9 @@ class VirtualTurns:
         self.time = 0
         self.whole = True
         self.lingers = True
+        self.kept = Kept()
         self._database = database
-        self._key = f"aiodlock:{kind[0]}:name{next(_names)}"
+        self.key = f"aiodlock:{kind[0]}:name{next(_names)}"
         self._clients: dict[str, str] = {}
         self._said: list[tuple[str, str, str]] = []
         self.clear()
@@ -88,7 +87,7 @@ class VirtualTurns:
         delay: int = 0,
         client: str = "one",
         wait: bool = True,
-        retention: int = _FOR_EVER,
+        retention: int = 0,
         words: str = "",
         how: str = "",
     ) -> list[Any]:
@@ -110,7 +109,7 @@ class VirtualTurns:
     async def leave(
         self, id: str, *, ambiguous: bool = False, end: str = "ended", recorded: Sequence[Any] = ()
     ) -> list[Any]:
-        client, marker = self._clients.get(id, "nobody"), _FOR_EVER if ambiguous else 0
+        client, marker = self._clients.get(id, "nobody"), self.kept.marker if ambiguous else 0
         if recorded:
             result, keep = recorded
             return self._turn(client, "leave", id, marker, "recorded", keep, quote(result))
@@ -118,10 +117,10 @@ class VirtualTurns:
         return self._turn(client, "leave", id, marker, end, alone=alone)
 
     async def break_lock(self) -> int:
-        return int(self._turn("nobody", "break", _FOR_EVER)[1])
+        return int(self._turn("nobody", "break", self.kept.broken)[1])
 
     async def inspect(self) -> list[Any]:
-        rows = self._fetch("select * from aiodlock.inspect($1)", self._key)
+        rows = self._fetch("select * from aiodlock.inspect($1)", self.key)
         token, closed, closed_places, places = 0, 0, 0, "s0"
         rows.sort(key=lambda row: row["what"] != "name")
         holding: list[str] = []
@@ -147,7 +146,7 @@ class VirtualTurns:
         self._database.do(_settle())
         for client, payload in self._database.heard:
             word, id, key, *_ = payload.split(" ")
-            assert key == self._key
+            assert key == self.key
             self._said.append((client, word, id))
         self._database.heard.clear()
         return self._said
@@ -160,10 +159,10 @@ class VirtualTurns:
         name = self._fetch(
             "select *, aiodlock.holders_of(n) as all_holders from aiodlock.name n where key = $1 "
             "order by version desc limit 1",
-            self._key,
+            self.key,
         )
         waiting = self._fetch(
-            "select * from aiodlock.waiter where key = $1 order by arrival", self._key
+            "select * from aiodlock.waiter where key = $1 order by arrival", self.key
         )
         words = ("mode", "token", "deadline", "length", "delay", "owner", "client", "marks")
         holders = [dict(holder) for holder in name[0]["all_holders"]] if name else []
@@ -191,17 +190,17 @@ class VirtualTurns:
         self, caller: str, verb: str, *words: object, alone: tuple[Any, ...] | None = None
     ) -> list[Any]:
         """Carry a message out. ``alone``: the function for it, and its further arguments."""
-        message = "\t".join(map(str, (verb, self._key, *words)))
+        message = "\t".join(map(str, (verb, self.key, *words)))
         way = next(self._ways)
         more: list[Any] = []
         if way == "one" and alone is not None:
             way, *more = alone
-            more = [self._key, *more]
+            more = [self.key, *more]
         elif way == "one":
             way = "turn"
         places = ", ".join(f"${number}" for number in range(1, 4 + len(more)))
         sql = f"select aiodlock.{way}({places})"
-        rows = self._fetch(sql, caller, _FOR_EVER, message, *more)
+        rows = self._fetch(sql, caller, self.kept.token, message, *more)
         answer, *heard = rows[0][0].split("\n")
         reply: list[Any] = answer.split(" ")
         if reply[0] == "done":

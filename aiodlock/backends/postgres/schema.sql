@@ -504,8 +504,8 @@ begin
         end if;
       elsif verb = 'leave' then
         if f[4] <> '0' then
-          insert into aiodlock.marker values (rid, now_ms + f[4]::bigint)
-            on conflict (id) do update set keep_until = excluded.keep_until;
+          insert into aiodlock.marker as m values (rid, now_ms + f[4]::bigint)
+            on conflict (id) do update set keep_until = greatest(m.keep_until, excluded.keep_until);
           marked_until := greatest(marked_until, now_ms + f[4]::bigint);
           keep_until := greatest(keep_until, marked_until);
           changed := true;
@@ -601,8 +601,8 @@ begin
         foreach h in array holding loop
           if now_ms < h.deadline then
             ends := ends + 1;
-            insert into aiodlock.broken values (h.id, greatest(now_ms + f[3]::bigint, h.deadline))
-              on conflict (id) do update set keep_until = excluded.keep_until;
+            insert into aiodlock.broken as b values (h.id, greatest(now_ms + f[3]::bigint, h.deadline))
+              on conflict (id) do update set keep_until = greatest(b.keep_until, excluded.keep_until);
             message := 'broken ' || h.id || ' ' || k || ' ' || h.token;
             if h.client = caller then
               heard := coalesce(heard, '') || E'\n' || message;
