@@ -48,9 +48,9 @@ class History:
         self._machine._acquire(asked, wait=wait)
         self._machine.same_holders_and_waiters()
 
-    def extend(self, *requests: Asked, length: int = 2 * MINUTE) -> None:
+    def extend(self, *requests: Asked, length: int = 2 * MINUTE, begins: bool = False) -> None:
         for asked in requests:
-            self._machine._extend(asked, length)
+            self._machine._extend(asked, length, begins)
             self._machine.same_holders_and_waiters()
 
     def leave(self, asked: Asked, end: End = "ended", *, ambiguous: bool = False) -> None:
@@ -372,7 +372,7 @@ def short_body_with_a_hold(history: History) -> None:
 
 def extension_that_begins_a_body(history: History) -> None:
     holder = history.request(hold=11 * MINUTE)
-    history._machine._extend(holder, 2 * MINUTE, True)
+    history.extend(holder, begins=True)
     history.time_passes(2 * MINUTE)
     history.request(wait=False)
 

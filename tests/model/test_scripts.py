@@ -413,9 +413,7 @@ class Locks(RuleBasedStateMachine):
         model = self.model
         self.scripts.time = model.now
         broken = model.hear(
-            model.name.break_(
-                model.now_us, remember=self.kept.broken, retention=self.kept.token
-            )
+            model.name.break_(model.now_us, remember=self.kept.broken, retention=self.kept.token)
         )
         assert run(self.scripts.break_lock()) == len(broken)
         self._compare_what_was_said("")

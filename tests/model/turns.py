@@ -23,6 +23,11 @@ create or replace function aiodlock.clock_us() returns bigint language sql volat
 $$ select current_setting('aiodlock.clock')::bigint $$
 """
 _TABLES = ("name", "waiter", "marker", "broken", "record")
+_STORED = " union all ".join(
+    f"select '{table}', {'id' if table in ('marker', 'broken') else 'key'}, "
+    f"{'deadline' if table == 'waiter' else 'keep_until'} from aiodlock.{table}"
+    for table in _TABLES
+)
 _names = count()
 #: What carries messages out: the functions for one message of its kind, that for many, and the general one.
 WAYS = ("one", "turn_many", "turn")
@@ -181,6 +186,10 @@ class VirtualTurns:
     def sweep(self) -> None:
         """Have the database delete what has had its time."""
         self._fetch("select aiodlock.sweep(1000)")
+
+    def stored(self) -> set[tuple[str, str, int]]:
+        """Return table, key or id, and end of every row, also of those of other names."""
+        return {tuple(row) for row in self._fetch(_STORED)}
 
     def clear(self) -> None:
         for table in _TABLES:

@@ -1,0 +1,215 @@
+"""Histories of several names, between whose steps the database sweeps.
+
+A sweep changes no answer: the machine, which never sweeps, has to give the same. It is told of sweeps only
+when the clock is set back. What had ended is remembered again then, unless a sweep has removed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, rule
+
+from aiodlock.backends.memory.machine import Name
+
+from .test_scripts import MINUTE, NOBODY, PLACES, TTLS, WISHES, Kept, Locks, Onces, Semaphores, Wish
+from .turns import WAYS, Database, VirtualTurns
+
+_NAMES = 3
+#: The last token is remembered for less time than everything else, or for more.
+KEPT = [
+    Kept(token=tokens, marker=3 * MINUTE, broken=4 * MINUTE, record=7 * MINUTE)
+    for tokens in (MINUTE, 20 * MINUTE)
+]
+_FATES = st.lists(st.sampled_from(["dies", "extends", "leaves"]), min_size=8, max_size=8)
+#: Longer than anything is kept.
+_LONG = 60 * MINUTE
+_OF_ONE_NAME = ("scripts", "model", "known", "left", "looks", "beats")
+
+
+class Lasting(Name):
+    """The machine, which forgets only what it is told to forget."""
+
+    def _remember(self, what: dict[str, int], id: str, until: int) -> None:
+        what[id] = max(until, what.get(id, 0))
+
+    def forget_what_ended(self, until: int) -> None:
+        for what in (self.markers, self.broken):
+            for id in [id for id, end in what.items() if end <= until]:
+                del what[id]
+        if self.record_until <= until:
+            self.record = None
+
+    def rows(self, key: str) -> set[tuple[str, str, int]]:
+        """Return what is stored besides the row of this name, with its ends."""
+        rows = {("marker", id, end) for id, end in self.markers.items()}
+        rows |= {("broken", id, end) for id, end in self.broken.items()}
+        return rows | ({("record", key, self.record_until)} if self.record else set())
+
+    def ends(self) -> set[int]:
+        """Return when what the row of this name tells ends."""
+        ends = {entry.closed_until for entry in self.holders.values()}
+        ends |= {entry.deadline for entry in (*self.holders.values(), *self.waiters.values())}
+        recorded = {self.record_until} if self.record else set()
+        return ends | recorded | {self.token_until, *self.markers.values()}
+
+
+class Swept(Locks):
+    """Steps for one of several names, and sweeps, which are for all.
+
+    Mutable state besides: ``_others`` (what belongs to each of the other names), ``_latest`` (the latest
+    time that there was), ``_swept_at`` (the time of the last sweep since the clock was set back).
+    """
+
+    def __init__(
+        self, database: Database, ways: Sequence[str] = WAYS, kept: Kept = KEPT[0]
+    ) -> None:
+        ids = (f"r{number}" for number in count())
+        self._others: list[dict[str, Any]] = []
+        for _ in range(_NAMES):
+            super().__init__(VirtualTurns(database, self.kind, ways), Lasting)
+            self._others.append({word: getattr(self, word) for word in _OF_ONE_NAME})
+        del self._others[-1]
+        self.ids = ids
+        self._latest = self._swept_at = 0
+        self.sweeps_always = True
+        self._keep(kept)
+
+    @property
+    def turns(self) -> VirtualTurns:
+        assert isinstance(self.scripts, VirtualTurns)
+        return self.scripts
+
+    @property
+    def name(self) -> Lasting:
+        assert isinstance(self.model.name, Lasting)
+        return self.model.name
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    @initialize(kept=st.sampled_from(KEPT), sweeps_always=st.booleans())
+    def something_is_remembered(self, kept: Kept, sweeps_always: bool) -> None:
+        self._keep(kept)
+        self.sweeps_always = sweeps_always
+
+    @rule(place=PLACES)
+    def go_on_with_another_name(self, place: int) -> None:
+        self._go_to(place % len(self._others))
+
+    @rule()
+    def sweep(self) -> None:
+        """Delete what has had its time; nothing else."""
+        self.turns.time = self._swept_at = self.model.now
+        self.turns.sweep()
+        self._nothing_is_missing()
+
+    @rule(by=st.sampled_from([3 * MINUTE, 12 * MINUTE, 25 * MINUTE]))
+    def much_time_passes(self, by: int) -> None:
+        self.time_passes(by)
+
+    @rule(by=st.sampled_from([11 * MINUTE, 1_000 * MINUTE]))
+    def clock_is_set_back(self, by: int) -> None:
+        now = self.model.now
+        self._latest = max(self._latest, now)
+        for _ in self._each_name():
+            self.turns.time = self.model.now = now
+            self.name.forget_what_ended(self._swept_at)
+            if self.turns.look()[3] == 0:
+                self.name.token = self.name.token_until = 0
+            if self.name.holders or self.name.waiters:
+                super().clock_is_set_back(by)
+            else:  # nobody has to be found out before
+                self.model.now -= by
+                self._extend(NOBODY, MINUTE)
+        self._swept_at = 0
+
+    @rule(fates=_FATES, wishes=st.lists(WISHES, max_size=2), length=TTLS)
+    def everybody_dies(self, fates: list[str], wishes: list[Wish], length: int) -> None:
+        """Nothing is said any more, only swept: nothing is left, and nothing is removed too soon."""
+        self._happen(fates[:4], length)
+        for one in wishes:
+            self._request(one)
+        self._happen(fates[4:], length)
+        ends = {end for _ in self._each_name() for end in self.name.ends()}
+        for moment in sorted({moment for end in ends for moment in (end - 1, end)}):
+            if moment > self.model.now:
+                self.time_passes(moment - self.model.now)
+                self.sweep()
+        self.time_passes(max(0, self._latest - self.model.now) + _LONG)
+        self.sweep()
+        assert not self.turns.stored()
+
+    # -- what must be the same ---------------------------------------------------------------------
+
+    @invariant()
+    def same_holders_and_waiters(self) -> None:
+        super().same_holders_and_waiters()
+        if self.sweeps_always:
+            self.sweep()
+
+    def _nothing_is_missing(self) -> None:
+        """Nothing is removed from which a message would be answered; what has ended is."""
+        now, stored = self.model.now, self.turns.stored()
+        keys = {key for table, key, _ in stored if table == "name"}
+        rows = set()
+        for _ in self._each_name():
+            key = self.turns.key
+            rows |= {row for row in self.name.rows(key) if now < row[-1]}
+            if key not in keys:
+                assert max(self.name.ends()) <= now
+                assert ("waiter", key) not in {row[:2] for row in stored}
+                # They are dead, and found out: whether a leave meets them is no promise.
+                self.name.holders.clear()
+                self.name.waiters.clear()
+        assert rows <= stored
+        # A success that was found to have ended leaves its row, though the clock was set back since.
+        other = {row for row in stored - rows if row[0] in ("marker", "broken")}
+        assert not other
+
+    def _same_token(self, token: int) -> None:
+        name = self.model.name
+        over = self.model.now >= name.token_until
+        assert token == name.token or (over and token == 0)
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _keep(self, kept: Kept) -> None:
+        self.kept = kept
+        for _ in self._each_name():
+            self.turns.kept = kept
+
+    def _happen(self, fates: Sequence[str], length: int) -> None:
+        """Those who hold and wait say their last words."""
+        present = self.model.holders() + self.model.waiters()
+        for entry, fate in zip(present, fates, strict=False):
+            if fate == "extends":
+                self._extend(entry.asked, length)
+            elif fate == "leaves":
+                self._leave(entry.asked, ambiguous=False, end="ended")
+
+    def _each_name(self) -> Iterator[None]:
+        """Go to each name, and at last to the present one again."""
+        for _ in range(_NAMES):
+            yield
+            self._go_to(0)
+
+    def _go_to(self, place: int) -> None:
+        now = self.model.now
+        self._others.append({word: getattr(self, word) for word in _OF_ONE_NAME})
+        self.__dict__.update(self._others.pop(place))
+        self.model.now = now
+
+
+class SweptLocks(Swept, Locks):
+    """Locks, and sweeps."""
+
+
+class SweptSemaphores(Swept, Semaphores):
+    """Semaphores, and sweeps."""
+
+
+class SweptOnces(Swept, Onces):
+    """What is to be done once, and sweeps."""
