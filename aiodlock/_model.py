@@ -96,6 +96,8 @@ class StoreRequest:
     begins: bool = True
     #: Whether the client may keep the lease when its body has ended.
     lingers: bool = False
+    #: Whether the store has said that it holds.
+    granted: bool = False
     #: The connection that an acquire went out on and has not answered.
     sent_on: object | None = None
     #: An acquire went unanswered: a duplicate of it may still be carried out.

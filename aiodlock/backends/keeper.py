@@ -56,8 +56,9 @@ class Keeper:
     ``_fresh`` (added since the timer came last), ``_heap`` of [moment, serial, place or None],
     ``_dead`` (entries without a place), ``_wake_at`` and ``_timer`` (when the task is woken),
     ``_due`` (set when it is), ``_batch`` (what it extends then), ``_flying`` (how many extensions are on
-    their way, per server), ``_kept`` (places that wait until there are fewer), ``_looks`` (places that are
-    to be looked at, and how), ``_taken`` (answers taken in this turn), ``_tasks`` (while it runs).
+    their way, per server), ``_kept`` (holders and waiters that wait until there are fewer), ``_looks``
+    (places that are to be looked at, and how), ``_taken`` (answers taken in this turn), ``_tasks`` (while
+    it runs).
     """
 
     def __init__(self, store: KeptStore, unavailable_after: float) -> None:
@@ -73,7 +74,7 @@ class Keeper:
         self._due = asyncio.Event()
         self._batch: list[KeptPlace] = []
         self._flying: dict[object, int] = {}
-        self._kept: dict[object, deque[KeptPlace]] = {}
+        self._kept: dict[object, tuple[deque[KeptPlace], deque[KeptPlace]]] = {}
         self._looks: deque[tuple[deque[KeptPlace], Callable[[KeptPlace], object]]] = deque()
         self._taken = 0
         self._loop: asyncio.AbstractEventLoop
@@ -412,13 +413,15 @@ class Keeper:
         return parts
 
     def _keep(self, server: object, places: Iterable[KeptPlace]) -> None:
-        """Extend these as soon as there are not too many on their way."""
-        self._kept.setdefault(server, deque()).extend(places)
+        """Extend these as soon as there are not too many on their way; holders first."""
+        holders, waiters = self._kept.setdefault(server, (deque(), deque()))
+        for place in places:
+            (holders if place.granted else waiters).append(place)
         self._send_kept(server)
 
     def _send_kept(self, server: object) -> None:
-        kept = self._kept[server]
-        while kept and self._flying.get(server, 0) < _WINDOW:
+        holders, waiters = self._kept[server]
+        while (kept := holders or waiters) and self._flying.get(server, 0) < _WINDOW:
             batch = [kept.popleft() for _ in range(min(_SLICE, len(kept)))]
             self._flying[server] = self._flying.get(server, 0) + len(batch)
             start_soon(self._tasks, self._fly(server, batch))

@@ -174,13 +174,12 @@ class KeptPlace(StoreRequest):
     """The place of a request whose lease is its own; to its store it is the request.
 
     Mutable state: ``stage``, ``deadline``, ``token``, ``capped`` (see ``Place``), ``lease_ttl`` (how long a
-    holder's extensions are), ``granted`` (the store said so; it may be too late for a body),
-    ``granted_at``, ``noticed`` (a grant was announced before the first reply), ``broken`` (the token of a
-    grant that an operator broke before it was known here), ``floor`` (no grant since the last answer has a
-    token that is not larger), ``recalled`` (it must not linger), ``answered`` (the core knows that it
-    waits), ``leaves`` (how many were sent),
-    and the keeper's: ``beat``, ``due``, ``look_at``, ``watching``, ``failures``, ``silent_since``,
-    ``asked``, ``entry`` (it comes up when ``due`` is reached, or before).
+    holder's extensions are), ``granted`` (it may be too late for a body), ``granted_at``, ``noticed`` (a
+    grant was announced before the first reply), ``broken`` (the token of a grant that an operator broke
+    before it was known here), ``floor`` (no grant since the last answer has a token that is not larger),
+    ``recalled`` (it must not linger), ``answered`` (the core knows that it waits), ``leaves`` (how many
+    were sent), and the keeper's: ``beat``, ``due``, ``look_at``, ``watching``, ``failures``,
+    ``silent_since``, ``asked``, ``entry`` (it comes up when ``due`` is reached, or before).
     """
 
     __slots__ = (
@@ -194,7 +193,6 @@ class KeptPlace(StoreRequest):
         "entry",
         "failures",
         "floor",
-        "granted",
         "granted_at",
         "keeper",
         "lease_ttl",
@@ -220,7 +218,6 @@ class KeptPlace(StoreRequest):
     entry: list[Any] | None
     failures: int
     floor: int
-    granted: bool
     granted_at: float
     keeper: Keeper
     lease_ttl: float

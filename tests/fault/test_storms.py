@@ -345,6 +345,32 @@ async def test_crowd_of_waiters_comes_and_goes_in_slices(
         assert all(isinstance(task.exception(), aiodlock.AcquireTimeout) for task in waiting)
 
 
+async def test_lease_is_extended_before_thousands_of_waiters_have_left(
+    server: EmbeddedServer,
+) -> None:
+    """Behind them, it was lost where they took longer than it had left."""
+    number = 4000
+    async with (
+        aiodlock.Client(server.url, ttl=60.0, waiter_ttl=60.0) as client,
+        aiodlock.Client(server.url, ttl=60.0) as elsewhere,
+        elsewhere.lock("crowd"),
+        client.lock("other") as lease,
+    ):
+        waiting = [asyncio.create_task(client.lock("crowd").acquire()) for _ in range(number)]
+        states = session_of(client).requests.values()
+        await until(lambda: sum(r.state is State.WAITING for r in states) == number, within=60.0)
+        server.pause()
+        for task in waiting:
+            task.cancel()
+        await until(lambda: sum(r.state is State.LEAVING for r in states) == number, within=30.0)
+        extending = asyncio.create_task(lease.extend(61.0))
+        await asyncio.sleep(0.05)
+        server.resume()
+        await extending
+        assert len(states) > number / 2
+        await until(lambda: len(states) == 1, "all left", within=60.0)
+
+
 async def test_client_is_left_by_a_crowd_of_waiters_in_slices(
     real_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

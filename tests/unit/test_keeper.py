@@ -462,6 +462,21 @@ async def test_batch_whose_places_have_all_left_is_forgotten(
     assert not kept.keeper._kept
 
 
+async def test_holders_are_extended_before_waiters_when_many_are_on_their_way(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiters = [await kept.waiter(str(number), waiter_ttl=30.0) for number in range(300)]
+    holder = await kept.holder("holder", ttl=30.0)
+    server = kept.keeper.store.server_of(holder)
+    kept.keeper._flying[server] = 2000
+    kept.keeper._keep(server, [*waiters, holder])
+    assert not kept.store.asked
+    del kept.keeper._flying[server]
+    kept.keeper._send_kept(server)
+    await until(lambda: len(kept.store.asked) >= 3)
+    assert [id for id, _ in kept.store.asked[0]] == ["holder"]
+
+
 async def test_refused_request_leaves_nothing(kept: Kept) -> None:
     await kept.place(Refused("busy"))
     assert kept.keeper.places == {}

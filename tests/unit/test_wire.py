@@ -16,8 +16,12 @@ from ..scenes import until
 class Silent(Wire):
     """Writes to nobody. What is answered, and when, is up to the test."""
 
+    def __init__(self, reply_timeout: float) -> None:
+        super().__init__(reply_timeout)
+        self.written: list[str] = []
+
     def _write(self, data: bytes) -> None:
-        pass
+        self.written += data.decode().split()
 
     def answer(self, reply: Any) -> None:
         self._receive(reply)
@@ -95,6 +99,51 @@ async def test_hearing_that_fails_harms_neither_the_wire_nor_the_others() -> Non
     assert isinstance(heard[1], Unanswered), "the limits go on"
     assert [str(about["exception"]) for about in told] == ["a mistake"] * 2
     wire.close()
+
+
+async def test_of_thousands_of_commands_a_thousand_are_on_their_way_and_urgent_ones_pass() -> None:
+    wire, heard, urgent = Silent(60.0), list[Any](), asyncio.get_running_loop().create_future()
+    for number in range(2500):
+        wire.call(b"%d " % number, heard.append)
+    wire.carry(b"urgent ", urgent, urgent=True)
+    await asyncio.sleep(0)
+    order = [*map(str, range(1000)), "urgent", *map(str, range(1000, 2500))]
+    assert wire.written == order[:1001]
+    for replied, command in enumerate(order):
+        assert len(wire.written) == min(max(1001, 1000 + replied), 2501)
+        wire.answer(command)
+        await asyncio.sleep(0)
+    assert wire.written == order
+    assert heard == [*map(str, range(2500))]
+    assert await urgent == "urgent"
+    wire.close()
+
+
+async def test_what_a_reply_leads_to_is_behind_the_commands_that_wait() -> None:
+    wire, heard = Silent(60.0), list[Any]()
+    wire.call(b"0 ", lambda reply: wire.call(b"last ", heard.append))
+    for number in range(1, 1100):
+        wire.call(b"%d " % number, heard.append)
+    for number in range(1100):
+        wire.answer(b"%d" % number)
+    await asyncio.sleep(0)
+    assert wire.written == [*map(str, range(1100)), "last"]
+    wire.answer(b"last")
+    assert heard == [b"%d" % number for number in range(1, 1100)] + [b"last"]
+    wire.close()
+
+
+async def test_commands_that_wait_end_with_the_connection_and_with_their_time() -> None:
+    wire, heard = Silent(60.0), list[Any]()
+    for _ in range(1000):
+        wire.call(b"command ", heard.append)
+    wire.call(b"late ", heard.append, within=0.01)
+    await until(lambda: len(heard) == 1)
+    wire.call(b"another ", heard.append)
+    wire.close()
+    await until(lambda: len(heard) == 1002)
+    assert all(isinstance(one, Unanswered) for one in heard)
+    assert set(wire.written) == {"command"}
 
 
 class Transport:

@@ -146,7 +146,8 @@ class Calls:
             base = base_of(self._prefix, request.kind, request.name)
             packed = pack_extend(base, request, _ms(length), self._channels.words(base))
         extension = _Extension(self, wire, request, length)
-        wire.carry(packed, extension)
+        # Thousands of waiters of this client may come and go: no lease must be lost for that.
+        wire.carry(packed, extension, urgent=request.granted)
         return extension
 
     async def _unreachable(self) -> Granted | Waiting | Gone:

@@ -64,8 +64,11 @@ class ReplicatedWire:
         self.carry(command, reply)
         return reply
 
-    def carry(self, command: bytes, reader: Reader) -> None:
-        """Send one command in RESP; ``reader`` is given its reply when the replicas have confirmed it."""
+    def carry(self, command: bytes, reader: Reader, *, urgent: bool = False) -> None:
+        """Send one command in RESP; ``reader`` is given its reply when the replicas have confirmed it.
+
+        :param urgent: not used: a batch takes all there are.
+        """
         self._next.append((command, reader))
         if not self._busy:
             self._busy = True
