@@ -241,8 +241,7 @@ class KeptPlace(StoreRequest):
         self.listener = listener
         self.stage = ASKING
         self.lease_ttl = terms.ttl
-        self.granted = self.answered = self.capped = self.asked = self.watching = False
-        self.recalled = False
+        self.answered = self.capped = self.asked = self.watching = self.recalled = False
         self.deadline = self.granted_at = self.beat = self.due = 0.0
         self.token = self.floor = self.broken = self.failures = self.leaves = 0
         self.noticed = self.look_at = self.silent_since = self.entry = None
