@@ -6,17 +6,21 @@ when the clock is set back. What had ended is remembered again then, unless a sw
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Awaitable, Iterator, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
+import asyncpg
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
-from aiodlock.backends.memory.machine import Name
+from aiodlock.backends.memory.machine import Asked, End, Name
 
 from .test_scripts import MINUTE, NOBODY, PLACES, TTLS, WISHES, Kept, Locks, Onces, Semaphores, Wish
 from .turns import WAYS, Database, VirtualTurns
+
+_T = TypeVar("_T")
 
 _NAMES = 3
 #: The last token is remembered for less time than everything else, or for more.
@@ -152,22 +156,29 @@ class Swept(Locks):
 
     def _nothing_is_missing(self) -> None:
         """Nothing is removed from which a message would be answered; what has ended is."""
-        now, stored = self.model.now, self.turns.stored()
-        keys = {key for table, key, _ in stored if table == "name"}
+        stored = self._find_out()
         rows = set()
         for _ in self._each_name():
-            key = self.turns.key
-            rows |= {row for row in self.name.rows(key) if now < row[-1]}
-            if key not in keys:
-                assert max(self.name.ends()) <= now
-                assert ("waiter", key) not in {row[:2] for row in stored}
-                # They are dead, and found out: whether a leave meets them is no promise.
-                self.name.holders.clear()
-                self.name.waiters.clear()
+            rows |= {row for row in self.name.rows(self.turns.key) if self.model.now < row[-1]}
         assert rows <= stored
         # A success that was found to have ended leaves its row, though the clock was set back since.
         other = {row for row in stored - rows if row[0] in ("marker", "broken")}
         assert not other
+
+    def _find_out(self) -> set[tuple[str, str, int]]:
+        """See that names whose row is gone are over; return what is stored."""
+        self.turns.time = self.model.now
+        stored = self.turns.stored()
+        rows = {row[:2] for row in stored}
+        for _ in self._each_name():
+            key = self.turns.key
+            if ("name", key) not in rows:
+                assert max(self.name.ends()) <= self.model.now
+                assert ("waiter", key) not in rows
+                # They are dead, and found out: whether a leave meets them is no promise.
+                self.name.holders.clear()
+                self.name.waiters.clear()
+        return stored
 
     def _same_token(self, token: int) -> None:
         name = self.model.name
@@ -213,3 +224,129 @@ class SweptSemaphores(Swept, Semaphores):
 
 class SweptOnces(Swept, Onces):
     """What is to be done once, and sweeps."""
+
+
+_PAUSE = 4711
+_PAUSING = f"""
+create function aiodlock.pause() returns trigger language plpgsql as
+$$ begin perform pg_advisory_xact_lock_shared({_PAUSE}); return old; end $$;
+create trigger pause before delete on aiodlock.name for each row execute function aiodlock.pause();
+create table aiodlock.sweepers_clock as select 0::bigint as us;
+create or replace function aiodlock.clock_us() returns bigint language sql volatile as
+$$ select coalesce(
+     (select us from aiodlock.sweepers_clock where current_setting('aiodlock.sweeper', true) = 'on'),
+     current_setting('aiodlock.clock')::bigint
+   ) $$
+"""
+
+
+class PausingDatabase(Database):
+    """One with a second connection, whose sweep pauses at the first name that it deletes.
+
+    It ends when it is told to, and when a call on the first connection has to wait for it.
+    """
+
+    def __init__(self, url: str, statements: str | None = None) -> None:
+        self._paused: asyncio.Future[Any] | None = None
+        super().__init__(url, statements)
+        self._sweeper, self._keeper = self.do(asyncpg.connect(url)), self.do(asyncpg.connect(url))
+        self.do(self.connection.execute(_PAUSING))
+        self.do(self._sweeper.execute("set aiodlock.sweeper = on"))
+
+    def close(self) -> None:
+        self.end_sweep()
+        self.do(self._sweeper.close())
+        self.do(self._keeper.close())
+        super().close()
+
+    @property
+    def sweeps(self) -> bool:
+        return self._paused is not None
+
+    def begin_sweep(self, now: int) -> None:
+        self.end_sweep()
+        self.do(self._keeper.execute(f"select pg_advisory_lock({_PAUSE})"))
+        self.set_sweepers_clock(now)
+        self._paused = asyncio.ensure_future(
+            self._sweeper.execute("select aiodlock.sweep(1000)"), loop=self._loop
+        )
+        super().do(self._wait_until_paused(self._paused))
+
+    def set_sweepers_clock(self, now: int) -> None:
+        self.do(self._keeper.execute(f"update aiodlock.sweepers_clock set us = {now * 1000}"))
+
+    async def _wait_until_paused(self, sweeping: asyncio.Future[Any]) -> None:
+        pid = self._sweeper.get_server_pid()
+        blocked = "select cardinality(pg_blocking_pids($1)) > 0"
+        while not sweeping.done() and not await self._keeper.fetchval(blocked, pid):
+            await asyncio.sleep(0.001)
+
+    def is_reached(self, key: str) -> bool:
+        """Whether the sweep has the name's lock."""
+        free = "select pg_try_advisory_xact_lock(1095323471, hashtext($1))"
+        return not self.do(self._keeper.fetchval(free, key))
+
+    def end_sweep(self) -> None:
+        if self._paused is not None:
+            super().do(self._end_sweep(self._paused))
+
+    async def _end_sweep(self, sweeping: asyncio.Future[Any]) -> None:
+        self._paused = None
+        await self._keeper.execute(f"select pg_advisory_unlock({_PAUSE})")
+        await sweeping
+
+    def do(self, call: Awaitable[_T]) -> _T:
+        return super().do(call if self._paused is None else self._in_spite_of_it(call))
+
+    async def _in_spite_of_it(self, call: Awaitable[_T]) -> _T:
+        doing = asyncio.ensure_future(call)
+        await asyncio.wait([doing], timeout=0.02)
+        if not doing.done() and self._paused is not None:
+            await self._end_sweep(self._paused)
+        return await doing
+
+
+class Interrupted(SweptLocks):
+    """Steps while a sweep pauses between its reading and its deleting."""
+
+    def __init__(self, database: PausingDatabase) -> None:
+        super().__init__(database)
+        self._pausing = database
+        self.sweeps_always = False
+        self.paused = 0
+
+    @initialize()
+    def something_is_remembered(self) -> None:
+        """As in the beginning."""
+
+    @rule(by=st.sampled_from([3 * MINUTE, 12 * MINUTE]), wishes=st.lists(WISHES, max_size=3))
+    def begin_a_sweep(self, by: int, wishes: list[Wish]) -> None:
+        """When most names have had their time; somebody asks for those that were not reached."""
+        self._end_sweep()
+        self.time_passes(by)
+        self._swept_at = self.model.now
+        self._pausing.begin_sweep(self.model.now)
+        for _, one in zip(self._each_name(), wishes, strict=False):
+            if not self._pausing.is_reached(self.turns.key):
+                self._request(one)
+
+    @rule()
+    def sweep(self) -> None:
+        self._end_sweep()
+        super().sweep()
+
+    @rule(by=st.sampled_from([11 * MINUTE, 1_000 * MINUTE]))
+    def clock_is_set_back(self, by: int) -> None:
+        self._end_sweep()
+        super().clock_is_set_back(by)
+
+    def _end_sweep(self) -> None:
+        self._pausing.end_sweep()
+        self._find_out()
+
+    def _leave(self, asked: Asked, ambiguous: bool, end: End) -> None:
+        if not self._pausing.sweeps:
+            self._find_out()
+        waiter = self.name.waiters.get(asked.id)
+        if waiter is None or self.model.now < waiter.deadline or not self._pausing.sweeps:
+            super()._leave(asked, ambiguous, end)

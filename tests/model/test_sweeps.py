@@ -17,9 +17,28 @@ from ..postgres import PostgresServer
 from ..servers import Servers, installed
 from . import histories
 from .histories import History, Tale
-from .sweeps import KEPT, Swept, SweptLocks, SweptOnces, SweptSemaphores
-from .test_scripts import FEWEST, MINUTE, STEPS, USUAL, Locks, Onces, Semaphores, take_steps
-from .turns import Database
+from .sweeps import (
+    KEPT,
+    Interrupted,
+    PausingDatabase,
+    Swept,
+    SweptLocks,
+    SweptOnces,
+    SweptSemaphores,
+)
+from .test_scripts import (
+    FEWEST,
+    MINUTE,
+    STEPS,
+    USUAL,
+    Kept,
+    Locks,
+    Onces,
+    Semaphores,
+    run,
+    take_steps,
+)
+from .turns import Database, VirtualTurns
 
 _MACHINES: dict[type[Locks], type[Swept]] = {
     Locks: SweptLocks,
@@ -66,6 +85,48 @@ def test_sweeps_change_no_answer_of_histories_by_hand(database: Database) -> Non
         _tell(_MACHINES[machine](database), tale)
     for tale in _SWEPT:
         _tell_all_ways(database, tale)
+
+
+# -- while a sweep pauses between its reading and its deleting ----------------------------------------
+
+
+@pytest.fixture
+def pausing(postgres: PostgresServer) -> Iterator[PausingDatabase]:
+    database = PausingDatabase(postgres.url)
+    yield database
+    database.close()
+
+
+@pytest.mark.timeout(300 + STEPS / 10)
+def test_steps_while_a_sweep_pauses_are_answered_as_by_the_machine(
+    pausing: PausingDatabase,
+) -> None:
+    take_steps(lambda: Interrupted(pausing), STEPS // 10)
+
+
+@pytest.mark.parametrize("set_back", [0, 1_000 * MINUTE])
+def test_name_that_is_taken_while_a_sweep_pauses_is_not_swept(
+    pausing: PausingDatabase, set_back: int
+) -> None:
+    """Also if its lease ends before the sweep began, as the clock was set back meanwhile."""
+    names = [VirtualTurns(pausing, "lock") for _ in range(3)]
+    now = 2_000 * MINUTE
+    for turns in names:
+        turns.kept, turns.time = Kept(token=MINUTE), now
+        run(turns.acquire(turns.key))
+        run(turns.leave(turns.key))
+    now += 20 * MINUTE
+    pausing.begin_sweep(now)
+    now -= set_back
+    pausing.set_sweepers_clock(now)
+    free = [turns for turns in names if not pausing.is_reached(turns.key)]
+    for turns in free:
+        turns.time = now
+        assert run(turns.acquire(f"new of {turns.key}"))[0] == "granted"
+    pausing.end_sweep()
+    for turns in free:
+        assert run(turns.acquire(f"other of {turns.key}", wait=False)) == ["busy"]
+    assert len(free) == 2
 
 
 # -- what a row is kept for --------------------------------------------------------------------------

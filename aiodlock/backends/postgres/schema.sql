@@ -1226,7 +1226,8 @@ begin
         where n.head > 0 and w.key = n.key and w.arrival >= n.head and now_ms < w.deadline) limit most
   loop
     if pg_try_advisory_xact_lock(1095323471, hashtext(candidate)) then
-      -- Somebody may have taken the name since all candidates were read.
+      -- Somebody may have taken the name since all candidates were read, also after the clock was set back.
+      now_ms := aiodlock.clock_us() / 1000;
       delete from aiodlock.name n where n.key = candidate and n.keep_until <= now_ms
         and not exists (select from aiodlock.waiter w
           where n.head > 0 and w.key = n.key and w.arrival >= n.head and now_ms < w.deadline);
