@@ -80,11 +80,21 @@ def _tell_all_ways(database: Database, tale: Tale) -> None:
         _tell(_SWEPT[tale](database, (way,), kept), tale)
 
 
-def test_sweeps_change_no_answer_of_histories_by_hand(database: Database) -> None:
+@pytest.fixture
+def one_database(servers: Servers) -> Iterator[Database]:
+    """Give one of the oldest server: histories by hand are the same each time."""
+    if not installed("postgres"):
+        pytest.skip("postgres is not installed")
+    database = Database(servers.postgres("postgres").url)
+    yield database
+    database.close()
+
+
+def test_sweeps_change_no_answer_of_histories_by_hand(one_database: Database) -> None:
     for machine, tale in histories.ALL:
-        _tell(_MACHINES[machine](database), tale)
+        _tell(_MACHINES[machine](one_database), tale)
     for tale in _SWEPT:
-        _tell_all_ways(database, tale)
+        _tell_all_ways(one_database, tale)
 
 
 # -- while a sweep pauses between its reading and its deleting ----------------------------------------
@@ -109,6 +119,10 @@ def test_name_that_is_taken_while_a_sweep_pauses_is_not_swept(
     pausing: PausingDatabase, set_back: int
 ) -> None:
     """Also if its lease ends before the sweep began, as the clock was set back meanwhile."""
+    _take_names_while_a_sweep_pauses(pausing, set_back)
+
+
+def _take_names_while_a_sweep_pauses(pausing: PausingDatabase, set_back: int) -> None:
     names = [VirtualTurns(pausing, "lock") for _ in range(3)]
     now = 2_000 * MINUTE
     for turns in names:
@@ -450,18 +464,30 @@ def _function_with(text: str) -> str:
     return "create or replace function" + found[0].partition(_END)[0] + _END
 
 
-@pytest.mark.skipif(not installed("postgres"), reason="postgres is not installed")
-def test_histories_by_hand_notice_each_condition_taken_out(servers: Servers) -> None:
-    database = Database(servers.postgres("postgres").url)
+def test_histories_by_hand_notice_each_condition_taken_out(one_database: Database) -> None:
+    execute = one_database.connection.execute
     unnoticed = []
     for mutant in MUTANTS:
         function = _function_with(mutant.old)
-        database.do(database.connection.execute(function.replace(mutant.old, mutant.new)))
+        one_database.do(execute(function.replace(mutant.old, mutant.new)))
         try:
-            _tell_all_ways(database, mutant.noticed_by)
+            _tell_all_ways(one_database, mutant.noticed_by)
             unnoticed.append(mutant.rule)
         except AssertionError:
             pass
-        database.do(database.connection.execute(function))
-    database.close()
+        one_database.do(execute(function))
     assert not unnoticed
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("n.key = candidate and n.keep_until <= now_ms", "n.key = candidate"),
+        ("      now_ms := aiodlock.clock_us() / 1000;\n", ""),
+    ],
+    ids=["a name is looked at again", "by the clock of that moment"],
+)
+def test_pause_notices_a_condition_taken_out(pausing: PausingDatabase, old: str, new: str) -> None:
+    pausing.do(pausing.connection.execute(_function_with(old).replace(old, new)))
+    with pytest.raises(AssertionError):
+        _take_names_while_a_sweep_pauses(pausing, 1_000 * MINUTE)
