@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Generator, Sequence
-from types import TracebackType
+from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 from . import _deadlocks, _process
@@ -234,7 +234,7 @@ class _Nothing(Coroutine[Any, Any, None]):
         """There is nothing to close."""
 
 
-NOTHING: Coroutine[Any, Any, None] = _Nothing()
+NOTHING: CoroutineType[Any, Any, None] = _Nothing()  # type: ignore[assignment]
 
 
 def block_meant(tasks: Sequence[_Task]) -> int | None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
+from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, Never
 from urllib.parse import quote
 
@@ -259,8 +259,9 @@ class Acquirable:
         exc_type: type[BaseException] | None,
         exc: BaseException | None,
         traceback: TracebackType | None,
-    ) -> Coroutine[Any, Any, None]:
-        # No coroutine around the lease's: that would be one more for each block.
+    ) -> CoroutineType[Any, Any, None]:
+        # No coroutine around the lease's: that would be one more for each block. To pyright, what a context
+        # manager returns here is what ``async def`` returns, and no other Coroutine.
         if (
             self._short
             and (session := self._client._session) is not None
@@ -271,7 +272,7 @@ class Acquirable:
         if meant is None:
             return NOTHING
         task, lease = meant
-        return lease._end_block(task, exc_type, exc)
+        return lease._end_block(task, exc_type, exc)  # type: ignore[return-value]
 
     # -- the loop ----------------------------------------------------------------------------------
 

@@ -108,6 +108,31 @@ def test_every_public_type_is_known_to_a_type_checker(python: Path, tmp_path: Pa
     assert found["completenessScore"] == 1
 
 
+def test_what_is_entered_is_a_context_manager_to_a_type_checker(
+    python: Path, tmp_path: Path
+) -> None:
+    """For pyright, which is stricter than mypy about what ``__aexit__`` returns."""
+    (tmp_path / "program.py").write_text(
+        "from contextlib import AsyncExitStack\n"
+        "import aiodlock\n"
+        "async def main(client: aiodlock.Client, stack: AsyncExitStack) -> int:\n"
+        "    lease = await stack.enter_async_context(client.lock('a'))\n"
+        "    await stack.enter_async_context(client.rwlock('a').read)\n"
+        "    await stack.enter_async_context(client.semaphore('a', 2))\n"
+        "    await stack.enter_async_context(client.multilock('a', 'b'))\n"
+        "    await stack.enter_async_context(client.once('a', keep=1))\n"
+        "    await stack.enter_async_context(client.election('a').lead())\n"
+        "    await stack.enter_async_context(await client.lock('a').acquire())\n"
+        "    return lease.token\n"
+    )
+    command = ("pyright", "--pythonpath", str(python), "--outputjson", "program.py")
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    assert [one["message"] for one in found] == []
+
+
 def test_command_of_the_wheel_runs(python: Path, tmp_path: Path) -> None:
     command = python.parent / "aiodlock"
     assert "run" in run(command, "--help", cwd=tmp_path)
