@@ -727,8 +727,18 @@ class Client:
             ) from backend.failure
 
 
+_ONE = "one Redis or Valkey server, Sentinel, a cluster, PostgreSQL"
+#: Which stores have what others have not.
+_STORES = {
+    "hold_at_least": f"{_ONE}, etcd or memory://",
+    "linger": f"{_ONE}, etcd, ZooKeeper or memory://",
+    "once": f"{_ONE}, etcd or memory://",
+    "resize": f"{_ONE} or memory://",
+}
+
+
 def _needs(what: str) -> str:
-    return f"{what} needs one Redis or Valkey server, Sentinel, a cluster, PostgreSQL or memory://"
+    return f"{what} needs {_STORES[what]}"
 
 
 def _read_sequencer(text: str) -> tuple[Kind, str, Mode, int] | None:

@@ -329,3 +329,41 @@ def test_host_that_no_resolver_takes_is_a_value_error(scheme: str) -> None:
 )
 def test_hosts_of_all_kinds_are_taken(url: str) -> None:
     Client(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://h/0?socket_timout=5",
+        "rediss://h/0?ssl_cacerts=ca.pem",
+        "redis://h/0?ssl_cert_reqs=none",
+        "unix:///s?socket_timout=5",
+        "redis+cluster://h?socket_timout=5",
+    ],
+)
+def test_option_that_the_driver_does_not_know_is_a_value_error(url: str) -> None:
+    with pytest.raises(ValueError, match=r"source.*option"):
+        Client(url)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "stores"),
+    [
+        ("zookeeper://h", {"hold_at_least": 1}, "PostgreSQL, etcd or memory"),
+        (["memory://"] * 3, {"hold_at_least": 1}, "PostgreSQL, etcd or memory"),
+        (["memory://"] * 3, {"linger": 1}, "PostgreSQL, etcd, ZooKeeper or memory"),
+    ],
+)
+def test_unsupported_option_names_the_stores_that_have_it(
+    source: Any, options: dict[str, Any], stores: str
+) -> None:
+    with pytest.raises(Unsupported, match=stores):
+        Client(source).lock("x", **options)
+
+
+def test_unsupported_kinds_name_the_stores_that_have_them() -> None:
+    client = Client("zookeeper://h")
+    with pytest.raises(Unsupported, match="PostgreSQL, etcd or memory"):
+        client.once("x", keep=1)
+    with pytest.raises(Unsupported, match="PostgreSQL or memory"):
+        client.semaphore("x", 1, resize=True)
