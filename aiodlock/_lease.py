@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Never
 from urllib.parse import quote
 
+from . import _process
 from ._backoff import pause_after
 from ._bodies import Body
 from ._capabilities import refuse_short
@@ -93,7 +94,12 @@ class Lease(Body):
     def held(self) -> bool:
         """True only while the server certainly honours the lease (less ``margin``)."""
         request = self._request
-        return request.state is HELD and self._serial in request.handles and now() < request.ends_at
+        return (
+            request.state is HELD
+            and self._serial in request.handles
+            and now() < request.ends_at
+            and _process.pid == self._session.pid
+        )
 
     @property
     def lost(self) -> LockLost | None:
@@ -263,6 +269,7 @@ class Lease(Body):
         return self._serial not in self._request.handles
 
     def _why_not_held(self) -> LockLost | NotHeld | BackendError:
+        self._session.check_process()
         if asyncio._get_running_loop() is not self._session.loop:
             # In a thread of the body's: what belongs to the loop is not touched.
             if self._request.state is HELD and not self._is_over():

@@ -165,6 +165,27 @@ async def test_use_after_a_fork_is_a_runtime_error(client: Client) -> None:
         assert lease.held
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+async def test_lease_is_not_held_in_a_forked_child(client: Client) -> None:
+    """The parent may release it at any moment, and the child would not hear of that."""
+    async with client.lock("x") as lease:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                told = lease.held, lease.remaining()
+                try:
+                    lease.ensure_held()
+                except RuntimeError as error:
+                    code = 0 if told == (False, 0.0) and "fork" in str(error) else 2
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(pid, 0)  # noqa: ASYNC222
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert lease.held
+
+
 # -- a store that is away --------------------------------------------------------------------------
 
 
