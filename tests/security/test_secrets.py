@@ -69,6 +69,8 @@ def test_reprs_have_no_password(url: str) -> None:
         "http://user:{}@host",
         "user:{}@host:6379",
         "redis+sentinel://user:{}/x@host:26379/service",
+        "redis+cluster://user:{}?x@host:6379",
+        "redis+cluster://user:{}#x@host:6379",
         "postgresql://user:{}/x@host:5432/db",
         "postgresql://user:{}#x@host/db",
         "postgresql://user:{}?x@host/db",

@@ -70,7 +70,14 @@ class Source:
         if url.partition(":")[0].lower() in SENTINEL_SCHEMES:
             return _read_sentinel_url(url)
         _check_database(url)
-        return cls(ConnectionPool.from_url(url), _without_secrets(url))
+        source = cls(ConnectionPool.from_url(url), _without_secrets(url))
+        try:
+            source._new()
+        except TypeError as unknown:
+            raise ValueError(
+                f"source has an option that redis-py does not know ({unknown})"
+            ) from None
+        return source
 
     @classmethod
     def from_client(cls, client: Redis) -> Source:
@@ -108,8 +115,13 @@ class Source:
 
     def make_connection(self) -> AbstractConnection:
         """Return a new connection, not connected yet."""
-        connection: AbstractConnection = self._class(**self._kwargs, retry=Retry(NoBackoff(), 0))  # type: ignore[unused-ignore]
+        connection = self._new()
         share_context(connection)
+        return connection
+
+    def _new(self) -> AbstractConnection:
+        """Return a connection that has read no files yet; TypeError for an option that it does not know."""
+        connection: AbstractConnection = self._class(**self._kwargs, retry=Retry(NoBackoff(), 0))  # type: ignore[unused-ignore]
         return connection
 
 

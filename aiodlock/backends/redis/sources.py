@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 from redis.asyncio import Redis, RedisCluster
 
 from ..._errors import Unsupported
 from ..._model import Capabilities
+from .._urls import without_password
 from ..kept import KeptStore
 from ..kept_backend import KeptBackend
 from ..sources import StoreOptions, check_scheme, not_a_source
@@ -20,6 +20,8 @@ from .quorum import CAPABILITIES, QuorumBackend
 from .replicas import capabilities
 from .settings import Settings
 from .source import Source
+
+_T = TypeVar("_T")
 
 _CLUSTER = ("redis+cluster", "rediss+cluster")
 _SMALLEST_QUORUM = 3
@@ -99,9 +101,9 @@ def _read(source: Any) -> tuple[Source | list[Source], str]:
             f"source must be a URL: {scheme}:// and then the server, with both slashes"
         )
     if scheme in _CLUSTER:
-        seeds = seeds_of(source)
+        seeds = _unless_unreadable(seeds_of, source)
         return seeds, "redis+cluster at " + ", ".join(seed.described for seed in seeds)
-    settings = _read_url(source)
+    settings = _unless_unreadable(Source.from_url, source)
     return settings, settings.described
 
 
@@ -159,13 +161,10 @@ def _source_of(node: Source | str) -> Source:
     return memory_source(node)
 
 
-def _read_url(url: str) -> Source:
+def _unless_unreadable(read: Callable[[str], _T], url: str) -> _T:
     try:
-        return Source.from_url(url)
+        return read(url)
     except ValueError as wrong:
-        why = str(wrong)
+        why = without_password(url, str(wrong))
     # Not from that error: it quotes what it could not read, which may be a part of the password.
-    secret = url.partition("://")[2].rpartition("@")[0].partition(":")[2]
-    if any(part and part in why for part in re.split("[:/?#@]", secret)):
-        why = "check it, and percent-encode '/', '?', '#' and '@' in the user and the password"
     raise ValueError(f"source cannot be read as the URL of a server: {why}")
