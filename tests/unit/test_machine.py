@@ -28,6 +28,12 @@ def leave(name: Name, now_us: int, id: str, *, marker: int = 0) -> tuple[object,
     return name.leave(now_us, id, marker=marker, retention=KEPT)[0]
 
 
+def extend(
+    name: Name, now_us: int, id: str, length: int = 10_000, *, begins: bool = False
+) -> tuple[object, ...]:
+    return name.extend(now_us, id, length, begins=begins, retention=KEPT)[0]
+
+
 def test_token_follows_the_clock_and_grows_while_the_clock_stands() -> None:
     name = Name()
     for number in range(3):
@@ -154,3 +160,172 @@ def test_lease_lost_before_its_body_began_opens_its_name() -> None:
     acquire(name, MINUTE, asked("a", ttl=10_000)._replace(hold=9_950))
     acquire(name, MINUTE, asked("b", waiter_ttl=20_000))
     assert name.leave(MINUTE + 9 * SECOND, "a", end="lost", retention=KEPT)[0] == ("released",)
+
+
+def test_lease_lost_after_its_hold_opens_its_name() -> None:
+    name = Name()
+    acquire(name, MINUTE, asked("a")._replace(hold=5_000, begins=True))
+    lost_at = MINUTE + 6 * SECOND
+    assert name.leave(lost_at, "a", end="lost", retention=KEPT)[0] == ("released",)
+    assert acquire(name, lost_at, asked("b"))[0] == "held"
+
+
+def test_unused_grant_that_ran_out_closes_nothing() -> None:
+    name = Name()
+    acquire(name, MINUTE, asked("a")._replace(hold=30_000, begins=True))
+    late = MINUTE + 11 * SECOND
+    assert acquire(name, late, asked("b"))[0] == "waiting"
+    assert name.leave(late, "a", end="unused", retention=KEPT)[0] == ("gone", "expired")
+    assert extend(name, late, "b")[0] == "held"
+
+
+def test_repeated_request_does_not_take_back_that_its_body_began() -> None:
+    name = Name()
+    request = asked("a")._replace(hold=30_000)
+    acquire(name, MINUTE, request)
+    extend(name, MINUTE, "a", begins=True)
+    assert acquire(name, MINUTE, request)[0] == "held"
+    assert acquire(name, MINUTE + 11 * SECOND, asked("b"))[0] == "waiting"
+
+
+def test_body_does_not_begin_while_its_request_waits() -> None:
+    name = Name()
+    acquire(name, MINUTE, asked("holder"))
+    acquire(name, MINUTE, asked("a")._replace(hold=30_000))
+    assert extend(name, MINUTE, "a", begins=True)[0] == "waiting"
+    leave(name, MINUTE, "holder")
+    assert acquire(name, MINUTE + 11 * SECOND, asked("b"))[0] == "held"
+
+
+def test_request_repeated_after_its_lease_ran_out_does_not_hold_within_its_lock_delay() -> None:
+    name = Name()
+    request = asked("a", delay=5_000)
+    acquire(name, MINUTE, request)
+    assert acquire(name, MINUTE + 12 * SECOND, request) == ("gone", "expired")
+
+
+def test_extension_that_comes_too_late_is_told_that_the_lease_expired() -> None:
+    name = Name()
+    acquire(name, MINUTE, asked("a"))
+    assert extend(name, MINUTE + 11 * SECOND, "a") == ("gone", "expired")
+
+
+def test_overdue_reader_is_told_that_its_lease_expired_also_when_another_one_has_left() -> None:
+    """Where nobody waits, a leave looks at no other holder."""
+    name = Name()
+    acquire(name, MINUTE, asked("a", "shared"))
+    acquire(name, MINUTE, asked("b", "shared", ttl=60_000))
+    assert leave(name, MINUTE + 11 * SECOND, "b") == ("released",)
+    assert extend(name, MINUTE + 11 * SECOND, "a") == ("gone", "expired")
+
+
+def test_waiter_that_asks_again_too_late_stands_at_the_end() -> None:
+    name = Name()
+    late = asked("late", waiter_ttl=1_000)
+    for request in (asked("holder"), asked("head"), late, asked("last")):
+        acquire(name, MINUTE, request)
+    assert acquire(name, MINUTE + 2 * SECOND, late)[:3] == ("waiting", 1_000, None)
+    waiters = name.inspect(MINUTE + 2 * SECOND).waiters
+    assert [waiter.id for waiter, _ in waiters] == ["head", "last", "late"]
+
+
+def test_waiter_that_meets_a_dead_head_has_the_next_head_told() -> None:
+    name = Name()
+    acquire(name, MINUTE, asked("holder", ttl=4_000))
+    acquire(name, MINUTE, asked("ghost", waiter_ttl=1_000))
+    acquire(name, MINUTE, asked("next", waiter_ttl=60_000))
+    acquire(name, MINUTE, asked("last", waiter_ttl=60_000))
+    reply, messages = name.extend(MINUTE + 2 * SECOND, "last", 60_000, retention=KEPT)
+    assert reply[:3] == ("waiting", 60_000, None)
+    assert messages == [Message("look", "client of next", "next")]
+
+
+def test_request_with_a_limit_that_meets_a_dead_head_has_the_next_head_told() -> None:
+    name = Name()
+    for request in (
+        asked("holder", "shared", ttl=4_000),
+        asked("ghost", "shared", waiter_ttl=1_000),
+        asked("next", "shared", waiter_ttl=60_000),
+    ):
+        acquire(name, MINUTE, request._replace(limit=1))
+    resizing = asked("last", "shared")._replace(limit=1, resize=True)
+    reply, messages = name.acquire(MINUTE + 2 * SECOND, resizing, wait=True, retention=KEPT)
+    assert reply[0] == "waiting"
+    assert messages == [Message("look", "client of next", "next")]
+
+
+def test_new_head_is_told_once_also_when_its_blockers_owner_enters_for_a_shorter_time() -> None:
+    name = Name()
+    owner = "uowner"
+    acquire(name, MINUTE, asked("holder", ttl=30_000)._replace(owner=owner))
+    acquire(name, MINUTE, asked("ghost", waiter_ttl=1_000))
+    acquire(name, MINUTE, asked("next", waiter_ttl=60_000))
+    again = asked("again", ttl=4_000)._replace(owner=owner)
+    reply, messages = name.acquire(MINUTE + 2 * SECOND, again, wait=True, retention=KEPT)
+    assert reply[0] == "held"
+    assert messages == [Message("look", "client of next", "next")]
+
+
+def test_waiter_gets_in_past_the_head_when_its_owner_came_to_hold() -> None:
+    """The head knew when the owner's first lease ends, and the second one ends earlier."""
+    name = Name()
+    owner = "uowner"
+    acquire(name, MINUTE, asked("holder"))
+    acquire(name, MINUTE, asked("first", "shared", waiter_ttl=60_000)._replace(owner=owner))
+    acquire(name, MINUTE, asked("head", waiter_ttl=60_000))
+    acquire(name, MINUTE, asked("second", "shared")._replace(owner=owner))
+    leave(name, MINUTE, "holder")
+    reply, messages = name.extend(MINUTE, "second", 10_000, retention=KEPT)
+    assert reply == ("held", MINUTE + 1, 10_000)
+    assert messages == [Message("look", "client of head", "head")]
+
+
+def test_request_of_a_task_gets_in_past_nobody_by_one_that_the_task_gave_up() -> None:
+    name = Name()
+    task = "ttask"
+    acquire(name, MINUTE, asked("holder"))
+    acquire(name, MINUTE, asked("given up", "shared")._replace(owner=task))
+    acquire(name, MINUTE, asked("head"))
+    acquire(name, MINUTE, asked("second", "shared")._replace(owner=task))
+    leave(name, MINUTE, "holder")
+    assert extend(name, MINUTE, "second")[:3] == ("waiting", 10_000, None)
+
+
+def test_owner_stays_exclusive_by_its_second_lease_when_the_first_one_has_ended() -> None:
+    name = Name()
+    modes: dict[str, Mode] = {"first": "exclusive", "reader": "shared", "second": "exclusive"}
+    for id, mode in modes.items():
+        acquire(name, MINUTE, asked(id, mode)._replace(owner="uowner"))
+    leave(name, MINUTE, "first")
+    assert acquire(name, MINUTE, asked("third")._replace(owner="uowner"))[0] == "held"
+
+
+def test_overdue_holder_is_not_recalled() -> None:
+    name = Name()
+    acquire(name, MINUTE, asked("a", delay=5_000)._replace(lingers=True))
+    late = MINUTE + 12 * SECOND
+    assert name.acquire(late, asked("b"), wait=True, retention=KEPT)[1] == []
+
+
+def test_success_of_a_lease_that_ran_out_is_not_recorded() -> None:
+    name = Name()
+    acquire(name, MINUTE, asked("a"))
+    late = MINUTE + 11 * SECOND
+    reply, _ = name.record_success(late, "a", b"late", keep=60_000, retention=KEPT)
+    assert reply == ("gone", "expired")
+    assert acquire(name, late, asked("b"))[0] == "held"
+
+
+def test_late_duplicate_is_refused_though_the_success_is_forgotten() -> None:
+    name = Name()
+    acquire(name, MINUTE, asked("a"))
+    name.record_success(MINUTE, "a", b"fine", keep=60_000, marker=60_000, retention=KEPT)
+    assert name.forget(MINUTE)[0]
+    assert acquire(name, MINUTE, asked("a")) == ("gone", "gone")
+
+
+def test_success_is_kept_when_the_token_is_forgotten() -> None:
+    name = Name()
+    acquire(name, MINUTE, asked("a"))
+    name.record_success(MINUTE, "a", b"fine", keep=10 * KEPT, retention=KEPT)
+    assert name.kept_until() == 60_000 + 10 * KEPT
