@@ -32,6 +32,7 @@ class History:
         hold: int = 0,
         begins: bool = False,
         lingers: bool = False,
+        resize: bool = False,
     ) -> Asked:
         """Ask anew; return what was asked for."""
         machine = self._machine
@@ -39,7 +40,7 @@ class History:
         mode = mode if len(machine.modes) > 1 else machine.modes[0]
         asked = Asked(
             id, mode, machine.limit, owner or f"t{id}", client, ttl, waiter_ttl, delay, hold, begins
-        )._replace(lingers=lingers)
+        )._replace(lingers=lingers, resize=resize)
         self.repeat(asked, wait=wait)
         return asked
 
@@ -57,12 +58,18 @@ class History:
         self._machine._leave(asked, ambiguous, end)
         self._machine.same_holders_and_waiters()
 
-    def record(self, asked: Asked) -> None:
+    def record(self, asked: Asked, *, ambiguous: bool = False) -> None:
         """Leave with a success."""
         machine = self._machine
         assert isinstance(machine, Onces)
-        machine.leave_and_record(machine.known.index(asked), False)
+        machine.leave_and_record(machine.known.index(asked), ambiguous)
         machine.same_holders_and_waiters()
+
+    def forget(self) -> None:
+        """Take the success back."""
+        machine = self._machine
+        assert isinstance(machine, Onces)
+        machine.forget()
 
     def inspect(self) -> None:
         self._machine.inspect()
@@ -480,6 +487,135 @@ def newcomer_behind_an_overdue_one_that_lingers(history: History) -> None:
     history.request(client="two")
 
 
+def lease_that_is_lost_after_its_hold(history: History) -> None:
+    holder = history.request(hold=MINUTE, begins=True)
+    history.time_passes(MINUTE + 1)
+    history.leave(holder, "lost")
+    history.request(wait=False)
+
+
+def unused_grant_that_ran_out(history: History) -> None:
+    holder = history.request(hold=11 * MINUTE, begins=True)
+    history.time_passes(2 * MINUTE)
+    waiter = history.request(waiter_ttl=10 * MINUTE)
+    history.leave(holder, "unused")
+    history.extend(waiter)
+
+
+def repeated_request_whose_body_began(history: History) -> None:
+    holder = history.request(hold=11 * MINUTE)
+    history.extend(holder, begins=True)
+    history.repeat(holder)
+    history.time_passes(2 * MINUTE)
+    history.request(wait=False)
+
+
+def waiter_that_says_that_its_body_begins(history: History) -> None:
+    """It has not been granted: nothing begins."""
+    holder = history.request()
+    waiter = history.request(hold=11 * MINUTE)
+    history.extend(waiter, begins=True)
+    history.leave(holder)
+    history.time_passes(2 * MINUTE)
+    history.request(wait=False)
+
+
+def request_repeated_within_its_lock_delay(history: History) -> None:
+    holder = history.request(delay=MINUTE)
+    history.time_passes(2 * MINUTE)
+    history.repeat(holder)
+
+
+def waiter_that_asks_again_too_late(history: History) -> None:
+    history.request(ttl=5 * MINUTE)
+    history.request(waiter_ttl=10 * MINUTE)
+    late = history.request()
+    history.request(waiter_ttl=10 * MINUTE)
+    history.time_passes(2 * MINUTE)
+    history.repeat(late)
+
+
+def dead_head_that_the_last_of_three_waiters_meets(history: History) -> None:
+    history.request(ttl=3 * MINUTE)
+    history.request()
+    history.request(waiter_ttl=10 * MINUTE, client="two")
+    last = history.request(waiter_ttl=10 * MINUTE, client="three")
+    history.time_passes(2 * MINUTE)
+    history.extend(last, length=10 * MINUTE)
+
+
+def dead_head_that_a_request_with_a_limit_meets(history: History) -> None:
+    history.request(ttl=3 * MINUTE)
+    history.request(ttl=3 * MINUTE)
+    history.request()
+    history.request(waiter_ttl=10 * MINUTE, client="two")
+    history.time_passes(2 * MINUTE)
+    history.request(client="three", resize=True)
+
+
+def dead_head_that_its_blockers_owner_meets(history: History) -> None:
+    """The new head is told once, though its blocker's end is nearer too."""
+    history.request(owner="uA", ttl=10 * MINUTE)
+    history.request()
+    history.request(waiter_ttl=10 * MINUTE, client="two")
+    history.time_passes(2 * MINUTE)
+    history.request(owner="uA", ttl=MINUTE)
+
+
+def waiter_whose_owner_came_to_hold_for_longer(history: History) -> None:
+    """The head knew when the owner's first lease ends."""
+    holder = history.request()
+    history.request("shared", owner="uA", waiter_ttl=10 * MINUTE)
+    history.request(waiter_ttl=10 * MINUTE, client="two")
+    second = history.request("shared", owner="uA")
+    history.leave(holder)
+    history.extend(second)
+
+
+def dead_head_that_a_waiter_meets_whose_owner_came_to_hold(history: History) -> None:
+    """Its own lease ends later than the first one, and the new head is told all the same."""
+    holder = history.request()
+    history.request("shared", owner="uA", waiter_ttl=3 * MINUTE)
+    history.request()
+    history.request(waiter_ttl=10 * MINUTE, client="two")
+    second = history.request("shared", owner="uA", waiter_ttl=10 * MINUTE, client="three")
+    history.leave(holder)
+    history.time_passes(2 * MINUTE)
+    history.extend(second, length=10 * MINUTE)
+
+
+def task_whose_request_that_it_gave_up_came_to_hold(history: History) -> None:
+    """Its next one gets in past nobody."""
+    holder = history.request()
+    history.request("shared", owner="tA", waiter_ttl=10 * MINUTE)
+    history.request(waiter_ttl=10 * MINUTE)
+    second = history.request("shared", owner="tA")
+    history.leave(holder)
+    history.extend(second)
+
+
+def owner_whose_first_lease_ends_before_its_others(history: History) -> None:
+    first = history.request(owner="uA")
+    history.request("shared", owner="uA")
+    history.request(owner="uA")
+    history.leave(first)
+    history.request(owner="uA")
+
+
+def success_that_comes_too_late(history: History) -> None:
+    holder = history.request()
+    history.time_passes(2 * MINUTE)
+    history.record(holder)
+    history.request()
+
+
+def duplicate_that_comes_after_a_success_was_taken_back(history: History) -> None:
+    holder = history.request()
+    history.record(holder, ambiguous=True)
+    history.forget()
+    history.repeat(holder)
+
+
 LOCKS: list[Tale] = [
     waiting_writer_and_a_new_reader,
     reader_while_a_writer_holds,
@@ -526,9 +662,26 @@ LOCKS: list[Tale] = [
     owner_that_lingers_and_gets_in_past_a_waiter,
     waiter_that_lingers_and_whose_owner_came_to_hold,
     newcomer_behind_an_overdue_one_that_lingers,
+    lease_that_is_lost_after_its_hold,
+    unused_grant_that_ran_out,
+    repeated_request_whose_body_began,
+    waiter_that_says_that_its_body_begins,
+    request_repeated_within_its_lock_delay,
+    waiter_that_asks_again_too_late,
+    dead_head_that_the_last_of_three_waiters_meets,
+    dead_head_that_its_blockers_owner_meets,
+    waiter_whose_owner_came_to_hold_for_longer,
+    dead_head_that_a_waiter_meets_whose_owner_came_to_hold,
+    task_whose_request_that_it_gave_up_came_to_hold,
+    owner_whose_first_lease_ends_before_its_others,
 ]
-SEMAPHORES: list[Tale] = [more_requests_than_places]
-ONCES: list[Tale] = [success_and_a_newcomer, success_that_is_alone]
+SEMAPHORES: list[Tale] = [more_requests_than_places, dead_head_that_a_request_with_a_limit_meets]
+ONCES: list[Tale] = [
+    success_and_a_newcomer,
+    success_that_is_alone,
+    success_that_comes_too_late,
+    duplicate_that_comes_after_a_success_was_taken_back,
+]
 
 #: Every history, with the machine that it is one of.
 ALL: list[tuple[type[Locks], Tale]] = [

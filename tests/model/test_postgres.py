@@ -258,6 +258,60 @@ MUTANTS = [
         "moved or mine.deadline + mine.delay <",
         histories.owner_that_comes_back_with_a_hold,
     ),
+    Mutant(
+        "a hold that is over keeps no lease that is lost",
+        "(mine.delay > 0 or (mine.began and now_ms < mine.hold_until)) then",
+        "(mine.delay > 0 or mine.began) then",
+        histories.lease_that_is_lost_after_its_hold,
+    ),
+    Mutant(
+        "a grant that came too late closes nothing",
+        "and now_ms < aiodlock.closed_until(mine) and f[5] = 'unused' then",
+        "and false then",
+        histories.unused_grant_that_ran_out,
+    ),
+    Mutant(
+        "an extension says that the body has begun",
+        "mine.began := mine.began or f[5] is not null;",
+        "null;",
+        histories.repeated_request_whose_body_began,
+    ),
+    Mutant(
+        "an owner that shares lets its reader in",
+        "exit when token_held is null or (token_held < 0 and own.mode = 'x');",
+        "exit when token_held is null or token_held < 0;",
+        histories.waiter_whose_owner_came_to_hold_for_longer,
+    ),
+    Mutant(
+        "the head learns of a nearer end",
+        "moved := moved or own.deadline + own.delay < aiodlock.earliest_end(holding);",
+        "null;",
+        histories.waiter_whose_owner_came_to_hold_for_longer,
+    ),
+    Mutant(
+        "the head learns that it became one",
+        "moved := moved or own.deadline",
+        "moved := own.deadline",
+        histories.dead_head_that_a_waiter_meets_whose_owner_came_to_hold,
+    ),
+    Mutant(
+        "a task's request gets in past nobody",
+        "or left(own.owner, 1) <> 'u' or",
+        "or",
+        histories.task_whose_request_that_it_gave_up_came_to_hold,
+    ),
+    Mutant(
+        "a success that comes too late is not recorded",
+        "elsif f[5] = 'recorded' and now_ms < mine.deadline then",
+        "elsif f[5] = 'recorded' and mine.id is not null then",
+        histories.success_that_comes_too_late,
+    ),
+    Mutant(
+        "a success leaves a marker",
+        "if f[4] <> '0' then",
+        "if f[4] <> '0' and f[5] is distinct from 'recorded' then",
+        histories.duplicate_that_comes_after_a_success_was_taken_back,
+    ),
     # The short ways.
     Mutant(
         "a name with markers is not free",

@@ -696,7 +696,7 @@ def hold_against_the_machine(
 ) -> None:
     """Take about so many steps; raise AssertionError at the first that differs."""
     machine.steps = 0
-    with _connect(store) as connection:
+    with connect(store) as connection:
         take_steps(
             lambda: machine(VirtualDirect(connection, machine.kind, sources), name), steps, **how
         )
@@ -730,7 +730,7 @@ def test_clock_set_back_costs_a_dead_holder_and_dead_waiters_one_length_each_not
     store: Store,
 ) -> None:
     """However often somebody looks: the deadline stays where the first look has put it."""
-    with _connect(store) as connection:
+    with connect(store) as connection:
         scripts = VirtualDirect(connection, "lock")
         scripts.time = 1_700_000_000_000
         run(scripts.acquire("dead-holder", ttl=2 * MINUTE))
@@ -746,7 +746,7 @@ def test_clock_set_back_costs_a_dead_holder_and_dead_waiters_one_length_each_not
 
 def test_request_repeated_after_its_lease_ran_out_holds_and_nobody_beside_it(store: Store) -> None:
     """Found by the machine above: the new record was swept up together with the overdue one."""
-    with _connect(store) as connection:
+    with connect(store) as connection:
         scripts = VirtualDirect(connection, "lock")
         run(scripts.acquire("a", ttl=2 * MINUTE))
         scripts.time += 2 * MINUTE
@@ -758,7 +758,7 @@ def test_head_is_told_that_it_became_one_also_when_its_blockers_owner_enters_aga
     store: Store,
 ) -> None:
     """Found with the machine above: the next head would have looked when it extended, and not before."""
-    with _connect(store) as connection:
+    with connect(store) as connection:
         scripts = VirtualDirect(connection, "lock")
         run(scripts.acquire("holder", owner="uA", ttl=2 * MINUTE))
         run(scripts.acquire("ghost", waiter_ttl=2 * MINUTE, client="one"))
@@ -774,7 +774,7 @@ def test_head_is_told_that_it_became_one_also_when_its_blockers_owner_enters_aga
 
 def test_nearer_time_to_look_is_told_also_when_a_waiter_gets_in_as_its_owner(store: Store) -> None:
     """Found by the machine above: the head knew of the owner's first lease alone."""
-    with _connect(store) as connection:
+    with connect(store) as connection:
         scripts = VirtualDirect(connection, "lock")
         run(scripts.acquire("holder", ttl=2 * MINUTE))
         run(scripts.acquire("first", "s", owner="uA", waiter_ttl=10 * MINUTE, client="two"))
@@ -787,7 +787,7 @@ def test_nearer_time_to_look_is_told_also_when_a_waiter_gets_in_as_its_owner(sto
 
 
 def test_inspecting_after_the_clock_was_set_back_writes_nothing(store: Store) -> None:
-    with _connect(store) as connection:
+    with connect(store) as connection:
         scripts = VirtualDirect(connection, "lock")
         scripts.time = 1_700_000_000_000
         run(scripts.acquire("a", ttl=2 * MINUTE))
@@ -797,7 +797,7 @@ def test_inspecting_after_the_clock_was_set_back_writes_nothing(store: Store) ->
         assert connection.hgetall(scripts.keys.state) == before
 
 
-def _connect(store: Store) -> redis.Redis:
+def connect(store: Store) -> redis.Redis:
     if store.is_fake:
         return fakeredis.FakeRedis(decode_responses=True)
     # The pool would cost as much again as most calls.
