@@ -49,6 +49,7 @@ _SUBJECTS = {
         "aiodlock/backends/redis/lua/*.lua",
         (
             ("tests/protocol", "--ignore=tests/protocol/test_guards.py", "--store", "valkey9"),
+            ("tests/model/test_histories.py", "--store", "valkey9"),
             ("tests/model/test_scripts.py", "--store", "valkey9"),
             ("tests/simulation/test_votes.py", "tests/simulation/test_scripted_quorum.py"),
         ),
@@ -79,6 +80,7 @@ _SUBJECTS = {
         "aiodlock/backends/memory/machine.py",
         (
             ("tests/unit/test_machine.py",),
+            ("tests/model/test_histories.py", "--store", "valkey9"),
             ("tests/model/test_scripts.py", "--store", "valkey9"),
             (*(f"tests/contract/test_{one}.py" for one in _HEART), "--store", "memory"),
         ),
