@@ -143,6 +143,7 @@ CONDITIONS = [
 ]
 
 
+@pytest.mark.timeout(600)  # half a minute, where nothing else runs
 @pytest.mark.parametrize(
     ("pair", "mutation"),
     [(pair, mutation) for pair, mutation in CONDITIONS if not mutation.rare],
