@@ -25,6 +25,7 @@ _AT_THE_END = (
     "first_used_by_what_the_interpreter_collects_at_its_end",
     "used_again_by_what_the_interpreter_collects_at_its_end",
 )
+_INTERRUPTED = "interrupted_at_any_moment"
 
 
 def run(scenario: str, url: str, *, quiet: bool = True) -> str:
@@ -46,9 +47,14 @@ def run(scenario: str, url: str, *, quiet: bool = True) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("scenario", sorted(set(SCENARIOS) - set(_AT_THE_END)))
+@pytest.mark.parametrize("scenario", sorted(set(SCENARIOS) - {*_AT_THE_END, _INTERRUPTED}))
 def test_process(store: Store, scenario: str) -> None:
     run(scenario, store.url)
+
+
+def test_process_that_is_interrupted_at_any_moment(store: Store) -> None:
+    # An interruption in the `with` statement itself may leave a hold, which closing the client tells.
+    run(_INTERRUPTED, store.url, quiet=False)
 
 
 def test_the_end_of_a_process_releases_what_it_holds(store: Store) -> None:
