@@ -11,7 +11,6 @@ moment at which it holds nothing else runs, so no recall comes between.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -44,20 +43,13 @@ _TURN = 0.002
 _LONGEST_TURN = 0.02
 
 
-class _Turn:
-    """Awaited, it lets the event loop do its other work, as ``asyncio.sleep(0)``, in half the time."""
-
-    def __await__(self) -> Iterator[None]:
-        yield
-
-
 class Later(Enum):
     """Why a block does not begin now, though what it asks for is kept."""
 
-    NEXT_TURN = _Turn()
+    NEXT_TURN = "the task has had its share of this turn of the loop"
 
 
-#: Its task has had its share of this turn: await the value, and ask again.
+#: Let the loop have its turn, and ask again.
 NEXT_TURN: Final = Later.NEXT_TURN
 
 

@@ -245,7 +245,7 @@ class Acquirable:
             short_way = session.lingering.enter
             kept = short_way(self._terms, self._options, self._entered, self._lease_type)
             if kept is NEXT_TURN:
-                await kept.value
+                await asyncio.sleep(0)
                 kept = short_way(self._terms, self._options, self._entered, self._lease_type)
             if kept is not None and kept is not NEXT_TURN:
                 return kept

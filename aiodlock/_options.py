@@ -67,8 +67,8 @@ class LockOptions:
             )
 
 
-# Locks are described again and again, with the same few options: checking them takes ten times as long as
-# this. Typed, since 1 == True, and only one of them is a number of seconds.
+# Locks are described again and again, with the same few options: checking them takes six to ten times as
+# long as this. Typed, since 1 == True, and only one of them is a number of seconds.
 _checked_before = lru_cache(maxsize=256, typed=True)(LockOptions)
 
 
