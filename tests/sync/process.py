@@ -350,6 +350,7 @@ def threads_at_the_end() -> None:
     # The interpreter waits for the first; the others are daemons, which it stops anywhere.
     # One that writes its traceback just then makes CPython abort, whatever its body was.
     threading.excepthook = lambda _: None
+
     def work(times: int) -> None:
         for _ in range(times):
             with client.lock("x"):
