@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import pytest
 from redis.asyncio import Redis
@@ -59,16 +61,20 @@ async def test_any_two_of_five_lost_under_load_violate_nothing_and_all_go_on(
     nodes: list[EmbeddedServer], tmp_path: Path, how: str
 ) -> None:
     """Whatever goes on, nobody waits for longer than a lease and a place in the queue last; while nothing
-    goes wrong (before, with two nodes lost, and after), all wait for about one round of sixteen."""
+    goes wrong (before, with two nodes lost, and after), all wait for about one round of sixteen.
+
+    A machine that stands still once makes all of a round wait for longer: of three windows of a hundred
+    turns the middle one counts."""
     ttl, store = 2.0, tmp_path / "store.db"
-    calm: dict[str, tuple[float, float]] = {}
+    calm: dict[str, list[tuple[float, float]]] = defaultdict(list)
     losses: list[float] = []
 
     async def stay_calm(when: str) -> None:
         await until_turns(store, 16)  # by who came before
-        began = now()
-        await until_turns(store, 100)
-        calm[when] = began, now()
+        for _ in range(3):
+            began = now()
+            await until_turns(store, 100)
+            calm[when].append((began, now()))
 
     async with AsyncExitStack() as stack:
         proxies = []
@@ -90,18 +96,21 @@ async def test_any_two_of_five_lost_under_load_violate_nothing_and_all_go_on(
                 await stay_calm(f"{number} two back")
     verdict = judge(store)
     assert verdict.all_is_well, verdict
-    assert verdict.turns > 5 * 100
+    assert verdict.turns > 5 * 300
     for lost_at in losses:
         assert len(told.across(lost_at)) >= 10, "nearly all sixteen were waiting"
     too_long = [wait for wait in told.waits if wait.length > 2 * ttl + told.stalled(wait)]
     assert not too_long, "ttl and waiter_ttl"
-    for when, (began, ended) in calm.items():
-        waits = told.within(began, ended)
-        assert len(waits) >= 60, when
-        passed = max(told.passed_by(wait) for wait in waits)
-        assert passed <= 2 * 15, f"{when}: {passed} entered while one waited"
-        middle, most = told.median_and_p99(waits)
-        assert most <= 2 * middle, f"{when}: p99 {most:.3f} s, median {middle:.3f} s"
+    for when, windows in calm.items():
+        spreads = []
+        for began, ended in windows:
+            waits = told.within(began, ended)
+            assert len(waits) >= 60, when
+            passed = max(told.passed_by(wait) for wait in waits)
+            assert passed <= 2 * 15, f"{when}: {passed} entered while one waited"
+            usual, most = told.median_and_p99(waits)
+            spreads.append(most / usual)
+        assert median(spreads) <= 2, f"{when}: p99 is {spreads} times the median"
 
 
 async def test_all_five_restarted_empty_one_after_another_violate_nothing(
