@@ -32,6 +32,17 @@ class Span(NamedTuple):
     to_servers: bool
 
 
+def end_if_cancelled() -> None:
+    """End this task if it was cancelled and goes on.
+
+    The clean-up of a driver's call meets the fault, too. Its error takes the place of the cancellation,
+    and a driver that tries again after such an error has swallowed it.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 class Line(Protocol):
     """A way to a server that can be disturbed: a `Wire`, or a `FaultProxy`."""
 
@@ -172,12 +183,9 @@ class Tormentor(ABC):
             except Exception:
                 # Another fault was in the way: each driver has its own words for it.
                 self.counts[f"{name}: did not get through"] += 1
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    # Cleaning up met that fault, and its error has taken the place of the cancellation.
-                    raise asyncio.CancelledError from None
             finally:
                 self.spans.append(Span(began, now(), name, to_servers))
+            end_if_cancelled()
 
     def up_to(self, seconds: float) -> float:
         return self._rng.uniform(0.1, seconds)

@@ -11,13 +11,14 @@ import signal
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiodlock._clock import now
 
 from .disk import mounted
-from .faults import Crew, Tormentor
+from .faults import Crew, Tormentor, end_if_cancelled
 from .journal import Record, check, gaps, read, without
 from .memory import Series, resident
 from .tormentors import disk_of, tormentor_of
@@ -257,16 +258,13 @@ class Soak(Crew):
             for series, worker in zip(clients, self._workers, strict=False):
                 if worker.process.returncode is None:
                     series.points.append((at, resident(worker.process.pid)))
-            try:
+            # Each store's driver has its own words for a server that is away.
+            with suppress(Exception):
                 async with asyncio.timeout(1.0):
                     what, size = await self._tormentor.memory()
                 server.label = f"servers ({self._options.store}, {what})"
                 server.points.append((at, size))
-            except Exception as away:  # each store's driver has its own words for it
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    # A driver's clean-up has failed, and its error has taken the cancellation's place.
-                    raise asyncio.CancelledError from away
+            end_if_cancelled()
             await asyncio.sleep(1.0)
 
     def _judge(self, tormentor: Tormentor, record: Record, lasted: float, began: float) -> Result:

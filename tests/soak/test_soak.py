@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -138,6 +139,22 @@ class Harmless(Tormentor):
         return {"fault": fault}
 
 
+class Swallowing(Harmless):
+    """A driver's clean-up fails, and the driver tries again: nothing is left of a cancellation."""
+
+    def of_server(self) -> dict[str, Fault]:
+        async def fault() -> None:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+        return {"fault": fault}
+
+    async def memory(self) -> tuple[str, int]:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        return "nothing", 0
+
+
 async def test_time_in_which_servers_are_mended_counts_as_a_fault_of_servers() -> None:
     tormentor = Harmless(random.Random(1), None)
     began = now()
@@ -160,13 +177,26 @@ async def test_own_questions_wait_for_a_server_that_is_away() -> None:
         assert used > 0
 
 
-async def test_tormentor_ends_also_when_cleaning_up_fails() -> None:
-    tormentor = Harmless(random.Random(1), None)
+@pytest.mark.parametrize("kind", [Harmless, Swallowing])
+async def test_tormentor_ends_whatever_drivers_do_with_a_cancellation(
+    kind: type[Harmless],
+) -> None:
+    tormentor = kind(random.Random(1), None)
     running = asyncio.create_task(tormentor.run(0.001))
     await until(lambda: tormentor.counts["fault"] == 3)
     running.cancel()
     await asyncio.wait({running}, timeout=10)
     assert running.cancelled()
+
+
+async def test_sampling_ends_though_a_driver_swallows_the_cancellation(tmp_path: Path) -> None:
+    soak = Soak(Options("valkey9", 1.0, 1, 1, 1.0, 1), tmp_path)
+    soak._tormentor = Swallowing(random.Random(1), None)
+    sampling = asyncio.create_task(soak._sample(now()))
+    await until(lambda: len(soak.memory) == 1)
+    sampling.cancel()
+    await asyncio.wait({sampling}, timeout=5)
+    assert sampling.cancelled()
 
 
 @pytest.mark.parametrize("is_leak", [False, True])
@@ -317,6 +347,11 @@ async def test_short_soak_ends_without_a_violation() -> None:
     finally:
         if process.returncode is None:
             process.terminate()
-            await process.wait()
+            try:
+                async with asyncio.timeout(60):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
     assert process.returncode == 0, (out.decode(), err.decode())
     assert out.decode().rstrip().endswith(" 0 violations")
