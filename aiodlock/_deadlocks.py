@@ -29,6 +29,7 @@ from ._clock import now
 from ._cycles import Answer, Asking, Cycle, Name, Question, Wait, probe, verify
 from ._errors import BackendError, DeadlockError, LossReason
 from ._model import ENDED, Granted, Kind, Left, LockInfo, Terms
+from ._request import HELD
 from .backends.base import Place
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Deadlocks:
 
     def waits(self, request: Request) -> bool:
         """A request begins to wait; return whether the end of its wait has to be told to ``ends``."""
-        if not _is_watched(request):
+        if not request.patient or not _is_watched(request):
             return False
         task = request.task() if request.task is not None else None
         if task is None:
@@ -150,8 +151,10 @@ class Deadlocks:
         parent = inherited() if inherited is not None else None
         if parent is None or parent is task:
             return False
-        blocks = self._session.bodies.of(parent)
-        return any(one.name == request.name and one.terms.kind == "lock" for one in blocks)
+        return any(
+            one.name == request.name and one.terms.kind == "lock" and one.state is HELD
+            for one in self._session.bodies.of(parent)
+        )
 
     def _waits_long(self, request: Request) -> None:
         del self._timers[request]
@@ -159,10 +162,10 @@ class Deadlocks:
             return
         inside = self._inside(request)
         if not inside:
-            if not request.inside:
+            task = request.task() if request.task is not None else None
+            # The creator may have left its block meanwhile, or what it held.
+            if task is not None and self._is_open_above(request, task):
                 self._session.telling.waits_for_parent(request)
-            return
-        if not request.patient:
             return
         label = self._session.backend.label
         arrived = time.time() - (now() - request.queued_at)

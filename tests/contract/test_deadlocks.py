@@ -295,6 +295,53 @@ async def test_task_that_waits_for_what_its_creator_has_open_is_warned_about(
     assert events(caplog) == []
 
 
+@pytest.mark.stores("memory")
+async def test_nobody_is_warned_about_a_creator_that_is_not_inside_any_more(
+    make_client: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await make_client(deadlock_after=0.05)
+    other = await make_client(deadlock_after=None)
+
+    async def hold(one: aiodlock.Client, seconds: float = 0.0) -> None:
+        async with one.lock("a"):
+            await asyncio.sleep(seconds)
+
+    async with gathered() as tasks:
+        async with client.lock("a"):
+            tasks.append(asyncio.create_task(hold(other, 0.3)))
+            await until_waiting(other, "a")
+            tasks.append(asyncio.create_task(hold(client)))
+            await until_waiting(other, "a", 2)
+        await asyncio.gather(*tasks)
+    async with client.lock("a") as lease, gathered() as tasks:
+        await lease.release()
+        tasks.append(asyncio.create_task(hold(other, 0.3)))
+        await until_held(other, "a")
+        tasks.append(asyncio.create_task(hold(client)))
+        await asyncio.gather(*tasks)
+    assert events(caplog) == []
+
+
+@pytest.mark.stores("memory")
+async def test_nobody_is_warned_about_waits_that_end_by_themselves_or_have_no_creator(
+    make_client: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await make_client(deadlock_after=0.05)
+
+    async def impatient() -> None:
+        with pytest.raises(aiodlock.AcquireTimeout):
+            await client.lock("a").acquire(timeout=0.3)
+
+    async def in_turn() -> None:
+        async with client.semaphore("places", 3), client.lock("b"):
+            await asyncio.sleep(0.3)
+
+    async with client.lock("a"):
+        await asyncio.create_task(impatient())
+    await asyncio.gather(in_turn(), in_turn())
+    assert events(caplog) == []
+
+
 def events(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [event for record in caplog.records if (event := getattr(record, "event", ""))]
 
