@@ -285,7 +285,7 @@ class Deadlocks:
     def _probe_found(self, found: Mapping[Request, Cycle]) -> None:
         """End the wait of each victim that still waits."""
         for request, cycle in found.items():
-            if request in self._told and request.woken is not None:
+            if request in self._told and request.woken is not None and not request.woken.done():
                 self._session.telling.deadlock(request, cycle)
                 request.wake(error_of(request.name, cycle))
 

@@ -14,6 +14,7 @@ import pytest
 
 import aiodlock
 from aiodlock._clock import now
+from aiodlock._cycles import Cycle
 from aiodlock._model import Terms
 from aiodlock._request import Request
 
@@ -339,6 +340,31 @@ async def test_nobody_is_warned_about_waits_that_end_by_themselves_or_have_no_cr
     async with client.lock("a"):
         await asyncio.create_task(impatient())
     await asyncio.gather(in_turn(), in_turn())
+    assert events(caplog) == []
+
+
+@pytest.mark.stores("memory")
+async def test_victim_that_is_granted_in_the_turn_of_the_answer_is_no_victim(
+    make_client: MakeClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await make_client(deadlock_after=0.05)
+    other = await make_client(deadlock_after=None)
+    deadlocks = client._use().deadlocks
+    assert deadlocks is not None
+    granted = Request.granted
+
+    def granted_first(request: Request) -> None:
+        granted(request)
+        deadlocks._probe_found({request: Cycle(())})
+
+    async with gathered() as tasks:
+        async with other.lock("b"):
+            tasks.append(
+                asyncio.create_task(take(client.lock("a"), client.lock("b"), asyncio.Barrier(1)))
+            )
+            await until(lambda: deadlocks._told)
+            monkeypatch.setattr(Request, "granted", granted_first)
+        assert await tasks[0] is None
     assert events(caplog) == []
 
 
