@@ -136,6 +136,11 @@ class Deadlocks:
         if told is not None:
             self._take_back(told)
 
+    def tells_of(self, request: Request) -> bool:
+        """Return whether a wait was told that relies on this hold: its token must be no other body's."""
+        held = ((request.terms.kind, request.name), request.token)
+        return any(held in told.wait.inside for told in self._told.values())
+
     def _inside(self, request: Request) -> frozenset[tuple[Name, int]]:
         """Return the blocks that its task or thread is in."""
         task = request.task() if request.task is not None else None

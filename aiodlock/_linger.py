@@ -81,7 +81,8 @@ class Lingering:
         """The last body of a request that may linger has ended; return whether its lease is kept.
 
         Not kept, and left as ever: what is lost, was recalled, or is kept already by another request; what
-        had an extension without an answer, or another ttl by hand; what a block relies on that goes on.
+        had an extension without an answer, or another ttl by hand; what a block relies on that goes on; and
+        what was told to others as held by a task that waits (another one has left its block).
         """
         terms, name, session = request.terms, request.terms.name, self._session
         if (
@@ -92,6 +93,7 @@ class Lingering:
             or name in self.kept
             or session.closing
             or request.place.silent
+            or (session.deadlocks is not None and session.deadlocks.tells_of(request))
         ):
             return False
         until = now() + terms.linger

@@ -368,6 +368,51 @@ async def test_victim_that_is_granted_in_the_turn_of_the_answer_is_no_victim(
     assert events(caplog) == []
 
 
+async def test_block_that_another_task_has_left_makes_no_edge(make_client: MakeClient) -> None:
+    one, two = await make_client(deadlock_after=AFTER), await make_client(deadlock_after=AFTER)
+    if not one._use().backend.capabilities.linger:
+        pytest.skip("nothing lingers here")
+    lock = one.lock("a", linger=60.0)
+    both = asyncio.Barrier(2)
+    in_a, in_b = asyncio.Event(), asyncio.Event()
+
+    async def inside() -> AsyncIterator[None]:
+        async with lock:
+            yield
+
+    block = inside()
+
+    async def wait_for_b() -> None:
+        await anext(block)
+        await both.wait()
+        async with one.lock("b"):
+            pass
+
+    async def wait_for_a() -> str:
+        async with two.lock("b"):
+            await both.wait()
+            in_b.set()
+            await in_a.wait()
+            async with two.lock("a"):
+                return "got it"
+
+    async def leave() -> None:
+        async for _ in block:
+            pass
+
+    async with asyncio.timeout(3 * PATIENCE), gathered(wait_for_b(), wait_for_a()) as tasks:
+        await in_b.wait()
+        deadlocks = one._use().deadlocks
+        assert deadlocks is not None
+        await until(lambda: any(told.place for told in deadlocks._told.values()))
+        await asyncio.create_task(leave())
+        async with lock:  # another task's body
+            in_a.set()
+            await until_waiting(two, "a")
+            await asyncio.sleep(2 * AFTER)
+        assert await tasks[1] == "got it"
+
+
 def events(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [event for record in caplog.records if (event := getattr(record, "event", ""))]
 
