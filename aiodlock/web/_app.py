@@ -257,13 +257,15 @@ class _Stream(Response):
                         await watch.show(viewer)
                     parts = self._pages.parts(viewer, self._query, self._name)
                     event = f"retry: 500\nevent: look\ndata: {json.dumps(parts)}\n\n"
-                    await send(
-                        {
-                            "type": "http.response.body",
-                            "body": event.encode(),
-                            "more_body": True,
-                        }
-                    )
+                    # A viewer that reads no more must not keep its place for ever.
+                    async with asyncio.timeout(max(1.0, until - now())):
+                        await send(
+                            {
+                                "type": "http.response.body",
+                                "body": event.encode(),
+                                "more_body": True,
+                            }
+                        )
                     pause = max(0.05, watch.due_in)
                     await asyncio.wait(
                         {gone, ended}, timeout=pause, return_when=asyncio.FIRST_COMPLETED
@@ -271,7 +273,7 @@ class _Stream(Response):
             if not gone.done():
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (OSError, ClientDisconnect):
-            pass  # the viewer has left
+            pass  # the viewer has left, or reads no more (TimeoutError)
         finally:
             gone.cancel()
             ended.cancel()

@@ -231,6 +231,36 @@ async def test_stream_ends_after_a_while_so_that_the_login_is_asked_again(
         assert len([event async for event in events]) >= 1
 
 
+async def test_viewer_who_reads_no_more_is_forgotten_with_its_stream(
+    client: aiodlock.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_app, "_STREAM_LASTS", 0.2)
+    app = aiodlock.web.app(client)
+    scope = {
+        **{"type": "http", "method": "GET", "path": "/events", "query_string": b""},
+        "headers": [(b"host", b"localhost")],
+    }
+    stuck = asyncio.Event()
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            stuck.set()
+            await asyncio.Event().wait()
+
+    stream = asyncio.create_task(app(scope, receive, send))
+    try:
+        await stuck.wait()
+        assert app.state.pages.watch.viewers == 1
+        await until(lambda: app.state.pages.watch.viewers == 0)
+        await stream
+    finally:
+        stream.cancel()
+        await asyncio.wait([stream])
+
+
 @pytest.mark.usefixtures("brisk")
 async def test_viewer_who_leaves_is_forgotten(client: aiodlock.Client) -> None:
     app = aiodlock.web.app(client)
