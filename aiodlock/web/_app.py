@@ -37,6 +37,7 @@ MOST_VIEWERS = 100
 #: Seconds that a stream lasts. For the next one, the app around us asks for its login anew.
 _STREAM_LASTS = 60.0
 _LONGEST_FORM = 64 * 1024
+_EVENTS = "text/event-stream"
 _STATIC = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 
@@ -193,6 +194,8 @@ class _Pages:
     async def events(self, request: Request) -> Response:
         if self.watch.viewers >= MOST_VIEWERS:
             return PlainTextResponse("Too many pages are open.\n", 503, {"Retry-After": "10"})
+        if request.method == "HEAD":  # a stream would keep the connection, and tell nobody
+            return Response(media_type=_EVENTS)
         name = _name(request)
         query = _view.Query.read(request.query_params)
         return _Stream(self, query, name)
@@ -235,7 +238,7 @@ class _Stream(Response):
 
     def __init__(self, pages: _Pages, query: _view.Query, name: str | None) -> None:
         super().__init__(
-            media_type="text/event-stream",
+            media_type=_EVENTS,
             # A proxy in front must pass each event on at once.
             headers={"X-Accel-Buffering": "no"},
         )

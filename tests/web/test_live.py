@@ -16,7 +16,7 @@ import aiodlock.web
 from aiodlock.web import _app, _watch
 
 from ..fastapi.conftest import serve_app
-from ..scenes import until, until_waiting
+from ..scenes import PATIENCE, until, until_waiting
 from ..servers import Store
 from .test_pages import HOSTILE, check_harmless
 
@@ -259,6 +259,16 @@ async def test_viewer_who_reads_no_more_is_forgotten_with_its_stream(
     finally:
         stream.cancel()
         await asyncio.wait([stream])
+
+
+async def test_head_of_the_events_is_answered_at_once(client: aiodlock.Client) -> None:
+    app = aiodlock.web.app(client)
+    async with serve_app(app) as http, asyncio.timeout(PATIENCE):
+        for _ in range(3):  # on one connection
+            answer = await http.head("/events")
+            assert answer.status_code == 200
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            assert app.state.pages.watch.viewers == 0
 
 
 @pytest.mark.usefixtures("brisk")
