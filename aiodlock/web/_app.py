@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import re
@@ -296,8 +297,9 @@ def _name(request: Request) -> str | None:
 
 
 def _held(info: LockInfo) -> str:
-    """Return what tells these holders from all others."""
-    return " ".join(sorted(str(holder.token) for holder in info.holders))
+    """Return what tells these holders from all others, as short for thousands as for one."""
+    each = sorted(f"{one.token} {one.mode} {one.count} {one.owner}" for one in info.holders)
+    return hashlib.sha256("\n".join(each).encode()).hexdigest()
 
 
 async def _form(request: Request) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from html import unescape
 
@@ -10,7 +11,7 @@ import pytest
 
 import aiodlock
 import aiodlock.web
-from aiodlock.web import _guard
+from aiodlock.web import _app, _guard
 
 from .conftest import HERE, Visit
 
@@ -176,6 +177,32 @@ async def test_holders_who_came_after_the_confirmation_are_spared(
             answer = await http.post("/break?n=x", data=form, headers={"origin": HERE})
             assert answer.status_code == 409
             assert later.held
+
+
+async def test_who_joined_an_owner_after_the_confirmation_is_spared(
+    client: aiodlock.Client, visit: Visit
+) -> None:
+    async with visit(aiodlock.web.app(client, read_only=False)) as http:
+        async with client.lock("x", owner="both"):
+            form = await form_of(http)
+            later = await client.lock("x", owner="both").acquire()
+            answer = await http.post("/break?n=x", data=form, headers={"origin": HERE})
+            assert answer.status_code == 409
+            assert later.held
+            await later.release()
+
+
+async def test_form_is_as_short_for_many_readers_as_for_one(
+    client: aiodlock.Client, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_app, "_LONGEST_FORM", 500)
+    read = client.rwlock("x").read
+    leases = [await asyncio.create_task(read.acquire()) for _ in range(50)]
+    async with visit(aiodlock.web.app(client, read_only=False)) as http:
+        form = await form_of(http)
+        answer = await http.post("/break?n=x", data=form, headers={"origin": HERE})
+        assert answer.status_code == 303
+    assert {(await lease.wait_lost()).reason for lease in leases} == {"broken"}
 
 
 async def test_cookie_stays_under_the_path_of_the_page(
