@@ -13,7 +13,7 @@ from ..backends.etcd import link as api
 from ..backends.etcd import messages as m
 from ..backends.etcd.link import Access, Link
 from ..backends.etcd.sources import read_url
-from ..backends.etcd.store import too_old
+from ..backends.etcd.versions import too_old
 from ._doctor import Finding, Level
 
 _WITHIN = 3.0

@@ -6,7 +6,7 @@ import pytest
 
 from aiodlock import Client, Unsupported
 from aiodlock.backends.etcd.sources import read_url
-from aiodlock.backends.etcd.store import too_old
+from aiodlock.backends.etcd.versions import too_old
 
 
 def test_url_names_members_user_and_files() -> None:

@@ -16,7 +16,7 @@ from ..._clock import local_deadline, now
 from ..._errors import BackendError, BackendUnavailable, LossReason
 from ..._model import LOST, End, Gone, Granted, Left, Refused, Terms, Waiting, first_request
 from ..base import Listener, Unanswered
-from . import asking, leaving, recipe
+from . import asking, audit, leaving, recipe
 from .leases import SharedLease
 from .link import LeaseNotFound
 from .own_keys import PAUSE, Move, OwnKeys
@@ -341,7 +341,7 @@ class EtcdPlace:
         if self.state != "held" or own.lease is None:
             return
         await self.store.leases.renew(own.lease)
-        reason = await self.store.why_gone(self)
+        reason = await audit.why_gone(self)
         if reason is not None:
             self.on_gone(reason)
         elif not self.terms.auto_extend:

@@ -1,91 +1,53 @@
-"""etcd as a store: the client's connection, its leases, what it watches, and its requests.
-
-Over 400 lines: what the core asks, and what people ask of names.
-"""
+"""etcd as a store: the client's connection, its leases, what it watches, and its requests."""
 
 from __future__ import annotations
 
 import asyncio
-import fnmatch
 import logging
-import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any
-from urllib.parse import unquote
 
 from ..._clock import now
-from ..._errors import BackendError, BackendUnavailable, LossReason
-from ..._model import (
-    Capabilities,
-    HolderInfo,
-    Kind,
-    LockInfo,
-    Mode,
-    Terms,
-    WaiterInfo,
-    first_request,
-)
+from ..._errors import BackendError, BackendUnavailable
+from ..._model import Capabilities, Kind, LockInfo, Mode, Terms, first_request
 from ..._tasks import start_soon
 from .._label import make_label
 from ..base import Listener
 from . import link as api
 from . import messages as m
 from . import recipe, transactions
+from .audit import Audit
 from .batches import Batches
+from .inspection import Inspection
 from .leases import Leases, SharedLease
-from .link import Access, LeaseNotFound, Link
+from .link import Access, Link
+from .moving import Moving
 from .place import EtcdPlace
 from .recipe import Keys, Queue, Record
 from .room import Rooms
+from .versions import too_old
 from .watching import Watch, Watches
 
 _logger = logging.getLogger("aiodlock")
 
-#: For so long a late duplicate of an acquire is refused, and a broken lease known, at the least (seconds).
+#: For so long a late duplicate of an acquire is refused, at the least (seconds).
 _REMEMBERED = 60.0
 #: A name that nobody waits for any more is followed for so long (seconds).
 _LINGER = 2.0
-#: The keys of each lease are compared with what this client believes so often, in lengths of the lease, and
-#: no more often than this (seconds).
-_AUDIT_SHARE, _AUDIT_LEAST = 1 / 3, 1.0
-#: Of so many requests with one lease on, that is left out: the answer names each key.
-_AUDIT_MOST = 2000
-#: So many requests are moved to another lease in one transaction. It is looked so often whether there are
-#: such, and again so long after a move that failed (seconds).
-_MOVED_TOGETHER, _LOOK_AGAIN, _MOVE_PAUSE = 60, 0.5, 0.1
 #: A watch that was refused is tried again after so long (seconds).
 _REWATCH = 0.5
 _CLOSE_WITHIN = 0.5
-_PAGE = 1000
-#: A transaction takes 128 steps: four for each holder, and two for each that keeps the name closed.
-_BROKEN_TOGETHER = 20
-
-#: The first versions of each line whose leases can be relied on. With older ones a leader that was stopped
-#: confirms and revokes the wrong leases when it wakes. What is written here does not depend on it.
-HONEST = ((3, 4, 38), (3, 5, 23), (3, 6, 5))
-
-
-def too_old(version: str) -> str | None:
-    """Return the version that a server should have at least, if this one is older."""
-    found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-    if found is None:
-        return None
-    mine = tuple(map(int, found.groups()))
-    for honest in HONEST:
-        if mine[:2] == honest[:2]:
-            return None if mine >= honest else ".".join(map(str, honest))
-    return None if mine > HONEST[-1] else ".".join(map(str, HONEST[0]))
 
 
 class EtcdBackend:
-    """One client of a cluster.
+    """One client of a cluster. ``Moving`` and ``Audit`` see to its requests' keys, ``Inspection`` is for
+    people.
 
     Mutable state: ``_places`` by request id, from the first message until the leave was answered;
-    ``_mates`` (how many of them have an owner that another request has named);
-    ``_audits`` (when the keys of a lease were compared last); ``_tasks`` while it runs; ``version`` of
-    the member that was met.
+    ``_mates`` (how many of them have an owner that another request has named); ``_leaving`` (leaves on
+    their way, by the keys' base); ``_observers`` (what is told at the end, by what ends that); ``_tasks``
+    while it runs, ``_up`` (messages can be sent); ``version`` of the member that was met.
     """
 
     capabilities: Capabilities = Capabilities(
@@ -114,18 +76,23 @@ class EtcdBackend:
         self._link = Link(access, described)
         #: What a client may read in any case, and costs least.
         self._probe = m.RangeRequest(*recipe.mailbox(prefix, self.label), limit=1, keys_only=True)
+        self._moving = Moving(self, self._link)
         self.leases: Leases = Leases(
-            self._link, self._probe, self._on_lease_ended, self._on_silent, self._on_outdated
+            self._link,
+            self._probe,
+            self._on_lease_ended,
+            self._on_silent,
+            self._moving.on_outdated,
         )
-        self._outdated = asyncio.Event()
         self._batches = Batches(self._link, self.start)
         self.watches: Watches = Watches(self._link)
         self.rooms: Rooms = Rooms(self.label, self.watches, self.read, self.start)
+        self._audit = Audit(self, self._link)
+        self._inspection = Inspection(self, self._link, prefix)
         self._places: dict[str, EtcdPlace] = {}
         self._mates: Counter[str] = Counter()
         self._leaving: dict[bytes, set[asyncio.Future[None]]] = {}
         self._observers: dict[Callable[[], object], Callable[[], object]] = {}
-        self._audits: dict[int, float] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._up = False
 
@@ -152,13 +119,13 @@ class EtcdBackend:
             async with asyncio.TaskGroup() as self._tasks:
                 self._tasks.create_task(self.leases.run())
                 self._tasks.create_task(self.leases.confirm())
-                self._tasks.create_task(self._move_outdated())
+                self._tasks.create_task(self._moving.run())
                 self._tasks.create_task(self.watches.run())
                 self._watch_mailbox()
                 await self.watches.first_answer()
                 self._up = True
                 ready()
-                self._tasks.create_task(self._audit())
+                self._tasks.create_task(self._audit.run())
                 try:
                     await self._tidy()
                 finally:
@@ -218,7 +185,7 @@ class EtcdBackend:
                     error = BackendUnavailable(
                         f"{self._described} has not answered for {silent:.1f} s"
                     )
-                    for place in self._of(lease):
+                    for place in self.places_with(lease):
                         place.on_unavailable(error)
 
     @property
@@ -279,6 +246,18 @@ class EtcdBackend:
         if not self._mates[place.owner]:
             del self._mates[place.owner]
 
+    def knows(self, request_id: str) -> bool:
+        """Whether the store may know of this request of the client."""
+        return request_id in self._places
+
+    def all_places(self) -> Iterable[EtcdPlace]:
+        """Return those of the requests that the store may know of."""
+        return self._places.values()
+
+    def places_with(self, lease: SharedLease) -> list[EtcdPlace]:
+        """Return those whose keys end with this lease."""
+        return [place for place in self._places.values() if place.lease is lease]
+
     def has_mates(self, owner: str) -> bool:
         """Whether requests of this client may get in beside one that has named this owner."""
         return owner in self._mates
@@ -302,58 +281,9 @@ class EtcdBackend:
         if leaves := self._leaving.get(keys.base):
             await asyncio.wait(leaves, timeout=_CLOSE_WITHIN)
 
-    def _of(self, lease: SharedLease) -> list[EtcdPlace]:
-        return [place for place in self._places.values() if place.lease is lease]
-
     def _on_lease_ended(self, lease: SharedLease) -> None:
-        for place in self._of(lease):
+        for place in self.places_with(lease):
             place.on_gone("expired")
-
-    def _on_outdated(self, lease: SharedLease) -> None:
-        level = logging.INFO if lease.users else logging.DEBUG
-        _logger.log(
-            level,
-            "etcd: the leader has changed, or a renewal was answered too late: a lease of %d s counts no "
-            "more. Moving %d requests to another one",
-            lease.seconds,
-            lease.users,
-        )
-        self._outdated.set()
-
-    async def _move_outdated(self) -> None:
-        """Move the keys of requests whose lease counts no more to one that does."""
-        while True:
-            try:
-                async with asyncio.timeout(_LOOK_AGAIN):  # a request may come to such a lease later
-                    await self._outdated.wait()
-            except TimeoutError:
-                pass
-            self._outdated.clear()
-            while places := [place for place in self._places.values() if place.outdated]:
-                some = places[:_MOVED_TOGETHER]
-                try:
-                    await self._move_together(some)
-                except BackendError as failed:
-                    _logger.debug("moving requests to another lease failed: %s", failed)
-                if any(place.outdated for place in some):
-                    await asyncio.sleep(_MOVE_PAUSE)
-
-    async def _move_together(self, places: list[EtcdPlace]) -> None:
-        async with AsyncExitStack() as stack:
-            found = [await stack.enter_async_context(place.moving()) for place in places]
-            moves = [move for move in found if move is not None]
-            if not moves:
-                return
-            request = transactions.together([move.request for move in moves])
-            try:
-                answer = await self._link.call(api.TXN, request)
-            except LeaseNotFound:
-                await self.look_for(*(lease for move in moves for lease in move.leases))
-                raise
-            for move, step in zip(moves, answer.responses, strict=True):
-                assert step.response_txn is not None
-                step.response_txn.header = answer.header
-                move.answered(step.response_txn)
 
     async def look_for(self, *leases: SharedLease | None) -> None:
         """Find out which of these leases have ended: the cluster does not know one of them."""
@@ -363,7 +293,7 @@ class EtcdBackend:
                 self.leases.ended(lease)
 
     def _on_silent(self, lease: SharedLease, error: Exception) -> None:
-        for place in self._of(lease):
+        for place in self.places_with(lease):
             place.on_silent(error)
 
     # -- what is told to this client -----------------------------------------------------------------
@@ -397,74 +327,9 @@ class EtcdBackend:
 
         def missed() -> None:
             self.later(_REWATCH, self._watch_mailbox)
-            self._audits.clear()  # what was not heard is found there
+            self._audit.hurry()  # it finds what was not heard
 
         self.watches.watch(start, end, 0, heard, missed)
-
-    async def why_gone(self, place: EtcdPlace) -> LossReason | None:
-        """Return why a request has no key any more; None if it has."""
-        keys = self.keys(place.terms.kind, place.terms.name)
-        look = transactions.look(keys, place.id, self.message_key(place.id))
-        answer = await self.transact(keys, look)
-        if answer.succeeded:
-            return None
-        found = answer.responses[0].response_range
-        if found is not None and found.kvs:
-            return "broken"
-        if place.lease is not None and not place.lease.alive:
-            return "expired"
-        others = list((await self.read(keys)).holders())
-        return "taken_over" if others else "gone"
-
-    async def _audit(self) -> None:
-        """Compare the keys of each lease with what this client believes.
-
-        A watch tells what waiters need. This finds holders whose key was deleted by others, and keys of
-        requests that this client does not have: both for as long as their lease lives, which is as long
-        as the client does.
-        """
-        while True:
-            await asyncio.sleep(_AUDIT_LEAST / 2)
-            for lease in self.leases.all():
-                pause = max(_AUDIT_LEAST, lease.pace * 3 * _AUDIT_SHARE)
-                if now() - self._audits.get(lease.id, lease.unused_since) < pause:
-                    continue
-                self._audits[lease.id] = now()
-                if lease.users <= _AUDIT_MOST:
-                    try:
-                        await self._audit_one(lease)
-                    except BackendError as failed:
-                        _logger.debug("comparing the keys of a lease failed: %s", failed)
-            alive = {lease.id for lease in self.leases.all()}
-            self._audits = {id: at for id, at in self._audits.items() if id in alive}
-
-    async def _audit_one(self, lease: SharedLease) -> None:
-        before = {
-            place.key: place
-            for place in self._of(lease)
-            if place.state in ("waiting", "held") and place.settled
-        }
-        request = m.LeaseTimeToLiveRequest(lease.id, keys=True)
-        answer = await self._link.call(api.LEASE_TIME_TO_LIVE, request)
-        if answer.ttl < 0:
-            self.leases.ended(lease)
-            return
-        there = set(answer.keys)
-        for key, place in before.items():
-            known = place.state in ("waiting", "held") and place.lease is lease
-            if key not in there and known and place.settled:
-                reason = await self.why_gone(place)
-                if reason is not None:
-                    place.on_gone(reason)
-        for key in there:
-            id = key.rpartition(b"/")[2].decode()
-            if id not in self._places and id.startswith(self.label):
-                await self._delete_unknown(key)
-
-    async def _delete_unknown(self, key: bytes) -> None:
-        _logger.info("etcd: deleting a key of a request that is over: %r", key)
-        deletion = m.RequestOp(request_delete_range=m.DeleteRangeRequest(key))
-        await self._link.call(api.TXN, m.TxnRequest(success=[deletion]))
 
     # -- for observers -----------------------------------------------------------------------------
 
@@ -507,126 +372,19 @@ class EtcdBackend:
     # -- for people --------------------------------------------------------------------------------
 
     async def inspect(self, kind: Kind, name: str) -> LockInfo:
-        """Return who holds and who waits."""
-        keys = self.keys(kind, name)
-        await self.until_left(keys)
-        queue = await self.read(keys)
-        closed = 0.0
-        gone = queue.closed()
-        for lease in queue.closing():
-            request = m.LeaseTimeToLiveRequest(lease)
-            answer = await self._link.call(api.LEASE_TIME_TO_LIVE, request)
-            # Whole seconds, rounded down: what is closed has some time left.
-            closed = max(closed, float(answer.ttl), 1.0)
-        holders = list(queue.holders())
-        token = max((record.order for record in (*holders, *gone)), default=0)
-        return LockInfo(
-            name,
-            _holders(holders),
-            tuple(
-                WaiterInfo(
-                    _owner(waiter),
-                    waiter.mode,
-                    position,
-                    None,
-                    waiter.client,
-                    waiter.note,
-                    waiter.description,
-                )
-                for position, waiter in enumerate(queue.waiters())
-            ),
-            token,
-            closed,
-            len(gone),
-            kind=kind,
-        )
+        return await self._inspection.inspect(kind, name)
 
     async def holds(self, kind: Kind, name: str, mode: Mode, token: int) -> bool:
-        """Return whether this grant holds still.
-
-        Who knows a token has it of a grant, which lasts until its key is gone. It may stand behind one of
-        the same client still, which has left, and whose key is about to be deleted.
-        """
-        queue = await self.read(self.keys(kind, name))
-        there = (*queue.requests.values(), *queue.joined.values())
-        return any(record.order == token and record.mode == mode for record in there)
+        return await self._inspection.holds(kind, name, mode, token)
 
     async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
-        """Return the same for several names."""
-        return [await self.inspect(kind, name) for name in names]
+        return await self._inspection.inspect_all(kind, names)
 
-    async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
-        """Iterate over every name of the kind that is held or waited for and matches the glob."""
-        key, end = recipe.all_names(self._prefix, kind)
-        last: str | None = None
-        while True:
-            request = m.RangeRequest(key, end, limit=_PAGE, keys_only=True)
-            answer = await self._link.call(api.RANGE, request)
-            for kv in answer.kvs:
-                name = recipe.name_of(self._prefix, kind, kv.key)
-                if name is not None and name != last:
-                    last = name
-                    if fnmatch.fnmatchcase(name, match):
-                        yield name
-            if not answer.more:
-                return
-            key = answer.kvs[-1].key + b"\0"
-
-    async def forget(self, name: str) -> bool:
-        """Take the record of a success back; return whether there was one."""
-        keys = self.keys("once", name)
-        answer = await self.transact(keys, transactions.forget(keys))
-        read = answer.responses[0].response_range
-        if read is None or not read.kvs:
-            return False
-        lease = read.kvs[0].lease  # of this record alone
-        self.start(self._revoke_id, lease)
-        return True
-
-    async def _revoke_id(self, lease: int) -> None:
-        try:
-            await self._link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(lease))
-        except BackendError as failed:
-            _logger.debug("a lease was not revoked, it ends by itself: %s", failed)
+    def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
+        return self._inspection.names(match, kind)
 
     async def break_lock(self, name: str, kind: Kind = "lock") -> int:
-        """Release all holders of a name by force; return their number."""
-        keys = self.keys(kind, name)
-        told = await self.leases.make(_REMEMBERED)
-        broken = 0
-        while True:
-            queue = await self.read(keys)
-            holders, closed = list(queue.holders()), queue.closed()
-            if not holders and not closed:
-                return broken
-            some, gone = holders[:_BROKEN_TOGETHER], closed[:_BROKEN_TOGETHER]
-            request = transactions.break_holders(
-                keys, self._prefix, some, gone, queue.revision, told.id
-            )
-            if (await self.transact(keys, request)).succeeded:
-                broken += len(some)
-                if (some, gone) == (holders, closed):
-                    return broken
+        return await self._inspection.break_lock(name, kind)
 
-
-def _owner(record: Record) -> str:
-    """Return the owner as the user named it, or the task's id."""
-    return unquote(record.owner[1:]) if record.owner.startswith("u") else record.owner[1:]
-
-
-def _holders(records: Sequence[Record]) -> tuple[HolderInfo, ...]:
-    """One entry per owner and mode, with the number of its acquisitions that the store counts."""
-    found: dict[tuple[str, str], HolderInfo] = {}
-    for record in records:
-        before = found.get((record.owner, record.mode))
-        found[record.owner, record.mode] = HolderInfo(
-            owner=_owner(record),
-            mode=record.mode,
-            token=record.order,
-            count=before.count + 1 if before else 1,
-            remaining=None,
-            client=record.client,
-            note=record.note,
-            description=record.description,
-        )
-    return tuple(found.values())
+    async def forget(self, name: str) -> bool:
+        return await self._inspection.forget(name)
