@@ -1,29 +1,26 @@
-"""Locks in ZooKeeper: the sessions of a client, the queues, and what people want to see.
-
-Over 400 lines: what the core asks, and what people ask of names.
-"""
+"""Locks in ZooKeeper: the sessions of a client, and the queues."""
 
 from __future__ import annotations
 
 import asyncio
-import fnmatch
-import json
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from ..._clock import now
-from ..._errors import BackendError, BackendUnavailable, Unsupported
-from ..._model import Capabilities, HolderInfo, Kind, LockInfo, Mode, Terms, WaiterInfo
+from ..._errors import BackendError, BackendUnavailable
+from ..._model import Capabilities, Kind, LockInfo, Mode, Terms
 from ..._tasks import start_soon
 from .._label import make_label
 from ..base import Listener
 from . import jute
 from .connection import Answer
-from .node import BROKEN, is_recallable
+from .inspection import Inspection
+from .node import is_recallable
+from .observer import Observer
 from .place import ZooKeeperPlace
-from .queue import Queue, holders, read_queue
+from .queue import Queue, read_queue
 from .session import Ensemble, Session
 from .stands import Stands
 
@@ -32,13 +29,8 @@ _logger = logging.getLogger(__name__)
 _IDLE, _SWEEP_EVERY = 60.0, 10.0
 #: A request's node is watched after this time, so that short leases and waits are spared the message.
 _WATCH_AFTER = 0.05
-_WAIT_UP = 1.0
 #: Of how many queues is it remembered that they exist.
 _MOST_KNOWN = 10_000
-#: How many nodes are asked about at once.
-_AT_ONCE = 200
-#: How often a break is tried whose holders come and go meanwhile.
-_TRIES = 20
 
 
 class ZooKeeperBackend:
@@ -47,7 +39,8 @@ class ZooKeeperBackend:
     Mutable state: ``_sessions`` (by ttl in milliseconds), ``_group`` (while it runs), ``_reading``
     (queues that are read at the end of this turn of the loop, and who waits for that), ``_unwatched``
     (places whose nodes are to be watched), ``stands`` (this client's own nodes), ``live`` (the requests
-    whose places have, or may have, a node), ``_known`` (queues whose nodes were there).
+    whose places have, or may have, a node), ``_known`` (queues whose nodes were there), ``_observing``
+    (what is told at the end).
     """
 
     capabilities: Capabilities = Capabilities(
@@ -73,6 +66,7 @@ class ZooKeeperBackend:
         self.live: set[str] = set()
         self._known: set[str] = set()
         self._observing: list[Callable[[], object]] = []
+        self._inspection = Inspection(self, lambda: self._main)
 
     def __repr__(self) -> str:
         return f"<ZooKeeperBackend {self.described}>"
@@ -249,7 +243,7 @@ class ZooKeeperBackend:
         """Observers watch the queue itself."""
 
     def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
-        observer = _Observer(self._main, self.directory(kind, name), changed)
+        observer = Observer(self._main, self.directory(kind, name), changed)
         self._observing.append(changed)
 
         def stop() -> None:
@@ -262,162 +256,22 @@ class ZooKeeperBackend:
     # -- for people ----------------------------------------------------------------------------------
 
     async def inspect(self, kind: Kind, name: str) -> LockInfo:
-        return (await self.inspect_all(kind, [name]))[0]
+        return await self._inspection.inspect(kind, name)
 
     async def holds(self, kind: Kind, name: str, mode: Mode, token: int) -> bool:
-        """Return whether the grant that has this token holds still."""
-        info = await self.inspect(kind, name)
-        return any(held.token == token and held.mode == mode for held in info.holders)
+        return await self._inspection.holds(kind, name, mode, token)
 
     async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
-        session = self._main
-        await session.wait_up(_WAIT_UP)
-        found: list[LockInfo] = []
-        for first in range(0, len(names), _AT_ONCE):
-            some = names[first : first + _AT_ONCE]
-            calls = [self._inspect(session, kind, name) for name in some]
-            found += await asyncio.gather(*calls)
-        return found
+        return await self._inspection.inspect_all(kind, names)
 
-    async def _inspect(self, session: Session, kind: Kind, name: str) -> LockInfo:
-        path = self.directory(kind, name)
-        entries = await self._entries(session, path)
-        holding = holders(entries)
-        held: dict[tuple[str, Mode], HolderInfo] = {}
-        waiters: list[WaiterInfo] = []
-        for first in range(0, len(entries), _AT_ONCE):
-            some = entries[first : first + _AT_ONCE]
-            reading = [session.submit(jute.get_data(f"{path}/{entry.node}")) for entry in some]
-            for number, (entry, answer) in enumerate(zip(some, reading, strict=True), first):
-                try:
-                    data, stat = (await asyncio.shield(answer)).value
-                except jute.ZooKeeperError:
-                    continue  # it has gone meanwhile
-                owner, client, token, note, description = _read_about(data)
-                mode: Mode = "exclusive" if entry.mode == "x" else "shared"
-                if number >= len(holding):
-                    waiters.append(
-                        WaiterInfo(owner, mode, len(waiters), None, client, note, description)
-                    )
-                    continue
-                before = held.get((owner, mode))
-                count = before.count + 1 if before else 1
-                held[owner, mode] = HolderInfo(
-                    owner, mode, token or stat.created, count, None, client, note, description
-                )
-        last = max((holder.token for holder in held.values()), default=0)
-        return LockInfo(name, tuple(held.values()), tuple(waiters), last, kind=kind)
-
-    async def _entries(self, session: Session, path: str) -> Queue:
-        """Read a queue as it is now, not as this client's server saw it a moment ago."""
-        session.submit(jute.sync(path))
-        try:
-            return await asyncio.shield(self.read_queue(session, path))
-        except jute.ZooKeeperError as refused:
-            if refused.code != jute.NO_NODE:
-                raise self._refused(refused) from refused
-            return Queue()
-
-    def _refused(self, refused: jute.ZooKeeperError) -> BackendError:
-        return BackendError(f"{self.described}: {refused}")
-
-    async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
-        session = self._main
-        await session.wait_up(_WAIT_UP)
-        path = f"{self.root}/{kind}s"
-        session.submit(jute.sync(path))
-        try:
-            nodes = (await session.ask(jute.get_children(path))).value[0]
-        except jute.ZooKeeperError as refused:
-            if refused.code == jute.NO_NODE:
-                return
-            raise self._refused(refused) from refused
-        wanted = [node for node in sorted(nodes) if fnmatch.fnmatchcase(unquote(node), match)]
-        for first in range(0, len(wanted), _AT_ONCE):
-            some = wanted[first : first + _AT_ONCE]
-            asked = [session.submit(jute.exists(f"{path}/{node}")) for node in some]
-            for node, answer in zip(some, asked, strict=True):
-                try:
-                    used = (await asyncio.shield(answer)).value.children
-                except jute.ZooKeeperError:
-                    continue
-                if used:
-                    yield unquote(node)
+    def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
+        return self._inspection.names(match, kind)
 
     async def break_lock(self, name: str, kind: Kind = "lock") -> int:
-        session, path = self._main, self.directory(kind, name)
-        await session.wait_up(_WAIT_UP)
-        for _ in range(_TRIES):
-            entries = await self._entries(session, path)
-            holding = holders(entries)
-            if not holding:
-                return 0
-            calls: list[jute.Call[Any]] = []
-            for entry in holding:
-                # The receipt tells the holder that this was no accident.
-                receipt = f"{self.root}/ids/{entry.request}"
-                calls += [jute.delete(f"{path}/{entry.node}"), jute.set_data(receipt, BROKEN)]
-            try:
-                await session.ask(jute.multi(calls))
-            except jute.ZooKeeperError as refused:
-                if refused.code != jute.NO_NODE:
-                    raise self._refused(refused) from refused
-                continue  # one of them has left meanwhile
-            return len(holding)
-        raise BackendError(f"the holders of {name!r} change too fast to be broken", name=name)
+        return await self._inspection.break_lock(name, kind)
 
     async def forget(self, name: str) -> bool:
-        raise Unsupported("ZooKeeper keeps no record of what was done once", name=name)
-
-
-class _Observer:
-    """Whoever wants to know when a queue changes. A member of the session: connections come and go.
-
-    Mutable state: ``_stopped``.
-    """
-
-    def __init__(self, session: Session, path: str, changed: Callable[[], object]) -> None:
-        self._session = session
-        self._path = path
-        self._changed = changed
-        self._stopped = False
-        session.members.add(self)
-        self._arm()
-
-    def stop(self) -> None:
-        self._stopped = True
-        self._session.members.discard(self)
-
-    def _arm(self) -> None:
-        session = self._session
-        if self._stopped or not session.is_up:
-            return
-        unwatch = session.watch_children(self._path, self._fire)
-
-        def on_answer(answer: asyncio.Future[Answer[tuple[list[str], jute.Stat]]]) -> None:
-            if isinstance(answer.exception(), jute.ZooKeeperError):
-                unwatch()  # there is no queue yet
-                if session.is_up and not self._stopped:
-                    session.watch_creation(self._path, self._fire)
-
-        session.submit(jute.get_children(self._path, watch=True)).add_done_callback(on_answer)
-
-    def _fire(self) -> None:
-        if not self._stopped:
-            self._changed()
-            self._arm()
-
-    def on_up(self) -> None:
-        self._fire()
-
-    def on_down(self, error: BackendUnavailable, silent: float) -> None:
-        """What was missed is looked for when there is a connection."""
-
-    def on_over(self) -> None:
-        self._session.members.add(self)  # on to the next session
-
-    def look_after(self) -> None:
-        """What is missed is told with the next change."""
+        return await self._inspection.forget(name)
 
 
 def _encoded(name: str) -> str:
@@ -434,13 +288,3 @@ def _resolve(reading: asyncio.Future[Queue], entries: Queue, error: BaseExceptio
     else:
         reading.set_exception(error)
         reading.exception()  # it may be that nobody awaits it
-
-
-def _read_about(data: bytes) -> tuple[str, str, int, str, str]:
-    """Return the owner as people know it, the client's label, a joined node's token, and two notes."""
-    try:
-        owner, client, token, note, description = json.loads(data)[:5]  # and 1, if it lingers
-        shown = unquote(owner[1:]) if owner[0] == "u" else owner[1:]
-        return shown, str(client), int(token), str(note), str(description)
-    except (ValueError, TypeError, LookupError):
-        return "", "", 0, "", ""

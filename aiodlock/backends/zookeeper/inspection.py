@@ -1,0 +1,153 @@
+"""What operators ask: who holds and waits, which names there are; and break a lock by force."""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from ..._errors import BackendError, Unsupported
+from ..._model import HolderInfo, Kind, LockInfo, Mode, WaiterInfo
+from . import jute
+from .node import BROKEN
+from .queue import Queue, holders
+from .session import Session
+
+if TYPE_CHECKING:
+    from .store import ZooKeeperBackend
+
+_WAIT_UP = 1.0
+#: How many nodes are asked about at once.
+_AT_ONCE = 200
+#: How often a break is tried whose holders come and go meanwhile.
+_TRIES = 20
+
+
+class Inspection:
+    """The calls of ``Backend`` that are for people."""
+
+    def __init__(self, store: ZooKeeperBackend, session: Callable[[], Session]) -> None:
+        """:param session: gives the one that is asked."""
+        self._store = store
+        self._session = session
+
+    async def inspect(self, kind: Kind, name: str) -> LockInfo:
+        return (await self.inspect_all(kind, [name]))[0]
+
+    async def holds(self, kind: Kind, name: str, mode: Mode, token: int) -> bool:
+        """Return whether the grant that has this token holds still."""
+        info = await self.inspect(kind, name)
+        return any(held.token == token and held.mode == mode for held in info.holders)
+
+    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
+        session = self._session()
+        await session.wait_up(_WAIT_UP)
+        found: list[LockInfo] = []
+        for first in range(0, len(names), _AT_ONCE):
+            some = names[first : first + _AT_ONCE]
+            calls = [self._inspect(session, kind, name) for name in some]
+            found += await asyncio.gather(*calls)
+        return found
+
+    async def _inspect(self, session: Session, kind: Kind, name: str) -> LockInfo:
+        path = self._store.directory(kind, name)
+        entries = await self._entries(session, path)
+        holding = holders(entries)
+        held: dict[tuple[str, Mode], HolderInfo] = {}
+        waiters: list[WaiterInfo] = []
+        for first in range(0, len(entries), _AT_ONCE):
+            some = entries[first : first + _AT_ONCE]
+            reading = [session.submit(jute.get_data(f"{path}/{entry.node}")) for entry in some]
+            for number, (entry, answer) in enumerate(zip(some, reading, strict=True), first):
+                try:
+                    data, stat = (await asyncio.shield(answer)).value
+                except jute.ZooKeeperError:
+                    continue  # it has gone meanwhile
+                owner, client, token, note, description = _read_about(data)
+                mode: Mode = "exclusive" if entry.mode == "x" else "shared"
+                if number >= len(holding):
+                    waiters.append(
+                        WaiterInfo(owner, mode, len(waiters), None, client, note, description)
+                    )
+                    continue
+                before = held.get((owner, mode))
+                count = before.count + 1 if before else 1
+                held[owner, mode] = HolderInfo(
+                    owner, mode, token or stat.created, count, None, client, note, description
+                )
+        last = max((holder.token for holder in held.values()), default=0)
+        return LockInfo(name, tuple(held.values()), tuple(waiters), last, kind=kind)
+
+    async def _entries(self, session: Session, path: str) -> Queue:
+        """Read a queue as it is now, not as this client's server saw it a moment ago."""
+        session.submit(jute.sync(path))
+        try:
+            return await asyncio.shield(self._store.read_queue(session, path))
+        except jute.ZooKeeperError as refused:
+            if refused.code != jute.NO_NODE:
+                raise self._refused(refused) from refused
+            return Queue()
+
+    def _refused(self, refused: jute.ZooKeeperError) -> BackendError:
+        return BackendError(f"{self._store.described}: {refused}")
+
+    async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
+        session = self._session()
+        await session.wait_up(_WAIT_UP)
+        path = f"{self._store.root}/{kind}s"
+        session.submit(jute.sync(path))
+        try:
+            nodes = (await session.ask(jute.get_children(path))).value[0]
+        except jute.ZooKeeperError as refused:
+            if refused.code == jute.NO_NODE:
+                return
+            raise self._refused(refused) from refused
+        wanted = [node for node in sorted(nodes) if fnmatch.fnmatchcase(unquote(node), match)]
+        for first in range(0, len(wanted), _AT_ONCE):
+            some = wanted[first : first + _AT_ONCE]
+            asked = [session.submit(jute.exists(f"{path}/{node}")) for node in some]
+            for node, answer in zip(some, asked, strict=True):
+                try:
+                    used = (await asyncio.shield(answer)).value.children
+                except jute.ZooKeeperError:
+                    continue
+                if used:
+                    yield unquote(node)
+
+    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
+        session, path = self._session(), self._store.directory(kind, name)
+        await session.wait_up(_WAIT_UP)
+        for _ in range(_TRIES):
+            entries = await self._entries(session, path)
+            holding = holders(entries)
+            if not holding:
+                return 0
+            calls: list[jute.Call[Any]] = []
+            for entry in holding:
+                # The receipt tells the holder that this was no accident.
+                receipt = f"{self._store.root}/ids/{entry.request}"
+                calls += [jute.delete(f"{path}/{entry.node}"), jute.set_data(receipt, BROKEN)]
+            try:
+                await session.ask(jute.multi(calls))
+            except jute.ZooKeeperError as refused:
+                if refused.code != jute.NO_NODE:
+                    raise self._refused(refused) from refused
+                continue  # one of them has left meanwhile
+            return len(holding)
+        raise BackendError(f"the holders of {name!r} change too fast to be broken", name=name)
+
+    async def forget(self, name: str) -> bool:
+        raise Unsupported("ZooKeeper keeps no record of what was done once", name=name)
+
+
+def _read_about(data: bytes) -> tuple[str, str, int, str, str]:
+    """Return the owner as people know it, the client's label, a joined node's token, and two notes."""
+    try:
+        owner, client, token, note, description = json.loads(data)[:5]  # and 1, if it lingers
+        shown = unquote(owner[1:]) if owner[0] == "u" else owner[1:]
+        return shown, str(client), int(token), str(note), str(description)
+    except (ValueError, TypeError, LookupError):
+        return "", "", 0, "", ""
