@@ -1,6 +1,6 @@
-"""Locks in PostgreSQL: what is sent to the functions of ``schema.sql``, and what their answers mean.
+"""Locks in PostgreSQL: what is sent to the functions of ``schema.sql``.
 
-Over 400 lines: what the core asks, and what people ask of names.
+Over 400 lines: what the core asks, and whether notifications arrive.
 
 Two connections: one for the messages of all tasks, which go out together in one call of ``turn``, and one
 that listens for notifications.
@@ -9,41 +9,39 @@ that listens for notifications.
 from __future__ import annotations
 
 import asyncio
-import fnmatch
 import hashlib
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
-from urllib.parse import quote, unquote, unquote_to_bytes
+from urllib.parse import quote
 
 import asyncpg
 
-from ..._clock import local_deadline, now
+from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
 from ..._model import (
     Capabilities,
     Gone,
     Granted,
-    HolderInfo,
     Kind,
     Left,
     LockInfo,
-    Mode,
     Refused,
     StoreRequest,
-    WaiterInfo,
     Waiting,
 )
 from .._label import make_label
 from ..base import Unanswered
 from ..kept import Notices as Listener
 from .connection import Connection, Link, Listening, Message, Messages, ask
+from .inspection import Inspection
+from .replies import Extended, left_of, outcome_of
 from .schema import VERSION, install, missing, wrong_version
 
 _logger = logging.getLogger("aiodlock")
 
-#: For how long a marker refuses late duplicates, at the least, and a break is remembered (seconds).
+#: For how long a marker refuses late duplicates, at the least (seconds).
 _REMEMBERED = 60.0
 _SWEEP_EVERY = 60.0
 _SWEEP_MOST = 1000
@@ -59,10 +57,6 @@ _LEAVE_ONE = "select aiodlock.leave_one($1, $2, $3, $4, $5)"
 _TURN = "select aiodlock.turn($1, $2, $3)"
 _TURN_MANY = "select aiodlock.turn_many($1, $2, $3)"
 _SWEEP = "select aiodlock.sweep($1)"
-_INSPECT = """
-select asked.number, found.* from unnest($1::text[]) with ordinality asked(key, number)
-cross join lateral aiodlock.inspect(asked.key) with ordinality found order by asked.number, found.ordinality
-"""
 
 
 def _ms(seconds: float) -> int:
@@ -113,6 +107,7 @@ class PostgresBackend:
         self._listener: Listener | None = None
         self._heard_once = asyncio.Event()
         self._probed = asyncio.Event()
+        self._inspection = Inspection(self)
 
     def __repr__(self) -> str:
         return f"<PostgresBackend {self._described}>"
@@ -211,7 +206,7 @@ class PostgresBackend:
     async def _sweep(self) -> None:
         try:
             # In a minute more names may have their time than one call takes.
-            while (await self._fetch(_SWEEP, _SWEEP_MOST))[0][0] >= _SWEEP_MOST:
+            while (await self.fetch(_SWEEP, _SWEEP_MOST))[0][0] >= _SWEEP_MOST:
                 pass
         except BackendError as failed:
             _logger.debug("sweeping failed: %s", failed)
@@ -270,19 +265,36 @@ class PostgresBackend:
                         "a notification of the wrong shape was ignored: %.200r", message
                     )
 
-    # -- requests --------------------------------------------------------------------------------
+    # -- calls -----------------------------------------------------------------------------------
 
-    async def _up(self, *, hurry: bool = False) -> None:
+    async def up(self, *, hurry: bool = False) -> None:
+        """Wait for a connection if there is none."""
         if self._messages.link.connection is None:
             await self._messages.link.wait_up(hurry=hurry)
 
-    def _key(self, kind: str, name: str) -> str:
+    def key(self, kind: str, name: str) -> str:
+        """Return what a name is called in the tables."""
         return f"{self._prefix}:{kind[0]}:{quote(name, safe='')}"
+
+    async def fetch(self, sql: str, *arguments: object) -> list[Any]:
+        """Return a query's rows."""
+
+        def fetch(connection: Connection) -> Any:
+            return self._one_step(connection, connection.fetch(sql, *arguments))
+
+        rows: list[Any] = await self._messages.query(fetch)
+        return rows
+
+    def turn(self, message: str) -> asyncio.Future[str]:
+        """Send a message that may change anything of its name."""
+        return self._messages.submit(Message(message, _TURN))
+
+    # -- requests --------------------------------------------------------------------------------
 
     async def acquire(
         self, request: StoreRequest, *, wait: bool
     ) -> Granted | Waiting | Refused | Gone:
-        await self._up(hurry=not wait)
+        await self.up(hurry=not wait)
         request.sent_on = self._messages.link.connection
         sent = now()
         try:
@@ -291,12 +303,12 @@ class PostgresBackend:
             request.ambiguous = True
             raise
         request.sent_on = None
-        return _outcome(answer, sent)
+        return outcome_of(answer, sent)
 
     def _acquiring(self, request: StoreRequest, wait: bool) -> Message:
         terms, key, ttl = (
             request.terms,
-            self._key(request.kind, request.name),
+            self.key(request.kind, request.name),
             _ms(request.terms.ttl),
         )
         text = "\t".join(
@@ -335,11 +347,11 @@ class PostgresBackend:
 
     def _extend(self, request: StoreRequest, length: float) -> Awaitable[Granted | Waiting | Gone]:
         sent = now()
-        key = self._key(request.kind, request.name)
+        key = self.key(request.kind, request.name)
         begins = "\tbegins" if request.terms.hold_at_least and request.begins else ""
         text = f"extend\t{key}\t{request.id}\t{_ms(length)}{begins}"
         answer = self._messages.submit(Message(text, _TURN_MANY))
-        return _Answer(answer, sent)
+        return Extended(answer, sent)
 
     def server_of(self, request: StoreRequest) -> object:
         return None
@@ -350,7 +362,7 @@ class PostgresBackend:
             request.sent_on is not None and request.sent_on is not connection
         )
         marker = self._marker_ttl if late else 0
-        key = self._key(request.kind, request.name)
+        key = self.key(request.kind, request.name)
         end = request.end
         words: list[str] = [end.word]
         if end.record is not None:
@@ -366,8 +378,8 @@ class PostgresBackend:
     ) -> Left:
         try:
             async with asyncio.timeout(within):
-                await self._up()
-                return _left(await self._messages.submit(self._leaving(request)))
+                await self.up()
+                return left_of(await self._messages.submit(self._leaving(request)))
         except TimeoutError as silent:
             raise Unanswered(f"{self._described}: no answer for {within:g} s") from silent
 
@@ -383,7 +395,7 @@ class PostgresBackend:
 
         def on_answer(answer: asyncio.Future[str]) -> None:
             try:
-                done(_left(answer.result()))
+                done(left_of(answer.result()))
             except BackendError as failed:
                 done(failed)
 
@@ -391,10 +403,8 @@ class PostgresBackend:
         return True
 
     async def leave_unknown(self, request_id: str, where: str) -> None:
-        await self._up()
-        _left(
-            await self._messages.submit(Message(f"leave\t{where}\t{request_id}\t0\tunused", _TURN))
-        )
+        await self.up()
+        left_of(await self.turn(f"leave\t{where}\t{request_id}\t0\tunused"))
 
     async def settle(self) -> None:
         """Every answer is waited for by a call."""
@@ -404,137 +414,28 @@ class PostgresBackend:
 
     def announce(self, kind: str, name: str) -> None:
         """Tell whoever observes the name that its holder has changed."""
-        self._messages.submit(Message(f"announce\t{self._key(kind, name)}", _TURN))
+        self.turn(f"announce\t{self.key(kind, name)}")
 
     def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
-        channel = _channel(f"changes {self._key(kind, name)}")
+        channel = _channel(f"changes {self.key(kind, name)}")
         return self._listening.listen(channel, lambda payload: changed())
 
     # -- for people ------------------------------------------------------------------------------
 
-    async def _fetch(self, sql: str, *arguments: object) -> list[Any]:
-        def fetch(connection: Connection) -> Any:
-            return self._one_step(connection, connection.fetch(sql, *arguments))
-
-        rows: list[Any] = await self._messages.query(fetch)
-        return rows
-
     async def inspect(self, kind: Kind, name: str) -> LockInfo:
-        return (await self.inspect_all(kind, [name]))[0]
+        return await self._inspection.inspect(kind, name)
 
     async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
-        await self._up(hurry=True)
-        rows = await self._fetch(_INSPECT, [self._key(kind, name) for name in names])
-        found: list[list[Any]] = [[] for _ in names]
-        for row in rows:
-            found[row["number"] - 1].append(row)
-        return [_info(kind, name, about) for name, about in zip(names, found, strict=True)]
+        return await self._inspection.inspect_all(kind, names)
 
-    async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
-        await self._up(hurry=True)
-        mine = f"{self._prefix}:{kind[0]}:"
-        for row in await self._fetch("select aiodlock.names($1) as key", mine):
-            name = unquote(row["key"].removeprefix(mine))
-            if fnmatch.fnmatchcase(name, match):
-                yield name
+    def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
+        return self._inspection.names(match, kind)
 
     async def break_lock(self, name: str, kind: Kind = "lock") -> int:
-        await self._up(hurry=True)
-        key = self._key(kind, name)
-        answer = await self._messages.submit(Message(f"break\t{key}\t{_ms(_REMEMBERED)}", _TURN))
-        return int(answer.split(" ")[1])
+        return await self._inspection.break_lock(name, kind)
 
     async def forget(self, name: str) -> bool:
-        await self._up(hurry=True)
-        forgetting = Message(f"forget\t{self._key('once', name)}", _TURN)
-        return await self._messages.submit(forgetting) == "forgot 1"
-
-
-class _Answer:
-    """The answer to an extension. Unlike a coroutine it may be dropped."""
-
-    __slots__ = ("_answer", "_sent")
-
-    def __init__(self, answer: asyncio.Future[str], sent: float) -> None:
-        self._answer = answer
-        self._sent = sent
-
-    def __await__(self) -> Generator[Any, None, Granted | Waiting | Gone]:
-        text = yield from self._answer
-        outcome = _outcome(text, self._sent)
-        return Gone("gone", outcome.result) if isinstance(outcome, Refused) else outcome
-
-
-def _outcome(answer: str, sent: float) -> Granted | Waiting | Refused | Gone:
-    match answer.split(" "):
-        case ["granted" | "held" | "recalled" as word, token, left]:
-            return Granted(int(token), local_deadline(sent, int(left)), word == "recalled")
-        case ["waiting", left, look, floor]:
-            look_at = now() + int(look) / 1000 if int(look) >= 0 else None
-            return Waiting(local_deadline(sent, int(left)), look_at, int(floor))
-        case ["done", result]:
-            return Refused("recorded", result=unquote_to_bytes(result))
-        case ["busy"]:
-            return Refused("busy")
-        case ["deadlock"]:
-            return Refused("deadlock")
-        case ["limit", used]:
-            return Refused("limit", int(used[1:] or 0))
-        case ["gone", ("broken" | "expired" | "taken_over" | "gone") as reason]:
-            return Gone(reason)
-        case ["closed", *left]:
-            raise BackendUnavailable(
-                "the server has crashed, and its unlogged tables are empty: nothing is granted until every "
-                f"lease of before has ended, in {int(left[0]) / 1000 if left and left[0] else '?'} s"
-            )
-    raise BackendError(f"an answer of the wrong shape: {answer!r:.200}")
-
-
-def _left(answer: str) -> Left:
-    match answer.split(" "):
-        case ["released"]:
-            return Left("released")
-        case ["withdrawn"]:
-            return Left("withdrawn")
-        case ["recorded"]:
-            return Left("recorded")
-        case ["gone", ("broken" | "expired" | "gone") as reason]:
-            return Left("gone", reason)
-    raise BackendError(f"an answer of the wrong shape: {answer!r:.200}")
-
-
-def _info(kind: Kind, name: str, rows: Sequence[Any]) -> LockInfo:
-    holders: dict[tuple[str, Mode], HolderInfo] = {}
-    waiters: list[WaiterInfo] = []
-    token, closed, places = 0, 0.0, 0
-    for row in rows:
-        what, owner, left = row["what"], row["owner"], row["left_ms"] / 1000
-        if what == "name":
-            token, closed, places = row["token"], left, row["places"]
-            continue
-        mode: Mode = "exclusive" if row["mode"] == "x" else "shared"
-        shown = unquote(owner[1:]) if owner.startswith("u") else owner[1:]
-        if what == "waiter":
-            place = len(waiters)
-            waiters.append(WaiterInfo(shown, mode, place, left, row["client"], *_texts(row)))
-            continue
-        before = holders.get((owner, mode))
-        holders[owner, mode] = HolderInfo(
-            owner=shown,
-            mode=mode,
-            token=row["token"],
-            count=before.count + 1 if before else 1,
-            remaining=max(left, (before and before.remaining) or 0.0),
-            client=row["client"],
-            note=_texts(row)[0],
-            description=_texts(row)[1],
-        )
-    return LockInfo(name, tuple(holders.values()), tuple(waiters), token, closed, places, kind)
-
-
-def _texts(row: Any) -> tuple[str, str]:
-    """Return the note and the client's description."""
-    return unquote(row["note"]), unquote(row["description"])
+        return await self._inspection.forget(name)
 
 
 def _wire_mode(request: StoreRequest) -> str:

@@ -1,0 +1,91 @@
+"""What operators ask: who holds and waits, which names there are; and break a lock by force, or forget a
+success."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from ..._model import HolderInfo, Kind, LockInfo, Mode, WaiterInfo
+
+if TYPE_CHECKING:
+    from .store import PostgresBackend
+
+#: For so long a break is remembered (ms).
+_REMEMBERED = 60_000
+_INSPECT = """
+select asked.number, found.* from unnest($1::text[]) with ordinality asked(key, number)
+cross join lateral aiodlock.inspect(asked.key) with ordinality found order by asked.number, found.ordinality
+"""
+
+
+class Inspection:
+    """The calls of ``KeptStore`` that are for people."""
+
+    def __init__(self, store: PostgresBackend) -> None:
+        self._store = store
+
+    async def inspect(self, kind: Kind, name: str) -> LockInfo:
+        return (await self.inspect_all(kind, [name]))[0]
+
+    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
+        await self._store.up(hurry=True)
+        rows = await self._store.fetch(_INSPECT, [self._store.key(kind, name) for name in names])
+        found: list[list[Any]] = [[] for _ in names]
+        for row in rows:
+            found[row["number"] - 1].append(row)
+        return [_info(kind, name, about) for name, about in zip(names, found, strict=True)]
+
+    async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
+        await self._store.up(hurry=True)
+        mine = self._store.key(kind, "")
+        for row in await self._store.fetch("select aiodlock.names($1) as key", mine):
+            name = unquote(row["key"].removeprefix(mine))
+            if fnmatch.fnmatchcase(name, match):
+                yield name
+
+    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
+        await self._store.up(hurry=True)
+        key = self._store.key(kind, name)
+        answer = await self._store.turn(f"break\t{key}\t{_REMEMBERED}")
+        return int(answer.split(" ")[1])
+
+    async def forget(self, name: str) -> bool:
+        await self._store.up(hurry=True)
+        return await self._store.turn(f"forget\t{self._store.key('once', name)}") == "forgot 1"
+
+
+def _info(kind: Kind, name: str, rows: Sequence[Any]) -> LockInfo:
+    holders: dict[tuple[str, Mode], HolderInfo] = {}
+    waiters: list[WaiterInfo] = []
+    token, closed, places = 0, 0.0, 0
+    for row in rows:
+        what, owner, left = row["what"], row["owner"], row["left_ms"] / 1000
+        if what == "name":
+            token, closed, places = row["token"], left, row["places"]
+            continue
+        mode: Mode = "exclusive" if row["mode"] == "x" else "shared"
+        shown = unquote(owner[1:]) if owner.startswith("u") else owner[1:]
+        if what == "waiter":
+            place = len(waiters)
+            waiters.append(WaiterInfo(shown, mode, place, left, row["client"], *_texts(row)))
+            continue
+        before = holders.get((owner, mode))
+        holders[owner, mode] = HolderInfo(
+            owner=shown,
+            mode=mode,
+            token=row["token"],
+            count=before.count + 1 if before else 1,
+            remaining=max(left, (before and before.remaining) or 0.0),
+            client=row["client"],
+            note=_texts(row)[0],
+            description=_texts(row)[1],
+        )
+    return LockInfo(name, tuple(holders.values()), tuple(waiters), token, closed, places, kind)
+
+
+def _texts(row: Any) -> tuple[str, str]:
+    """Return the note and the client's description."""
+    return unquote(row["note"]), unquote(row["description"])
