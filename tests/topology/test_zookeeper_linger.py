@@ -53,7 +53,7 @@ async def test_nothing_is_sent_between_two_bodies(server: ZooKeeperServer, prefi
         async with lock as first:
             pass
         place = _kept(client)["a"].place
-        await until(lambda: any(one[1] == place._on_own_gone for one in place._watched))
+        await until(lambda: place._own is not None)
         await place._session.ask(jute.sync("/"))
         before = len(_asked(proxy))
         for _ in range(50):

@@ -106,13 +106,14 @@ async def test_waiter_that_begins_to_watch_after_the_word_of_the_one_in_front_lo
         await first.queue()
         watch: list[Any] = []
         with monkeypatch.context() as patched:
-            patched.setattr(second.place, "_watch_blockers", lambda *about: watch.append(about))
+            blockers = second.place._blockers
+            patched.setattr(blockers, "wait_for", lambda *about: watch.append(about))
             await second.queue()
         await holders[0].leave()
         await until(lambda: first.heard.told == ["granted"])
         await _settled(first)
         for about in watch:
-            second.place._watch_blockers(*about)
+            blockers.wait_for(*about)
         await _settled(second)
         await holders[1].leave()
         await until(lambda: second.heard.told == ["granted"])

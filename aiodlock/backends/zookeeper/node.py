@@ -71,6 +71,18 @@ class QueueNode:
     def __repr__(self) -> str:
         return f"<QueueNode {self.id} {self.path}>"
 
+    def refused(self, refused: jute.ZooKeeperError) -> BackendError:
+        """Put into words that the servers have refused something about it."""
+        return BackendError(
+            f"{self._store.described} refused what was asked about {self.directory}: {refused}",
+            name=self._terms.name,
+        )
+
+    @property
+    def limit(self) -> int:
+        """How many may hold, of a semaphore; else 0."""
+        return self._terms.limit
+
     @property
     def may_join(self) -> bool:
         """Whether its owner may come to hold by another request."""

@@ -1,6 +1,7 @@
 """One request's place: a node in a queue, from the transaction that makes it to its deletion.
 
-In one module though it is long: whatever asks, waits, holds and leaves changes the same few states.
+``blockers`` is what it waits for, ``leaving`` how its node is deleted. Over 400 lines: asking, waiting and
+holding change the same few states.
 """
 
 from __future__ import annotations
@@ -9,17 +10,18 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from enum import Enum
-from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable, LossReason, Unsupported
 from ..._model import End, Gone, Granted, Left, Refused, Terms, Waiting
 from ..base import Listener, Unanswered
 from . import jute
+from .blockers import Blockers
 from .connection import Answer
+from .leaving import Leaving
 from .node import QueueNode
-from .queue import Barred, Blocked, Entry, Holds, Joins, Queue, request_of
+from .queue import Barred, Blocked, Entry, Holds, Joins, Queue
 from .session import Session
 from .stands import Stand
 from .successors import Successors
@@ -52,13 +54,12 @@ _OVER: Final = _State.OVER
 class ZooKeeperPlace:
     """A member of the session whose timeout is the lock's ttl.
 
-    Mutable state: ``token``; ``_state``; ``_session``; ``_watched``; ``_stand`` (its node, as other places
-    of this client know it); ``_ahead`` (the one that it waits for, if that is ours); ``_looking`` (the
-    queue is being read); ``_moving`` (while its node changes over to its owner's seat); ``_until`` (the
-    end of a lease that is not extended); ``_closes`` (the end of one with a ``max_hold``); ``_deleting``
-    (a leave was sent), ``_was_held`` (it held then), ``_discards`` (the lease ran out, and the node must
-    go), ``_broken`` (somebody else has deleted the node), ``_successors`` (of a holder that lingers),
-    ``_untold`` (of a semaphore: the next one has not surely heard that this one holds).
+    Mutable state: ``token``; ``_state``; ``_session``; ``_own`` (the path of its node, while that is
+    watched); ``_stand`` (its node, as other places of this client know it); ``_looking`` (the queue is
+    being read); ``_moving`` (while its node changes over to its owner's seat); ``_until`` (the end of a
+    lease that is not extended); ``_closes`` (the end of one with a ``max_hold``); ``_successors`` (of a
+    holder that lingers), ``_untold`` (of a semaphore: the next one has not surely heard that this one
+    holds). What it waits for is in ``Blockers``, the end of its node in ``Leaving``.
     """
 
     ends_by: float = math.inf
@@ -78,18 +79,15 @@ class ZooKeeperPlace:
         self._node = QueueNode(store, terms, request_id, owner)
         self._state = _NEW
         self._session: Session | None = None
-        self._watched: list[tuple[str, Callable[[], object]]] = []
+        self._blockers = Blockers(store, self._node, self._look, self._on_ahead_gone)
+        self._own: str | None = None
         self._stand: Stand | None = None
-        self._ahead: Stand | None = None
         self._looking = False
         self._moving: asyncio.Future[None] | None = None
         self._until = self._closes = math.inf
-        self._deleting = False
-        self._was_held = False
-        self._discards = False
-        self._broken = False
         self._successors: Successors | None = None
         self._untold = False
+        self._leaving = Leaving(store, self._node, self._on_deleted)
 
     def __repr__(self) -> str:
         return f"<ZooKeeperPlace {self._terms.name!r} {self._state.value} {self._node!r}>"
@@ -133,7 +131,7 @@ class ZooKeeperPlace:
                 return Refused("busy")
             return await self._ask(session, wait=wait)
         except jute.ZooKeeperError as refused:
-            raise self._refused(refused) from refused
+            raise self._node.refused(refused) from refused
 
     async def _is_taken(self, session: Session) -> bool:
         """Look at the queue as it is now. What is refused for this costs no commit, and leaves nothing."""
@@ -171,12 +169,6 @@ class ZooKeeperPlace:
                 name=self._terms.name,
             )
 
-    def _refused(self, refused: jute.ZooKeeperError) -> BackendError:
-        return BackendError(
-            f"{self._store.described} refused what was asked about {self._node.directory}: {refused}",
-            name=self._terms.name,
-        )
-
     async def _ask(self, session: Session, *, wait: bool) -> Granted | Waiting | Refused | Gone:
         while not self._node.is_over():
             directory = self._node.directory
@@ -190,7 +182,7 @@ class ZooKeeperPlace:
                     self._recall(session, [ahead.node])
                     return Refused("busy", unsure=True)
                 self._wait(session)
-                self._follow(ahead)
+                self._blockers.follow(ahead)
                 return Waiting(self.deadline, None)
             if entries is None:
                 entries = await asyncio.shield(self._store.read_queue(session, directory))
@@ -207,7 +199,7 @@ class ZooKeeperPlace:
                         self._recall(session, self._node.blocked_by(entries))
                         return Refused("busy", unsure=True)
                     self._wait(session)
-                    self._watch_blockers(session, blocked)
+                    self._blockers.wait_for(session, blocked)
                     return Waiting(self.deadline, None)
                 case Holds(followed):
                     if not self._has_time:
@@ -256,21 +248,10 @@ class ZooKeeperPlace:
             return
         if self._moving is not None:
             return  # its new node is watched
-        if session.is_up and not any(one[1] == self._on_own_gone for one in self._watched):
+        if session.is_up and self._own is None:
             self._watch_node(session, node)
 
-    def _follow(self, ahead: Stand) -> None:
-        """Wait for another place of this client: it tells when it has gone."""
-        self._ahead = ahead
-        ahead.behind.append(self._on_ahead_gone)
-
-    def _unfollow(self) -> None:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and self._on_ahead_gone in ahead.behind:
-            ahead.behind.remove(self._on_ahead_gone)
-
     def _on_ahead_gone(self, held_alone: bool) -> None:
-        self._ahead = None
         session = self._session
         if self._state is not _WAITING or session is None:
             return
@@ -284,7 +265,7 @@ class ZooKeeperPlace:
 
     def _watch_node(self, session: Session, node: str) -> None:
         """Have it told when the node is written or goes, and see whether it was written already."""
-        self._watched.append((node, self._on_own_gone))
+        self._own = node
 
         def on_answer(answer: asyncio.Future[Answer[tuple[bytes, jute.Stat]]]) -> None:
             error = answer.exception()
@@ -297,27 +278,13 @@ class ZooKeeperPlace:
 
         session.watch(node, self._on_own_gone).add_done_callback(on_answer)
 
-    def _watch(
-        self, session: Session, path: str, changed: Callable[[], object], *, hears: bool
-    ) -> None:
-        self._watched.append((path, changed))
-
-        def on_answer(answer: asyncio.Future[Answer[tuple[bytes, jute.Stat]]]) -> None:
-            error = answer.exception()
-            if isinstance(error, jute.ZooKeeperError):
-                changed()  # it has gone already
-            elif error is None and hears and answer.result().value[1].version > 0:
-                changed()  # it was written after the queue was read, and before it was watched
-
-        session.watch(path, changed).add_done_callback(on_answer)
-
     def _unwatch(self) -> None:
-        self._unfollow()
-        watched, self._watched = self._watched, []
+        self._blockers.clear()
+        own, self._own = self._own, None
         if self._session is not None:
             self._session.looking.discard(self._look)
-            for path, changed in watched:
-                self._session.unwatch(path, changed)
+            if own is not None:
+                self._session.unwatch(own, self._on_own_gone)
 
     def _look(self) -> None:
         """Read the queue, as what blocked the request may have gone."""
@@ -355,27 +322,12 @@ class ZooKeeperPlace:
                     session.on_progress(self._on_progress)
             case Blocked() as blocked:
                 if session.is_up:  # else it looks again when there is a connection
-                    self._watch_blockers(session, blocked)
+                    self._blockers.wait_for(session, blocked)
             case Joins(seat):
                 if self._moving is None:
                     self._store.start(self._change_over(session, seat))
             case Barred():
                 pass  # it waits on: the owner came to hold by another request meanwhile
-
-    def _watch_blockers(self, session: Session, blocked: Blocked) -> None:
-        """Wait for these, and no others."""
-        self._unfollow()
-        directory = self._node.directory
-        for path, changed in list(self._watched):
-            if changed != self._on_own_gone:
-                self._watched.remove((path, changed))
-                session.unwatch(path, changed)
-        for node in blocked.by:
-            ahead = None if self._terms.limit else self._store.stands.find(directory, node)
-            if ahead is not None:
-                self._follow(ahead)
-            else:
-                self._watch(session, f"{directory}/{node}", self._look, hears=blocked.hears)
 
     async def _change_over(self, session: Session, seat: Entry) -> None:
         if self._state is not _WAITING or self._moving is not None or self._node.path is None:
@@ -412,7 +364,7 @@ class ZooKeeperPlace:
     def _hold(self, session: Session, followed: bool) -> None:
         assert self._node.path is not None
         watches = self._state is not _WAITING
-        self._unfollow()
+        self._blockers.clear()
         self._state, self.token = _HELD, self._node.created
         if not self._terms.auto_extend:
             self._until = now() + self._terms.ttl
@@ -423,10 +375,6 @@ class ZooKeeperPlace:
         session.looking.discard(self._look)
         if watches:
             self._store.watch_soon(self)
-        for path, changed in list(self._watched):
-            if changed != self._on_own_gone:
-                self._watched.remove((path, changed))
-                session.unwatch(path, changed)
         self._untold = bool(self._terms.limit) and followed
         self._tell_next(session)
 
@@ -453,17 +401,14 @@ class ZooKeeperPlace:
         session, node = self._session, self._node.path
         if session is None or node is None:
             return
-        self._watched = [one for one in self._watched if one[1] != self._on_own_gone]
+        self._own = None
         if session.is_up:
             self._watch_node(session, node)
 
     async def _find_out(self, session: Session) -> None:
         """Tell why the node has gone."""
-        try:
-            self._broken = await self._node.is_broken(session)
-        except (jute.ZooKeeperError, BackendError):
-            pass
-        self._lose("broken" if self._broken and self._state is _HELD else "gone")
+        broken = await self._leaving.was_broken(session)
+        self._lose("broken" if broken and self._state is _HELD else "gone")
 
     def _lose(self, reason: LossReason) -> None:
         if self._state in (_WAITING, _HELD):
@@ -504,22 +449,14 @@ class ZooKeeperPlace:
         self._stop()
         self._end_stand()  # what waits behind it watches the node from now on
         pause = max(0.0, min(self.deadline, self._closes) - now())
-        asyncio.get_running_loop().call_later(pause, self._discard)
-
-    def _discard(self) -> None:
-        if self._deleting or self._node.is_over() or self._session is None:
-            return
-        if self._node.path is None:
-            return
-        self._discards = True
-        if self._session.is_up:
-            self._session.transact(self._node.deletion(self._node.path))
+        if self._session is not None:
+            asyncio.get_running_loop().call_later(pause, self._leaving.discard, self._session)
 
     # -- what the session tells ----------------------------------------------------------------------
 
     def on_up(self) -> None:
-        if self._discards:
-            self._discard()
+        if self._session is not None:
+            self._leaving.on_up(self._session)
         self._store.watch_soon(self)
         if self._successors is not None:
             self._successors.look()
@@ -547,32 +484,8 @@ class ZooKeeperPlace:
         session = self._session
         if self._state is not _WAITING or self._moving or session is None or not session.is_up:
             return
-        paths = [path for path, changed in self._watched if changed != self._on_own_gone]
-        if self._ahead is not None:
-            paths.append(f"{self._node.directory}/{self._ahead.node}")
-        for path in paths:
-            session.submit(jute.exists(path)).add_done_callback(
-                partial(self._on_looked_after, session, path)
-            )
-        if not paths:
+        if not self._blockers.look_after(session):
             self._look()
-
-    def _on_looked_after(
-        self, session: Session, path: str, answer: asyncio.Future[Answer[jute.Stat]]
-    ) -> None:
-        error = answer.exception()
-        if isinstance(error, jute.ZooKeeperError):
-            self._look()
-        elif error is None and self._is_nobodys(session, path, answer.result().value):
-            self._store.start(self._clear(session, path))
-
-    def _is_nobodys(self, session: Session, path: str, stat: jute.Stat) -> bool:
-        """Tell whether a node is this session's, and no place of the client knows it."""
-        return stat.ephemeral_owner == session.id and request_of(path) not in self._store.live
-
-    async def _clear(self, session: Session, path: str) -> None:
-        await self._store.clear(session, path)
-        self._look()
 
     # -- leaving -------------------------------------------------------------------------------------
 
@@ -583,11 +496,11 @@ class ZooKeeperPlace:
         except TimeoutError as silent:
             raise Unanswered(f"{self._store.described}: no answer for {within:g} s") from silent
         except jute.ZooKeeperError as refused:
-            raise self._refused(refused) from refused
+            raise self._node.refused(refused) from refused
 
     async def _leave(self) -> Left:
-        session, held = self._session, self.token != 0
-        self._was_held = self._was_held or self._state is _HELD
+        session, granted = self._session, self.token != 0
+        self._leaving.begin(held=self._state is _HELD)
         found = self._left_already()
         if found is not None:
             return found
@@ -600,24 +513,12 @@ class ZooKeeperPlace:
         await session.wait_up(_WAIT_UP)
         if self._node.is_over():
             return self._left_already() or Left("gone", "expired")
-        if self._node.path is None and self._node.ambiguous:
-            await self._node.find(session)
-        repeated, self._deleting = self._deleting, True
-        try:
-            if self._node.path is not None:
-                await self._node.delete(session, self._node.path, self._on_deleted)
-        except jute.ZooKeeperError as refused:
-            if refused.code != jute.NO_NODE:
-                raise
-            self._broken = self._broken or await self._node.is_broken(session)
-            self.abandon()
-            return self._left_gone(repeated)
+        left = await self._leaving.delete(session, granted=granted)
         self.abandon()
-        return Left("released" if held else "withdrawn")
+        return left
 
-    def _on_deleted(self, answer: asyncio.Future[Answer[list[object]]]) -> None:
-        if answer.exception() is None:
-            self._end_stand(held_alone=self._was_held)
+    def _on_deleted(self, held: bool) -> None:
+        self._end_stand(held_alone=held)
 
     def _left_already(self) -> Left | None:
         """Return what a leave finds that has nothing to delete."""
@@ -627,22 +528,8 @@ class ZooKeeperPlace:
         if self._node.lifetime.over:
             self._stop()
             self.abandon()
-            return Left("released") if self._deleting else Left("gone", "expired")
+            return Left("released") if self._leaving.sent else Left("gone", "expired")
         return None
-
-    def _left_gone(self, repeated: bool) -> Left:
-        if self._discards:
-            return Left("gone", "expired")
-        if repeated and not self._broken:
-            return Left("released")
-        return Left("gone", "broken" if self._broken else "gone")
-
-    def _stop(self) -> None:
-        """Hear of nothing any more."""
-        self._state = _OVER
-        self._unwatch()
-        if self._successors is not None:
-            self._successors.end()
 
     def leave_soon(self, end: End, done: Callable[[Left | BackendError], object]) -> bool:
         session = self._session
@@ -655,39 +542,23 @@ class ZooKeeperPlace:
             return False
         if self._moving is not None:
             return False
-        held = self.token != 0
-        self._was_held = self._was_held or self._state is _HELD
+        self._leaving.begin(held=self._state is _HELD)
         self._stop()
-        repeated, self._deleting = self._deleting, True
 
-        def on_answer(answer: asyncio.Future[Answer[list[object]]]) -> None:
-            error = answer.exception()
-            self._on_deleted(answer)
-            if error is None:
+        def on_left(left: Left | BackendError) -> None:
+            if isinstance(left, Left):
                 self.abandon()
-                done(Left("released" if held else "withdrawn"))
-            elif (
-                isinstance(error, jute.Aborted) and error.index == 0 and error.code == jute.NO_NODE
-            ):
-                self._store.start(self._tell_why(session, repeated, done))
-            elif isinstance(error, jute.ZooKeeperError):
-                done(self._refused(error))
-            else:
-                done(cast("BackendError", error))
+            done(left)
 
-        session.transact(self._node.deletion(path)).add_done_callback(on_answer)
+        self._leaving.delete_soon(session, path, on_left, granted=self.token != 0)
         return True
 
-    async def _tell_why(
-        self, session: Session, repeated: bool, done: Callable[[Left | BackendError], object]
-    ) -> None:
-        try:
-            self._broken = self._broken or await self._node.is_broken(session)
-        except BackendError as failed:
-            done(failed)
-            return
-        self.abandon()
-        done(self._left_gone(repeated))
+    def _stop(self) -> None:
+        """Hear of nothing any more."""
+        self._state = _OVER
+        self._unwatch()
+        if self._successors is not None:
+            self._successors.end()
 
     def abandon(self) -> None:
         self._stop()

@@ -1,0 +1,125 @@
+"""What a waiter waits for: nodes that its session watches, or another place of the same client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from . import jute
+from .connection import Answer
+from .node import QueueNode
+from .queue import Blocked, request_of
+from .session import Session
+from .stands import Behind, Stand
+
+if TYPE_CHECKING:
+    from .store import ZooKeeperBackend
+
+
+class Blockers:
+    """Those of one waiter.
+
+    ``look`` is called when one of them has gone or was written, ``ahead_gone`` when the place that it
+    follows has gone.
+
+    Mutable state: ``_watched`` (the paths of nodes, all in ``_session``), ``_ahead`` (the one that is
+    followed, if it is this client's).
+    """
+
+    def __init__(
+        self,
+        store: ZooKeeperBackend,
+        node: QueueNode,
+        look: Callable[[], object],
+        ahead_gone: Behind,
+    ) -> None:
+        self._store = store
+        self._node = node
+        self._look = look
+        self._ahead_gone = ahead_gone
+        self._session: Session | None = None
+        self._watched: list[str] = []
+        self._ahead: Stand | None = None
+
+    def __repr__(self) -> str:
+        ahead = None if self._ahead is None else self._ahead.node
+        return f"<Blockers watched={self._watched} ahead={ahead}>"
+
+    def wait_for(self, session: Session, blocked: Blocked) -> None:
+        """Wait for these, and no others."""
+        self.clear()
+        directory = self._node.directory
+        for node in blocked.by:
+            ahead = None if self._node.limit else self._store.stands.find(directory, node)
+            if ahead is not None:
+                self.follow(ahead)
+            else:
+                self._watch(session, f"{directory}/{node}", hears=blocked.hears)
+
+    def follow(self, ahead: Stand) -> None:
+        """Wait for another place of this client: it tells when it has gone."""
+        self._ahead = ahead
+        ahead.behind.append(self._on_ahead_gone)
+
+    def _on_ahead_gone(self, held_alone: bool) -> None:
+        self._ahead = None
+        self._ahead_gone(held_alone)
+
+    def _watch(self, session: Session, path: str, *, hears: bool) -> None:
+        self._session = session
+        self._watched.append(path)
+
+        def on_answer(answer: asyncio.Future[Answer[tuple[bytes, jute.Stat]]]) -> None:
+            error = answer.exception()
+            if isinstance(error, jute.ZooKeeperError):
+                self._look()  # it has gone already
+            elif error is None and hears and answer.result().value[1].version > 0:
+                self._look()  # it was written after the queue was read, and before it was watched
+
+        session.watch(path, self._look).add_done_callback(on_answer)
+
+    def clear(self) -> None:
+        """Wait for none any more."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and self._on_ahead_gone in ahead.behind:
+            ahead.behind.remove(self._on_ahead_gone)
+        watched, self._watched = self._watched, []
+        if self._session is not None:
+            for path in watched:
+                self._session.unwatch(path, self._look)
+
+    # -- what was told and not heard -----------------------------------------------------------------
+
+    def look_after(self, session: Session) -> bool:
+        """See whether they are there still, and are somebody's; return whether there are any.
+
+        All that ends a wait is told, by a watch or by this client's own places. This is for what was told
+        and not heard: it must not block a name for as long as the client lives.
+        """
+        paths = list(self._watched)
+        if self._ahead is not None:
+            paths.append(f"{self._node.directory}/{self._ahead.node}")
+        for path in paths:
+            session.submit(jute.exists(path)).add_done_callback(
+                partial(self._on_looked_after, session, path)
+            )
+        return bool(paths)
+
+    def _on_looked_after(
+        self, session: Session, path: str, answer: asyncio.Future[Answer[jute.Stat]]
+    ) -> None:
+        error = answer.exception()
+        if isinstance(error, jute.ZooKeeperError):
+            self._look()
+        elif error is None and self._is_nobodys(session, path, answer.result().value):
+            self._store.start(self._clear(session, path))
+
+    def _is_nobodys(self, session: Session, path: str, stat: jute.Stat) -> bool:
+        """Tell whether a node is this session's, and no place of the client knows it."""
+        return stat.ephemeral_owner == session.id and request_of(path) not in self._store.live
+
+    async def _clear(self, session: Session, path: str) -> None:
+        await self._store.clear(session, path)
+        self._look()

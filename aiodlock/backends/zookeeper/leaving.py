@@ -1,0 +1,136 @@
+"""How a request's node is deleted, and what that finds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from ..._errors import BackendError
+from ..._model import Left
+from . import jute
+from .connection import Answer
+from .node import QueueNode
+from .session import Session
+
+if TYPE_CHECKING:
+    from .store import ZooKeeperBackend
+
+
+class Leaving:
+    """The end of one request's node. ``deleted`` is called when a leave has deleted it; True: the request
+    held when the leave was sent.
+
+    Mutable state: ``sent`` (a leave was sent), ``_held`` (it held then), ``_discards`` (the lease ran out,
+    and the node must go), ``_broken`` (an operator has deleted the node).
+    """
+
+    def __init__(
+        self, store: ZooKeeperBackend, node: QueueNode, deleted: Callable[[bool], object]
+    ) -> None:
+        self.sent: bool = False
+        self._store = store
+        self._node = node
+        self._deleted = deleted
+        self._held = False
+        self._discards = False
+        self._broken = False
+
+    def __repr__(self) -> str:
+        return f"<Leaving sent={self.sent} discards={self._discards} broken={self._broken}>"
+
+    def begin(self, *, held: bool) -> None:
+        """A leave is about to be sent."""
+        self._held = self._held or held
+
+    async def delete(self, session: Session, *, granted: bool) -> Left:
+        """Delete the node."""
+        node = self._node
+        if node.path is None and node.ambiguous:
+            await node.find(session)
+        repeated, self.sent = self.sent, True
+        try:
+            if node.path is not None:
+                await node.delete(session, node.path, self._on_deleted)
+        except jute.ZooKeeperError as refused:
+            if refused.code != jute.NO_NODE:
+                raise
+            return await self._why(session, repeated)
+        return _left(granted)
+
+    def delete_soon(
+        self,
+        session: Session,
+        path: str,
+        done: Callable[[Left | BackendError], object],
+        *,
+        granted: bool,
+    ) -> None:
+        """Delete the node; ``done`` hears how it went."""
+        repeated, self.sent = self.sent, True
+
+        def on_answer(answer: asyncio.Future[Answer[list[object]]]) -> None:
+            error = answer.exception()
+            self._on_deleted(answer)
+            if error is None:
+                done(_left(granted))
+            elif (
+                isinstance(error, jute.Aborted) and error.index == 0 and error.code == jute.NO_NODE
+            ):
+                self._store.start(self._tell_why(session, repeated, done))
+            elif isinstance(error, jute.ZooKeeperError):
+                done(self._node.refused(error))
+            else:
+                done(cast("BackendError", error))
+
+        session.transact(self._node.deletion(path)).add_done_callback(on_answer)
+
+    def _on_deleted(self, answer: asyncio.Future[Answer[list[object]]]) -> None:
+        if answer.exception() is None:
+            self._deleted(self._held)
+
+    async def _tell_why(
+        self, session: Session, repeated: bool, done: Callable[[Left | BackendError], object]
+    ) -> None:
+        try:
+            left = await self._why(session, repeated)
+        except BackendError as failed:
+            done(failed)
+            return
+        done(left)
+
+    # -- what has gone by itself ---------------------------------------------------------------------
+
+    async def _why(self, session: Session, repeated: bool) -> Left:
+        """Return what a leave finds whose node has gone."""
+        self._broken = self._broken or await self._node.is_broken(session)
+        if self._discards:
+            return Left("gone", "expired")
+        if repeated and not self._broken:
+            return Left("released")
+        return Left("gone", "broken" if self._broken else "gone")
+
+    async def was_broken(self, session: Session) -> bool:
+        """Find out whether an operator has deleted the node."""
+        try:
+            self._broken = await self._node.is_broken(session)
+        except (jute.ZooKeeperError, BackendError):
+            pass
+        return self._broken
+
+    def discard(self, session: Session) -> None:
+        """The lease is over: delete the node, and again after a lost connection, unless a leave does."""
+        if self.sent or self._node.is_over() or self._node.path is None:
+            return
+        self._discards = True
+        if session.is_up:
+            session.transact(self._node.deletion(self._node.path))
+
+    def on_up(self, session: Session) -> None:
+        """There is a connection again."""
+        if self._discards:
+            self.discard(session)
+
+
+def _left(granted: bool) -> Left:
+    return Left("released" if granted else "withdrawn")
