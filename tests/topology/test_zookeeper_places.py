@@ -325,6 +325,27 @@ async def test_observer_is_told_of_a_queue_that_comes_and_of_its_changes(
         await again.leave()
 
 
+async def test_observer_of_a_queue_that_the_servers_delete_is_told_of_the_next_one(
+    server: ZooKeeperServer, name: str
+) -> None:
+    """They delete what has been empty for a while, and tell that to who watches the children."""
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        before = asker(backend, name=name, ttl=TTL)
+        await before.acquire()
+        await before.leave()
+        changed = asyncio.Event()
+        stop = backend.observe("lock", name, changed.set)
+        await backend._main.ask(jute.delete(backend.directory("lock", name)))
+        for _ in range(2):
+            await backend._main.ask(jute.sync("/"))
+        changed.clear()
+        asked = asker(backend, name=name, ttl=TTL)
+        await asked.acquire()
+        await asyncio.wait_for(changed.wait(), 10.0)
+        await asked.leave()
+        stop()
+
+
 async def test_everything_that_was_deleted_ends_what_was_held_and_waited_for(
     server: ZooKeeperServer, name: str
 ) -> None:

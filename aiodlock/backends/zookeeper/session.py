@@ -448,8 +448,12 @@ class Session:
     # -- watches -------------------------------------------------------------------------------------
 
     def _on_event(self, event: jute.Event) -> None:
-        watches = self._child_watches if event.kind == jute.CHILDREN_CHANGED else self._data_watches
-        for changed in watches.pop(event.path, ()):
+        told: list[Callable[[], object]] = []
+        if event.kind != jute.CHILDREN_CHANGED:
+            told += self._data_watches.pop(event.path, ())
+        if event.kind in (jute.CHILDREN_CHANGED, jute.DELETED):
+            told += self._child_watches.pop(event.path, ())
+        for changed in told:
             changed()
 
     def _watches_of_before(self) -> list[jute.Call[None]]:
