@@ -17,6 +17,7 @@ from aiodlock.backends.zookeeper import jute
 from ..scenes import until
 from ..zookeeper import ZooKeeperServer, installed, looking
 from .zookeeper_places import asker, running
+from .zookeeper_proxy import FrameProxy
 
 pytestmark = pytest.mark.skipif(not installed(), reason="no ZooKeeper")
 
@@ -344,6 +345,38 @@ async def test_observer_of_a_queue_that_the_servers_delete_is_told_of_the_next_o
         await asyncio.wait_for(changed.wait(), 10.0)
         await asked.leave()
         stop()
+
+
+async def test_observer_is_told_once_of_a_change_however_often_its_connection_was_lost(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with (
+        FrameProxy(server.port) as proxy,
+        running(proxy.url, tick=TICK, ttl=TTL) as backend,
+        running(server.url, tick=TICK, ttl=TTL) as other,
+    ):
+        session, first = backend._main, asker(other, name=name, ttl=TTL)
+        await first.acquire()
+        told = 0
+
+        def changed() -> None:
+            nonlocal told
+            told += 1
+
+        stop = backend.observe("lock", name, changed)
+        for _ in range(3):
+            connection = session._connection
+            proxy.cut()
+            await until(lambda last=connection: session.is_up and session._connection is not last)  # type: ignore[misc]
+        await session.ask(jute.sync("/"))
+        told = 0
+        await first.leave()
+        await until(lambda: told)
+        await session.ask(jute.sync("/"))
+        assert told == 1
+        stop()
+        assert not session._child_watches
+        assert not session._data_watches
 
 
 async def test_everything_that_was_deleted_ends_what_was_held_and_waited_for(

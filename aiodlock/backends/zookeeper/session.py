@@ -207,12 +207,16 @@ class Session:
         _remove(self._data_watches, path, changed)
 
     def watch_children(self, path: str, changed: Callable[[], object]) -> Callable[[], None]:
-        """Have ``changed`` called once when a child comes or goes. The caller lists them with ``watch``."""
+        """Have ``changed`` called once when a child comes or goes, or the node itself goes.
+
+        The caller lists the children with ``watch``, and calls what this returns to end it.
+        """
         self._child_watches.setdefault(path, []).append(changed)
         return lambda: _remove(self._child_watches, path, changed)
 
-    def watch_creation(self, path: str, changed: Callable[[], object]) -> None:
-        """Have ``changed`` called once when a node is made, or if it is there already."""
+    def watch_creation(self, path: str, changed: Callable[[], object]) -> Callable[[], None]:
+        """Have ``changed`` called once when a node is made, or if it is there already; return what ends
+        that."""
 
         def on_answer(answer: asyncio.Future[Answer[jute.Stat]]) -> None:
             if answer.exception() is None:
@@ -222,6 +226,7 @@ class Session:
         answer = self.submit(jute.exists(path, watch=True))
         self._data_watches.setdefault(path, []).append(changed)
         answer.add_done_callback(on_answer)
+        return lambda: self.unwatch(path, changed)
 
     def on_progress(self, moved: Callable[[], object]) -> None:
         """Have ``moved`` called once when the deadline has moved."""
