@@ -26,6 +26,7 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ._model import IMPATIENT, HolderInfo, Kind, LockInfo, Mode, WaiterInfo
+from ._text import printable
 
 #: A probe that has met so many requests gives up: nobody reads such a cycle.
 _MOST_REQUESTS = 1_000
@@ -228,8 +229,10 @@ def _note(one: WaiterInfo) -> str:
 
 
 def _words(edge: Edge) -> str:
-    who = f"{edge.wait.owner} on {edge.wait.client}"
+    # Owners and notes come from other clients, and this goes to the log and to terminals.
+    who = f"{printable(edge.wait.owner)} on {printable(edge.wait.client)}"
     if edge.wait.note:
-        who += f" ({edge.wait.note})"
-    behind = "".join(f" behind {waiter.owner}" for waiter in edge.queued)
-    return f"{who} waits for {edge.wait.name!r}{behind}, which {edge.holder.owner} holds"
+        who += f" ({printable(edge.wait.note)})"
+    behind = "".join(f" behind {printable(waiter.owner)}" for waiter in edge.queued)
+    holder = printable(edge.holder.owner)
+    return f"{who} waits for {edge.wait.name!r}{behind}, which {holder} holds"

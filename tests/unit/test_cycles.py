@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from aiodlock import HolderInfo, LockInfo, WaiterInfo
-from aiodlock._cycles import Answer, Asking, Cycle, Question, Wait, probe, verify
+from aiodlock._cycles import Answer, Asking, Cycle, Edge, Question, Wait, probe, verify
 from aiodlock._model import IMPATIENT, Kind, Mode
 
 HISTORIES = 3_000
@@ -406,6 +406,15 @@ def test_two_names_in_two_orders() -> None:
         "c2-w on c2 waits for 'a', which c1-h holds; c1-w on c1 waits for 'b', which c2-h holds"
     )
     assert found(one, infos, one, two) is None, "the older one is spared"
+
+
+def test_what_others_have_written_breaks_no_line_of_the_log() -> None:
+    bad = "x\nERROR \x1b[2Jforged\u202e"
+    waiter = WaiterInfo(bad, "exclusive", 0, 9.0, "c2")
+    wait = Wait("2", bad, "exclusive", bad, bad, 2, frozenset(), bad)
+    words = Cycle((Edge(wait, (waiter,), HolderInfo(bad, "exclusive", 1, 1, 9.0, "c1")),)).words()
+    assert words.isprintable()
+    assert "forged" in words
 
 
 @pytest.mark.parametrize(("last", "deadlock"), [("", True), (IMPATIENT, False)])
