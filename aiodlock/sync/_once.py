@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from .. import _once as core
 from .._request import AlreadyDone
+from ._blocks import Entered
 from ._lease import Lease, enter
 from ._lock import Acquirable
 
@@ -37,8 +37,8 @@ class Once:
     def __init__(self, client: Client, description: Description, keep: float) -> None:
         self._lock = Acquirable(client, description)
         self._keep = keep
-        #: The open entries, and the threads that have entered.
-        self._runs: list[tuple[int, OnceRun]] = []
+        #: The open blocks of all threads, also those that are not the first.
+        self._runs: Entered[OnceRun] = Entered()
 
     def __repr__(self) -> str:
         return f"<Once {self.name!r} keep={self._keep:g} on {self._lock._client!r}>"
@@ -57,7 +57,7 @@ class Once:
         else:
             enter(lease, lock._entered)
             run = OnceRun(lease)  # type: ignore[arg-type]
-        self._runs.append((threading.get_ident(), run))
+        self._runs.add(run)
         return run
 
     def __exit__(
@@ -66,10 +66,7 @@ class Once:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        thread = threading.get_ident()
-        mine = [entry for entry in self._runs if entry[0] == thread] or self._runs
-        _, run = entry = mine[-1]
-        self._runs.remove(entry)
+        run = self._runs.pop(self)
         lease = run.lease
         if lease is None:
             return

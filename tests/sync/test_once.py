@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -63,6 +64,31 @@ def test_released_or_broken_body_records_nothing(client: sync.Client) -> None:
         assert client.break_lock("a", kind="once") == 1
     with client.once("a", keep=60) as run:
         assert run.first
+
+
+def test_block_that_is_not_clear_ends_none(client: sync.Client) -> None:
+    once = client.once("a", keep=60)
+    with once as run:
+        run.result = "done"
+
+    def entered() -> Generator[bool, None, None]:
+        with once as run:
+            yield run.first
+
+    blocks = entered()
+    with ThreadPoolExecutor(1) as second, ThreadPoolExecutor(1) as first:
+        assert not second.submit(next, blocks).result()
+        client.forget("a")
+        run = first.submit(once.__enter__).result()
+        assert run.first
+        with pytest.raises(RuntimeError, match="not clear"):
+            blocks.close()
+        assert run.lease is not None
+        assert run.lease.held
+        run.result = "again"
+        first.submit(once.__exit__, None, None, None).result()
+    with once as run:
+        assert run.result == "again"
 
 
 def test_once_per_calls_the_function_once_per_name(client: sync.Client) -> None:
