@@ -27,7 +27,7 @@ from urllib.parse import quote
 
 from ._clock import now
 from ._cycles import Answer, Asking, Cycle, Name, Question, Wait, probe, verify
-from ._errors import BackendError, DeadlockError, LossReason
+from ._errors import BackendError, DeadlockError, LossReason, Unsupported
 from ._model import ENDED, Granted, Kind, Left, LockInfo, Terms
 from ._request import HELD
 from .backends.base import Place
@@ -193,15 +193,22 @@ class Deadlocks:
 
     # -- the store -----------------------------------------------------------------------------------
 
-    async def _tell(self, told: _Told) -> None:
+    async def _tell(self, request: Request, told: _Told) -> None:
+        try:
+            await self._tell_for(_TOLD_FOR, told)
+        except Unsupported:
+            # ZooKeeper's servers limit how long a session is; what the request asks for, they grant.
+            await self._tell_for(request.terms.ttl, told)
+
+    async def _tell_for(self, ttl: float, told: _Told) -> None:
         session = self._session
         terms = Terms(
             kind=KIND,
             name=session.backend.label,
             mode="shared",
             limit=0,
-            ttl=_TOLD_FOR,
-            waiter_ttl=_TOLD_FOR,
+            ttl=ttl,
+            waiter_ttl=ttl,
             lock_delay=0.0,
             margin=0.0,
             max_hold=None,
@@ -279,7 +286,7 @@ class Deadlocks:
             told.probes += 1
             if told.place is None:
                 self._take_back(told)  # what the store has forgotten
-                await self._tell(told)
+                await self._tell(request, told)
                 self._take_back_if_over(request, told)
             starts[request] = told.wait
         ask = Asked(self._session.backend, {self._session.backend.label: self._own})
