@@ -510,9 +510,9 @@ async def test_waits_of_one_look_are_looked_at_again_together(make_client: MakeC
         deadlocks: Any = client._session.deadlocks
         tell = deadlocks._tell
 
-        async def tell_slowly(told: object) -> None:
+        async def tell_slowly(*about: object) -> None:
             await asyncio.sleep(0.01)
-            await tell(told)
+            await tell(*about)
 
         deadlocks._tell = tell_slowly
         for request in list(deadlocks._timers):
