@@ -1,7 +1,5 @@
 """Locks in PostgreSQL: what is sent to the functions of ``schema.sql``.
 
-Over 400 lines: what the core asks, and whether notifications arrive.
-
 Two connections: one for the messages of all tasks, which go out together in one call of ``turn``, and one
 that listens for notifications.
 """
@@ -9,7 +7,6 @@ that listens for notifications.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -33,9 +30,10 @@ from ..._model import (
 )
 from .._label import make_label
 from ..base import Unanswered
-from ..kept import Notices as Listener
-from .connection import Connection, Link, Listening, Message, Messages, ask
+from ..kept import Notices
+from .connection import Connection, Link, Message, Messages, ask
 from .inspection import Inspection
+from .notifications import Notifications, channel
 from .replies import Extended, left_of, outcome_of
 from .schema import VERSION, install, missing, wrong_version
 
@@ -45,10 +43,6 @@ _logger = logging.getLogger("aiodlock")
 _REMEMBERED = 60.0
 _SWEEP_EVERY = 60.0
 _SWEEP_MOST = 1000
-#: How long a notification of our own may take to come back.
-_PROBE_WITHIN = 1.0
-#: How often waiters poll where no notifications arrive (seconds).
-POLL_EVERY = 1.0
 #: How long a question may take while a connection is prepared.
 _HELLO_WITHIN = 2.0
 
@@ -66,8 +60,7 @@ def _ms(seconds: float) -> int:
 class PostgresBackend:
     """One database. Its functions decide; this sends messages and reads the answers.
 
-    Mutable state: ``_listener`` (while it runs), ``polls`` (no notifications arrive here), ``_probed`` (set
-    when a notification of our own arrives), ``_heard_once``.
+    It has no state of its own: that is in its connections, and in ``Notifications``.
     """
 
     capabilities: Capabilities = Capabilities(
@@ -87,7 +80,6 @@ class PostgresBackend:
         description: str = "",
     ) -> None:
         self.label: str = make_label()
-        self.polls: bool = False
         #: Shown to people beside the label.
         self.description: str = description
         self._described = described
@@ -98,15 +90,14 @@ class PostgresBackend:
         # A user who names another source to listen on has a pooler in front of the first one.
         pooled = listen_source is not None
         link = Link(source, described, pooled=pooled, prepare=self._meet, on_up=self._on_connected)
-        self._messages = Messages(link, self._call, self._hear)
-        self._listening = Listening(
+        self._messages = Messages(link, self._call, lambda said: self._notifications.hear(said))
+        self._notifications = Notifications(
+            self._messages,
             listen_source or source,
             described + (" (listening)" if listen_source else ""),
-            on_up=self._on_listening,
+            self.label,
         )
-        self._listener: Listener | None = None
-        self._heard_once = asyncio.Event()
-        self._probed = asyncio.Event()
+        self._listening = self._notifications.listening
         self._inspection = Inspection(self)
 
     def __repr__(self) -> str:
@@ -114,18 +105,17 @@ class PostgresBackend:
 
     # -- life ------------------------------------------------------------------------------------
 
-    async def run(self, listener: Listener, ready: Callable[[], None]) -> None:
-        self._listener = listener
-        self._listening.listen(_channel(self.label), self._hear_one)
+    async def run(self, listener: Notices, ready: Callable[[], None]) -> None:
+        self._notifications.begin(listener)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._messages.link.run())
             tasks.create_task(self._messages.run())
             tasks.create_task(self._listening.link.run())
             tasks.create_task(self._listening.run())
             await self._messages.link.first_up()
-            await self._heard_once.wait()
+            await self._notifications.known.wait()
             ready()
-            tasks.create_task(self._poll())
+            tasks.create_task(self._notifications.poll())
             while True:
                 await asyncio.sleep(_SWEEP_EVERY * random.uniform(0.5, 1.5))
                 await self._sweep()
@@ -168,40 +158,9 @@ class PostgresBackend:
             return await query
 
     def _on_connected(self, again: bool) -> None:
-        if again and self._listener is not None:
-            self._listener.on_back()
-
-    async def _on_listening(self) -> None:
-        """See whether notifications arrive. Through a pooler that shares its connections they do not."""
-        await self._messages.link.first_up()
-        self._probed.clear()
-        sql = f"select pg_notify('{_channel(self.label)}', 'probe')"
-        try:
-            await self._messages.query(lambda shared: shared.execute(sql))
-            async with asyncio.timeout(_PROBE_WITHIN):
-                await self._probed.wait()
-            self.polls = False
-        except BackendError:
-            pass  # the connection for messages was lost: nothing is known
-        except TimeoutError:
-            if not self.polls:
-                _logger.warning(
-                    "no notifications arrive from %s, as behind a pooler in transaction mode: waiters of "
-                    "this client poll every %g s; listen_source= names a way around the pooler",
-                    self._listening.link.described,
-                    POLL_EVERY,
-                    extra={"event": "polling"},
-                )
-            self.polls = True
-        self._heard_once.set()
-        if self._listener is not None:
-            self._listener.on_look(None)  # notifications may have been missed
-
-    async def _poll(self) -> None:
-        while True:
-            await asyncio.sleep(POLL_EVERY)
-            if self.polls and self._listener is not None:
-                self._listener.on_look(None)
+        listener = self._notifications.listener
+        if again and listener is not None:
+            listener.on_back()
 
     async def _sweep(self) -> None:
         try:
@@ -234,36 +193,6 @@ class PostgresBackend:
         call = connection.fetchval(statement, self.label, self._retention, text, *more)
         answers: str = await self._one_step(connection, call)
         return answers.split("\n")
-
-    def _hear_one(self, message: str) -> None:
-        if message == "probe":
-            self._probed.set()
-        elif message:
-            self._hear([message])
-
-    def _hear(self, messages: Sequence[str]) -> None:
-        listener = self._listener
-        if listener is None:
-            return
-        for message in messages:
-            match message.split(" "):
-                case ["granted", request_id, key, token]:
-                    recalled = token.endswith("r")
-                    listener.on_granted(request_id, int(token.rstrip("r")), key, recalled)
-                case ["recall", request_id, _]:
-                    listener.on_recalled(request_id)
-                case ["look", request_id, _]:
-                    listener.on_look(request_id)
-                case ["done", request_ids, _]:
-                    # Of very many waiters not all ids fit into a notification.
-                    for request_id in request_ids.split(","):
-                        listener.on_look(None if request_id == "*" else request_id)
-                case ["broken", request_id, _, token]:
-                    listener.on_broken(request_id, int(token))
-                case _:
-                    _logger.warning(
-                        "a notification of the wrong shape was ignored: %.200r", message
-                    )
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -417,8 +346,8 @@ class PostgresBackend:
         self.turn(f"announce\t{self.key(kind, name)}")
 
     def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
-        channel = _channel(f"changes {self.key(kind, name)}")
-        return self._listening.listen(channel, lambda payload: changed())
+        changes = channel(f"changes {self.key(kind, name)}")
+        return self._listening.listen(changes, lambda payload: changed())
 
     # -- for people ------------------------------------------------------------------------------
 
@@ -442,7 +371,3 @@ def _wire_mode(request: StoreRequest) -> str:
     if request.terms.limit:
         return f"s{request.terms.limit}"
     return "x" if request.terms.mode == "exclusive" else "s"
-
-
-def _channel(client: str) -> str:
-    return "aiodlock_" + hashlib.md5(client.encode(), usedforsecurity=False).hexdigest()

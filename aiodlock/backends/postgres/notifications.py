@@ -1,0 +1,113 @@
+"""What the database says by itself: whom in this client it is for, and whether it arrives.
+
+Behind a pooler that shares its connections it does not. Then waiters poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Sequence
+
+from ..._errors import BackendError
+from ..kept import Notices
+from .connection import Listening, Messages
+
+_logger = logging.getLogger("aiodlock")
+
+#: How long a notification of our own may take to come back.
+_PROBE_WITHIN = 1.0
+#: How often waiters poll where no notifications arrive (seconds).
+POLL_EVERY = 1.0
+
+
+class Notifications:
+    """Those for one client.
+
+    Mutable state: ``listener`` (while the store runs), ``polls`` (no notifications arrive here), ``known``
+    (set once it is known whether they do), ``_probed`` (set when a notification of our own arrives).
+    """
+
+    def __init__(self, messages: Messages, source: str, described: str, label: str) -> None:
+        self.listener: Notices | None = None
+        self.polls: bool = False
+        self.known: asyncio.Event = asyncio.Event()
+        self.listening: Listening = Listening(source, described, on_up=self._on_up)
+        self._messages = messages
+        self._channel = channel(label)
+        self._probed = asyncio.Event()
+
+    def begin(self, listener: Notices) -> None:
+        """Tell this one what is said from now on."""
+        self.listener = listener
+        self.listening.listen(self._channel, self._hear_one)
+
+    async def _on_up(self) -> None:
+        """See whether notifications arrive. Through a pooler that shares its connections they do not."""
+        await self._messages.link.first_up()
+        self._probed.clear()
+        sql = f"select pg_notify('{self._channel}', 'probe')"
+        try:
+            await self._messages.query(lambda shared: shared.execute(sql))
+            async with asyncio.timeout(_PROBE_WITHIN):
+                await self._probed.wait()
+            self.polls = False
+        except BackendError:
+            pass  # the connection for messages was lost: nothing is known
+        except TimeoutError:
+            if not self.polls:
+                _logger.warning(
+                    "no notifications arrive from %s, as behind a pooler in transaction mode: waiters of "
+                    "this client poll every %g s; listen_source= names a way around the pooler",
+                    self.listening.link.described,
+                    POLL_EVERY,
+                    extra={"event": "polling"},
+                )
+            self.polls = True
+        self.known.set()
+        if self.listener is not None:
+            self.listener.on_look(None)  # notifications may have been missed
+
+    async def poll(self) -> None:
+        """Have waiters look now and then while none arrive."""
+        while True:
+            await asyncio.sleep(POLL_EVERY)
+            if self.polls and self.listener is not None:
+                self.listener.on_look(None)
+
+    def _hear_one(self, message: str) -> None:
+        if message == "probe":
+            self._probed.set()
+        elif message:
+            self.hear([message])
+
+    def hear(self, messages: Sequence[str]) -> None:
+        """Take what was said, by a notification or behind the answers to a call."""
+        listener = self.listener
+        if listener is None:
+            return
+        for message in messages:
+            match message.split(" "):
+                case ["granted", request_id, key, token]:
+                    recalled = token.endswith("r")
+                    listener.on_granted(request_id, int(token.rstrip("r")), key, recalled)
+                case ["recall", request_id, _]:
+                    listener.on_recalled(request_id)
+                case ["look", request_id, _]:
+                    listener.on_look(request_id)
+                case ["done", request_ids, _]:
+                    # Of very many waiters not all ids fit into a notification.
+                    for request_id in request_ids.split(","):
+                        listener.on_look(None if request_id == "*" else request_id)
+                case ["broken", request_id, _, token]:
+                    listener.on_broken(request_id, int(token))
+                case _:
+                    _logger.warning(
+                        "a notification of the wrong shape was ignored: %.200r", message
+                    )
+
+
+def channel(client: str) -> str:
+    """Return the channel of a client, or of something else with a name of any length."""
+    return "aiodlock_" + hashlib.md5(client.encode(), usedforsecurity=False).hexdigest()
