@@ -58,12 +58,15 @@ _UNSET: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class OwnRequests:
-    """What the caller has in open blocks, where a task does not stand for the caller: aiodlock.sync."""
+    """What the caller has in open blocks, where a task does not stand for the caller: aiodlock.sync.
+
+    Leases, of which others may end one at any moment, also while the caller waits for another name.
+    """
 
     #: Of the names that it asks for: it gets in again.
-    named: Mapping[str, Sequence[Request]]
+    named: Mapping[str, Sequence[Lease]]
     #: All, which it holds while it waits.
-    inside: tuple[Request, ...] = ()
+    inside: tuple[Lease, ...] = ()
 
 
 class Acquirable:
@@ -282,7 +285,7 @@ class Acquirable:
         task = asyncio.current_task() if own is None else None
         if task is None and own is None:
             raise RuntimeError(f"{self!r} can be acquired inside an asyncio task only")
-        bodies = session.bodies.of(task) if own is None else own.named.get(self._name, ())
+        bodies = session.bodies.of(task) if own is None else _open(own.named.get(self._name, ()))
         if bodies:
             self._check_bodies(session, bodies)
         mine: Sequence[Request] = ()
@@ -328,7 +331,7 @@ class Acquirable:
         )  # what comes out of here may end it, with this frame: only the collector would free both
         request.patient = timeout is None
         if own is not None:
-            request.inside = own.inside
+            request.inside = tuple(_open(own.inside))
         if mine:
             request.share_owner()
         started = now()
@@ -609,6 +612,11 @@ class Acquirable:
             "release the shared hold first, or take the lock exclusively from the start",
             name=self._name,
         )
+
+
+def _open(leases: Sequence[Lease]) -> Sequence[Request]:
+    """Return the requests of those that nobody has released."""
+    return [lease._request for lease in leases if not lease._is_over()]
 
 
 class LateGrants:

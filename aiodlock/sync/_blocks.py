@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from .._lock import OwnRequests
 
 if TYPE_CHECKING:
-    from .._request import Request
+    from .. import _lease as core
     from ._client import Running
     from ._lease import Lease
 
@@ -69,15 +69,15 @@ class Here:
 
     def own(self, running: Running, *names: str) -> OwnRequests:
         """Return what the open blocks of this thread hold, of these names and of all."""
-        named: dict[str, list[Request]] = {}
-        inside: list[Request] = []
+        named: dict[str, list[core.Lease]] = {}
+        inside: list[core.Lease] = []
         for lease in tuple(self.blocks):  # others may leave a block of this thread meanwhile
             if lease._running is not running or lease._is_over():
                 continue
+            inside.append(lease._core)
             request = lease._core._request
-            inside.append(request)
             if request.name in names and request.terms.kind != "semaphore":
-                named.setdefault(request.name, []).append(request)
+                named.setdefault(request.name, []).append(lease._core)
         return OwnRequests(named, tuple(inside))
 
 

@@ -50,6 +50,29 @@ def test_a_lease_may_be_released_by_another_thread(
     threads.lock("x").acquire_nowait().release()
 
 
+def test_multilock_waits_for_a_name_that_another_thread_has_released_meanwhile(
+    threads: sync.Client, in_thread: InThread
+) -> None:
+    first = threads.lock("a").acquire()
+    mine = threads.lock("b").acquire()
+
+    def take_both() -> int:
+        with mine, threads.multilock("a", "b") as leases:
+            assert leases.held
+            return leases.tokens["b"]
+
+    both = in_thread(take_both)
+    until(lambda: waiters(threads, "a") == 1)
+    mine.release()
+    with threads.lock("b") as other:
+        first.release()
+        until(lambda: waiters(threads, "b") == 1 or both.done())
+        assert not both.done()
+    with pytest.raises(sync.NotHeld):
+        mine.release()
+    assert both.result(10) > other.token
+
+
 def test_release_of_a_lock_ends_this_threads_latest_hold(
     threads: sync.Client, in_thread: InThread
 ) -> None:
