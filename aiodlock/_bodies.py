@@ -173,8 +173,13 @@ class Body:
             refuse(exc, left)
             return
         cancelled_by_loss = self._session.bodies.leave(task, self._requests, exc_type)
-        # A coroutine that is being closed cannot await.
-        loss = await self._leave(wait=exc_type is not GeneratorExit)
+        try:
+            # A coroutine that is being closed cannot await.
+            loss = await self._leave(wait=exc_type is not GeneratorExit)
+        finally:
+            deadlocks = self._session.deadlocks
+            if deadlocks is not None and task is not current_task():
+                deadlocks.left_block(task)
         if loss is not None:
             raise_loss(exc, loss, cancelled_by_loss)
 

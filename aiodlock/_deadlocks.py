@@ -21,6 +21,7 @@ import math
 import time
 import weakref
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -140,6 +141,20 @@ class Deadlocks:
         """Return whether a wait was told that relies on this hold: its token must be no other body's."""
         held = ((request.terms.kind, request.name), request.token)
         return any(held in told.wait.inside for told in self._told.values())
+
+    def left_block(self, task: asyncio.Task[Any]) -> None:
+        """Another task has left a block of this one: what was told of this one's wait is told anew."""
+        for request, told in list(self._told.items()):
+            if request.task is None or request.task() is not task:
+                continue
+            inside = self._inside(request)
+            if inside == told.wait.inside:
+                continue
+            self._take_back(told)
+            del self._told[request]
+            if inside:
+                self._told[request] = _Told(replace(told.wait, inside=inside))
+                self._longer.set()
 
     def _inside(self, request: Request) -> frozenset[tuple[Name, int]]:
         """Return the blocks that its task or thread is in."""

@@ -413,6 +413,50 @@ async def test_block_that_another_task_has_left_makes_no_edge(make_client: MakeC
         assert await tasks[1] == "got it"
 
 
+async def test_block_that_another_task_has_left_makes_no_edge_though_its_owner_holds_on(
+    make_client: MakeClient,
+) -> None:
+    """The owner's other request has the token of the one that was left."""
+    one, two = await make_client(deadlock_after=AFTER), await make_client(deadlock_after=AFTER)
+    in_b = asyncio.Event()
+
+    async def inside() -> AsyncIterator[None]:
+        async with one.lock("a", owner="ann"):
+            yield
+
+    block = inside()
+
+    async def wait_for_b() -> None:
+        await anext(block)
+        await in_b.wait()
+        async with one.lock("b"):
+            pass
+
+    async def hold_b() -> str:
+        async with two.lock("b"):
+            in_b.set()
+            await left.wait()
+            async with two.lock("a"):
+                return "got it"
+
+    async def leave() -> None:
+        async for _ in block:
+            pass
+
+    left = asyncio.Event()
+    async with asyncio.timeout(3 * PATIENCE), gathered(wait_for_b(), hold_b()) as tasks:
+        await in_b.wait()
+        deadlocks = one._use().deadlocks
+        assert deadlocks is not None
+        await until(lambda: any(told.place for told in deadlocks._told.values()))
+        async with one.lock("a", owner="ann"):
+            await asyncio.create_task(leave())
+            left.set()
+            await until_waiting(two, "a")
+            await asyncio.sleep(2 * AFTER)
+        assert await tasks[1] == "got it"
+
+
 def events(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [event for record in caplog.records if (event := getattr(record, "event", ""))]
 

@@ -74,6 +74,7 @@ def _world(**style: Any) -> Prepare:
             "timeouts": 0.0,
             "multilocks": 0.0,
             "places": 0.0,
+            "generators": 0.0,
             "lingers": 0.0,
             "swallows": 0.0,
             "gives_up": 0.0,
@@ -148,6 +149,11 @@ def _count_every_semaphore(simulation: Simulation) -> None:
     )
 
 
+def _keep_telling_of_left_blocks(simulation: Simulation) -> None:
+    """What was told of a wait stays when another task leaves a block of the one that waits."""
+    simulation.patch(_deadlocks.Deadlocks, "left_block", lambda self, task: None)
+
+
 def _held(self: _deadlocks.Deadlocks, request: Any) -> Iterator[tuple[Name, int]]:
     task = request.task()
     for holds in self._session._holds.values():
@@ -217,6 +223,14 @@ DEADLOCK_VARIANTS = {
     ),
     "deadlocks: bare leases are blocks": Variant(
         both(_count_bare_leases, _world(bares=0.4, names=3)), ("false",), kind=Deadlocks, seed=20
+    ),
+    "deadlocks: a block that another task has left stays told": Variant(
+        both(
+            _keep_telling_of_left_blocks,
+            _world(generators=0.8, named_owners=0.6, hold=0.1, deadlock_after=0.05),
+        ),
+        ("false",),
+        kind=Deadlocks,
     ),
     "deadlocks: semaphores of several places are edges": Variant(
         both(_count_every_semaphore, _world(places=0.6, limit=2)), ("false",), kind=Deadlocks

@@ -13,10 +13,11 @@ leak        nothing that was told of a wait is left on the client's side
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -82,7 +83,8 @@ class Fact:
 
 @dataclass(slots=True)
 class _Step:
-    """What one task takes inside of what it has: by a block, as a bare lease, or as a multilock."""
+    """What one task takes inside of what it has: by a block, as a bare lease, or as a multilock. Or by a
+    block of a generator, which another task may close."""
 
     way: str
     names: tuple[str, ...]
@@ -98,7 +100,7 @@ class Oracle:
     """Mutable state: ``facts`` (by request id), ``blocks`` (of each task), ``history`` (per base: since
     when the server has had what), ``edges`` (since when each has been seen), ``disturbed_until`` (per
     process), ``victims`` (of which cycle, by request ids), ``expected`` (by task: what it is to get),
-    ``ended`` (cycles that somebody was told of)."""
+    ``left`` (since when a task's block has been left by another task)."""
 
     def __init__(self, simulation: _Deadlocks) -> None:
         self.simulation = simulation
@@ -111,6 +113,7 @@ class Oracle:
         self.disturbed_until: dict[Process, float] = {}
         self.victims: dict[frozenset[str], str] = {}
         self.expected: dict[asyncio.Task[Any], Cycle] = {}
+        self.left: dict[tuple[asyncio.Task[Any], tuple[str, int]], float] = {}
         self.always_disturbed = False
         #: When the passes of a client's latest look began.
         self._passes: dict[Process, list[float]] = {}
@@ -161,13 +164,27 @@ class Oracle:
         """The current task is in a block of these."""
         task = asyncio.current_task()
         assert task is not None
-        entered = [(base_of(lease._request), lease.token) for lease in leases]
+        entered = [_block_of(lease) for lease in leases]
         self.blocks.setdefault(task, []).extend(entered)
+        for one in entered:
+            self.left.pop((task, one), None)
         try:
             yield
         finally:
             for one in entered:
                 self.blocks[task].remove(one)
+
+    def leaves(self, task: asyncio.Task[Any], lease: Lease) -> None:
+        """Another task begins to leave a block of this one, which may be waiting inside."""
+        one = _block_of(lease)
+        # Else it is in another block of that lease, or holds it besides.
+        if self.blocks[task].count(one) == 1 and len(lease._request.handles) == 1:
+            self.left[task, one] = self.world.time
+
+    def _is_inside(self, fact: Fact, block: tuple[str, int], moment: float) -> bool:
+        if block not in fact.inside:
+            return False
+        return fact.task is None or moment < self.left.get((fact.task, block), math.inf)
 
     def disturbed(self, process: Process, until: float) -> None:
         self.disturbed_until[process] = max(until, self.disturbed_until.get(process, 0.0))
@@ -206,7 +223,7 @@ class Oracle:
             holders = [r for r in name.live(now) if _conflict(waiter, r)]
             if edge.holder.token not in [r.token for r in holders]:
                 return f"{edge.holder.token} does not block {waiter.id}"
-            if (mine.base, edge.holder.token) not in others.inside:
+            if not self._is_inside(others, (mine.base, edge.holder.token), moment):
                 return f"the task of {others.id} is not in a block with {edge.holder.token}"
         return ""
 
@@ -298,7 +315,8 @@ class Oracle:
                 waiting.append((fact, name, now))
                 if fact.looked_for:
                     for block in fact.inside:
-                        told_of.setdefault(block, []).append(fact)
+                        if self._is_inside(fact, block, self.world.time):
+                            told_of.setdefault(block, []).append(fact)
         for fact, name, now in waiting:
             mine = name.waiters[fact.id]
             for record in name.live(now):
@@ -311,6 +329,10 @@ class Oracle:
                     continue
                 if _conflict(mine, ahead) and now < ahead.deadline:
                     yield fact.id, ahead.id, 0
+
+
+def _block_of(lease: Lease) -> tuple[str, int]:
+    return base_of(lease._request), lease.token
 
 
 def _ahead(name: Name, waiter: Waiter) -> list[Waiter]:
@@ -422,6 +444,8 @@ class _Deadlocks(_Base):
         #: How often a wait has a timeout, and a lease no block.
         self.timeouts = chance.choice((0.0, 0.1, 0.4))
         self.bares = chance.choice((0.0, 0.0, 0.2))
+        #: How often a block is a generator's, which another task may close.
+        self.generators = chance.choice((0.0, 0.0, 0.3))
         self.multilocks = chance.choice((0.0, 0.2))
         self.lingers = chance.choice((0.0, 0.0, 0.3))
         #: How many places semaphores have, and how often one is taken instead of a lock.
@@ -541,6 +565,8 @@ class _Deadlocks(_Base):
             way = "bare"
         elif chance.random() < self.multilocks:
             way = "multilock"
+        elif chance.random() < self.generators:
+            way = "generator"
         return _Step(
             way,
             tuple(chance.sample(names, 2 if way == "multilock" else 1)),
@@ -573,6 +599,9 @@ class _Deadlocks(_Base):
                 finally:
                     await lease.release()
                 return
+            if step.way == "generator":
+                await self._by_a_generator(client, lock, rest)
+                return
             async with lock as lease:
                 with self.oracle.inside(lease):
                     await self._go_on(client, rest)
@@ -583,6 +612,39 @@ class _Deadlocks(_Base):
             if chance.random() > self.swallows:
                 raise
             await asyncio.sleep(chance.expovariate(1 / self.style.hold))
+
+    async def _by_a_generator(
+        self, client: SimClient, lock: aiodlock.Lock | aiodlock.Semaphore, rest: list[_Step]
+    ) -> None:
+        """Another task may close the block while this one waits for more."""
+        task = asyncio.current_task()
+        assert task is not None
+
+        async def leases() -> AsyncGenerator[Lease, None]:
+            async with lock as lease:
+                yield lease
+
+        async def leave_early() -> None:
+            with suppress(aiodlock.LockError):
+                try:
+                    length = self.deadlock_after + self.style.hold
+                    await asyncio.sleep(self.chance.uniform(0.0, 2.0) * length)
+                    self.oracle.leaves(task, lease)
+                finally:
+                    await found.aclose()
+                async with lock as again:  # perhaps the very lease, if it lingers
+                    with self.oracle.inside(again):
+                        await asyncio.sleep(self.chance.expovariate(1 / self.style.hold))
+
+        found = leases()
+        lease = await anext(found)
+        with self.oracle.inside(lease):
+            leaving = asyncio.create_task(leave_early())
+            try:
+                await self._go_on(client, rest)
+            finally:
+                leaving.cancel()
+                await asyncio.wait([leaving])
 
     async def _go_on(self, client: SimClient, rest: list[_Step]) -> None:
         """Take what is left; some users have no patience for it, and go on with what they have."""
@@ -603,7 +665,10 @@ class _Deadlocks(_Base):
         options: dict[str, Any] = {
             "ttl": self.chance.choice(self.style.ttls),
             "timeout": step.timeout,
-            "on_lost": self.chance.choice(("cancel", "cancel", "flag")),
+            # A loss cancels the task that has entered, which another task's leaving does not take back.
+            "on_lost": "flag"
+            if step.way == "generator"
+            else self.chance.choice(("cancel", "cancel", "flag")),
         }
         if step.owner is not None:
             options["owner"] = step.owner
