@@ -30,6 +30,7 @@ from ._clock import now
 from ._cycles import Answer, Asking, Cycle, Name, Question, Wait, probe, verify
 from ._errors import BackendError, DeadlockError, LossReason, Unsupported
 from ._model import ENDED, Granted, Kind, Left, LockInfo, Terms
+from ._options import check_text
 from ._request import HELD
 from .backends.base import Place
 
@@ -410,12 +411,14 @@ def waits_in(info: LockInfo) -> Iterable[Wait]:
     for holder in info.holders:
         try:
             id, kind, name, mode, owner, arrived, note, inside = json.loads(holder.owner)
-            blocks = frozenset(((of, str(one)), int(token)) for of, one, token in inside)
+            blocks = frozenset(
+                ((of, check_text("name", one)), int(token)) for of, one, token in inside
+            )
             if mode not in ("exclusive", "shared") or not {kind, *_kinds(blocks)} <= {*_KINDS}:
                 continue
             yield Wait(
                 str(id),
-                str(name),
+                check_text("name", name),
                 mode,
                 str(owner),
                 info.name,

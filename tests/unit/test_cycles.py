@@ -11,12 +11,14 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
 from aiodlock import HolderInfo, LockInfo, WaiterInfo
 from aiodlock._cycles import Answer, Asking, Cycle, Edge, Question, Wait, probe, verify
+from aiodlock._deadlocks import encode, waits_in
 from aiodlock._model import IMPATIENT, Kind, Mode
 
 HISTORIES = 3_000
@@ -406,6 +408,18 @@ def test_two_names_in_two_orders() -> None:
         "c2-w on c2 waits for 'a', which c1-h holds; c1-w on c1 waits for 'b', which c2-h holds"
     )
     assert found(one, infos, one, two) is None, "the older one is spared"
+
+
+@pytest.mark.parametrize("bad", ["\ud800", "", "x" * 513, 7, None])
+def test_waits_that_no_client_can_have_told_are_left_out(bad: Any) -> None:
+    good = wait_of(1, "b", ("a", 10))
+    told = [
+        encode(good),
+        encode(replace(good, name=bad)),
+        encode(replace(good, inside=frozenset([(("lock", bad), 10)]))),
+    ]
+    holders = tuple(HolderInfo(text, "shared", 1, 1, 9.0, "c1") for text in told)
+    assert list(waits_in(LockInfo("c1", holders, (), 0))) == [good]
 
 
 def test_what_others_have_written_breaks_no_line_of_the_log() -> None:
