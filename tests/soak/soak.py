@@ -27,6 +27,8 @@ from .worker import STARVED, WAITER_TTL
 _ROOT = Path(__file__).parents[2]
 #: For a worker to notice anything on a busy machine, in seconds.
 _LATE = 2.0
+#: Servers that serve no worker for so long (seconds) are no fault that ends: the soak gives up.
+_ENTERS_WITHIN = 120.0
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,8 @@ class Soak(Crew):
         self._started += 1
         journal = self._folder / f"journal-{self._started}"
         source = json.dumps(self._tormentor.source(through_lines=through_lines))
-        while True:
+        give_up_at = now() + _ENTERS_WITHIN
+        while now() < give_up_at:
             with (self._folder / f"errors-{self._started}").open("wb") as errors:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
@@ -193,6 +196,7 @@ class Soak(Crew):
                 await process.wait()
                 raise
             await process.wait()  # entering met with a fault: that is allowed to fail
+        raise RuntimeError(f"no worker has entered its client at {source} for {_ENTERS_WITHIN:g} s")
 
     def signal_one(self, number: int, what: signal.Signals) -> None:
         worker = self._workers[number]

@@ -139,6 +139,13 @@ class Harmless(Tormentor):
         return {"fault": fault}
 
 
+class Away(Harmless):
+    """No client can be entered."""
+
+    def source(self, *, through_lines: bool) -> str:
+        return "nowhere://"
+
+
 class Swallowing(Harmless):
     """A driver's clean-up fails, and the driver tries again: nothing is left of a cancellation."""
 
@@ -332,6 +339,16 @@ def test_campaign_goes_on_until_a_store_has_its_minutes_and_adds_up(tmp_path: Pa
     assert not campaign.run(path, "etcd", 18.0, part)
     row = campaign.summary([path]).splitlines()[2].split(" | ")
     assert (row[0], row[1], row[2], row[4], row[7]) == ("| etcd", "18", "3", "15", "6")
+
+
+async def test_soak_gives_up_when_no_worker_gets_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.soak.soak._ENTERS_WITHIN", 0.01)
+    soak = Soak(Options("valkey9", 1.0, 1, 1, 1.0, 1), tmp_path)
+    soak._tormentor = Away(random.Random(1), None)
+    with pytest.raises(RuntimeError, match="no worker has entered its client"):
+        await soak._start(through_lines=False)
 
 
 @pytest.mark.timeout(600)  # processes take long to start on a busy machine
