@@ -146,22 +146,33 @@ class Deadlocks:
     def left_block(self, task: asyncio.Task[Any]) -> None:
         """Another task has left a block of this one: what was told of this one's wait is told anew."""
         for request, told in list(self._told.items()):
-            if request.task is None or request.task() is not task:
-                continue
-            inside = self._inside(request)
-            if inside == told.wait.inside:
-                continue
-            self._take_back(told)
-            del self._told[request]
-            if inside:
-                self._told[request] = _Told(replace(told.wait, inside=inside))
-                self._longer.set()
+            if request.task is not None and request.task() is task:
+                self._tell_anew(request, told)
+
+    def released(self, hold: Request) -> None:
+        """A hold ends, perhaps inside a block of a task or thread that waits: the same."""
+        if not self._told:
+            return
+        held = ((hold.terms.kind, hold.name), hold.token)
+        for request, told in list(self._told.items()):
+            if held in told.wait.inside:
+                self._tell_anew(request, told)
+
+    def _tell_anew(self, request: Request, told: _Told) -> None:
+        inside = self._inside(request)
+        if inside == told.wait.inside:
+            return
+        self._take_back(told)
+        del self._told[request]
+        if inside:
+            self._told[request] = _Told(replace(told.wait, inside=inside))
+            self._longer.set()
 
     def _inside(self, request: Request) -> frozenset[tuple[Name, int]]:
-        """Return the blocks that its task or thread is in."""
+        """Return the blocks that its task or thread is in, and holds."""
         task = request.task() if request.task is not None else None
         blocks = self._session.bodies.of(task) or request.inside
-        watched = [one for one in blocks if _is_watched(one)]
+        watched = [one for one in blocks if _is_watched(one) and one.state is HELD]
         return frozenset(
             [((one.terms.kind, one.name), one.token) for one in watched[:_MOST_BLOCKS]]
         )

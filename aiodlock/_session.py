@@ -329,6 +329,8 @@ class Session:
         if request.on_task_end is not None:
             request.forget_task_end()
         request.leave()
+        if self.deadlocks is not None:
+            self.deadlocks.released(request)
 
     def remove(self, request: Request) -> None:
         """The store knows nothing of it any more, or nobody asks."""

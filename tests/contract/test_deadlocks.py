@@ -457,6 +457,40 @@ async def test_block_that_another_task_has_left_makes_no_edge_though_its_owner_h
         assert await tasks[1] == "got it"
 
 
+async def test_lease_that_another_task_has_released_makes_no_edge_though_its_owner_holds_on(
+    make_client: MakeClient,
+) -> None:
+    one, two = await make_client(deadlock_after=AFTER), await make_client(deadlock_after=AFTER)
+    in_b, released = asyncio.Event(), asyncio.Event()
+    lock = one.lock("a", owner="ann")
+    mine = await lock.acquire()
+
+    async def wait_for_b() -> None:
+        async with mine:
+            await in_b.wait()
+            async with one.lock("b"):
+                pass
+
+    async def hold_b() -> str:
+        async with two.lock("b"):
+            in_b.set()
+            await released.wait()
+            async with two.lock("a"):
+                return "got it"
+
+    async with asyncio.timeout(3 * PATIENCE), gathered(wait_for_b(), hold_b()) as tasks:
+        await in_b.wait()
+        deadlocks = one._use().deadlocks
+        assert deadlocks is not None
+        await until(lambda: any(told.place for told in deadlocks._told.values()))
+        async with one.lock("a", owner="ann"):
+            await mine.release()
+            released.set()
+            await until_waiting(two, "a")
+            await asyncio.sleep(2 * AFTER)
+        assert await tasks[1] == "got it"
+
+
 def events(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [event for record in caplog.records if (event := getattr(record, "event", ""))]
 

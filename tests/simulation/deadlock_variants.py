@@ -150,8 +150,8 @@ def _count_every_semaphore(simulation: Simulation) -> None:
 
 
 def _keep_telling_of_left_blocks(simulation: Simulation) -> None:
-    """What was told of a wait stays when another task leaves a block of the one that waits."""
-    simulation.patch(_deadlocks.Deadlocks, "left_block", lambda self, task: None)
+    """What was told of a wait stays when another task ends what the one that waits is inside of."""
+    simulation.patch(_deadlocks.Deadlocks, "_tell_anew", lambda self, request, told: None)
 
 
 def _held(self: _deadlocks.Deadlocks, request: Any) -> Iterator[tuple[Name, int]]:
