@@ -90,7 +90,10 @@ class PostgresServer:
 
     @property
     def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        if self._process is None:
+            return False
+        # A forked child cannot ask for a process that is not its own child.
+        return os.getpid() != self._owner or self._process.poll() is None
 
     @property
     def pid(self) -> int:

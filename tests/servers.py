@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,8 @@ BINARIES: dict[str, Callable[[], Path]] = {
 
 
 _POSTGRES = {"postgres": find_debian, "postgres18": find_wheel}
+#: Those that outlive a run.
+_kept: dict[str, PostgresServer] = {}
 
 
 def installed(name: str) -> bool:
@@ -107,6 +110,19 @@ def postgres_server(name: str, **options: str | int) -> PostgresServer:
     programs = _POSTGRES[name]()
     assert programs is not None, f"no server for {name}"
     return PostgresServer(programs, **options)
+
+
+@contextmanager
+def kept_for_forks(*names: str) -> Iterator[None]:
+    """Keep PostgreSQL servers for runs in forks of this process. What never ends is ended."""
+    for name in names:
+        _kept[name] = postgres_server(name, fsync="off", statement_timeout="20s")
+        _kept[name].start()
+    try:
+        yield
+    finally:
+        while _kept:
+            _kept.popitem()[1].stop()
 
 
 def embedded(name: str, *, tcp: bool = False, **config: str | int) -> EmbeddedServer:
@@ -270,7 +286,7 @@ class Servers:
         self._cluster: Cluster | None = None
         self._service: SentinelService | None = None
         self._quorums: dict[str, list[EmbeddedServer]] = {}
-        self._postgres: dict[str, PostgresServer] = {}
+        self._postgres: dict[str, PostgresServer] = dict(_kept)
         self._pooler: Pooler | None = None
         self._etcd: dict[str, EtcdCluster] = {}
         self._zookeeper: dict[str, ZooKeeperServer | ZooKeeperEnsemble] = {}

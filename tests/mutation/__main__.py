@@ -4,87 +4,103 @@
     python -m tests.mutation --of lua --only extend.lua --list
     python -m tests.mutation --summary machine.jsonl
 
-Each mutant runs in a copy of the library, until the first test fails. A campaign's file has a line per
-mutant; one that is in it is not run again unless the file it was taken from has changed.
+The tests of a mutant run until the first one fails. A campaign's file has a line per mutant; one that is in
+it is not run again unless the file it was taken from has changed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
 
+import pytest
+
+from .. import servers
 from .conditions import Language, Mutant, conditions, described
+from .forks import Forks, Try
 
 _ROOT = Path(__file__).parents[2]
-#: What a mutant makes run for ever is noticed after so many seconds.
-_LONGEST = 300.0
 
 _HEART = ("locking", "shared", "semaphore", "lock_delay", "once", "hold_at_least", "linger")
+_CONTRACT = f"contract/test_({'|'.join(_HEART)})"
 
 
 @dataclass(frozen=True)
 class _Subject:
     language: Language
     files: str
-    #: Fast tests: pytest's arguments, one run after the other. A busy machine fails none of the first ones.
-    runs: tuple[tuple[str, ...], ...]
-    #: What is run besides with ``--thorough``.
-    contract: tuple[str, ...]
+    #: Where the tests are: pytest's arguments.
+    arguments: tuple[str, ...]
+    #: Which of them run, in this order: what finds their ids. A busy machine fails none of the first ones.
+    stages: tuple[str, ...]
+    #: The last stage with ``--thorough``.
+    contract: str
+    #: PostgreSQL servers, of which one start takes longer than most tests.
+    servers: tuple[str, ...] = ()
+    #: The names of files that the tests of a stage run nothing of.
+    blind: Mapping[str, str] = field(default_factory=dict)
 
+
+_HISTORIES = r"model/test_histories\.py"
+_RANDOM = r"model/test_scripts\.py"
+_VOTES = r"protocol/test_votes\.py"
+#: What is in the text of scripts, and no behaviour, is tested by one module, and mutants by another.
+_SCRIPTS = r"protocol/test_(?!votes|guards|lua_headers)"
+_SIMULATED_VOTES = r"simulation/test_votes\.py"
+_SIMULATED_QUORUM = r"simulation/test_scripted_quorum\.py"
+_OF_A_QUORUM = "vote|unvote|break_votes|inspect_votes|tickets|tokens"
+_OF_ONE_SERVER = "acquire|extend|leave|break|inspect"
 
 _SUBJECTS = {
     "lua": _Subject(
         "lua",
         "aiodlock/backends/redis/lua/*.lua",
         (
-            ("tests/protocol", "--ignore=tests/protocol/test_guards.py", "--store", "valkey9"),
-            ("tests/model/test_histories.py", "--store", "valkey9"),
-            ("tests/model/test_scripts.py", "--store", "valkey9"),
-            ("tests/simulation/test_votes.py", "tests/simulation/test_scripted_quorum.py"),
+            *("tests/protocol", "tests/model/test_histories.py", "tests/model/test_scripts.py"),
+            *("tests/simulation/test_votes.py", "tests/simulation/test_scripted_quorum.py"),
+            *("tests/contract", "--store", "valkey9"),
         ),
-        ("tests/contract", "--store", "valkey9"),
+        (_HISTORIES, _VOTES, _SCRIPTS, _SIMULATED_VOTES, _RANDOM, _SIMULATED_QUORUM),
+        "contract/",
+        blind={
+            **dict.fromkeys((_HISTORIES, _SCRIPTS, _RANDOM), _OF_A_QUORUM),
+            **dict.fromkeys((_VOTES, _SIMULATED_VOTES, _SIMULATED_QUORUM), _OF_ONE_SERVER),
+        },
     ),
     "sql": _Subject(
         "sql",
         "aiodlock/backends/postgres/schema.sql",
         (
-            ("tests/model/test_postgres.py", "--store", "postgres"),
-            (
-                "tests/model/test_postgres_short_ways.py",
-                "-k",
-                "not taken_out",
-                "--store",
-                "postgres",
-            ),
-            (
-                *(f"tests/contract/test_{one}.py" for one in ("postgres", *_HEART)),
-                "--store",
-                "postgres",
-            ),
+            *("tests/model/test_postgres.py", "tests/model/test_postgres_short_ways.py"),
+            *("tests/model/test_sweeps.py", "tests/contract", "--store", "postgres"),
+            *("-k", "not taken_out and not postgres18"),
         ),
-        ("tests/contract", "--store", "postgres"),
+        (
+            r"test_histories_by_hand_go_their_ways|by_hand_as_the_machine",
+            r"model/test_postgres\.py",
+            r"model/test_postgres_short_ways\.py",
+            r"model/test_sweeps\.py",
+            rf"contract/test_postgres\.py|{_CONTRACT}",
+        ),
+        "contract/",
+        servers=("postgres",),
     ),
     "machine": _Subject(
         "python",
         "aiodlock/backends/memory/machine.py",
         (
-            ("tests/unit/test_machine.py",),
-            ("tests/model/test_histories.py", "--store", "valkey9"),
-            ("tests/model/test_scripts.py", "--store", "valkey9"),
-            (*(f"tests/contract/test_{one}.py" for one in _HEART), "--store", "memory"),
+            *("tests/unit/test_machine.py", "tests/model/test_histories.py"),
+            *("tests/model/test_scripts.py", "tests/contract", "--store", "valkey9,memory"),
         ),
-        ("tests/contract", "--store", "memory"),
+        (r"unit/test_machine\.py", _HISTORIES, _RANDOM, rf"{_CONTRACT}.*\[memory"),
+        r"contract/.*\[memory",
     ),
 }
 
@@ -109,54 +125,6 @@ def _mutants(subject: _Subject, only: str) -> list[tuple[Path, str, Mutant]]:
         if only in path.name:
             found += [(path, text, mutant) for mutant in conditions(text, subject.language)]
     return found
-
-
-def _run(copy: Path, path: Path, text: str, runs: Sequence[Sequence[str]]) -> str:
-    """Return the first test that notices, or nothing."""
-    target = copy / path.relative_to(_ROOT)
-    before = target.read_text()
-    target.write_text(text)
-    try:
-        for arguments in runs:
-            command = [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-x",
-                "-q",
-                "-p",
-                "no:cacheprovider",
-                "--hypothesis-profile",
-                "mutants",
-                *arguments,
-            ]
-            environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-            try:
-                ran = subprocess.run(
-                    command, cwd=copy, env=environment, capture_output=True, text=True,
-                    timeout=_LONGEST, check=False,
-                )  # fmt: skip
-            except subprocess.TimeoutExpired:
-                return "it does not end"
-            if ran.returncode:
-                lines = [
-                    line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))
-                ]
-                return (lines or [f"code {ran.returncode}"])[0][:200]
-        return ""
-    finally:
-        target.write_text(before)
-
-
-def _copied(folder: Path) -> Path:
-    copy = folder / "tree"
-    ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
-    copy.mkdir()
-    for name in ("aiodlock", "tests", "examples", "docs", "benchmarks", "tools"):
-        shutil.copytree(_ROOT / name, copy / name, ignore=ignored)
-    for name in ("pyproject.toml", "Makefile", "README.md", "CHANGELOG.md"):
-        shutil.copy(_ROOT / name, copy / name)
-    return copy
 
 
 def _read(path: Path) -> list[Outcome]:
@@ -204,32 +172,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path, text, mutant in mutants:
             print(f"{path.name}:{described(text, mutant)}")
         return 0
-    runs = [*subject.runs, subject.contract] if options.thorough else [*subject.runs]
+    stages = [*subject.stages, subject.contract] if options.thorough else [*subject.stages]
     known = {one.text: one for one in _read(options.campaign)} if options.campaign else {}
-    outcomes = []
-    with tempfile.TemporaryDirectory(prefix="aiodlock-mutation-") as folder:
-        copy = _copied(Path(folder))
-        unchanged = _run(copy, mutants[0][0], mutants[0][1], runs[:1]) if mutants else ""
-        if unchanged:
+    outcomes: list[Outcome] = []
+
+    def run(noticed_by: Try) -> None:
+        began = monotonic()
+        if unchanged := noticed_by(mutants[0][0], mutants[0][1]):
             print(f"the tests fail without a mutant: {unchanged}")
-            return 2
+            return
+        print(f"{len(mutants)} mutants; the tests take {monotonic() - began:.1f} s without one")
         for path, text, mutant in mutants:
             changed = mutant.of(text)
             outcome = known.get(_hash(changed))
             if outcome is None:
                 began = monotonic()
-                noticed_by = _run(copy, path, changed, runs)
+                first = noticed_by(path, changed)
                 outcome = Outcome(
-                    path.name, described(text, mutant), _hash(changed), noticed_by,
+                    path.name, described(text, mutant), _hash(changed), first,
                     round(monotonic() - began, 1),
                 )  # fmt: skip
-                print(f"{path.name}:{outcome.what}: {noticed_by or 'SURVIVED'}", flush=True)
+                print(f"{path.name}:{outcome.what}: {first or 'SURVIVED'}", flush=True)
                 if options.campaign:
                     with options.campaign.open("a") as file:
                         file.write(json.dumps(asdict(outcome)) + "\n")
             outcomes.append(outcome)
+
+    forks = Forks(subject.language, stages, subject.blind, run)
+    usual = ("-q", "-s", "--assert=plain", "-p", "no:cacheprovider", "--hypothesis-profile=mutants")
+    with servers.kept_for_forks(*subject.servers):
+        pytest.main([*usual, *subject.arguments], plugins=[forks])
     print(summary(outcomes))
-    return int(any(not outcome.noticed_by for outcome in outcomes))
+    return int(len(outcomes) < len(mutants) or any(not one.noticed_by for one in outcomes))
 
 
 if __name__ == "__main__":
