@@ -33,8 +33,9 @@ Try = Callable[[Path, str], str]
 class Forks:
     """A plugin of pytest's that gives the tests it has collected to a campaign, instead of running them.
 
-    ``stages``: what finds the ids of tests, in the order in which they run. Of one stage, those that have
-    noticed most are run first. ``blind``: the names of files that the tests of a stage run nothing of.
+    ``stages``: what finds the ids of tests, in the order in which they run. Those that have noticed other
+    mutants are run before, as mutants side by side are often noticed by the same test.
+    ``blind``: the names of files that the tests of a stage run nothing of.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Forks:
         return next((n for n in numbers if self._stages[n].search(item.nodeid)), None)
 
     def _place(self, item: pytest.Item) -> tuple[int, int]:
-        return self._stage(item) or 0, -self._noticed[item.nodeid]
+        return -self._noticed[item.nodeid], self._stage(item) or 0
 
     def _sees(self, item: pytest.Item, path: Path) -> bool:
         stage = self._stages[self._stage(item) or 0].pattern
