@@ -81,16 +81,18 @@ class Forks:
         child = os.fork()
         if child == 0:
             try:
-                os.write(writing, self._first_failure(items, path, text).encode())
+                os.write(writing, f"{self._first_failure(items, path, text)}.".encode())
             finally:
                 os._exit(0)
         os.close(writing)
         ready, _, _ = select.select([reading], [], [], LONGEST)
         if not ready:
             os.kill(child, signal.SIGKILL)
-        noticed_by = os.read(reading, 1000).decode() if ready else "it does not end"
+        told = os.read(reading, 1000).decode() if ready else "it does not end."
         os.close(reading)
         os.waitpid(child, 0)
+        assert told, "the fork ended before its tests did"
+        noticed_by = told[:-1]
         self._noticed[noticed_by] += 1
         return noticed_by
 
