@@ -535,6 +535,34 @@ def waiter_that_asks_again_too_late(history: History) -> None:
     history.repeat(late)
 
 
+def waiter_that_asks_again_and_finds_that_it_is_the_head(history: History) -> None:
+    """The answer says when to look: no message has to."""
+    history.request(ttl=3 * MINUTE)
+    history.request()
+    second = history.request(waiter_ttl=10 * MINUTE, client="two")
+    history.time_passes(2 * MINUTE)
+    history.repeat(second)
+
+
+def waiter_that_asks_again_when_it_has_come_to_hold(history: History) -> None:
+    """The notice was lost. With the answer to its repetition the body begins."""
+    holder = history.request()
+    waiter = history.request(hold=11 * MINUTE, begins=True)
+    history.leave(holder)
+    history.repeat(waiter)
+    history.time_passes(2 * MINUTE)
+    history.request(wait=False)
+
+
+def waiter_that_finds_a_dead_holder_and_begins(history: History) -> None:
+    history.request()
+    waiter = history.request(hold=11 * MINUTE, waiter_ttl=10 * MINUTE)
+    history.time_passes(2 * MINUTE)
+    history.extend(waiter, begins=True)
+    history.time_passes(8 * MINUTE)
+    history.request(wait=False)
+
+
 def dead_head_that_the_last_of_three_waiters_meets(history: History) -> None:
     history.request(ttl=3 * MINUTE)
     history.request()
@@ -668,6 +696,9 @@ LOCKS: list[Tale] = [
     waiter_that_says_that_its_body_begins,
     request_repeated_within_its_lock_delay,
     waiter_that_asks_again_too_late,
+    waiter_that_asks_again_and_finds_that_it_is_the_head,
+    waiter_that_asks_again_when_it_has_come_to_hold,
+    waiter_that_finds_a_dead_holder_and_begins,
     dead_head_that_the_last_of_three_waiters_meets,
     dead_head_that_its_blockers_owner_meets,
     waiter_whose_owner_came_to_hold_for_longer,

@@ -23,8 +23,8 @@ import pytest
 
 from .conditions import Language
 
-#: What a mutant makes run for ever is noticed after so many seconds.
-LONGEST = 120.0
+#: What a mutant makes run for ever is noticed after so many seconds. A process that others starve takes minutes.
+LONGEST = 900.0
 
 #: Runs the tests with a text in the place of a file; returns the first test that fails, or nothing.
 Try = Callable[[Path, str], str]

@@ -63,6 +63,29 @@ async def test_every_key_has_a_ttl_that_covers_its_records(direct: Direct) -> No
     await assert_ttls_cover_the_records(direct)
 
 
+@pytest.mark.parametrize("met_by", ["a newcomer", "itself", "another", "one that leaves", "break"])
+async def test_waiter_that_finds_no_state_any_more_holds_for_its_whole_lease(
+    direct: Direct, met_by: str
+) -> None:
+    await direct.acquire("a")
+    await direct.acquire("b")
+    await direct.acquire("c")
+    await direct.redis.delete(direct.keys.state)  # as when the lease of `a` has ended
+    match met_by:
+        case "a newcomer":
+            await direct.acquire("d")
+        case "itself":
+            await direct.extend("b")
+        case "another":
+            await direct.extend("c")
+        case "one that leaves":
+            await direct.leave("c")
+        case _:
+            await direct.break_lock()
+    assert set(await direct.holders()) == {"b"}
+    await assert_ttls_cover_the_records(direct)
+
+
 @pytest.mark.parametrize("seed", range(5))
 async def test_any_history_keeps_the_store_in_order(direct: Direct, seed: int) -> None:
     chance = random.Random(seed)
