@@ -33,13 +33,15 @@ class History:
         begins: bool = False,
         lingers: bool = False,
         resize: bool = False,
+        limit: int = 0,
     ) -> Asked:
-        """Ask anew; return what was asked for."""
+        """Ask anew; return what was asked for. ``limit``: of a semaphore, another one than usual."""
         machine = self._machine
         id = next(machine.ids)
         mode = mode if len(machine.modes) > 1 else machine.modes[0]
+        places = limit or machine.limit
         asked = Asked(
-            id, mode, machine.limit, owner or f"t{id}", client, ttl, waiter_ttl, delay, hold, begins
+            id, mode, places, owner or f"t{id}", client, ttl, waiter_ttl, delay, hold, begins
         )._replace(lingers=lingers, resize=resize)
         self.repeat(asked, wait=wait)
         return asked
@@ -563,6 +565,165 @@ def waiter_that_finds_a_dead_holder_and_begins(history: History) -> None:
     history.request(wait=False)
 
 
+def waiter_that_finds_a_dead_holder_and_does_not_begin(history: History) -> None:
+    history.request()
+    waiter = history.request(hold=11 * MINUTE, waiter_ttl=10 * MINUTE)
+    history.time_passes(2 * MINUTE)
+    history.extend(waiter)
+    history.time_passes(8 * MINUTE)
+    history.request(wait=False)
+
+
+def waiter_behind_another_that_asks_again(history: History) -> None:
+    """Only the head is told when to look."""
+    history.request()
+    history.request(client="two")
+    history.repeat(history.request())
+
+
+def dead_head_that_extends_too_late(history: History) -> None:
+    history.request(ttl=3 * MINUTE)
+    head = history.request()
+    history.request(waiter_ttl=10 * MINUTE, client="two")
+    history.time_passes(2 * MINUTE)
+    history.extend(head)
+
+
+def break_that_leaves_a_waiter(history: History) -> None:
+    history.request()
+    history.request(client="two")
+    history.request(waiter_ttl=10 * MINUTE, client="three")
+    history.break_lock()
+
+
+def reader_beside_an_owner_that_writes_and_reads(history: History) -> None:
+    history.request(owner="uA")
+    history.request("shared", owner="uA")
+    history.request("shared")
+
+
+def reader_with_an_owner_behind_a_writer(history: History) -> None:
+    """Its owner holds nothing: it does not get in."""
+    history.request()
+    history.request(client="two", waiter_ttl=10 * MINUTE)
+    history.extend(history.request("shared", owner="uA"))
+
+
+def short_body_with_a_hold_whose_leave_is_repeated(history: History) -> None:
+    holder = history.request(hold=3 * MINUTE, begins=True)
+    history.leave(holder)
+    history.leave(holder)
+    history.time_passes(3 * MINUTE)
+    history.leave(holder)
+
+
+def lease_that_is_lost_before_its_body_began(history: History) -> None:
+    holder = history.request(hold=11 * MINUTE)
+    history.leave(holder, "lost")
+    history.request(wait=False)
+
+
+def leave_that_comes_too_late_and_lets_its_client_in(history: History) -> None:
+    """The answer tells that the lease was lost, not what was granted."""
+    reader = history.request("shared", delay=5 * MINUTE)
+    history.request("exclusive")
+    history.request("shared", waiter_ttl=10 * MINUTE)
+    history.time_passes(2 * MINUTE)
+    history.leave(reader)
+
+
+def readers_that_are_handed_the_name_before_a_writer(history: History) -> None:
+    """The writer is the head now, and does not know when they end."""
+    holder = history.request()
+    for _ in range(2):
+        history.request("shared", client="two")
+    history.request(waiter_ttl=10 * MINUTE, client="three")
+    history.leave(holder)
+
+
+def repeated_request_whose_body_has_not_begun(history: History) -> None:
+    holder = history.request(hold=11 * MINUTE)
+    history.repeat(holder)
+    history.time_passes(2 * MINUTE)
+    history.request(wait=False)
+
+
+def head_that_withdraws_from_a_short_lease(history: History) -> None:
+    history.request(ttl=3 * MINUTE)
+    head = history.request(client="two")
+    history.request(waiter_ttl=10 * MINUTE, client="three")
+    history.leave(head)
+
+
+def short_body_with_a_hold_and_a_waiter(history: History) -> None:
+    """The name opens sooner than the waiter knew."""
+    holder = history.request(ttl=10 * MINUTE, hold=3 * MINUTE, begins=True)
+    history.request(waiter_ttl=10 * MINUTE, client="two")
+    history.leave(holder)
+
+
+def waiter_that_extends_and_finds_that_it_is_the_head(history: History) -> None:
+    """The answer says when to look: no message has to."""
+    history.request(ttl=3 * MINUTE)
+    history.request()
+    second = history.request(waiter_ttl=10 * MINUTE, client="two")
+    history.time_passes(2 * MINUTE)
+    history.extend(second, length=10 * MINUTE)
+
+
+def waiter_with_an_owner_that_finds_a_dead_holder(history: History) -> None:
+    history.request()
+    waiter = history.request(owner="uA", waiter_ttl=10 * MINUTE)
+    history.time_passes(2 * MINUTE)
+    history.extend(waiter)
+    history.leave(waiter)
+    history.extend(waiter)
+
+
+def two_waiters_of_one_owner(history: History) -> None:
+    holder = history.request()
+    history.request(owner="uA", client="two")
+    history.request(owner="uA", client="two")
+    history.request()
+    history.leave(holder)
+
+
+def two_readers_of_one_owner(history: History) -> None:
+    """Both have the same token."""
+    holder = history.request()
+    for client in ("one", "two"):
+        history.request("shared", owner="uA", client=client)
+    history.leave(holder)
+
+
+def writer_behind_a_reader_of_its_owner(history: History) -> None:
+    """It waits on: another reader holds, too."""
+    holder = history.request()
+    history.request("shared")
+    history.request("shared", owner="uA")
+    history.request(owner="uA")
+    history.leave(holder)
+
+
+def writer_whose_owner_came_to_read(history: History) -> None:
+    """It waits on: others may read beside its owner."""
+    holder = history.request()
+    history.request("shared", owner="uA")
+    history.request(waiter_ttl=10 * MINUTE)
+    writer = history.request(owner="uA")
+    history.leave(holder)
+    history.extend(writer)
+
+
+def writer_whose_owner_came_to_write(history: History) -> None:
+    holder = history.request()
+    history.request(owner="uA")
+    history.request(waiter_ttl=10 * MINUTE, client="two")
+    writer = history.request(owner="uA")
+    history.leave(holder)
+    history.extend(writer)
+
+
 def dead_head_that_the_last_of_three_waiters_meets(history: History) -> None:
     history.request(ttl=3 * MINUTE)
     history.request()
@@ -612,6 +773,58 @@ def dead_head_that_a_waiter_meets_whose_owner_came_to_hold(history: History) -> 
     history.extend(second, length=10 * MINUTE)
 
 
+def extension_that_begins_a_body_without_a_hold(history: History) -> None:
+    history.extend(history.request(), begins=True)
+
+
+def semaphore_of_two_limits(history: History) -> None:
+    """The first one counts."""
+    history.request()
+    history.request(limit=3)
+    history.request(limit=1, wait=False)
+    history.request()
+    history.request(limit=3)
+
+
+def semaphore_with_a_hold(history: History) -> None:
+    history.leave(history.request(hold=3 * MINUTE, begins=True))
+    history.request()
+    history.request(wait=False)
+
+
+def semaphore_that_is_resized_when_it_is_free(history: History) -> None:
+    """Others follow."""
+    history.request(limit=3, resize=True)
+    for limit in (2, 1, 2):
+        history.request(limit=limit)
+
+
+def semaphore_that_grows(history: History) -> None:
+    """A place is free now for the first waiter; the second one is the head, and learns when to look."""
+    for _ in range(3):
+        history.request()
+    history.request(waiter_ttl=10 * MINUTE, client="two")
+    history.request(limit=3, resize=True)
+    history.request(wait=False)
+
+
+def semaphore_that_grows_when_nobody_waits(history: History) -> None:
+    history.request()
+    history.request(limit=3, resize=True)
+    for _ in range(2):
+        history.request()
+
+
+def semaphore_that_shrinks(history: History) -> None:
+    """Those that waited before have the new limit, too."""
+    first, second = history.request(), history.request()
+    history.request()
+    history.request()
+    history.leave(history.request(limit=1, resize=True))
+    history.leave(first)
+    history.leave(second)
+
+
 def task_whose_request_that_it_gave_up_came_to_hold(history: History) -> None:
     """Its next one gets in past nobody."""
     holder = history.request()
@@ -633,6 +846,13 @@ def owner_whose_first_lease_ends_before_its_others(history: History) -> None:
 def success_that_comes_too_late(history: History) -> None:
     holder = history.request()
     history.time_passes(2 * MINUTE)
+    history.record(holder)
+    history.request()
+
+
+def success_of_one_that_left(history: History) -> None:
+    holder = history.request()
+    history.leave(holder)
     history.record(holder)
     history.request()
 
@@ -681,6 +901,7 @@ LOCKS: list[Tale] = [
     extension_of_somebody_else,
     short_body_with_a_hold,
     extension_that_begins_a_body,
+    extension_that_begins_a_body_without_a_hold,
     late_repetition_of_an_owner_that_came_to_hold,
     newcomers_behind_one_that_lingers,
     one_that_lingers_and_is_tried,
@@ -699,6 +920,26 @@ LOCKS: list[Tale] = [
     waiter_that_asks_again_and_finds_that_it_is_the_head,
     waiter_that_asks_again_when_it_has_come_to_hold,
     waiter_that_finds_a_dead_holder_and_begins,
+    waiter_that_finds_a_dead_holder_and_does_not_begin,
+    waiter_behind_another_that_asks_again,
+    dead_head_that_extends_too_late,
+    break_that_leaves_a_waiter,
+    reader_beside_an_owner_that_writes_and_reads,
+    reader_with_an_owner_behind_a_writer,
+    short_body_with_a_hold_whose_leave_is_repeated,
+    lease_that_is_lost_before_its_body_began,
+    leave_that_comes_too_late_and_lets_its_client_in,
+    readers_that_are_handed_the_name_before_a_writer,
+    repeated_request_whose_body_has_not_begun,
+    head_that_withdraws_from_a_short_lease,
+    short_body_with_a_hold_and_a_waiter,
+    waiter_that_extends_and_finds_that_it_is_the_head,
+    waiter_with_an_owner_that_finds_a_dead_holder,
+    two_waiters_of_one_owner,
+    two_readers_of_one_owner,
+    writer_behind_a_reader_of_its_owner,
+    writer_whose_owner_came_to_read,
+    writer_whose_owner_came_to_write,
     dead_head_that_the_last_of_three_waiters_meets,
     dead_head_that_its_blockers_owner_meets,
     waiter_whose_owner_came_to_hold_for_longer,
@@ -706,11 +947,21 @@ LOCKS: list[Tale] = [
     task_whose_request_that_it_gave_up_came_to_hold,
     owner_whose_first_lease_ends_before_its_others,
 ]
-SEMAPHORES: list[Tale] = [more_requests_than_places, dead_head_that_a_request_with_a_limit_meets]
+SEMAPHORES: list[Tale] = [
+    more_requests_than_places,
+    dead_head_that_a_request_with_a_limit_meets,
+    semaphore_of_two_limits,
+    semaphore_with_a_hold,
+    semaphore_that_is_resized_when_it_is_free,
+    semaphore_that_grows,
+    semaphore_that_grows_when_nobody_waits,
+    semaphore_that_shrinks,
+]
 ONCES: list[Tale] = [
     success_and_a_newcomer,
     success_that_is_alone,
     success_that_comes_too_late,
+    success_of_one_that_left,
     duplicate_that_comes_after_a_success_was_taken_back,
 ]
 

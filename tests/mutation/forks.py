@@ -23,7 +23,7 @@ import pytest
 
 from .conditions import Language
 
-#: What a mutant makes run for ever is noticed after so many seconds. A process that others starve takes minutes.
+#: What a mutant makes run for ever is noticed after so many seconds. What others starve takes minutes.
 LONGEST = 900.0
 
 #: Runs the tests with a text in the place of a file; returns the first test that fails, or nothing.
