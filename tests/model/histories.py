@@ -850,6 +850,14 @@ def success_that_comes_too_late(history: History) -> None:
     history.request()
 
 
+def success_and_a_waiter_that_extends(history: History) -> None:
+    """The message to it was lost."""
+    holder = history.request()
+    waiter = history.request(client="two")
+    history.record(holder)
+    history.extend(waiter)
+
+
 def success_of_one_that_left(history: History) -> None:
     holder = history.request()
     history.leave(holder)
@@ -961,6 +969,7 @@ ONCES: list[Tale] = [
     success_and_a_newcomer,
     success_that_is_alone,
     success_that_comes_too_late,
+    success_and_a_waiter_that_extends,
     success_of_one_that_left,
     duplicate_that_comes_after_a_success_was_taken_back,
 ]
