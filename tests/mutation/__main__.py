@@ -69,7 +69,7 @@ _SUBJECTS = {
             *("tests/simulation/test_votes.py", "tests/simulation/test_scripted_quorum.py"),
             *("tests/contract", "--store", "valkey9"),
         ),
-        (_HISTORIES, _VOTES, _SCRIPTS, _SIMULATED_VOTES, _RANDOM, _SIMULATED_QUORUM),
+        (_HISTORIES, _SIMULATED_VOTES, _VOTES, _SCRIPTS, _RANDOM, _SIMULATED_QUORUM),
         "contract/",
         blind={
             **dict.fromkeys((_HISTORIES, _SCRIPTS, _RANDOM), _OF_A_QUORUM),

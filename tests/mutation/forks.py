@@ -131,6 +131,8 @@ def _load_scripts() -> None:
     """Give the scripts, which others have imported, the sources that are read now."""
     from aiodlock.backends.redis import scripts
 
+    from ..simulation.server import _SCRIPTS as simulated
+
     assert scripts.__spec__ is not None
     assert scripts.__spec__.loader is not None
     fresh = module_from_spec(scripts.__spec__)
@@ -140,6 +142,7 @@ def _load_scripts() -> None:
     ):
         for name in ("source", "sha"):
             object.__setattr__(script, name, getattr(new, name))
+            simulated[getattr(new, name)] = script.name
 
 
 def _recode(path: Path, text: str) -> None:
