@@ -825,6 +825,42 @@ def semaphore_that_shrinks(history: History) -> None:
     history.leave(second)
 
 
+def leave_that_comes_too_late_within_its_hold(history: History) -> None:
+    """The name stays closed."""
+    holder = history.request(hold=11 * MINUTE, begins=True)
+    history.time_passes(2 * MINUTE)
+    history.leave(holder)
+    history.request(wait=False)
+
+
+def waiter_with_a_hold_that_is_handed_the_name(history: History) -> None:
+    """Its hold counts from then on, and ends."""
+    holder = history.request()
+    waiter = history.request(hold=3 * MINUTE)
+    history.leave(holder)
+    history.extend(waiter, begins=True)
+    history.time_passes(3 * MINUTE)
+    history.request(wait=False)
+
+
+def duplicate_that_comes_after_a_hand_off(history: History) -> None:
+    holder = history.request()
+    history.request()
+    history.leave(holder, ambiguous=True)
+    history.repeat(holder)
+
+
+def waiters_that_are_looked_at(history: History) -> None:
+    history.request()
+    history.request(client="two")
+    history.request("shared", waiter_ttl=10 * MINUTE)
+    history.inspect()
+    history.time_passes(2 * MINUTE - 1)
+    history.inspect()
+    history.time_passes(1)
+    history.inspect()
+
+
 def task_whose_request_that_it_gave_up_came_to_hold(history: History) -> None:
     """Its next one gets in past nobody."""
     holder = history.request()
@@ -910,6 +946,10 @@ LOCKS: list[Tale] = [
     short_body_with_a_hold,
     extension_that_begins_a_body,
     extension_that_begins_a_body_without_a_hold,
+    leave_that_comes_too_late_within_its_hold,
+    waiter_with_a_hold_that_is_handed_the_name,
+    duplicate_that_comes_after_a_hand_off,
+    waiters_that_are_looked_at,
     late_repetition_of_an_owner_that_came_to_hold,
     newcomers_behind_one_that_lingers,
     one_that_lingers_and_is_tried,
