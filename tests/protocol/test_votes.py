@@ -600,6 +600,65 @@ async def test_newcomer_lets_in_a_reader_whose_writer_died(node: Node) -> None:
     assert set(await node.stages()) == {"r1", "r2", "r3"}
 
 
+async def test_hold_that_ran_out_lets_its_owner_in_no_more(node: Node) -> None:
+    """Its lock-delay keeps the name closed, for its own owner too."""
+    await node.hold("a", owner="uowner", delay=50_000)
+    await node.age("a", by=100_000)
+    assert (await node.vote("a2", ticket=2, owner="uowner"))[0] == "waiting"
+
+
+async def test_writer_that_waits_does_not_get_in_when_its_owner_comes_to_read(node: Node) -> None:
+    await node.hold("a")
+    await node.vote("reader", ticket=2, mode="s", owner="uowner")
+    await node.vote("writer", ticket=3, owner="uowner")
+    await node.unvote("a")
+    token = (await node.holders())["reader"].token
+    await node.vote("reader", "held", ticket=2, mode="s", owner="uowner", token=token)
+    assert (await node.vote("writer", ticket=3, owner="uowner"))[0] == "waiting"
+    assert set(await node.holders()) == {"reader"}
+
+
+async def test_owner_that_writes_and_reads_may_write_again(node: Node) -> None:
+    token = await node.hold("a", owner="uowner")
+    await node.vote("b", ticket=2, mode="s", owner="uowner")
+    await node.vote("b", "held", ticket=2, mode="s", owner="uowner", token=token)
+    answer = await node.vote("c", ticket=3, owner="uowner")
+    assert answer[:2] == ["vote", str(token)]
+
+
+async def test_reader_that_waited_behind_a_writer_has_its_owners_token(node: Node) -> None:
+    token = await node.hold("a", mode="s", owner="uowner")
+    await node.vote("writer", ticket=2)
+    await node.redis.zadd(node.keys.queue, {"reader": 3})
+    text = (await node.redis.hget(node.keys.waiters, "writer")).replace("twriter", "uowner")
+    await node.redis.hset(node.keys.waiters, "reader", text.replace("x 0", "s 0", 1))
+    await node.unvote("writer")
+    assert (await node.holders())["reader"].token == token
+
+
+async def test_node_that_forgot_its_token_says_with_its_clock_which_are_stale(node: Node) -> None:
+    await node.hold("a")
+    await node.redis.delete(node.keys.token)
+    answer = await node.vote("b", ticket=2)
+    assert answer[0] == "waiting"
+    assert int(answer[3]) == int(answer[4]) - 1
+
+
+async def test_token_that_is_held_is_remembered_for_as_long_as_the_last_one(node: Node) -> None:
+    token = await node.hold("a")
+    await node.redis.pexpire(node.keys.token, 10 * RETENTION)
+    await node.vote("a", "held", token=token + 1)
+    assert await node.redis.pttl(node.keys.token) > 9 * RETENTION
+
+
+async def test_inspect_passes_over_a_place_that_lost_its_record(node: Node) -> None:
+    await node.hold("a")
+    await node.vote("b", ticket=2)
+    await node.redis.delete(node.keys.waiters, node.keys.token)
+    assert (await node.seen())[0] == "0"
+    assert (await node.seen())[3] == []
+
+
 async def test_newcomer_lets_in_an_owner_that_holds_when_who_was_before_it_died(node: Node) -> None:
     await node.vote("a", owner="uowner")
     await node.vote("w", ticket=3)
