@@ -607,6 +607,16 @@ async def test_hold_that_ran_out_lets_its_owner_in_no_more(node: Node) -> None:
     assert (await node.vote("a2", ticket=2, owner="uowner"))[0] == "waiting"
 
 
+async def test_lock_delay_of_a_vote_by_owner_is_kept_when_its_owners_hold_is_over(
+    node: Node,
+) -> None:
+    await node.hold("a", owner="uowner")
+    assert (await node.vote("b", ticket=2, owner="uowner", delay=50_000))[3] == "a"
+    await node.age("b", by=100_000)
+    await node.unvote("a")
+    assert (await node.vote("c", ticket=3))[0] == "waiting"
+
+
 async def test_writer_that_waits_does_not_get_in_when_its_owner_comes_to_read(node: Node) -> None:
     await node.hold("a")
     await node.vote("reader", ticket=2, mode="s", owner="uowner")
