@@ -87,7 +87,7 @@ async def test_methods_recursion_and_errors(client: aiodlock.Client) -> None:
 async def test_options_are_those_of_the_lock(make_client: MakeClient) -> None:
     client, other = await make_client(), await make_client()
 
-    @client.locked("x", timeout=0.05)
+    @client.locked("x", timeout=0.3)
     async def work() -> None: ...
 
     async with other.lock("x"):
