@@ -191,10 +191,10 @@ async def test_hand_overs_and_losses_are_seen(client: aiodlock.Client) -> None:
     forgotten = await client.lock("forgotten", ttl=1.0, auto_extend=False, on_lost="flag").acquire()
     async with serve_app(app) as http, watching(http) as events:
         while True:
+            # On a busy machine an event may be read when there was another look already.
             event = await anext(events)
-            if watch.hand_overs_per_second() > 2 and watch.losses:
+            if watch.hand_overs_per_second() > 2 and "forgotten" in event["losses"]:
                 break
-        assert "forgotten" in event["losses"]
     assert {loss.name for loss in watch.losses} == {"forgotten"}
     assert not forgotten.held
     busy = False
