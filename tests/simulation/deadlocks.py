@@ -27,6 +27,7 @@ import aiodlock
 from aiodlock import _deadlocks
 from aiodlock._cycles import Cycle
 from aiodlock._lease import Lease
+from aiodlock._model import IMPATIENT
 from aiodlock._request import WAITING, Request
 from aiodlock._telling import Telling
 
@@ -100,7 +101,8 @@ class Oracle:
     """Mutable state: ``facts`` (by request id), ``blocks`` (of each task), ``history`` (per base: since
     when the server has had what), ``edges`` (since when each has been seen), ``disturbed_until`` (per
     process), ``victims`` (of which cycle, by request ids), ``expected`` (by task: what it is to get),
-    ``left`` (since when a task's block has been left by another task)."""
+    ``left`` (since when a task's block has been left by another task) and ``released`` (and nothing else
+    of that task holds the lease)."""
 
     def __init__(self, simulation: _Deadlocks) -> None:
         self.simulation = simulation
@@ -114,6 +116,7 @@ class Oracle:
         self.victims: dict[frozenset[str], str] = {}
         self.expected: dict[asyncio.Task[Any], Cycle] = {}
         self.left: dict[tuple[asyncio.Task[Any], tuple[str, int]], float] = {}
+        self.released: dict[tuple[asyncio.Task[Any], tuple[str, int]], float] = {}
         self.always_disturbed = False
         #: When the passes of a client's latest look began.
         self._passes: dict[Process, list[float]] = {}
@@ -168,6 +171,7 @@ class Oracle:
         self.blocks.setdefault(task, []).extend(entered)
         for one in entered:
             self.left.pop((task, one), None)
+            self.released.pop((task, one), None)
         try:
             yield
         finally:
@@ -177,14 +181,11 @@ class Oracle:
     def leaves(self, task: asyncio.Task[Any], lease: Lease) -> None:
         """Another task begins to leave a block of this one, which may be waiting inside."""
         one = _block_of(lease)
-        # Else it is in another block of that lease, or holds it besides.
-        if self.blocks[task].count(one) == 1 and len(lease._request.handles) == 1:
-            self.left[task, one] = self.world.time
-
-    def _is_inside(self, fact: Fact, block: tuple[str, int], moment: float) -> bool:
-        if block not in fact.inside:
-            return False
-        return fact.task is None or moment < self.left.get((fact.task, block), math.inf)
+        if self.blocks[task].count(one) > 1:
+            return  # it is in another block of that lease
+        self.left[task, one] = self.world.time
+        if len(lease._request.handles) == 1:
+            self.released[task, one] = self.world.time
 
     def disturbed(self, process: Process, until: float) -> None:
         self.disturbed_until[process] = max(until, self.disturbed_until.get(process, 0.0))
@@ -223,13 +224,21 @@ class Oracle:
             holders = [r for r in name.live(now) if _conflict(waiter, r)]
             if edge.holder.token not in [r.token for r in holders]:
                 return f"{edge.holder.token} does not block {waiter.id}"
-            if not self._is_inside(others, (mine.base, edge.holder.token), moment):
+            block = mine.base, edge.holder.token
+            ended = (
+                math.inf
+                if others.task is None
+                else self.released.get((others.task, block), math.inf)
+            )
+            if block not in others.inside or moment >= ended:
                 return f"the task of {others.id} is not in a block with {edge.holder.token}"
         return ""
 
     def _is_patient(self, waiter: Waiter) -> bool:
         fact = self.facts.get(waiter.id)
-        return fact is not None and fact.patient
+        if fact is None:  # its client has not heard yet that it waits; a task's id tells it
+            return waiter.owner.startswith("t") and not waiter.owner.endswith(IMPATIENT)
+        return fact.patient
 
     def moments(self, first: float, last: float) -> list[float]:
         found = {first, last}
@@ -315,7 +324,7 @@ class Oracle:
                 waiting.append((fact, name, now))
                 if fact.looked_for:
                     for block in fact.inside:
-                        if self._is_inside(fact, block, self.world.time):
+                        if (fact.task, block) not in self.left:
                             told_of.setdefault(block, []).append(fact)
         for fact, name, now in waiting:
             mine = name.waiters[fact.id]
