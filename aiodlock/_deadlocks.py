@@ -47,10 +47,14 @@ KIND: Kind = "wait"
 _KINDS: tuple[Kind, ...] = ("lock", "semaphore")
 #: What a dead client told of its waits ends so many seconds later.
 _TOLD_FOR = 5.0
-#: Seconds from the first probe to the second, and from then on.
-_SECOND, _LATER = 0.5, 2.0
-#: A client looks at most once in so many seconds, however many of its waits become long.
+#: A client looks at most once in so many seconds, however many of its waits become long. So others may tell
+#: their waits so much later than theirs are long.
 _PACE = 0.5
+#: A wait is looked at again when it has been long for so many seconds, unless it was when it had been long
+#: for ``_SURE``: by then the waits of others are told that began at the same time, or a little later.
+_SECOND, _SURE = 0.75, 0.6
+#: Seconds between later looks.
+_LATER = 2.0
 #: An answer about waits may take so long.
 _ANSWER_WITHIN = 2.0
 _MOST_BLOCKS = 100
@@ -71,8 +75,9 @@ def enter(task: asyncio.Task[Any]) -> None:
 class _Told:
     """One wait, and its place in the store. It listens to that place."""
 
-    def __init__(self, wait: Wait) -> None:
+    def __init__(self, wait: Wait, since: float) -> None:
         self.wait = wait
+        self.since = since
         self.place: Place | None = None
         self.left_over: list[Place] = []
         self.probes = 0
@@ -165,7 +170,7 @@ class Deadlocks:
         self._take_back(told)
         del self._told[request]
         if inside:
-            self._told[request] = _Told(replace(told.wait, inside=inside))
+            self._told[request] = _Told(replace(told.wait, inside=inside), told.since)
             self._longer.set()
 
     def _inside(self, request: Request) -> frozenset[tuple[Name, int]]:
@@ -212,7 +217,8 @@ class Deadlocks:
                 inside,
                 str(getattr(request.terms, "note", "") or ""),
                 request.terms.kind,
-            )
+            ),
+            now(),
         )
         self._longer.set()
         if not self._probing:
@@ -280,7 +286,7 @@ class Deadlocks:
             while self._told:
                 await self._until_due()
                 try:
-                    await self._probe([r for r, told in self._told.items() if told.due <= now()])
+                    await self._probe(self._due())
                 except Exception as error:  # whatever it is: leases must not be lost for it
                     _logger.debug(
                         "looking for deadlocks failed: %r",
@@ -302,14 +308,22 @@ class Deadlocks:
                     await self._longer.wait()
         self._looked_at = now()
 
+    def _due(self) -> list[Request]:
+        """Return the waits to look at now; the next look may be too late for what is due before it."""
+        next_look = self._looked_at + _PACE
+        return [request for request, told in self._told.items() if told.due <= next_look]
+
     async def _probe(self, requests: list[Request]) -> None:
         starts: dict[Request, Wait] = {}
         for request in requests:
             told = self._told.get(request)
             if told is None:
                 continue  # its wait has ended meanwhile
-            # Counted from the look, not from here: or those that were told later would miss the next one.
-            told.due = self._looked_at + (_SECOND if told.probes == 0 else _LATER)
+            told.due = (
+                self._looked_at + _LATER
+                if self._looked_at >= told.since + _SURE
+                else told.since + _SECOND
+            )
             told.probes += 1
             if told.place is None:
                 self._take_back(told)  # what the store has forgotten

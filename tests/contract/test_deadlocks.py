@@ -19,7 +19,7 @@ from aiodlock._model import Terms
 from aiodlock._request import Request
 
 from ..conftest import MakeClient
-from ..scenes import PATIENCE, until, until_held, until_waiting
+from ..scenes import PATIENCE, stalls, until, until_held, until_waiting
 
 AFTER = 0.3
 
@@ -70,6 +70,26 @@ async def test_two_clients_in_two_orders(make_client: MakeClient) -> None:
     assert "waits for 'a'" in str(second)
     assert "waits for 'b'" in str(second)
     assert pickle.loads(pickle.dumps(second)).cycle == second.cycle
+
+
+async def test_wait_that_was_told_as_late_as_it_may_be_is_met_at_the_second_look(
+    make_client: MakeClient,
+) -> None:
+    """The older one's client has just looked when its wait becomes long, and tells it half a second later."""
+    one, two = await make_client(deadlock_after=AFTER), await make_client(deadlock_after=AFTER)
+    looks: Any = one._use().deadlocks
+    both = asyncio.Barrier(2)
+    began = now()
+    async with asyncio.timeout(PATIENCE), stalls() as stalled:
+        looks._looked_at = now() + AFTER + 0.05
+        first, second = await asyncio.gather(
+            take(one.lock("a"), one.lock("b"), both),
+            take(two.lock("b"), two.lock("a"), both, after=0.01),
+        )
+    assert first is None
+    assert second is not None
+    # The next look is two seconds later.
+    assert now() - began < AFTER + 1.5 + stalled()
 
 
 async def test_the_youngest_of_three_gives_up(make_client: MakeClient) -> None:
@@ -597,4 +617,6 @@ async def test_waits_of_one_look_are_looked_at_again_together(make_client: MakeC
             deadlocks._waits_long(request)
         told = list(deadlocks._told.values())
         await until(lambda: len(told) == 3 and all(one.probes == 1 and one.place for one in told))
-        assert len({one.due for one in told}) == 1
+        await until(lambda: any(one.probes == 2 for one in told))
+        await asyncio.sleep(0)
+        assert [one.probes for one in told] == [2, 2, 2]
