@@ -75,7 +75,7 @@ async def test_two_clients_in_two_orders(make_client: MakeClient) -> None:
 async def test_wait_that_was_told_as_late_as_it_may_be_is_met_at_the_second_look(
     make_client: MakeClient,
 ) -> None:
-    """The older one's client has just looked when its wait becomes long, and tells it half a second later."""
+    """The older one's client has just looked when its wait gets long, and tells it half a second later."""
     one, two = await make_client(deadlock_after=AFTER), await make_client(deadlock_after=AFTER)
     looks: Any = one._use().deadlocks
     both = asyncio.Barrier(2)
