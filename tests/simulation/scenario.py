@@ -517,10 +517,14 @@ class Simulation:
         finally:
             try:
                 await _in_another_task(stack.aclose(), cancel=False)
-            except RuntimeError as unclear:
-                if isinstance(unclear, aiodlock.LockError):
+            except (RuntimeError, asyncio.CancelledError) as error:
+                unclear = error if isinstance(error, RuntimeError) else error.__cause__
+                if isinstance(unclear, RuntimeError) and not isinstance(
+                    unclear, aiodlock.LockError
+                ):
+                    await lock.__aexit__(None, None, None)  # it has ended nobody's block
+                if error is not unclear or isinstance(error, aiodlock.LockError):
                     raise
-                await lock.__aexit__(None, None, None)  # it has ended nobody's block
 
     async def _hand_over(self, process: Process, client: SimClient) -> None:
         """One task acquires, another runs the body; the first one waits for it, or has ended before."""
@@ -712,9 +716,11 @@ async def _in_another_task(call: Coroutine[Any, Any, _T], *, cancel: bool) -> _T
                 task.cancel()
     if cancelled is None:
         return task.result()
-    if not task.cancelled() and isinstance(task.exception() or task.result(), Lease):
+    if task.cancelled():
+        raise cancelled
+    if task.exception() is None and isinstance(task.result(), Lease):
         await task.result().release()  # type: ignore[attr-defined]
-    raise cancelled
+    raise cancelled from task.exception()
 
 
 class Faults:
