@@ -320,25 +320,45 @@ async def test_task_that_waits_for_what_its_creator_has_open_is_warned_about(
 async def test_nobody_is_warned_about_a_creator_that_is_not_inside_any_more(
     make_client: MakeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = await make_client(deadlock_after=0.05)
+    """Whether its wait becomes long after the creator has left its block, or what it held, decides."""
+    client = await make_client(deadlock_after=600.0)
     other = await make_client(deadlock_after=None)
+    deadlocks = client._use().deadlocks
+    assert deadlocks is not None
+    goes_on = asyncio.Event()
 
-    async def hold(one: aiodlock.Client, seconds: float = 0.0) -> None:
-        async with one.lock("a"):
-            await asyncio.sleep(seconds)
+    async def hold() -> None:
+        async with other.lock("a"):
+            await goes_on.wait()
+
+    async def child() -> None:
+        async with client.lock("a"):
+            pass
+
+    def waits_long() -> None:
+        (request,) = deadlocks._timers
+        deadlocks._timers[request].cancel()
+        deadlocks._waits_long(request)
 
     async with gathered() as tasks:
         async with client.lock("a"):
-            tasks.append(asyncio.create_task(hold(other, 0.3)))
+            tasks.append(asyncio.create_task(hold()))
             await until_waiting(other, "a")
-            tasks.append(asyncio.create_task(hold(client)))
+            tasks.append(asyncio.create_task(child()))
             await until_waiting(other, "a", 2)
+        waits_long()
+        goes_on.set()
         await asyncio.gather(*tasks)
+    goes_on.clear()
     async with client.lock("a") as lease, gathered() as tasks:
+        tasks.append(asyncio.create_task(hold()))
+        await until_waiting(other, "a")
+        tasks.append(asyncio.create_task(child()))
+        await until_waiting(other, "a", 2)
         await lease.release()
-        tasks.append(asyncio.create_task(hold(other, 0.3)))
         await until_held(other, "a")
-        tasks.append(asyncio.create_task(hold(client)))
+        waits_long()
+        goes_on.set()
         await asyncio.gather(*tasks)
     assert events(caplog) == []
 
