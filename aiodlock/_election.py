@@ -66,7 +66,8 @@ class Election:
         """Wait to be elected: ``async with election.lead("host-1") as lease``; leaving resigns.
 
         Candidates are elected in order of arrival. When the lease is lost, the body is cancelled and
-        ``LockLost`` raised, as with a lock. A leader that stands again in its own body waits for itself.
+        ``LockLost`` raised, as with a lock. A leader that stands again in its own body
+        waits for itself, and gets ``DeadlockError`` after the client's ``deadlock_after``.
 
         ```python
         async with client.election("scheduler").lead("host-1") as lease:

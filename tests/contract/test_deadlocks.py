@@ -408,6 +408,24 @@ async def test_victim_that_is_granted_in_the_turn_of_the_answer_is_no_victim(
     assert events(caplog) == []
 
 
+async def block_of(lock: aiodlock.Lock) -> AsyncIterator[None]:
+    """Be inside of a block for as long as somebody iterates."""
+    async with lock:
+        yield
+
+
+async def leave(block: AsyncIterator[None]) -> None:
+    async for _ in block:
+        pass
+
+
+async def until_told(client: aiodlock.Client) -> None:
+    """Wait until the store knows of a wait of this client."""
+    deadlocks = client._use().deadlocks
+    assert deadlocks is not None
+    await until(lambda: any(told.place for told in deadlocks._told.values()))
+
+
 async def test_block_that_another_task_has_left_makes_no_edge(make_client: MakeClient) -> None:
     one, two = await make_client(deadlock_after=AFTER), await make_client(deadlock_after=AFTER)
     if not one._use().backend.capabilities.linger:
@@ -416,11 +434,7 @@ async def test_block_that_another_task_has_left_makes_no_edge(make_client: MakeC
     both = asyncio.Barrier(2)
     in_a, in_b = asyncio.Event(), asyncio.Event()
 
-    async def inside() -> AsyncIterator[None]:
-        async with lock:
-            yield
-
-    block = inside()
+    block = block_of(lock)
 
     async def wait_for_b() -> None:
         await anext(block)
@@ -436,16 +450,10 @@ async def test_block_that_another_task_has_left_makes_no_edge(make_client: MakeC
             async with two.lock("a"):
                 return "got it"
 
-    async def leave() -> None:
-        async for _ in block:
-            pass
-
     async with asyncio.timeout(3 * PATIENCE), gathered(wait_for_b(), wait_for_a()) as tasks:
         await in_b.wait()
-        deadlocks = one._use().deadlocks
-        assert deadlocks is not None
-        await until(lambda: any(told.place for told in deadlocks._told.values()))
-        await asyncio.create_task(leave())
+        await until_told(one)
+        await asyncio.create_task(leave(block))
         async with lock:  # another task's body
             in_a.set()
             await until_waiting(two, "a")
@@ -460,11 +468,7 @@ async def test_block_that_another_task_has_left_makes_no_edge_though_its_owner_h
     one, two = await make_client(deadlock_after=AFTER), await make_client(deadlock_after=AFTER)
     in_b = asyncio.Event()
 
-    async def inside() -> AsyncIterator[None]:
-        async with one.lock("a", owner="ann"):
-            yield
-
-    block = inside()
+    block = block_of(one.lock("a", owner="ann"))
 
     async def wait_for_b() -> None:
         await anext(block)
@@ -479,18 +483,12 @@ async def test_block_that_another_task_has_left_makes_no_edge_though_its_owner_h
             async with two.lock("a"):
                 return "got it"
 
-    async def leave() -> None:
-        async for _ in block:
-            pass
-
     left = asyncio.Event()
     async with asyncio.timeout(3 * PATIENCE), gathered(wait_for_b(), hold_b()) as tasks:
         await in_b.wait()
-        deadlocks = one._use().deadlocks
-        assert deadlocks is not None
-        await until(lambda: any(told.place for told in deadlocks._told.values()))
+        await until_told(one)
         async with one.lock("a", owner="ann"):
-            await asyncio.create_task(leave())
+            await asyncio.create_task(leave(block))
             left.set()
             await until_waiting(two, "a")
             await asyncio.sleep(2 * AFTER)
@@ -520,9 +518,7 @@ async def test_lease_that_another_task_has_released_makes_no_edge_though_its_own
 
     async with asyncio.timeout(3 * PATIENCE), gathered(wait_for_b(), hold_b()) as tasks:
         await in_b.wait()
-        deadlocks = one._use().deadlocks
-        assert deadlocks is not None
-        await until(lambda: any(told.place for told in deadlocks._told.values()))
+        await until_told(one)
         async with one.lock("a", owner="ann"):
             await mine.release()
             released.set()
