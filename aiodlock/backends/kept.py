@@ -111,7 +111,11 @@ class KeptStore(Protocol):
         """Send a leave that nobody waits for; see ``Place.leave_soon``."""
 
     async def leave_unknown(self, request_id: str, where: str) -> None:
-        """Give back a grant that was announced for a request this client does not have."""
+        """Give back a grant that was announced for a request this client does not have; final as a leave.
+
+        Its leave and the notice have crossed. Or that leave was lost, and a late duplicate of an acquire
+        was carried out: it may be one of several.
+        """
 
     def watch(self, request: StoreRequest, watching: bool) -> None:
         """Start or stop to listen for the end of what blocks this head, where the store can tell."""

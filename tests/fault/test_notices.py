@@ -14,7 +14,7 @@ import aiodlock
 from aiodlock import _request as core
 from aiodlock._clock import now
 from aiodlock._departure import Departure
-from aiodlock._model import End, StoreRequest, Waiting
+from aiodlock._model import End, Gone, StoreRequest, Terms, Waiting
 from aiodlock.backends.keeper import Keeper
 from aiodlock.backends.kept import Stage
 from aiodlock.backends.redis import calls, packing, replies
@@ -54,7 +54,30 @@ async def test_grant_of_a_request_that_nobody_has_is_given_back(
     await direct.acquire("unknown", waiter_ttl=60_000, client=label)
     await held.release()
     await free_at_once(store, client)
-    assert await direct.all_keys() == {"token"}
+    assert await direct.all_keys() == {"token", "marker:unknown"}
+
+
+async def test_request_that_nobody_has_is_given_back_once_and_for_all(
+    store: Store, make_client: MakeClient, client: aiodlock.Client
+) -> None:
+    """Its client has left it, that was lost, and two late duplicates of its acquire are carried out."""
+    other = await make_client()
+    held = await client.lock("name").acquire()
+    terms = Terms("lock", "name", "exclusive", 0, 60.0, 60.0, 0.0, 0.0, None, True)
+
+    async def late_duplicate() -> object:
+        request = StoreRequest("unknown", terms, "tunknown")
+        backend: Any = keeper_of(other).store
+        answer = await backend.acquire(request, wait=True)
+        if request.tally is not None:  # a quorum's client
+            backend._requests.forget(request.tally)
+        return answer
+
+    assert isinstance(await late_duplicate(), Waiting)
+    await held.release()
+    await free_at_once(store, client)
+    assert await late_duplicate() == Gone("gone")
+    await free_at_once(store, client)
 
 
 async def test_notice_that_overtakes_the_reply_starts_the_body_at_once(

@@ -624,7 +624,7 @@ class MachineBackend:
     async def leave_unknown(self, request_id: str, where: str) -> None:
         line = self._line or await self._wait_up()
         kind, _, name = where.partition(":")
-        options = {"end": "unused", "retention": self._retention}
+        options = {"end": "unused", "marker": _MARKER, "retention": self._retention}
         await self._send(line, Call("leave", Key(_PREFIX, kind, name), request_id, **options))
 
     async def settle(self) -> None:

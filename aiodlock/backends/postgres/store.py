@@ -333,7 +333,7 @@ class PostgresBackend:
 
     async def leave_unknown(self, request_id: str, where: str) -> None:
         await self.up()
-        left_of(await self.turn(f"leave\t{where}\t{request_id}\t0\tunused"))
+        left_of(await self.turn(f"leave\t{where}\t{request_id}\t{self._marker_ttl}\tunused"))
 
     async def settle(self) -> None:
         """Every answer is waited for by a call."""

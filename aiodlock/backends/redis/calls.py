@@ -262,9 +262,8 @@ class Calls:
         return self._packing.leave(request, late, lost, self._leaving)
 
     async def leave_unknown(self, request_id: str, where: str) -> None:
-        # Its own leave has written a marker where one was needed.
         keys = keys_of(self._prefix, *name_of(where))
-        arguments = (request_id, *self._channels.words(keys.base), 0, "unused")
+        arguments = (request_id, *self._channels.words(keys.base), self._marker_ms, "unused")
         left_of(await self._server.eval(LEAVE, _leave_keys(keys, request_id), arguments))
 
     def _leaving(self, request: StoreRequest, late: bool, lost: bool) -> KeysAndArguments:

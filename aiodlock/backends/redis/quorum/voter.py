@@ -224,9 +224,9 @@ class Voter:
         on_answer(reply)
 
     async def leave_unknown(self, request_id: str, where: str) -> None:
-        """Give back a vote for a request that this client does not have."""
+        """Give back a vote for a request that this client does not have; see ``KeptStore``."""
         keys = keys_of(self._prefix, *name_of(where))
-        arguments = (request_id, "ended", 0, 0, *self._to_clients)
+        arguments = (request_id, "ended", self._marker_ms, 0, *self._to_clients)
         left_of(await self.server.eval(UNVOTE, _names(keys, request_id), arguments))
 
     def watch(self, request: StoreRequest, watching: bool) -> None:
