@@ -321,12 +321,12 @@ class KeptPlace(StoreRequest):
         return answer
 
     def hold(self, token: int, deadline: float) -> None:
-        """Become a holder, and tell the core if it waits for that."""
+        """Become a holder, and tell the core if it waits for that. The place in the queue may have had more
+        time left than the lease has: on a quorum, other nodes kept it."""
         self.stage = HELD
         self.granted = True
         self.token = token
-        if deadline > self.deadline:
-            self.deadline = deadline
+        self.deadline = deadline
         if self.terms.max_hold is not None:
             self.granted_at = now()
         if self.answered:

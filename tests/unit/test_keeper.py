@@ -232,6 +232,18 @@ async def test_deadline_never_comes_nearer(kept: Kept) -> None:
     assert place.deadline == before
 
 
+async def test_lease_ends_with_its_own_deadline_although_its_place_in_the_queue_had_more_time(
+    kept: Kept,
+) -> None:
+    """On a quorum, the nodes that kept the place may be others than those that keep the lease."""
+    end = now() + 2.0
+    kept.store.answer = lambda *_: Granted(1, end)
+    place = await kept.waiter(ttl=30.0, waiter_ttl=3.0)
+    kept.keeper.extend_now(place)
+    await until(lambda: kept.heard.granted_times)
+    assert place.deadline == end
+
+
 async def test_gone_holder_is_told_with_the_reason_of_the_store(kept: Kept) -> None:
     kept.store.answer = lambda *_: Gone("taken_over")
     place = await kept.holder()

@@ -35,13 +35,10 @@ class Confirming:
         token = self._token_for(tally, votes)
         tally.vain = tally.vain + 1 if token == tally.written else 1
         tally.written = token
-        # With ``max_hold`` a place may last longer than what follows it, and its deadline stands. These may
-        # be other nodes than those that kept the place.
-        length = max(tally.request.terms.ttl, tally.request.terms.waiter_ttl)
         fencing = tally.fencing = self._messenger.send(
             tally,
             "held" if known else "fence",
-            length,
+            tally.request.terms.ttl,
             lambda _: self._has_confirmed(tally, token, known),
             token=token,
             ballots=votes,
