@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from ..._errors import BackendError
 from ..kept import Notices
-from .connection import Listening, Messages
+from .listening import Listening
+from .messages import Messages
 
 _logger = logging.getLogger("aiodlock")
 

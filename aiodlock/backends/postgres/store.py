@@ -31,8 +31,9 @@ from ..._model import (
 from .._label import make_label
 from ..base import Unanswered
 from ..kept import Notices
-from .connection import Connection, Link, Message, Messages, ask
+from .connection import Connection, Link, ask
 from .inspection import Inspection
+from .messages import Message, Messages
 from .notifications import Notifications, channel
 from .replies import Extended, left_of, outcome_of
 from .schema import VERSION, install, missing, wrong_version

@@ -1,0 +1,96 @@
+"""The connection that hears what PostgreSQL notifies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from .connection import ANSWER_WITHIN, FAILURES, Connection, Link, ask
+
+#: How often the listening connection is asked whether it is there.
+_WATCH_EVERY = 5.0
+
+
+class Listening:
+    """The connection that hears notifications. It is watched, because a listener may die without a sign.
+
+    Mutable state: ``_heard_by`` (whom the payloads of each channel go to), ``_listened`` (the channels that
+    the present connection listens to), ``_changed`` (set when these two differ).
+    """
+
+    def __init__(
+        self,
+        source: str,
+        described: str,
+        *,
+        on_up: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.link: Link = Link(
+            source, described, pooled=False, prepare=self._prepare, on_up=lambda _: None
+        )
+        self._on_up = on_up
+        self._heard_by: dict[str, list[Callable[[str], object]]] = {}
+        self._listened: set[str] = set()
+        self._changed = asyncio.Event()
+
+    def listen(self, channel: str, heard: Callable[[str], object]) -> Callable[[], None]:
+        """Have ``heard`` called with each payload, and with an empty one when the server listens from now
+        on: what was sent before is not told. Return what ends that."""
+        self._heard_by.setdefault(channel, []).append(heard)
+        self._changed.set()
+
+        def stop() -> None:
+            hearers = self._heard_by.get(channel, [])
+            if heard in hearers:
+                hearers.remove(heard)
+            if not hearers and self._heard_by.pop(channel, None) is not None:
+                self._changed.set()
+
+        return stop
+
+    async def _prepare(self, connection: Connection) -> None:
+        self._listened = set()
+        await self._listen_to_all(connection)
+
+    async def _listen_to_all(self, connection: Connection) -> None:
+        for channel in self._heard_by.keys() - self._listened:
+            await ask(connection, connection.add_listener(channel, self._hear), ANSWER_WITHIN)
+            self._listened.add(channel)
+            self._hear(None, 0, channel, "")
+        for channel in self._listened - self._heard_by.keys():
+            await ask(connection, connection.remove_listener(channel, self._hear), ANSWER_WITHIN)
+            self._listened.discard(channel)
+
+    def _hear(self, _: object, __: int, channel: str, payload: object) -> None:
+        for heard in list(self._heard_by.get(channel, ())):
+            heard(str(payload))
+
+    async def run(self) -> None:
+        """Watch until cancelled. ``link.run`` runs beside it."""
+        known: Connection | None = None
+        while True:
+            await self.link.first_up()
+            connection = self.link.connection
+            if connection is None:
+                await asyncio.sleep(0)
+                continue
+            try:
+                self._changed.clear()
+                if known is not connection:
+                    known = connection
+                    await self._on_up()
+                await self._listen_to_all(connection)
+                await ask(connection, _alive(connection), ANSWER_WITHIN)
+            except FAILURES as failed:
+                self.link.give_up(failed)
+                await asyncio.sleep(0)
+                continue
+            try:
+                async with asyncio.timeout(_WATCH_EVERY):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+
+async def _alive(connection: Connection) -> None:
+    await connection.execute("select 1")
