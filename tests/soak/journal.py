@@ -121,8 +121,11 @@ def read(paths: Iterable[Path]) -> Record:
     return record
 
 
-def check(holds: Iterable[Hold]) -> list[str]:
-    """Return what contradicts mutual exclusion, or the growth of tokens, one line each."""
+def check(holds: Iterable[Hold], *, readers_share_tokens: bool = False) -> list[str]:
+    """Return what contradicts mutual exclusion, or the growth of tokens, one line each.
+
+    :param readers_share_tokens: as on a quorum: readers with no writer in between may have the same one.
+    """
     by_name: defaultdict[str, list[Hold]] = defaultdict(list)
     for hold in holds:
         by_name[hold.name].append(hold)
@@ -130,7 +133,7 @@ def check(holds: Iterable[Hold]) -> list[str]:
     for same in by_name.values():
         same.sort(key=lambda hold: hold.began)
         found += _overlaps(same)
-        found += _tokens(same)
+        found += _tokens(same, readers_share_tokens)
     return found
 
 
@@ -149,7 +152,7 @@ def _overlaps(holds: list[Hold]) -> list[str]:
     return found
 
 
-def _tokens(holds: list[Hold]) -> list[str]:
+def _tokens(holds: list[Hold], readers_share_tokens: bool) -> list[str]:
     """An exclusive hold has a larger token than all that ended before, a later one a larger still."""
     found: list[str] = []
     seen: set[int] = set()
@@ -159,7 +162,8 @@ def _tokens(holds: list[Hold]) -> list[str]:
         again = hold.mode == "l" and hold.token == floor
         if hold.token <= floor and not again:
             found.append(f"token: {hold} came after {floor}")
-        if hold.token in seen and not again:
+        shared = readers_share_tokens and hold.mode == "s"
+        if hold.token in seen and not again and not shared:
             found.append(f"token: {hold} has a token that was given before")
         seen.add(hold.token)
         largest = max(largest, hold.token)

@@ -273,7 +273,7 @@ class Soak(Crew):
 
     def _judge(self, tormentor: Tormentor, record: Record, lasted: float, began: float) -> Result:
         options = self._options
-        self.violations += check(record.holds)
+        self.violations += check(record.holds, readers_share_tokens=options.store == "quorum")
         judged = self.memory if tormentor.memory_is_judged else self.memory[:-1]
         if lasted >= 300:  # shorter ones are all warming up
             self.violations += [f"memory: {s} is not flat" for s in judged if not s.is_flat]

@@ -66,6 +66,15 @@ def test_kept_promises_are_not_mistaken_for_broken_ones() -> None:
     )
 
 
+def test_readers_of_a_quorum_may_have_the_same_token_and_no_writer_may() -> None:
+    readers = [hold("s", 2, 1.0, 2.0), hold("s", 2, 1.0, 2.0)]
+    assert not check(readers, readers_share_tokens=True)
+    for late in (hold("x", 2, 3.0, 4.0), hold("x", 1, 3.0, 4.0)):
+        assert check([*readers, late], readers_share_tokens=True)
+    between = [hold("x", 3, 3.0, 4.0), hold("s", 2, 5.0, 6.0)]
+    assert check([*readers, *between], readers_share_tokens=True)
+
+
 def test_journal_of_a_killed_worker_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = Journal(path)
