@@ -132,6 +132,10 @@ class Tormentor(ABC):
         """Return when the servers first said that they lost what they had acknowledged, and how."""
         return None
 
+    def may_forget(self, moment: float) -> bool:
+        """Tell whether a lease may be gone at this moment because several faults have met."""
+        return False
+
     def keep(self, folder: Path) -> None:  # noqa: B027 - most keep nothing
         """Keep in this folder what tells more of a violation."""
 

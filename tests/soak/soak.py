@@ -22,7 +22,7 @@ from .faults import Crew, Tormentor, end_if_cancelled
 from .journal import Record, check, gaps, read, without
 from .memory import Series, resident
 from .tormentors import disk_of, tormentor_of
-from .worker import STARVED, WAITER_TTL
+from .worker import FORGOTTEN, STARVED, WAITER_TTL
 
 _ROOT = Path(__file__).parents[2]
 #: For a worker to notice anything on a busy machine, in seconds.
@@ -294,7 +294,7 @@ class Soak(Crew):
                     f"{gap.quiet:.1f} s of them without a fault (from {gap.began - began:.1f} s on)"
                 )
         told = [
-            (self._with_what_was_done(what, tormentor), self._is_too_late(what))
+            (self._with_what_was_done(what, tormentor), self._is_not_judged(what, tormentor))
             for what in self.violations
         ]
         seconds: Counter[int] = Counter()
@@ -314,14 +314,16 @@ class Soak(Crew):
             bound=round(bound, 2),
             memory={series.label: series.growth() for series in self.memory},
             load=round(self._load, 1),
-            violations=[what for what, late in told if not late],
-            not_judged=[what for what, late in told if late],
+            violations=[what for what, aside in told if not aside],
+            not_judged=[what for what, aside in told if aside],
             judged=None if self._broke is None else round((self._broke[0] - began) / 60, 2),
         )
 
-    def _is_too_late(self, violation: str) -> bool:
-        """Tell whether servers may have said before that they lost data."""
+    def _is_not_judged(self, violation: str, tormentor: Tormentor) -> bool:
+        """Tell whether servers may have said before that they lost data, or may forget a lease."""
         moment = _moment_of(violation)
+        if moment is not None and FORGOTTEN in violation and tormentor.may_forget(moment):
+            return True
         return self._broke is not None and (moment is None or moment > self._broke[0])
 
     @staticmethod

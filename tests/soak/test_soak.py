@@ -18,13 +18,14 @@ from tests.postgres import PostgresServer
 from tests.scenes import until
 from tests.servers import installed
 from tests.soak import campaign
-from tests.soak.faults import Fault, Tormentor
+from tests.soak.faults import Fault, Span, Tormentor
 from tests.soak.journal import Hold, Journal, Record, Wait, check, gaps, read
 from tests.soak.memory import Series
 from tests.soak.records import first_mismatch, of_lease
 from tests.soak.soak import Options, Result, Soak
 from tests.soak.tormentors import PostgresTormentor, RedisTormentor
 from tests.soak.wire import Wire
+from tests.soak.worker import FORGOTTEN
 
 
 def hold(mode: str, token: int, began: float, ended: float, name: str = "name") -> Hold:
@@ -275,6 +276,27 @@ def test_server_that_has_lost_data_says_when() -> None:
     assert found is not None
     assert found[0] == pytest.approx(now() - 60.0, abs=5.0)
     assert found[1].endswith("First digest mismatch on txn: 5")
+
+
+def test_lease_that_a_quorum_may_forget_is_told_and_not_judged(tmp_path: Path) -> None:
+    """One node comes back empty, and another one was full when the lease began."""
+    lost = f"100.000 {FORGOTTEN}: LockLost('gone')"
+    full = Span(95.0, 99.0, "memory full", to_servers=True)
+    early = Span(90.0, 96.0, "memory full", to_servers=True)
+    stopped = Span(99.0, 101.0, "SIGSTOP of a worker", to_servers=False)
+    restarted = Span(99.5, 105.0, "server killed and restarted", to_servers=True)
+    for store, spans, judged in (
+        ("quorum", [full, restarted], 0),
+        ("quorum", [early, stopped, restarted], 1),
+        ("quorum", [full], 1),
+        ("valkey9", [full, restarted], 1),
+    ):
+        soak = Soak(Options(store, 1.0, 1, 1, 1.0, 1), tmp_path)
+        soak.violations = [lost, "100.000 exclusion: of these"]
+        tormentor = RedisTormentor(random.Random(1), None, store)
+        tormentor.spans += spans
+        result = soak._judge(tormentor, Record(), 60.0, 40.0)
+        assert (len(result.violations), len(result.not_judged)) == (1 + judged, 1 - judged)
 
 
 def test_what_is_seen_after_servers_lost_data_is_told_and_not_judged(tmp_path: Path) -> None:

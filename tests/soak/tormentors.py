@@ -28,6 +28,9 @@ from .memory import resident
 from .records import first_mismatch, of_lease
 from .wire import Wire
 
+_RESTART = "server killed and restarted"
+_TO_WORKERS = ("SIGSTOP of a worker", "SIGKILL of a worker")
+
 
 def _own_client(server: EmbeddedServer) -> redis.asyncio.Redis:
     """Return a client of the soak's own. What is done to all connections is done to its as well."""
@@ -67,6 +70,20 @@ class RedisTormentor(Tormentor):
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    def may_forget(self, moment: float) -> bool:
+        """Of a quorum: a node has just lost its votes, and another one did not get all that was sent to it
+        while the lease could have begun. What is left is no majority."""
+        if not self._is_quorum:
+            return False
+        lasted = [span for span in self.spans if span.began <= moment <= span.ended]
+        before = [
+            s
+            for s in self.spans
+            if s.began < moment < s.ended + self.ttl and s.what not in _TO_WORKERS
+        ]
+        restarts = [span for span in lasted if span.what == _RESTART]
+        return bool(restarts) and len(before) > len(restarts)
 
     def source(self, *, through_lines: bool) -> str | list[str]:
         urls = [one.url for one in (self.lines if through_lines else self.servers)]
@@ -116,7 +133,7 @@ class RedisTormentor(Tormentor):
             "notifications changed": self._change_notifications,
             "memory full": self._fill_memory,
             "SIGSTOP of the server": self._stop_server,
-            "server killed and restarted": self._restart,
+            _RESTART: self._restart,
             **({} if self._is_quorum else self.of_disk()),
         }
 

@@ -31,6 +31,8 @@ WAITER_TTL, LIMIT = 2.0, 3
 #: In a queue of 20 some die, some are stopped for 5 s and some
 #: hold for long, one after the other: the longest waits seen were 25 s.
 STARVED = 60.0
+#: A lease ended otherwise than by its deadline.
+FORGOTTEN = "loss on a server that lost nothing"
 #: A worker that is told to end, and does not, tells after this time what it waits for.
 STUCK = 40.0
 #: Waits that are longer than this, in seconds, are written down one by one.
@@ -103,7 +105,7 @@ class Worker:
             except LockLost as lost:
                 self.counts[f"lost: {lost.reason}"] += 1
                 if lost.reason != "expired":
-                    self._journal.violation(f"loss on a server that lost nothing: {lost!r}")
+                    self._journal.violation(f"{FORGOTTEN}: {lost!r}")
             except aiodlock.LockError as error:
                 if "OOM" in str(error):  # a full server refuses what is new: at once, and loudly
                     self.counts["refused: memory full"] += 1
