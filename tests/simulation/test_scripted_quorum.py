@@ -84,6 +84,11 @@ class Scripted(QuorumSimulation):
         for network, seconds in zip(self.networks, usual, strict=True):
             network.path(self.world.processes[process]).usual = seconds
 
+    def hold_back(self, node: int, process: int, held_back: bool) -> None:
+        """Let what a process says to a node wait on its way; it hears the node."""
+        self.networks[node].path(self.world.processes[process]).out_blocked = held_back
+        self.networks[node].released()
+
     def block(self, node: int, process: int, blocked: bool) -> None:
         path = self.networks[node].path(self.world.processes[process])
         path.out_blocked = path.in_blocked = blocked
@@ -404,3 +409,31 @@ def test_token_is_not_written_again_while_a_node_whose_vote_counts_is_dead() -> 
     # Once, when its votes were enough; then with pauses that grow.
     assert min(later - earlier for earlier, later in pairwise(written)) > 0.02, written
     assert len(written) < 10, written
+
+
+def test_hold_that_ran_out_before_its_body_began_does_not_come_back_with_its_token() -> None:
+    """Its margin was all that was left. Its extensions reach the nodes when another has held since: the
+    first gets the votes again, and its answer is too late; the second finds them."""
+    tokens: dict[str, int] = {}
+
+    async def hold(client: SimClient) -> None:
+        async with client.lock("n"):
+            await simulation.moment(1.5)
+
+    async def wait(client: SimClient) -> None:
+        await simulation.moment(0.9)
+        async with client.lock("n", margin=0.9) as lease:
+            tokens["first"] = lease.token
+
+    async def wait_too(client: SimClient) -> None:
+        await simulation.moment(1.3)
+        async with client.lock("n") as lease:
+            tokens["second"] = lease.token
+            await asyncio.sleep(0.1)
+
+    simulation = Scripted(hold, wait, wait_too, until=30.0)
+    for node in range(3):
+        simulation.world.at(1.5, simulation.hold_back, node, 1, True)
+        simulation.world.at(2.7, simulation.hold_back, node, 1, False)
+    simulation.run()
+    assert tokens["first"] > tokens["second"]

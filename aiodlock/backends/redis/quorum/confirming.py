@@ -49,8 +49,8 @@ class Confirming:
             tally.fencing = None
         if not self._has_confirmed(tally, token, known):
             return None
-        tally.token = token
-        return Granted(token, tally.deadline(tally.confirmed(token, self._nodes.is_trusted)))
+        confirmed = tally.confirmed(token, self._nodes.is_trusted)
+        return Granted(token, tally.hold(token, confirmed))
 
     def has_news(self, tally: Tally) -> bool:
         """Tell whether another token is to be written than the one that too few nodes took."""

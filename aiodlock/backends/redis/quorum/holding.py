@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from ...._clock import now
 from ...._model import Gone, Granted
 from .broadcast import Broadcast
 from .messenger import Messenger
@@ -33,13 +34,16 @@ class Holding:
     async def outcome(self, tally: Tally, extension: Broadcast[Answer]) -> Granted | Gone:
         """Return whether the request holds still; raise when too few nodes have answered to tell."""
         await extension.settled
+        if now() >= tally.holds_until:
+            # Others may have held since, though all nodes have given their votes to this request again.
+            return Gone("expired")
         majority = self._nodes.majority
         kept = self._kept(tally, extension)
         if len(kept) >= majority:
             confirmed = tally.confirmed(tally.token, self._nodes.is_trusted)
             for vote in confirmed:
                 vote.healing = False  # the others alone suffice, so nobody was in between
-            return Granted(tally.token, tally.deadline(confirmed))
+            return Granted(tally.token, tally.hold(tally.token, confirmed))
         silent = len(self._nodes.voters) - len(extension.answers)
         if len(kept) + silent < majority:
             gone = [answer for answer in extension.answers.values() if isinstance(answer, Gone)]

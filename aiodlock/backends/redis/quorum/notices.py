@@ -33,8 +33,8 @@ class NodeNotices:
             return
         agreed = tally.agreed(requests.votes(tally)) if tally.waiting else []
         if agreed and agreed[0].token >= requests.nodes.least_token(agreed):
-            tally.token = agreed[0].token
-            requests.listener.on_held(request_id, tally.token, tally.deadline(agreed))
+            deadline = tally.hold(agreed[0].token, agreed)
+            requests.listener.on_held(request_id, tally.token, deadline)
         else:
             requests.listener.on_look(request_id)
 

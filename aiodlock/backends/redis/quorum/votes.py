@@ -218,12 +218,13 @@ class Ballot:
 class Tally:
     """One request, over all nodes.
 
-    Mutable state: ``token`` (the one it holds with; 0 before), ``fencing`` (the message that writes the
-    token, while it is on its way), ``extension`` (the message that extended what it came to hold
-    meanwhile), ``written`` (the token that was written last) and ``vain`` (how often in a row, as long as
-    too few nodes took it), ``waiting`` (its client knows that it is queued), ``leaving``, ``longest`` (the
-    longest lease that any node was asked for), ``message`` (what was sent last) and ``message_about``
-    (which tells it from other messages of the request).
+    Mutable state: ``token`` (the one it holds with; 0 before), ``holds_until`` (a majority certainly keeps
+    that token until then), ``fencing`` (the message that writes the token, while it is on its way),
+    ``extension`` (the message that extended what it came to hold meanwhile), ``written`` (the token that
+    was written last) and ``vain`` (how often in a row, as long as too few nodes took it), ``waiting`` (its
+    client knows that it is queued), ``leaving``, ``longest`` (the longest lease that any node was asked
+    for), ``message`` (what was sent last) and ``message_about`` (which tells it from other messages of the
+    request).
     """
 
     def __init__(self, request: StoreRequest, ticket: int, nodes: int) -> None:
@@ -232,6 +233,7 @@ class Tally:
         self.majority: int = nodes // 2 + 1
         self.ballots: list[Ballot] = [Ballot(node) for node in range(nodes)]
         self.token: int = 0
+        self.holds_until: float = 0.0
         self.fencing: Broadcast[Answer] | None = None
         self.extension: Broadcast[Answer] | None = None
         self.written: int = 0
@@ -299,6 +301,12 @@ class Tally:
         """Return until when a majority keeps its word: its latest by the majority's number; 0 for never."""
         moments = sorted((ballot.deadline for ballot in ballots), reverse=True)
         return moments[self.majority - 1] if len(moments) >= self.majority else 0.0
+
+    def hold(self, token: int, votes: Sequence[Ballot]) -> float:
+        """Hold, or go on, by these votes that have the token; return their deadline."""
+        deadline = self.deadline(votes)
+        self.token, self.holds_until = token, max(self.holds_until, deadline)
+        return deadline
 
     def left(self, answers: Mapping[int, Left]) -> Left:
         """Return what the answers to a leave come to: released, if a majority may have released it."""
