@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from aiodlock import AcquireTimeout, LockLost
+from aiodlock import AcquireTimeout, BackendUnavailable, LockLost
 
 from .quorum import QuorumSimulation
 from .scenario import SimClient, Simulation
@@ -83,6 +84,12 @@ class Scripted(QuorumSimulation):
         """Say how long messages of a process take, to each node."""
         for network, seconds in zip(self.networks, usual, strict=True):
             network.path(self.world.processes[process]).usual = seconds
+
+    def tallies(self, process: int) -> list[Any]:
+        """Return what the client of a process knows of its requests."""
+        [session] = self.checkers.sessions[self.world.processes[process]]
+        backend: Any = session.backend
+        return list(backend.store._requests._tallies.values())
 
     def hold_back(self, node: int, process: int, held_back: bool) -> None:
         """Let what a process says to a node wait on its way; it hears the node."""
@@ -437,3 +444,38 @@ def test_hold_that_ran_out_before_its_body_began_does_not_come_back_with_its_tok
         simulation.world.at(2.7, simulation.hold_back, node, 1, False)
     simulation.run()
     assert tokens["first"] > tokens["second"]
+
+
+def test_vote_that_was_given_back_counts_again_when_its_node_has_the_token_of_the_hold() -> None:
+    """All nodes offer the same token. The one of node 0 goes back to an older request, which gives up; the
+    others suffice. Later, node 2 dies."""
+    given_back: list[bool] = []
+
+    async def hold(client: SimClient) -> None:
+        async with client.lock("n"):
+            await simulation.moment(1.5)
+
+    async def younger(client: SimClient) -> None:
+        await simulation.moment(1.3)
+        async with client.lock("n") as lease:
+            [tally] = simulation.tallies(1)
+            given_back.append(tally.ballots[0].given_back == lease.token)
+            await simulation.moment(6.0)
+            assert lease.held
+
+    async def older(client: SimClient) -> None:
+        await simulation.moment(1.2)
+        with suppress(BackendUnavailable):
+            await client.lock("n").acquire(timeout=0.6)
+
+    simulation = Scripted(hold, younger, older, until=30.0)
+    for node in range(3):
+        simulation.world.at(1.19, simulation.block, node, 2, True)
+    simulation.world.at(1.505, simulation.block, 0, 2, False)
+    for node in (1, 2):
+        simulation.world.at(1.49, simulation.block, node, 1, True)
+        simulation.world.at(1.55, simulation.block, node, 1, False)
+        simulation.world.at(2.3, simulation.block, node, 2, False)
+    simulation.world.at(3.5, simulation.networks[2].stop_server)
+    simulation.run()
+    assert given_back == [True]

@@ -167,8 +167,8 @@ class Ballot:
                 if token > self.highest:
                     self.highest = token
                 self.look_at = None
-                if stage == "a":
-                    self.given_back = 0  # such a vote is never taken back
+                if stage == "a" or (stage == "c" and not self.yielding):
+                    self.given_back = 0  # such a vote is never taken back, whatever its token
             case Queued(deadline, look_at, floor):
                 if deadline > self.deadline:
                     self.deadline = deadline
