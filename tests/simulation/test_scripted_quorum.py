@@ -479,3 +479,52 @@ def test_vote_that_was_given_back_counts_again_when_its_node_has_the_token_of_th
     simulation.world.at(3.5, simulation.networks[2].stop_server)
     simulation.run()
     assert given_back == [True]
+
+
+def test_question_that_waited_does_not_open_the_vote_of_a_request_that_holds_by_then() -> None:
+    """Node 2 would forget the lock-delay. The holder is cut off then; node 1 has never heard of it."""
+    got_in: list[float] = []
+    heard: list[bytes] = []
+
+    async def hold(client: SimClient) -> None:
+        async with client.lock("n"):
+            await simulation.moment(1.5)
+
+    async def wait(client: SimClient) -> None:
+        await simulation.moment(1.0)
+        with suppress(LockLost):
+            async with client.lock("n", lock_delay=3.0):
+                await simulation.moment(8.0)
+
+    async def wait_too(client: SimClient) -> None:
+        await simulation.moment(1.1)
+        async with client.lock("n"):
+            got_in.append(simulation.world.time)
+
+    def look() -> None:
+        [session] = simulation.checkers.sessions[simulation.world.processes[1]]
+        backend: Any = session.backend
+        backend.keeper.on_look(None)
+
+    def watch(command: Command, reply: object) -> None:
+        if command.script == "vote" and command.id.startswith("p1."):
+            if b"ask" in command.arguments and b"fence" in heard:
+                cut_off(True)
+            heard.append(command.arguments[7])
+
+    def cut_off(cut: bool) -> None:
+        for node in range(3):
+            simulation.block(node, 1, cut)
+
+    simulation = Scripted(hold, wait, wait_too, until=40.0)
+    simulation.nodes[2].executed.append(watch)
+    for process in range(3):
+        simulation.world.at(0.9, simulation.delay, process, NEAR, NEAR, NEAR)
+    simulation.world.at(0.95, simulation.block, 1, 1, True)
+    simulation.world.at(1.2, simulation.hold_back, 2, 1, True)
+    simulation.world.at(1.45, lambda: simulation.world.processes[1].deliver(look))
+    simulation.world.at(1.6, simulation.hold_back, 2, 1, False)
+    simulation.world.at(1.65, cut_off, True)
+    simulation.world.at(9.0, cut_off, False)
+    simulation.run()
+    assert got_in[0] > 1.6 + 1.5 + 3.0, got_in

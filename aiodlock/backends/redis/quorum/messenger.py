@@ -8,6 +8,7 @@ from functools import partial
 
 from ...._backoff import pause_after
 from ...._clock import now
+from ...base import Unanswered
 from .broadcast import Broadcast
 from .giving_back import GivingBack
 from .requests import Requests
@@ -93,6 +94,11 @@ class Messenger:
     def _put(
         self, tally: Tally, ballot: Ballot, by: Sequence[Broadcast[Answer]], length: float
     ) -> None:
+        if tally.token or tally.fencing is not None:
+            # The question has waited. It would open a vote that is confirmed: who asks does not hold.
+            for broadcast in by:
+                broadcast.take(ballot.node, Unanswered("not asked: it holds, or is about to"))
+            return
         voter = self._nodes.voters[ballot.node]
         ballot.asked_at, ballot.asking = now(), True
         ballot.in_a_row += 1
