@@ -64,6 +64,9 @@ class QuorumCheckers(Checkers):
     ``_passed`` (by how many later ones it was passed). One more checker:
 
     passed      who waits at a majority of the nodes is passed by nobody who asks well after
+    kept        a majority of the nodes has the vote of a request that holds, for as long as that is
+                believed; a node that is faulty counts as one that has it
+    delay       who is lost keeps the name closed for its lock-delay, unless nodes forget or clocks step
     """
 
     def __init__(self, world: World, servers: list[SimServer]) -> None:
@@ -73,6 +76,13 @@ class QuorumCheckers(Checkers):
         self.majority = len(servers) // 2 + 1
         self.answers: dict[str, dict[int, float]] = {}
         self.confirmed: dict[str, set[int]] = {}
+        #: Until when each node is faulty, in true time.
+        self.faulty_until: list[float] = [0.0] * len(servers)
+        #: Whether lock-delays are promised; the requests that were released; of those that held with one,
+        #: by base: id, owner, mode, end of the lease, delay.
+        self.keeps_delays = False
+        self._released: set[str] = set()
+        self._delays: dict[str, dict[str, tuple[str, str, float, float]]] = {}
         self.noticed: dict[str, dict[int, int]] = {}
         self.step_ends = 0.0
         self.unaware: set[int] = set()
@@ -86,6 +96,7 @@ class QuorumCheckers(Checkers):
         #: The request that came to hold first, by base, owner and token.
         self._first: dict[tuple[str, str, int], str] = {}
         self._largest: dict[str, tuple[int, int]] = {}
+        self._kept_until: dict[str, float] = {}
         for server in servers:
             server.executed.append(partial(self._node_executed, server))
 
@@ -94,6 +105,53 @@ class QuorumCheckers(Checkers):
             self.count(server, command, reply)
         if command.script == "break_votes" and isinstance(reply, list):
             self.excused.update(id.decode() for id in reply)
+            self._delays.clear()  # a break ignores them
+        if command.script == "unvote" and command.arguments[1] == b"ended":
+            self._released.add(command.id)
+        if command.script in ("vote", "unvote"):
+            for process, sessions in self.sessions.items():
+                for session in () if process.dead else sessions:
+                    for request in session.requests.values():
+                        if request.state is HELD and request.id != command.id:
+                            self._check_kept(process, request)
+
+    def _check_kept(self, process: Process, request: Any) -> None:
+        """What is believed is so at the nodes, whatever they have told."""
+        if process.boot() >= request.ends_at or request.id in self.excused:
+            return
+        ends = process.true_time_of(request.place.deadline)
+        key = f"{base_of(request)}:state".encode()
+        kept = []
+        for number, server in enumerate(self._servers):
+            if server.votes is None:
+                return
+            if self.faulty_until[number] > self.world.time:
+                kept.append(number)
+                continue
+            name = server.votes.names.get(key)
+            vote = name.state.fields.get(request.id) if name is not None else None
+            if vote is None:
+                continue
+            until = min(vote.deadline, server.now_ms() + vote.length)
+            if server.true_time_of(until) >= ends - 1e-3:
+                kept.append(number)
+        if len(kept) < self.majority:
+            self.wrong("kept", f"{process}: {request.id} is kept by {kept} alone until {ends:.6f}")
+
+    def _check_delays(self, process: Process, request: Any) -> None:
+        delays = self._delays.setdefault(base_of(request), {})
+        moment = self.world.time
+        for id, (owner, mode, ends, delay) in delays.items():
+            if id == request.id or owner == request.owner or self._excuses(id, request.id):
+                continue
+            if mode == request.terms.mode == "shared" or id in self._released:
+                continue
+            early = ends + delay - moment
+            if early > 1e-3:
+                self.wrong("delay", f"{request.id} holds {early:.6f} s early after {id}")
+        if request.terms.lock_delay:
+            ends = process.true_time_of(request.place.deadline)
+            delays[request.id] = request.owner, request.terms.mode, ends, request.terms.lock_delay
 
     def notices(self, node: int, data: bytes) -> None:
         """Be told of what a node says by itself."""
@@ -130,6 +188,11 @@ class QuorumCheckers(Checkers):
         if not request.place.token or process.boot() >= request.ends_at:
             return
         id = request.id
+        if request.state is HELD and self._kept_until.get(id) != request.place.deadline:
+            self._kept_until[id] = request.place.deadline
+            self._check_kept(process, request)
+            if self.keeps_delays:
+                self._check_delays(process, request)
         if self._seen.get(id) == request.place.deadline:
             fine = self._fine_held if request.state is HELD else self._fine_waiting
             fine[id] = request.place.deadline
@@ -166,6 +229,11 @@ class QuorumCheckers(Checkers):
         # Of all that were granted before, and of the exclusive ones: the largest tokens.
         largest, exclusive = self._largest.get(base, (0, 0))
         if same != request.id:
+            for other in () if self.forget_tokens else self._granted.get(base, ()):
+                later = ledger.grants[other[0]] > ledger.grants[same] and other[3] >= mine[3]
+                excluded = "exclusive" in (mine[1], other[1]) and other[2] != request.owner
+                if later and excluded and not self._excuses(mine[0], same, other[0]):
+                    self.wrong("token", f"{mine}, the token of {same}, after {other}")
             ledger.grants[request.id] = ledger.grants[same]
         else:
             ledger.number += 1
@@ -421,7 +489,7 @@ class QuorumSimulation(Simulation):
         if lasting.random() < 0.1:
             self.be_steady()
         self.dead: set[int] = set()
-        self.faulty_until = [0.0] * number
+        self.faulty_until = self.checkers.faulty_until
         if prepare is not None:
             prepare(self)
         if seed % self.lua_share and not any(node.patches for node in self.nodes):
@@ -434,6 +502,7 @@ class QuorumSimulation(Simulation):
         for dying_one, when in self.deaths.items():
             self.world.at(when, self._die, dying_one)
         forgets = "restart_empty" in self.style.faults
+        self.checkers.keeps_delays = not {"restart_empty", *_CLOCK} & set(self.style.faults)
         self.checkers.forget_tokens = forgets and max(self.wrong_clocks.values(), default=0.0) > 0
 
     def be_steady(self) -> None:
