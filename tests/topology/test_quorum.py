@@ -398,7 +398,8 @@ async def test_acquire_cancelled_at_every_await_leaves_nothing_at_any_node(
     async def check() -> None:
         async with asyncio.timeout(10):
             await (await other.lock("name").acquire()).release()
-        await nothing_left(nodes)
+        # A vote may be announced when its request has left: it is given back for good, with a marker.
+        await nothing_left(nodes, markers=contended)
 
     await cancel_everywhere(run, check, at_least=2)
 
