@@ -287,6 +287,22 @@ def broken_lease(history: History) -> None:
     history.leave(holder)
 
 
+def broken_request_that_a_duplicate_brings_back(history: History) -> None:
+    """It holds again, and was not broken since."""
+    holder = history.request()
+    history.break_lock()
+    history.repeat(holder)
+    history.leave(holder, "lost")
+
+
+def broken_request_that_a_duplicate_brings_back_and_others_wait_for(history: History) -> None:
+    holder = history.request()
+    history.break_lock()
+    history.repeat(holder)
+    history.request(client="two")
+    history.leave(holder, "lost")
+
+
 def readers_that_end_at_different_times(history: History) -> None:
     history.request("shared", ttl=5 * MINUTE)
     history.request("shared", ttl=2 * MINUTE)
@@ -931,6 +947,8 @@ LOCKS: list[Tale] = [
     duplicate_that_comes_after_the_leave,
     repeated_request_that_holds,
     broken_lease,
+    broken_request_that_a_duplicate_brings_back,
+    broken_request_that_a_duplicate_brings_back_and_others_wait_for,
     readers_that_end_at_different_times,
     lease_that_is_lost_and_has_a_lock_delay,
     lease_that_is_lost_and_has_none,

@@ -257,6 +257,20 @@ async def test_server_out_of_memory_still_extends_hands_off_withdraws_and_breaks
     assert await direct.all_keys() == {"token", "broken"} | markers
 
 
+@pytest.mark.parametrize("set_back", ["a", "b"])
+async def test_server_out_of_memory_still_answers_after_its_clock_was_set_back(
+    real_store: Store, direct: Direct, set_back: str
+) -> None:
+    """It refuses to write the deadline that is nearer now. The answer does not depend on that."""
+    await direct.acquire("a")
+    await direct.acquire("b")
+    await direct.set_clock_back(set_back, by=600_000)
+    before = await direct.contents()
+    async with _out_of_memory(direct):
+        assert await direct.acquire("c", wait=False) == ["busy"]
+    assert await direct.contents() == before
+
+
 async def _is_refused(call: Awaitable[object]) -> bool:
     try:
         await call
@@ -291,6 +305,15 @@ async def test_inspect_writes_nothing(direct: Direct) -> None:
     assert holding == [], "an overdue holder holds nothing"
     assert [waiting[i] for i in range(0, len(waiting), 5)] == ["tc"], "a ghost is no waiter"
     assert await direct.contents() == before
+
+
+async def test_inspect_passes_over_entries_whose_records_were_evicted(direct: Direct) -> None:
+    await direct.acquire("a")
+    await direct.acquire("b")
+    await direct.redis.delete(direct.keys.waiters)
+    _, _, holding, waiting, _ = await direct.inspect()
+    assert holding[0] == "ta"
+    assert waiting == []
 
 
 async def test_inspect_of_an_unknown_name_creates_nothing(direct: Direct) -> None:

@@ -309,6 +309,31 @@ async def test_stream_evicted_but_not_the_waiters_does_not_wedge_the_name(direct
     assert set(await direct.holders()) == {"b2"}
 
 
+async def test_waiter_whose_entry_was_evicted_withdraws(direct: Direct) -> None:
+    await direct.acquire("a")
+    await direct.acquire("b")
+    await direct.redis.delete(direct.keys.queue)
+    assert await direct.leave("b") == ["withdrawn"]
+    assert await direct.all_keys() == {"state", "token"}
+
+
+async def test_waiter_whose_entry_was_evicted_takes_no_entry_of_the_same_number(
+    direct: Direct,
+) -> None:
+    """The clock was set back by just so much that a newcomer's entry has the number of the evicted one."""
+    await direct.acquire("a")
+    await direct.acquire("b")
+    place = (await direct.waiters())["b"]
+    await direct.redis.delete(direct.keys.queue)
+    await direct.redis.xadd(
+        direct.keys.queue, {"id": "c", "r": "x 0 tc client-of-c"}, id=place.stream_id
+    )
+    record = f"{place.stream_id} {place.deadline} {place.length}"
+    await direct.redis.hset(direct.keys.waiters, "c", record)
+    assert await direct.leave("b") == ["withdrawn"]
+    assert await direct.queue() == ["c"]
+
+
 @pytest.mark.parametrize("lost", ["queue", "waiters"])
 async def test_release_of_a_name_that_lost_half_its_queue_leaves_only_the_token(
     direct: Direct, lost: str

@@ -285,6 +285,23 @@ async def test_only_one_vote_has_the_wanted_token(node: Node) -> None:
     assert tokens[0] == wanted < tokens[1]
 
 
+async def test_wanted_token_is_left_to_the_next_one_by_an_owner_that_has_a_token(
+    node: Node,
+) -> None:
+    first = (await node.vote("first", mode="s", owner="uowner"))[1]
+    wanted = await node.hold("leaving", mode="s", ticket=2) + 7
+    await node.vote("dead", ticket=3)
+    await node.vote("second", mode="s", owner="uowner", ticket=4)
+    await node.vote("next", mode="s", ticket=5)
+    await node.vote("first", "fence", mode="s", owner="uowner", token=first)
+    await node.age("dead", by=200_000)
+    await node.unvote("leaving", token=wanted)
+    assert await node.stages() == {"first": "c", "second": "a", "next": "p"}
+    tokens = {id: vote.token for id, vote in (await node.holders()).items()}
+    assert tokens["second"] == tokens["first"] == int(first)
+    assert tokens["next"] == wanted
+
+
 async def test_vote_with_a_wanted_token_goes_back_to_an_older_request(node: Node) -> None:
     wanted = await node.hold("a") + 1
     await node.vote("c", ticket=30)
