@@ -476,24 +476,30 @@ MUTANTS = [
 _MACHINES = {tale: machine for machine, tale in histories.ALL}
 
 
-def _tell(database: Database, tale: Tale) -> None:
-    """Run a history by each of the functions that carry messages out, and by turns."""
-    for ways in (*((way,) for way in WAYS), WAYS):
-        make = functools.partial(_virtual, database, ways)
-        histories.tell(make, _MACHINES[tale], tale)
+#: By each of the functions that carry messages out, and by turns.
+_ALL_WAYS = (*((way,) for way in WAYS), WAYS)
+
+
+def _tell_all_ways(database: Database, tale: Tale) -> None:
+    for ways in _ALL_WAYS:
+        _tell(database, tale, ways)
+
+
+def _tell(database: Database, tale: Tale, ways: Sequence[str]) -> None:
+    make = functools.partial(_virtual, database, ways)
+    histories.tell(make, _MACHINES[tale], tale)
 
 
 def _virtual(database: Database, ways: Sequence[str], machine: type[Locks]) -> VirtualTurns:
     return VirtualTurns(database, machine.kind, ways)
 
 
-def test_functions_answer_histories_by_hand_as_the_machine(postgres: PostgresServer) -> None:
-    database = Database(postgres.url)
-    try:
-        for _, tale in histories.ALL:
-            _tell(database, tale)
-    finally:
-        database.close()
+@pytest.mark.parametrize("ways", _ALL_WAYS, ids=lambda ways: "-or-".join(ways))
+def test_functions_answer_histories_by_hand_as_the_machine(
+    database: Database, ways: Sequence[str]
+) -> None:
+    for _, tale in histories.ALL:
+        _tell(database, tale, ways)
 
 
 @pytest.mark.skipif(not installed("postgres"), reason="postgres is not installed")
@@ -504,6 +510,6 @@ def test_history_notices_a_rule_taken_out_of_the_functions(
     database = Database(servers.postgres("postgres").url, mutant.statements())
     try:
         with pytest.raises((AssertionError, asyncpg.PostgresError)):
-            _tell(database, mutant.noticed_by)
+            _tell_all_ways(database, mutant.noticed_by)
     finally:
         database.close()

@@ -28,6 +28,16 @@ _STORED = " union all ".join(
     f"{'deadline' if table == 'waiter' else 'keep_until'} from aiodlock.{table}"
     for table in _TABLES
 )
+#: Of a name, whether it has a row or not.
+_LOOK = """
+select n.token, n.places, n.resized, n.holders,
+  array(select w from aiodlock.waiter w where w.key = $1 order by w.arrival) as waiting
+from (select) one left join lateral (
+  select m.token, m.places, m.resized, aiodlock.holders_of(m) as holders
+  from aiodlock.name m where m.key = $1 order by m.version desc limit 1
+) n on true
+"""
+_CLEAR = "; ".join(f"delete from aiodlock.{table}" for table in _TABLES)
 _names = count()
 #: What carries messages out: the functions for one message of its kind, that for many, and the general one.
 WAYS = ("one", "turn_many", "turn")
@@ -161,26 +171,18 @@ class VirtualTurns:
         return said
 
     def look(self) -> Stored:
-        name = self._fetch(
-            "select *, aiodlock.holders_of(n) as all_holders from aiodlock.name n where key = $1 "
-            "order by version desc limit 1",
-            self.key,
-        )
-        waiting = self._fetch(
-            "select * from aiodlock.waiter where key = $1 order by arrival", self.key
-        )
+        ((token, places, resized, found, waiting),) = self._fetch(_LOOK, self.key)
         words = ("mode", "token", "deadline", "length", "delay", "owner", "client", "marks")
-        holders = [dict(holder) for holder in name[0]["all_holders"]] if name else []
+        holders = [dict(holder) for holder in found or ()]
         for holder in holders:
             holder["marks"] = f"g={holder['lingers']}" if holder["lingers"] else ""
-        if name and name[0]["places"]:
-            places = f"s{name[0]['places']}{'r' * name[0]['resized']}"
-            holders = [{**holder, "mode": places} for holder in holders]
+        if places:
+            holders = [{**holder, "mode": f"s{places}{'r' * resized}"} for holder in holders]
         return (
             {holder["id"]: " ".join(str(holder[word]) for word in words) for holder in holders},
             {row["id"]: f"{row['arrival']} {row['deadline']} {row['length']}" for row in waiting},
             [(str(row["arrival"]), {"id": row["id"]}) for row in waiting],
-            name[0]["token"] if name else 0,
+            token or 0,
         )
 
     def sweep(self) -> None:
@@ -192,8 +194,7 @@ class VirtualTurns:
         return {tuple(row) for row in self._fetch(_STORED)}
 
     def clear(self) -> None:
-        for table in _TABLES:
-            self._database.do(self._database.connection.execute(f"delete from aiodlock.{table}"))
+        self._database.do(self._database.connection.execute(_CLEAR))
 
     def _turn(
         self, caller: str, verb: str, *words: object, alone: tuple[Any, ...] | None = None

@@ -26,8 +26,9 @@ from .conditions import Language
 #: What a mutant makes run for ever is noticed after so many seconds. What others starve takes minutes.
 LONGEST = 900.0
 
-#: Runs the tests with a text in the place of a file; returns the first test that fails, or nothing.
-Try = Callable[[Path, str], str]
+#: Runs the tests that see a part of a file, with a text in the place of the file.
+#: Returns the first test that fails, or nothing.
+Try = Callable[[Path, str, str], str]
 
 
 class Forks:
@@ -35,7 +36,7 @@ class Forks:
 
     ``stages``: what finds the ids of tests, in the order in which they run. Those that have noticed other
     mutants are run before, as mutants side by side are often noticed by the same test.
-    ``blind``: the names of files that the tests of a stage run nothing of.
+    ``blind``: the parts, files or functions, that the tests of a stage run nothing of.
     """
 
     def __init__(
@@ -71,12 +72,12 @@ class Forks:
     def _place(self, item: pytest.Item) -> tuple[int, int]:
         return -self._noticed[item.nodeid], self._stage(item) or 0
 
-    def _sees(self, item: pytest.Item, path: Path) -> bool:
+    def _sees(self, item: pytest.Item, part: str) -> bool:
         stage = self._stages[self._stage(item) or 0].pattern
-        return not re.fullmatch(self._blind.get(stage, "(?!)"), path.stem)
+        return not re.fullmatch(self._blind.get(stage, "(?!)"), part)
 
-    def _try(self, path: Path, text: str) -> str:
-        items = sorted((item for item in self._items if self._sees(item, path)), key=self._place)
+    def _try(self, path: Path, part: str, text: str) -> str:
+        items = sorted((item for item in self._items if self._sees(item, part)), key=self._place)
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
