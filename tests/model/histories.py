@@ -84,9 +84,9 @@ class History:
         self._machine.time_passes(by)
         self._machine.same_holders_and_waiters()
 
-    def clock_is_set_back(self) -> None:
-        """By much; the next call finds it out."""
-        self._machine.clock_is_set_back(1_000 * MINUTE)
+    def clock_is_set_back(self, by: int = 1_000 * MINUTE) -> None:
+        """Usually by much; the next call finds it out."""
+        self._machine.clock_is_set_back(by)
         self._machine.same_holders_and_waiters()
 
 
@@ -895,6 +895,215 @@ def owner_whose_first_lease_ends_before_its_others(history: History) -> None:
     history.request(owner="uA")
 
 
+def short_body_with_a_hold_and_a_longer_lock_delay(history: History) -> None:
+    """It was released: the lock-delay does not count."""
+    history.leave(history.request(hold=MINUTE, delay=5 * MINUTE, begins=True))
+    history.time_passes(MINUTE)
+    history.request(wait=False)
+
+
+def dead_reader_beside_one_that_leaves(history: History) -> None:
+    history.request("shared")
+    reader = history.request("shared", ttl=5 * MINUTE)
+    history.request(waiter_ttl=10 * MINUTE)
+    history.time_passes(2 * MINUTE)
+    history.leave(reader)
+
+
+def hold_that_began_just_before_the_clock_was_set_back(history: History) -> None:
+    """The lease had begun before, when its request began to wait: its deadline does not tell."""
+    holder = history.request()
+    waiter = history.request(hold=3 * MINUTE, begins=True)
+    history.time_passes(MINUTE)
+    history.leave(holder)
+    history.repeat(waiter)
+    history.clock_is_set_back(MINUTE // 2)
+    history.request(wait=False)
+    history.time_passes(3 * MINUTE)
+    history.request(wait=False)
+
+
+def extension_of_a_body_that_has_begun(history: History) -> None:
+    holder = history.request(hold=11 * MINUTE, begins=True)
+    history.time_passes(MINUTE)
+    history.extend(holder)
+    history.time_passes(2 * MINUTE)
+    history.request(wait=False)
+
+
+def newcomer_after_a_leave_that_refuses_duplicates(history: History) -> None:
+    history.leave(history.request(), ambiguous=True)
+    history.request()
+
+
+def dead_waiter_that_meets_a_dead_holder(history: History) -> None:
+    history.request()
+    history.request(waiter_ttl=10 * MINUTE)
+    waiter = history.request()
+    history.time_passes(2 * MINUTE)
+    history.extend(waiter)
+
+
+def unused_grant(history: History) -> None:
+    history.leave(history.request(), "unused")
+    history.request(wait=False)
+
+
+def unused_grant_that_ran_out_beside_a_reader(history: History) -> None:
+    reader = history.request("shared")
+    history.request("shared", ttl=5 * MINUTE)
+    history.time_passes(2 * MINUTE)
+    history.leave(reader, "unused")
+
+
+def unused_grant_that_ran_out_before_its_hold_began(history: History) -> None:
+    """The end of its lock-delay stays the same, so nobody is notified."""
+    holder = history.request(hold=11 * MINUTE, delay=5 * MINUTE)
+    history.request(waiter_ttl=30 * MINUTE, client="two")
+    history.time_passes(2 * MINUTE)
+    history.leave(holder, "unused")
+
+
+def unused_grant_that_ran_out_and_has_a_long_lock_delay(history: History) -> None:
+    holder = history.request(hold=3 * MINUTE, delay=5 * MINUTE, begins=True)
+    history.request(waiter_ttl=30 * MINUTE, client="two")
+    history.time_passes(2 * MINUTE)
+    history.leave(holder, "unused")
+
+
+def two_readers_of_one_owner_behind_another(history: History) -> None:
+    """They are granted together, and have one token."""
+    holder = history.request()
+    history.request("shared")
+    history.request("shared", owner="uA")
+    history.request("shared", owner="uA")
+    history.leave(holder)
+
+
+def waiter_that_lingers_and_asks_again_behind_a_dead_holder(history: History) -> None:
+    history.request()
+    waiter = history.request(lingers=True, waiter_ttl=10 * MINUTE)
+    history.request(waiter_ttl=10 * MINUTE)
+    history.time_passes(2 * MINUTE)
+    history.repeat(waiter)
+
+
+def leave_of_one_whose_success_is_on_record(history: History) -> None:
+    holder = history.request()
+    history.record(holder)
+    history.leave(holder)
+
+
+def waiter_that_records_when_a_success_is_on_record(history: History) -> None:
+    holder = history.request()
+    waiter = history.request(client="two")
+    history.record(holder)
+    history.record(waiter)
+
+
+def waiter_of_a_semaphore_that_asks_again_too_late(history: History) -> None:
+    for _ in range(2):
+        history.request(ttl=5 * MINUTE)
+    history.request(waiter_ttl=10 * MINUTE)
+    waiter = history.request()
+    history.time_passes(2 * MINUTE)
+    history.repeat(waiter)
+
+
+def waiter_that_asks_again_after_another_has_set_the_limit(history: History) -> None:
+    """The limit stays the later one."""
+    for _ in range(3):
+        history.request(limit=3)
+    waiter = history.request(limit=1, resize=True)
+    history.request(resize=True)
+    history.repeat(waiter)
+    history.request(wait=False)
+
+
+def holder_that_asks_again_after_another_has_set_the_limit(history: History) -> None:
+    holder = history.request(limit=1, resize=True)
+    history.request(limit=3, resize=True)
+    history.repeat(holder)
+    history.request(wait=False)
+
+
+def dead_holder_that_asks_again_and_sets_the_limit(history: History) -> None:
+    """Its request is as a new one."""
+    holder = history.request(limit=1, resize=True)
+    history.request(limit=3, resize=True, ttl=5 * MINUTE)
+    history.time_passes(2 * MINUTE)
+    history.repeat(holder)
+    history.request(wait=False)
+
+
+def waiter_of_a_semaphore_whose_owner_came_to_hold(history: History) -> None:
+    first = history.request()
+    history.request()
+    history.request(owner="uA")
+    history.request()
+    waiter = history.request(owner="uA")
+    history.leave(first)
+    history.repeat(waiter)
+    history.extend(waiter)
+
+
+def waiter_that_lingers_and_finds_a_dead_holder_alone(history: History) -> None:
+    """Nobody else waits, so it is not recalled."""
+    history.request()
+    waiter = history.request(lingers=True, waiter_ttl=10 * MINUTE)
+    history.time_passes(2 * MINUTE)
+    history.extend(waiter)
+
+
+def body_that_begins_within_its_lock_delay(history: History) -> None:
+    """Too late: its hold does not count."""
+    holder = history.request(hold=11 * MINUTE, delay=5 * MINUTE)
+    history.time_passes(2 * MINUTE)
+    history.extend(holder, begins=True)
+    history.repeat(holder._replace(begins=True))
+    history.time_passes(5 * MINUTE)
+    history.request(wait=False)
+
+
+def reader_whose_owner_reads_beside_another(history: History) -> None:
+    """It has the token of its owner's first hold."""
+    history.request("shared")
+    history.request("shared", owner="uA")
+    history.request("shared", owner="uA")
+
+
+def waiter_that_tries_again(history: History) -> None:
+    history.request()
+    history.repeat(history.request(), wait=False)
+
+
+def dead_holder_that_asks_again(history: History) -> None:
+    holder = history.request()
+    history.time_passes(2 * MINUTE)
+    history.repeat(holder)
+
+
+def dead_head_that_a_longer_lease_of_its_blockers_owner_meets(history: History) -> None:
+    history.request("shared", owner="uA", ttl=5 * MINUTE)
+    history.request()
+    history.request(waiter_ttl=30 * MINUTE, client="two")
+    history.time_passes(2 * MINUTE)
+    history.request("shared", owner="uA", ttl=5 * MINUTE)
+
+
+def free_name_with_a_hold(history: History) -> None:
+    a_free_name(history)
+    history.leave(history.request(hold=3 * MINUTE, begins=True))
+    history.request(wait=False)
+
+
+def free_semaphore_with_another_limit(history: History) -> None:
+    a_free_name(history)
+    history.request(limit=3)
+    history.request(limit=3)
+    history.inspect()
+
+
 def success_that_comes_too_late(history: History) -> None:
     holder = history.request()
     history.time_passes(2 * MINUTE)
@@ -1012,6 +1221,25 @@ LOCKS: list[Tale] = [
     dead_head_that_a_waiter_meets_whose_owner_came_to_hold,
     task_whose_request_that_it_gave_up_came_to_hold,
     owner_whose_first_lease_ends_before_its_others,
+    short_body_with_a_hold_and_a_longer_lock_delay,
+    dead_reader_beside_one_that_leaves,
+    hold_that_began_just_before_the_clock_was_set_back,
+    extension_of_a_body_that_has_begun,
+    newcomer_after_a_leave_that_refuses_duplicates,
+    dead_waiter_that_meets_a_dead_holder,
+    unused_grant,
+    unused_grant_that_ran_out_beside_a_reader,
+    unused_grant_that_ran_out_before_its_hold_began,
+    unused_grant_that_ran_out_and_has_a_long_lock_delay,
+    two_readers_of_one_owner_behind_another,
+    waiter_that_lingers_and_asks_again_behind_a_dead_holder,
+    waiter_that_lingers_and_finds_a_dead_holder_alone,
+    body_that_begins_within_its_lock_delay,
+    reader_whose_owner_reads_beside_another,
+    waiter_that_tries_again,
+    dead_holder_that_asks_again,
+    dead_head_that_a_longer_lease_of_its_blockers_owner_meets,
+    free_name_with_a_hold,
 ]
 SEMAPHORES: list[Tale] = [
     more_requests_than_places,
@@ -1022,6 +1250,12 @@ SEMAPHORES: list[Tale] = [
     semaphore_that_grows,
     semaphore_that_grows_when_nobody_waits,
     semaphore_that_shrinks,
+    waiter_of_a_semaphore_that_asks_again_too_late,
+    waiter_that_asks_again_after_another_has_set_the_limit,
+    holder_that_asks_again_after_another_has_set_the_limit,
+    dead_holder_that_asks_again_and_sets_the_limit,
+    waiter_of_a_semaphore_whose_owner_came_to_hold,
+    free_semaphore_with_another_limit,
 ]
 ONCES: list[Tale] = [
     success_and_a_newcomer,
@@ -1029,6 +1263,8 @@ ONCES: list[Tale] = [
     success_that_comes_too_late,
     success_and_a_waiter_that_extends,
     success_of_one_that_left,
+    leave_of_one_whose_success_is_on_record,
+    waiter_that_records_when_a_success_is_on_record,
     duplicate_that_comes_after_a_success_was_taken_back,
 ]
 

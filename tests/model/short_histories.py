@@ -42,6 +42,11 @@ HISTORIES: dict[str, list[tuple[float, str, Sequence[str]]]] = {
         (7, "short", [end("d")]),
         (8, "turn", [ask("g"), end("stranger")]),
     ],
+    "free after the general way": [
+        (0, "turn", [ask("a", delay=1)]),
+        (1, "turn", [end("a")]),
+        (2, "short", [ask("b")]),
+    ],
     "the same client": [
         (0, "short", [ask("a")]),
         (1, "short", [ask("a2")]),

@@ -4,6 +4,7 @@ and messages. Of each rule taken out of the functions, a history by hand notices
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -120,6 +121,196 @@ def test_lease_lost_just_before_its_deadline_keeps_what_is_left_of_its_hold(
     assert run(turns.extend("b", 10 * MINUTE))[0] == ("waiting" if began else "held")
     turns.time += 20
     assert run(turns.extend("b", 10 * MINUTE))[0] == "held"
+
+
+def test_marker_refuses_nobody_when_its_time_is_over_and_that_of_others_is_not(
+    database: Database,
+) -> None:
+    turns = VirtualTurns(database, "lock")
+    turns.kept = Kept(marker=MINUTE)
+    turns.time = MINUTE
+    for id in "ab":
+        run(turns.acquire(id))
+        run(turns.leave(id, ambiguous=True))
+        turns.time += MINUTE // 2
+    assert run(turns.acquire("b")) == ["gone", "gone"]
+    assert run(turns.acquire("a"))[0] == "granted"
+
+
+def test_success_is_not_recorded_again_when_its_time_is_over(database: Database) -> None:
+    turns = VirtualTurns(database, "once")
+    turns.time = MINUTE
+    run(turns.acquire("a"))
+    for _ in range(2):
+        assert run(turns.leave("a", recorded=("fine", MINUTE))) == ["recorded"]
+    turns.time += MINUTE
+    assert run(turns.leave("a", recorded=("fine", MINUTE))) == ["gone", "gone"]
+
+
+@pytest.mark.parametrize("extended", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_unlogged_names_stay_closed_after_a_crash_until_the_longest_lease_is_over(
+    database: Database, way: str, extended: bool
+) -> None:
+    turns = VirtualTurns(database, "lock", (way,))
+    turns.time = MINUTE
+    for id, ttl in (("a", MINUTE), ("b", 7 * MINUTE)):
+        run(turns.acquire(id, ttl=ttl))
+        if extended:
+            run(turns.extend(id, ttl + MINUTE))
+        run(turns.leave(id))
+        turns.time += 1
+    empty = "truncate aiodlock.name, aiodlock.waiter, aiodlock.marker, aiodlock.present"
+    database.do(database.connection.execute(empty))
+    longest = (8 if extended else 7) * MINUTE
+    assert run(turns.acquire("c")) == ["closed", str(longest)]
+    turns.time += longest - 1
+    assert run(turns.acquire("c")) == ["closed", "1"]
+    turns.time += 1
+    assert run(turns.acquire("c"))[0] == "granted"
+
+
+def test_lock_delay_is_part_of_the_longest_lease(database: Database) -> None:
+    turns = VirtualTurns(database, "lock", ("turn",))
+    turns.time = MINUTE
+    run(turns.acquire("a", delay=5 * MINUTE))
+    run(turns.extend("a", 3 * MINUTE))
+    longest = database.do(database.connection.fetchval("select longest from aiodlock.meta"))
+    assert longest == 8 * MINUTE
+
+
+def test_calls_about_one_name_change_nothing_of_another(database: Database) -> None:
+    one, other = VirtualTurns(database, "once", ("turn",)), VirtualTurns(database, "lock")
+    one.time = other.time = 2_000 * MINUTE
+    run(one.acquire("a"))
+    for id in "xyz":
+        run(other.acquire(id))
+    before = other.look()
+    run(one.acquire("b"))
+    assert run(one.leave("a", recorded=("fine", 1))) == ["recorded"]
+    assert other.look() == before
+    one.time += 1
+    for id in "cd":
+        run(one.acquire(id))
+    one.time -= 1_000 * MINUTE
+    run(one.extend("d", MINUTE))
+    assert other.look() == before
+
+
+def test_client_that_calls_is_notified_in_the_answer_alone(database: Database) -> None:
+    do, connection = database.do, database.connection
+    told = []
+    lingers = "\t\t\t0\tlinger"
+    messages = [
+        *(_ask("A", "1") + lingers, _ask("A", "2")),  # the first one is recalled
+        *(_end("A", "1"), _ask("A", "3") + lingers, _ask("A", "4", waits=600_000), _end("A", "2")),
+        *(_ask("A", "5", waits=600_000), _end("A", "4"), "break\tA\t60000"),
+        *(_ask("O", "6"), _ask("O", "7"), _end("O", "6", "recorded\t60000\tfine")),
+    ]
+    for second, message in enumerate(messages, 1):
+        do(connection.execute(f"set aiodlock.clock = {second * 1_000_000}"))
+        call = "select aiodlock.turn('one', 60000, $1)"
+        answer = do(connection.fetchval(call, _at("", message)))
+        told += [line.split(" ")[:2] for line in answer.split("\n")[1:]]
+    assert told == [
+        *(["recall", "-1"], ["granted", "-2"], ["granted", "-3"], ["look", "-4"], ["look", "-5"]),
+        *(["broken", "-3"], ["granted", "-5"], ["done", "-7"]),
+    ]
+    do(asyncio.sleep(0))
+    assert not database.heard
+
+
+def _ask(name: str, id: str, mode: str = "x", delay: int = 0, waits: int = 60_000) -> str:
+    return f"acquire\t{name}\t{id}\t{mode}\tt{id}\t120000\t{waits}\t{delay}\twait"
+
+
+def _end(name: str, id: str, end: str = "ended", *, marker: int = 0) -> str:
+    return f"leave\t{name}\t{id}\t{marker}\t{end}"
+
+
+#: Calls with many messages. The names and the requests are those of the way by which they go.
+_MANY = [
+    [_ask("A", "1"), _ask("B", "2"), _ask("C", "3")],
+    [_end("A", "1"), _end("B", "2"), _end("C", "3")],
+    [_ask("D", "4"), _ask("A", "5"), _ask("B", "6"), "extend\tE\tnobody\t120000"],
+    ["extend\tA\t5\t120000", _ask("C", "7"), _end("B", "6"), _end("E", "nobody")],
+    ["extend\tA\t5\t60000", _ask("B", "8", delay=1_000), "extend\tC\t7\t120000"],
+    [_end("C", "7"), "extend\tC\t7\t120000", _ask("A", "9")],
+    [_ask("C", "10"), _end("A", "5"), _end("B", "8"), "break\tD\t60000"],
+    [_end("A", "9", marker=60_000), _end("C", "10", "unused"), "forget\tE", _ask("B", "11", "s")],
+]
+
+
+def test_each_of_many_messages_is_answered_as_it_is_alone(database: Database) -> None:
+    """By one call that does many at once, and by the general function."""
+    do, connection = database.do, database.connection
+    seen: dict[str, list[str]] = {}
+    for way in ("turn_many", "turn"):
+        seen[way] = []
+        for second, messages in enumerate(_MANY, 1):
+            do(connection.execute(f"set aiodlock.clock = {second * 1_000_000}"))
+            text = "\n".join(_at(way, message) for message in messages)
+            answer = do(connection.fetchval(f"select aiodlock.{way}('one', 60000, $1)", text))
+            rows = do(connection.fetch(_STATE, f"aiodlock:l:{way}-"))
+            seen[way].append(f"{answer}\n{rows}".replace(f"{way}-", ""))
+    assert seen["turn_many"] == seen["turn"]
+
+
+#: On logged tables: by which function, which messages, and whether its commit waits for the disk.
+_COMMITS: list[tuple[str, list[str], str]] = [
+    ("turn", [_ask("A", "1"), _ask("B", "2"), _ask("C", "3")], "on"),
+    ("turn", ["extend\tA\t1\t120000"], "on"),
+    ("turn", [_end("A", "1")], "off"),
+    ("turn_many", [_end("B", "2"), _end("C", "3")], "off"),
+    ("turn", [_ask("A", "1"), _ask("A", "4")], "on"),
+    ("turn", [_end("A", "1")], "on"),  # the other one holds now
+    ("turn", [_end("A", "4", marker=60_000)], "on"),
+    ("acquire_one", [_ask("B", "5")], "on"),
+    ("leave_one", [_end("B", "5")], "off"),
+    ("turn_many", [_ask("B", "6"), _ask("C", "7")], "on"),
+    ("turn_many", ["extend\tB\t6\t120000", _end("C", "7")], "on"),
+    ("turn_many", [_end("B", "6"), _end("E", "nobody")], "off"),
+    ("turn_many", [_ask("B", "8"), _end("E", "nobody")], "on"),
+    ("acquire_one", [_ask("B", "9")], "on"),
+    ("leave_one", [_end("B", "8")], "on"),
+    ("turn", ["break\tB\t60000"], "on"),
+    ("turn", ["forget\tB"], "on"),
+]
+
+
+def test_commits_of_all_but_releases_wait_for_the_disk(postgres: PostgresServer) -> None:
+    """If a crash forgets a release, the lease ends at its deadline."""
+    database = Database(postgres.url, create_statements("logged"))
+    do, connection = database.do, database.connection
+    try:
+        for second, (way, messages, expected) in enumerate(_COMMITS, 1):
+            do(connection.execute(f"set aiodlock.clock = {second * 1_000_000}"))
+            text = "\n".join(_at("", message) for message in messages)
+            _, key, id, *_ = [*text.split("\t"), ""]
+            more = {"acquire_one": (key, id, 120_000), "leave_one": (key, id)}.get(way, ())
+            places = ", ".join(f"${number}" for number in range(1, 2 + len(more)))
+            do(connection.execute("begin"))
+            do(connection.fetchval(f"select aiodlock.{way}('one', 60000, {places})", text, *more))
+            waits = do(connection.fetchval("select current_setting('synchronous_commit')"))
+            do(connection.execute("commit"))
+            assert waits == expected, (way, messages)
+    finally:
+        database.close()
+
+
+def _at(way: str, message: str) -> str:
+    verb, name, *fields = message.split("\t")
+    if verb in ("acquire", "extend", "leave"):
+        fields[0] = f"{way}-{fields[0]}"
+    return "\t".join((verb, f"aiodlock:l:{way}-{name}", *fields))
+
+
+_STATE = """
+select n.key, n.token, n.keep_until, n.head,
+  array(select (h.id, h.mode, h.token, h.deadline, h.length, h.delay)::text
+    from unnest(aiodlock.holders_of(n)) h)
+from aiodlock.name n where starts_with(n.key, $1) order by n.key
+"""
 
 
 @dataclass(frozen=True)

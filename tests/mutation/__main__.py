@@ -97,10 +97,11 @@ _SUBJECTS = {
         ),
         (
             *(_BY_TURN, _BY_TURNS, _BY_ONE, _BY_MANY, "by_hand_go_their_ways", _OTHERS, _SWEPT),
+            r"contract/test_postgres\.py",
             r"model/test_postgres\.py",
             r"model/test_postgres_short_ways\.py",
             r"model/test_sweeps\.py",
-            rf"contract/test_postgres\.py|{_CONTRACT}",
+            _CONTRACT,
         ),
         "contract/",
         blind={
