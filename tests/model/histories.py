@@ -1104,6 +1104,41 @@ def free_semaphore_with_another_limit(history: History) -> None:
     history.inspect()
 
 
+def waiter_whose_deadline_is_near_when_the_clock_was_set_back(history: History) -> None:
+    """That of the head is clamped. Its own stays as it is."""
+    history.request(ttl=10 * MINUTE)
+    head = history.request()
+    history.request(waiter_ttl=10 * MINUTE)
+    history.time_passes(MINUTE)
+    history.extend(head)
+    history.time_passes(MINUTE)
+    history.request(wait=False)
+    history.clock_is_set_back(MINUTE + MINUTE // 2)
+    history.inspect()
+
+
+def broken_request_that_a_duplicate_brings_back_and_that_runs_out(history: History) -> None:
+    holder = history.request(delay=5 * MINUTE)
+    history.break_lock()
+    history.repeat(holder)
+    history.time_passes(2 * MINUTE)
+    history.repeat(holder)
+
+
+def name_that_is_looked_at_within_a_lock_delay(history: History) -> None:
+    history.request(delay=5 * MINUTE)
+    history.time_passes(2 * MINUTE)
+    history.inspect()
+
+
+def lease_that_runs_out_after_another_was_broken(history: History) -> None:
+    history.request()
+    history.break_lock()
+    holder = history.request()
+    history.time_passes(2 * MINUTE)
+    history.extend(holder)
+
+
 def success_that_comes_too_late(history: History) -> None:
     holder = history.request()
     history.time_passes(2 * MINUTE)
@@ -1240,6 +1275,10 @@ LOCKS: list[Tale] = [
     dead_holder_that_asks_again,
     dead_head_that_a_longer_lease_of_its_blockers_owner_meets,
     free_name_with_a_hold,
+    waiter_whose_deadline_is_near_when_the_clock_was_set_back,
+    broken_request_that_a_duplicate_brings_back_and_that_runs_out,
+    name_that_is_looked_at_within_a_lock_delay,
+    lease_that_runs_out_after_another_was_broken,
 ]
 SEMAPHORES: list[Tale] = [
     more_requests_than_places,

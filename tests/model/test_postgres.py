@@ -179,6 +179,30 @@ def test_lock_delay_is_part_of_the_longest_lease(database: Database) -> None:
     assert longest == 8 * MINUTE
 
 
+def test_break_is_told_as_long_as_it_is_remembered(database: Database) -> None:
+    turns = VirtualTurns(database, "lock")
+    turns.kept = Kept(broken=3 * MINUTE)
+    turns.time = MINUTE
+    run(turns.acquire("a", ttl=MINUTE))
+    run(turns.break_lock())
+    turns.time += 3 * MINUTE - 1
+    assert run(turns.extend("a", MINUTE)) == ["gone", "broken"]
+    turns.time += 1
+    assert run(turns.extend("a", MINUTE)) == ["gone", "gone"]
+
+
+def test_dead_waiter_does_not_come_back_when_the_clock_is_set_back(database: Database) -> None:
+    turns = VirtualTurns(database, "lock", ("turn",))
+    turns.time = 10 * MINUTE
+    run(turns.acquire("a", ttl=10 * MINUTE))
+    run(turns.acquire("b", waiter_ttl=MINUTE))
+    run(turns.acquire("c", waiter_ttl=10 * MINUTE))
+    turns.time += MINUTE
+    assert run(turns.extend("c", 10 * MINUTE))[0] == "waiting"
+    turns.time -= MINUTE // 2
+    assert run(turns.extend("b", MINUTE)) == ["gone", "taken_over"]
+
+
 def test_calls_about_one_name_change_nothing_of_another(database: Database) -> None:
     one, other = VirtualTurns(database, "once", ("turn",)), VirtualTurns(database, "lock")
     one.time = other.time = 2_000 * MINUTE
@@ -193,7 +217,7 @@ def test_calls_about_one_name_change_nothing_of_another(database: Database) -> N
     for id in "cd":
         run(one.acquire(id))
     one.time -= 1_000 * MINUTE
-    run(one.extend("d", MINUTE))
+    run(one.acquire("e", wait=False))
     assert other.look() == before
 
 
