@@ -221,6 +221,20 @@ def test_calls_about_one_name_change_nothing_of_another(database: Database) -> N
     assert other.look() == before
 
 
+def test_looks_are_those_of_one_name_though_others_are_waited_for_since_the_same_moment(
+    database: Database,
+) -> None:
+    other, one = (VirtualTurns(database, "lock", ("turn",)) for _ in range(2))
+    for turns, ids in ((other, "xyz"), (one, "abc")):
+        turns.time = MINUTE
+        for id in ids:
+            run(turns.acquire(id, waiter_ttl=10 * MINUTE))
+    run(one.leave("b"))
+    assert one.said() == [("one", "look", "c")]
+    _, _, _, waiting, _ = run(one.inspect())
+    assert waiting[::5] == ["tc"]
+
+
 def test_client_that_calls_is_notified_in_the_answer_alone(database: Database) -> None:
     do, connection = database.do, database.connection
     told = []
