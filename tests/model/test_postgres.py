@@ -225,14 +225,27 @@ def test_looks_are_those_of_one_name_though_others_are_waited_for_since_the_same
     database: Database,
 ) -> None:
     other, one = (VirtualTurns(database, "lock", ("turn",)) for _ in range(2))
-    for turns, ids in ((other, "xyz"), (one, "abc")):
+    for turns, ids in ((other, "xy"), (one, "ab")):
         turns.time = MINUTE
         for id in ids:
-            run(turns.acquire(id, waiter_ttl=10 * MINUTE))
-    run(one.leave("b"))
-    assert one.said() == [("one", "look", "c")]
+            run(turns.acquire(id, owner=f"u{id}", ttl=20 * MINUTE, waiter_ttl=30 * MINUTE))
+    run(one.acquire("c", owner="ua"))
+    assert one.said() == [("one", "look", "b")]
     _, _, _, waiting, _ = run(one.inspect())
-    assert waiting[::5] == ["tc"]
+    assert waiting[::5] == ["ub"]
+
+
+def test_name_of_the_dead_is_swept_while_others_wait_elsewhere(database: Database) -> None:
+    dead, live = (VirtualTurns(database, "lock", ("turn",)) for _ in range(2))
+    dead.kept = live.kept = Kept(token=MINUTE)
+    dead.time = live.time = MINUTE
+    for id in "ab":
+        run(dead.acquire(id, ttl=MINUTE, waiter_ttl=MINUTE))
+    live.time = dead.time = 4 * MINUTE
+    for id in "cd":
+        run(live.acquire(id))
+    live.sweep()
+    assert {row[1] for row in live.stored() if row[0] in ("name", "waiter")} == {live.key}
 
 
 def test_client_that_calls_is_notified_in_the_answer_alone(database: Database) -> None:
