@@ -1097,6 +1097,11 @@ def free_name_with_a_hold(history: History) -> None:
     history.request(wait=False)
 
 
+def semaphore_that_was_resized_is_looked_at(history: History) -> None:
+    history.request(limit=3, resize=True)
+    history.inspect()
+
+
 def free_semaphore_with_another_limit(history: History) -> None:
     a_free_name(history)
     history.request(limit=3)
@@ -1295,6 +1300,7 @@ SEMAPHORES: list[Tale] = [
     dead_holder_that_asks_again_and_sets_the_limit,
     waiter_of_a_semaphore_whose_owner_came_to_hold,
     free_semaphore_with_another_limit,
+    semaphore_that_was_resized_is_looked_at,
 ]
 ONCES: list[Tale] = [
     success_and_a_newcomer,

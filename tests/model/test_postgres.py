@@ -248,6 +248,31 @@ def test_name_of_the_dead_is_swept_while_others_wait_elsewhere(database: Databas
     assert {row[1] for row in live.stored() if row[0] in ("name", "waiter")} == {live.key}
 
 
+def test_names_are_those_that_are_held_or_waited_for(database: Database) -> None:
+    one, many, free, other = (
+        VirtualTurns(database, kind, ("turn",)) for kind in ("lock", "lock", "lock", "once")
+    )
+    for turns, modes in ((one, "x"), (many, "ss"), (free, "x"), (other, "x")):
+        turns.time = MINUTE
+        for number, mode in enumerate(modes):
+            run(turns.acquire(f"{turns.key} {number}", mode))
+    run(free.leave(f"{free.key} 0"))
+    call = database.connection.fetch("select aiodlock.names('aiodlock:l:')")
+    assert {row[0] for row in database.do(call)} == {one.key, many.key}
+
+
+def test_change_is_announced_to_those_that_listen_to_the_name(database: Database) -> None:
+    do, connection = database.do, database.connection
+    heard: list[object] = []
+    channel = do(connection.fetchval("select aiodlock.channel('changes aiodlock:l:name')"))
+    do(connection.add_listener(channel, lambda *words: heard.append(words[-1])))
+    do(connection.execute("set aiodlock.clock = 0"))
+    call = "select aiodlock.turn('one', 1, E'announce\\taiodlock:l:name')"
+    assert do(connection.fetchval(call)) == "announced"
+    do(asyncio.sleep(0))
+    assert heard == ["aiodlock:l:name"]
+
+
 def test_client_that_calls_is_notified_in_the_answer_alone(database: Database) -> None:
     do, connection = database.do, database.connection
     told = []
