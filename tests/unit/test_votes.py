@@ -145,17 +145,6 @@ def test_what_was_broken_at_any_node_is_known() -> None:
     assert tally.broken == 7
 
 
-async def test_token_that_is_being_written_when_a_break_is_heard_of_counts_as_broken() -> None:
-    """Nodes 1 and 2 took it, and node 2 broke it. Node 0, with a smaller one, was heard first."""
-    tally = tally_of([7, 8, 7])
-    tally.written, tally.fencing = 8, Broadcast(2, 3, lambda _: False)
-    tally.lose(0, 7)
-    assert tally.broken == 8
-    not_written = tally_of([7, 8, 7])
-    not_written.lose(0, 7)
-    assert not_written.broken == 7
-
-
 def test_votes_are_not_agreed_where_others_have_to_be_told_first() -> None:
     assert agreed(tally_of([7, 7, 7], owner="umine")) == []
     assert agreed(tally_of([7, 7, 7], lock_delay=1.0)) == []

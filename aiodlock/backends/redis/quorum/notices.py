@@ -68,7 +68,7 @@ class NodeNotices:
         requests = self._requests
         tally = requests.get(request_id)
         if tally is not None:
-            tally.lose(self._voter.node, token)
+            tally.ballots[self._voter.node].lose(token)
         if requests.listener is not None:
             requests.listener.on_broken(request_id, token)
             requests.listener.on_look(request_id)  # a waiter stays: it queues there again

@@ -308,13 +308,6 @@ class Tally:
         self.token, self.holds_until = token, max(self.holds_until, deadline)
         return deadline
 
-    def lose(self, node: int, token: int) -> None:
-        """An operator broke the vote of this node. So others may have done with the token that is being
-        written: it was chosen before the break was known here."""
-        if self.fencing is not None:
-            token = max(token, self.written)
-        self.ballots[node].lose(token)
-
     def left(self, answers: Mapping[int, Left]) -> Left:
         """Return what the answers to a leave come to: released, if a majority may have released it."""
         whats = [answer.what for answer in answers.values()]
