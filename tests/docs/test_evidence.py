@@ -1,4 +1,4 @@
-"""The page of evidence names files, modules and targets that there are."""
+"""The pages of evidence name files, modules and targets that there are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
-_PAGE = (_ROOT / "docs/internals/evidence.md").read_text()
+_PAGES = ("evidence", "mutation", "campaigns")
+_PAGE = "".join((_ROOT / f"docs/internals/{page}.md").read_text() for page in _PAGES)
 _FOLDERS = {
     "T1": "tests/contract", "T2": "tests/acceptance", "F": "tests/fault",
 }  # fmt: skip
