@@ -15,6 +15,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
 from typing import Any
@@ -24,7 +25,7 @@ from .._clock import now
 from .._errors import BackendError, BackendUnavailable, LossReason
 from .._model import Gone, Granted, Terms, Waiting
 from .._tasks import start_soon
-from .kept import ASKING, HELD, OVER, WAITING, KeptPlace, KeptStore
+from .kept import ASKING, HELD, OVER, WAITING, KeptPlace, KeptStore, give_back_unknown
 
 _logger = logging.getLogger("aiodlock")
 
@@ -263,7 +264,7 @@ class Keeper:
 
     async def _leave_unknown(self, request_id: str, where: str) -> None:
         try:
-            await self.store.leave_unknown(request_id, where)
+            await give_back_unknown(partial(self.store.leave_unknown, request_id, where))
         except BackendError as error:
             _logger.warning(
                 "giving back an unknown grant failed, it ends by itself: %r",

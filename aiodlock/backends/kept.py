@@ -110,11 +110,10 @@ class KeptStore(Protocol):
     ) -> bool:
         """Send a leave that nobody waits for; see ``Place.leave_soon``."""
 
-    async def leave_unknown(self, request_id: str, where: str) -> None:
-        """Give back a grant that was announced for a request this client does not have; final as a leave.
+    async def leave_unknown(self, request_id: str, where: str, final: bool) -> Left:
+        """Give back a grant that was announced for a request this client does not have.
 
-        Its leave and the notice have crossed. Or that leave was lost, and a late duplicate of an acquire
-        was carried out: it may be one of several.
+        ``final``: a late duplicate of its acquire is refused from now on.
         """
 
     def watch(self, request: StoreRequest, watching: bool) -> None:
@@ -172,6 +171,22 @@ class _Nobody:
 
 
 _NOBODY = _Nobody()
+
+#: A leave found neither a holder nor a waiter, nor anything that is remembered of one.
+NOTHING_LEFT: Final = Left("gone")
+
+
+async def give_back_unknown(leave: Callable[[bool], Awaitable[Left]]) -> None:
+    """Give back what was announced for a request this client does not have.
+
+    Mostly its leave and the notice have crossed: then nothing is there, and no marker needs to be left
+    behind. Else that leave was lost, and a late duplicate of an acquire was carried out. It may be one of
+    several: the next one is refused.
+
+    :param leave: ``KeptStore.leave_unknown`` of that request.
+    """
+    if await leave(False) != NOTHING_LEFT:
+        await leave(True)
 
 
 class KeptPlace(StoreRequest):

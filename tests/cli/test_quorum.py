@@ -94,7 +94,7 @@ async def test_doctor_looks_at_every_node(servers: list[EmbeddedServer]) -> None
     code, out = await call(servers, "doctor", "--json")
     found = {one["subject"]: one for one in json.loads(out)}
     assert code == 0
-    assert found["lock"]["level"] == "ok"
+    assert found["lock"]["level"] == "ok", found["lock"]
     assert [found[f"node {node}: version"]["level"] for node in (1, 2, 3)] == ["ok"] * 3
     assert "restart_delay" in found["node 1: persistence"]["fix"]
     assert not found["node 1: replicas"]["meaning"]
@@ -102,6 +102,6 @@ async def test_doctor_looks_at_every_node(servers: list[EmbeddedServer]) -> None
     code, out = await call(servers, "doctor", "--json")
     found = {one["subject"]: one for one in json.loads(out)}
     assert code == 1
-    assert found["lock"]["level"] == "ok"
+    assert found["lock"]["level"] == "ok", found["lock"]
     assert found["node 2: server"]["level"] == "error"
     assert found["node 3: version"]["level"] == "ok"

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import hashlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from aiodlock.backends.keeper import Keeper
 from aiodlock.backends.kept import Stage
 from aiodlock.backends.redis import calls, packing, replies
 from aiodlock.backends.redis.keys import keys_of
+from aiodlock.backends.redis.quorum.notices import NodeNotices
 from aiodlock.backends.redis.scripts import ACQUIRE, EXTEND, LEAVE
 
 from ..conftest import MakeClient
@@ -77,6 +79,35 @@ async def test_request_that_nobody_has_is_given_back_once_and_for_all(
     await held.release()
     await free_at_once(store, client)
     assert await late_duplicate() == Gone("gone")
+    await free_at_once(store, client)
+
+
+async def test_notice_that_crossed_its_leave_leaves_nothing(
+    store: Store, make_client: MakeClient, client: aiodlock.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A marker would be one more key for each cancellation that meets a grant."""
+    one = await make_client()
+    crossed: list[Callable[[], None]] = []
+    for heard_by in (Keeper, NodeNotices):
+
+        def on_granted(
+            self: Keeper | NodeNotices, *said: Any, hear: Any = heard_by.on_granted
+        ) -> None:
+            crossed.append(partial(hear, self, *said))
+            hear(self, *said)
+
+        monkeypatch.setattr(heard_by, "on_granted", on_granted)
+    held = await client.lock("name").acquire()
+    waits = asyncio.create_task(one.lock("name").acquire())
+    await waiting_for_notice(one)
+    await held.release()
+    await (await waits).release()
+    assert crossed
+    for hear in crossed.copy():
+        hear()
+    await asyncio.sleep(0.1)
+    members = "aiodlock:2:quorum"
+    assert not {*await store.left(markers=False)} - {members}
     await free_at_once(store, client)
 
 

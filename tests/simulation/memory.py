@@ -621,11 +621,15 @@ class MachineBackend:
         sent.add_done_callback(on_reply)
         return True
 
-    async def leave_unknown(self, request_id: str, where: str) -> None:
+    async def leave_unknown(self, request_id: str, where: str, final: bool) -> Left:
         line = self._line or await self._wait_up()
         kind, _, name = where.partition(":")
-        options = {"end": "unused", "marker": _MARKER, "retention": self._retention}
-        await self._send(line, Call("leave", Key(_PREFIX, kind, name), request_id, **options))
+        marker = _MARKER if final else 0
+        options = {"end": "unused", "marker": marker, "retention": self._retention}
+        reply = await self._send(
+            line, Call("leave", Key(_PREFIX, kind, name), request_id, **options)
+        )
+        return Left(reply[0].decode(), *reply[1:])
 
     async def settle(self) -> None:
         pass

@@ -203,12 +203,14 @@ class RequestsStore:
         self._world.grant(line)
         return left
 
-    async def leave_unknown(self, request_id: str, where: str) -> None:
+    async def leave_unknown(self, request_id: str, where: str, final: bool) -> Left:
         kind, _, name = where.partition(":")
         line = self._world.line(kind, name)
-        line.left.add(request_id)
-        line.holders.pop(request_id, None)
+        if final:
+            line.left.add(request_id)
+        held = line.holders.pop(request_id, None)
         self._world.grant(line)
+        return Left("released" if held else "gone")
 
     def server_of(self, request: StoreRequest) -> object:
         return None

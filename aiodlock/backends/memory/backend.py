@@ -205,11 +205,17 @@ class MemoryBackend:
         )
         return Left(*reply)
 
-    async def leave_unknown(self, request_id: str, where: str) -> None:
+    async def leave_unknown(self, request_id: str, where: str, final: bool) -> Left:
         kind, _, name = where.partition(":")
-        self._store.call(
-            self._key(kind, name), Name.leave, request_id, end="unused", retention=self._retention
+        reply = self._store.call(
+            self._key(kind, name),
+            Name.leave,
+            request_id,
+            end="unused",
+            marker=self._marker if final else 0,
+            retention=self._retention,
         )
+        return Left(*reply)
 
     async def settle(self) -> None:
         """Do nothing: every call has been answered."""

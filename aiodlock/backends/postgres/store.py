@@ -332,9 +332,10 @@ class PostgresBackend:
         self._messages.submit(self._leaving(request)).add_done_callback(on_answer)
         return True
 
-    async def leave_unknown(self, request_id: str, where: str) -> None:
+    async def leave_unknown(self, request_id: str, where: str, final: bool) -> Left:
         await self.up()
-        left_of(await self.turn(f"leave\t{where}\t{request_id}\t{self._marker_ttl}\tunused"))
+        marker_ttl = self._marker_ttl if final else 0
+        return left_of(await self.turn(f"leave\t{where}\t{request_id}\t{marker_ttl}\tunused"))
 
     async def settle(self) -> None:
         """Every answer is waited for by a call."""

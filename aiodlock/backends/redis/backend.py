@@ -77,8 +77,8 @@ class RedisBackend:
     ) -> bool:
         return self.calls.leave_later(request, done, lost=lost)
 
-    async def leave_unknown(self, request_id: str, where: str) -> None:
-        await self.calls.leave_unknown(request_id, where)
+    async def leave_unknown(self, request_id: str, where: str, final: bool) -> Left:
+        return await self.calls.leave_unknown(request_id, where, final)
 
     async def settle(self) -> None:
         """Every answer is waited for by a call."""

@@ -261,10 +261,11 @@ class Calls:
         self._channels.on_leaving(request)
         return self._packing.leave(request, late, lost, self._leaving)
 
-    async def leave_unknown(self, request_id: str, where: str) -> None:
+    async def leave_unknown(self, request_id: str, where: str, final: bool) -> Left:
         keys = keys_of(self._prefix, *name_of(where))
-        arguments = (request_id, *self._channels.words(keys.base), self._marker_ms, "unused")
-        left_of(await self._server.eval(LEAVE, _leave_keys(keys, request_id), arguments))
+        marker_ms = self._marker_ms if final else 0
+        arguments = (request_id, *self._channels.words(keys.base), marker_ms, "unused")
+        return left_of(await self._server.eval(LEAVE, _leave_keys(keys, request_id), arguments))
 
     def _leaving(self, request: StoreRequest, late: bool, lost: bool) -> KeysAndArguments:
         keys = self.keys(request)

@@ -150,8 +150,10 @@ class ClusterBackend:
 
         return node is not None and node.calls.leave_later(request, on_result, lost=lost)
 
-    async def leave_unknown(self, request_id: str, where: str) -> None:
-        await self._at(name_of(where)[1], lambda node: node.calls.leave_unknown(request_id, where))
+    async def leave_unknown(self, request_id: str, where: str, final: bool) -> Left:
+        return await self._at(
+            name_of(where)[1], lambda node: node.calls.leave_unknown(request_id, where, final)
+        )
 
     async def settle(self) -> None:
         """Every answer is waited for by a call."""

@@ -19,7 +19,7 @@ from ...._model import (
     Waiting,
 )
 from ..._label import make_label
-from ...kept import Notices
+from ...kept import NOTHING_LEFT, Notices
 from ..calls import Outcome
 from ..settings import Settings
 from ..source import Source
@@ -145,8 +145,11 @@ class QuorumBackend:
     async def settle(self) -> None:
         await self._leaving.settle()
 
-    async def leave_unknown(self, request_id: str, where: str) -> None:
-        await self._inspection.of_majority(lambda voter: voter.leave_unknown(request_id, where))
+    async def leave_unknown(self, request_id: str, where: str, final: bool) -> Left:
+        left = await self._inspection.of_majority(
+            lambda voter: voter.leave_unknown(request_id, where, final)
+        )
+        return next((one for one in left if one != NOTHING_LEFT), NOTHING_LEFT)
 
     # -- messages --------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from ...._clock import now
 from ...._errors import BackendError, BackendUnavailable
 from ...._model import Left, StoreRequest
 from ...._tasks import start_soon
+from ...kept import give_back_unknown
 from .broadcast import ANSWER_WITHIN, Broadcast, too_few
 from .requests import Requests
 from .voter import Voter
@@ -168,7 +169,7 @@ class Leaving:
 
     async def _leave_unknown(self, voter: Voter, request_id: str, where: str) -> None:
         try:
-            await voter.leave_unknown(request_id, where)
+            await give_back_unknown(partial(voter.leave_unknown, request_id, where))
         except BackendError as error:
             _logger.warning(
                 "giving back an unknown vote failed, it ends by itself: %r",

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...._clock import now
 from ...._errors import BackendError
-from ...._model import StoreRequest
+from ...._model import Left, StoreRequest
 from ...base import Unanswered
 from ..inspection import names_of
 from ..keys import Keys, keys_of, name_of
@@ -223,11 +223,11 @@ class Voter:
                 reply = wrong
         on_answer(reply)
 
-    async def leave_unknown(self, request_id: str, where: str) -> None:
+    async def leave_unknown(self, request_id: str, where: str, final: bool) -> Left:
         """Give back a vote for a request that this client does not have; see ``KeptStore``."""
         keys = keys_of(self._prefix, *name_of(where))
-        arguments = (request_id, "ended", self._marker_ms, 0, *self._to_clients)
-        left_of(await self.server.eval(UNVOTE, _names(keys, request_id), arguments))
+        arguments = (request_id, "ended", self._marker_ms if final else 0, 0, *self._to_clients)
+        return left_of(await self.server.eval(UNVOTE, _names(keys, request_id), arguments))
 
     def watch(self, request: StoreRequest, watching: bool) -> None:
         """Start or stop to listen for the end of what blocks this head."""
