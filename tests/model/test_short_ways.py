@@ -110,8 +110,9 @@ class NodeOfAQuorum(Pair):
     def ask(self, request: Request, what: str, length: int, token: int) -> None:
         id, mode, owner = request.id, request.mode, request.owner
         about = (id, mode, owner, length, request.delay, request.client, request.ticket)
-        known = token if what in ("fence", "held") else 0
-        self.call(scripts.VOTE, self._six(id), *about, what, known, *OPTIONS, "")
+        named = 0 if what == "try" else token
+        known = token if what == "held" else 0
+        self.call(scripts.VOTE, self._six(id), *about, what, named, *OPTIONS, "", known)
 
     def leave(self, id: str, what: str, marker: int, token: int, ahead: int) -> None:
         if what == "yield":

@@ -531,7 +531,6 @@ def test_question_that_waited_does_not_open_the_vote_of_a_request_that_holds_by_
     assert got_in[0] > 1.6 + 1.5 + 3.0, got_in
 
 
-@pytest.mark.xfail(strict=True, reason="told in topologies/quorum.md, not mended")
 def test_late_extensions_of_a_dead_client_do_not_give_its_token_to_others_of_its_owner() -> None:
     """Two extensions come when its lease is over and another has held: the first gets the votes again,
     the second confirms them with the old token. Then its owner asks elsewhere."""

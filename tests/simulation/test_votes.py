@@ -148,12 +148,13 @@ class Pair:
         rng = self.random
         id, mode, owner, delay, client, ticket, words = request
         what = what or rng.choice(("ask", "fence", "fence", "held"))
-        token = (
-            0 if what in ("ask", "try") else rng.choice(self.tokens[-4:]) + rng.choice((0, 0, 1))
-        )
+        token = rng.choice(self.tokens[-4:]) + rng.choice((0, 0, 1))
+        if what == "try" or (what == "ask" and rng.random() < 0.5):
+            token = 0
+        known = rng.choice((*self.tokens[-3:], token, 0)) if what == "held" else 0
         length = rng.choice((100, 300, 300, 1000))
         later = rng.choice((0, 0, 0, 500_000))
-        options = (_CHANNEL, 5000, "PUBLISH", words)
+        options = (_CHANNEL, 5000, "PUBLISH", words, known)
         reply = self.call(
             VOTE, id, id, mode, owner, length, delay, client, ticket + later, what, token, *options
         )

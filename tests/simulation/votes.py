@@ -134,6 +134,7 @@ class Name:
         what: str,
         fence: int,
         words: str,
+        known: int,
     ) -> list[object]:
         now, state, waiters = self._now, self.state, self.waiters
         ahead = ticket - self._now_us - 1_000_000
@@ -164,7 +165,7 @@ class Name:
         waiter = None
         if vote is not None:
             push(vote)
-            if what == "held":
+            if what == "held" and (vote.stage == "c" or vote.token == known):
                 vote.token, vote.stage = fence, "c"
                 self._remember(fence)
             elif what == "fence" and fence >= vote.token:
@@ -173,7 +174,7 @@ class Name:
                 else:
                     vote.token, vote.stage = fence, "c"
                     self._remember(fence)
-            elif what == "ask" and vote.stage == "c":
+            elif what == "ask" and vote.stage == "c" and fence >= vote.token:
                 vote.stage = "v"
             vote.close()
             self._put(vote)
@@ -535,7 +536,8 @@ class Node:
         name.begin(now_us, int(a[retention]) if retention >= 0 else 0, touch, say)
         if script == "vote":
             length, delay, ticket, fence = int(a[3]), int(a[4]), int(a[6]), int(a[8])
-            result = name.vote(a[0], a[1], a[2], length, delay, a[5], ticket, a[7], fence, a[12])
+            asked = (length, delay, a[5], ticket, a[7], fence, a[12], int(a[13]))
+            result = name.vote(a[0], a[1], a[2], *asked)
         elif script == "unvote":
             result = name.unvote(a[0], a[1], int(a[2]), int(a[3]))
         elif script == "break_votes":

@@ -6,9 +6,12 @@
 --         than before counts from now on
 --       8 "ask" for a vote or a place in the queue, "try" for a vote only, "fence": write the token,
 --         "held": the name is held by a majority with this token
---       9 token, '0' with "ask" and "try"
+--       9 with "fence" and "held", that token; with "ask", the largest one that its client has written in vain, '0' with none:
+--         a vote that was confirmed with it, or with an older one, is open again; '0' with "try"
 --       10 channel prefix  11 token retention (ms)  12 publish command
 --       13 further words of the record, as `records` says; '' for none
+--       14 with "held", the token by which its client knows this vote, '0' with none: a vote that the client has not heard of
+--         is not confirmed, so a message that comes when its client is dead confirms no vote that was given since
 -- Result  {'vote', token, ms left, stage, 1 if it is asked back, server time in us}
 --         {'waiting', ms left, ms until the earliest blocker ends if it is the oldest, else -1,
 --          token floor, server time in us}
@@ -103,7 +106,7 @@ end
 local waiter
 if vote then
   push(vote)
-  if what == 'held' then
+  if what == 'held' and (vote.stage == 'c' or vote.token == ARGV[14]) then
     vote.token, vote.stage = fence, 'c'
     remember(fence)
   elseif what == 'fence' and tonumber(fence) >= tonumber(vote.token) then
@@ -113,7 +116,7 @@ if vote then
       vote.token, vote.stage = fence, 'c'
       remember(fence)
     end
-  elseif what == 'ask' and vote.stage == 'c' then
+  elseif what == 'ask' and vote.stage == 'c' and tonumber(fence) >= tonumber(vote.token) then
     vote.stage = 'v' -- its client could not confirm it by a majority
   end
   vote.closed_until = closed_until(vote)

@@ -33,8 +33,9 @@ class Confirming:
         votes = self._requests.votes(tally)
         known = tally.token_of_owner(votes)
         token = self._token_for(tally, votes)
-        tally.vain = tally.vain + 1 if token == tally.written else 1
-        tally.written = token
+        # A question between has renounced the token, so the next one takes its place.
+        tally.vain = tally.vain + 1 if token <= tally.written + 1 else 1
+        tally.written, tally.tried = token, max(token, tally.tried)
         fencing = tally.fencing = self._messenger.send(
             tally,
             "held" if known else "fence",
@@ -61,7 +62,7 @@ class Confirming:
     def _token_for(self, tally: Tally, votes: Sequence[Ballot]) -> int:
         known = tally.token_of_owner(votes)
         tokens = [vote.token for vote in votes]
-        return known or max(self._nodes.least_token(votes), tally.broken + 1, *tokens)
+        return known or max(self._nodes.least_token(votes), tally.least_token, *tokens)
 
     def took_back(self, tally: Tally) -> bool:
         """Tell whether nodes took a token in vain: they have to learn that their votes are open."""

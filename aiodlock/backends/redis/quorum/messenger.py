@@ -102,8 +102,9 @@ class Messenger:
         voter = self._nodes.voters[ballot.node]
         ballot.asked_at, ballot.asking = now(), True
         ballot.in_a_row += 1
+        tally.renounced = tally.tried
         heard = partial(self._on_question_answered, tally, ballot, by, length)
-        if not voter.vote(tally, ballot, "ask", length, 0, heard):
+        if not voter.vote(tally, ballot, "ask", length, tally.renounced, heard):
             ballot.asking = False
             for broadcast in by:
                 broadcast.take(ballot.node, voter.server.unreachable())

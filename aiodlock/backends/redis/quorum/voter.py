@@ -109,7 +109,8 @@ class Voter:
         wire = self.server.wire
         if wire is None or tally.leaving:
             return False
-        about = (what, length, token)
+        known = ballot.token if what == "held" else 0
+        about = (what, length, token, known)
         message = tally.message
         if message is None or tally.message_about != about:
             request = tally.request
@@ -124,6 +125,7 @@ class Voter:
                 *(what, token),
                 *self._to_clients,
                 words_of(request, self.server.settings.description),
+                known,
             )
             message = tally.message = self._message(VOTE, request, arguments)
             tally.message_about = about

@@ -221,9 +221,11 @@ class Tally:
     Mutable state: ``token`` (the one it holds with; 0 before), ``holds_until`` (a majority certainly keeps
     that token until then), ``fencing`` (the message that writes the token, while it is on its way),
     ``extension`` (the message that extended what it came to hold meanwhile), ``written`` (the token that
-    was written last) and ``vain`` (how often in a row, as long as too few nodes took it), ``waiting`` (its
-    client knows that it is queued), ``leaving``, ``longest`` (the longest lease that any node was asked
-    for), ``message`` (what was sent last) and ``message_about`` (which tells it from other messages of the
+    was written last) and ``vain`` (how often in a row, as long as too few nodes took it), ``tried`` (the
+    largest one that was written), ``renounced`` (the largest one that a question has named: a vote that was
+    confirmed with it is open when that arrives, so it is not written any more), ``waiting`` (its client
+    knows that it is queued), ``leaving``, ``longest`` (the longest lease that any node was asked for),
+    ``message`` (what was sent last) and ``message_about`` (which tells it from other messages of the
     request).
     """
 
@@ -238,6 +240,8 @@ class Tally:
         self.extension: Broadcast[Answer] | None = None
         self.written: int = 0
         self.vain: int = 0
+        self.tried: int = 0
+        self.renounced: int = 0
         self.waiting: bool = False
         self.leaving: bool = False
         self.longest: float = 0.0
@@ -271,9 +275,9 @@ class Tally:
         request = self.request
         if request.terms.lock_delay or first_request(request.owner) != request.id:
             return []
-        broken = self.broken
+        least = self.least_token
         for vote in votes[: len(self.ballots) - self.majority + 1]:
-            if vote.token <= broken:
+            if vote.token < least:
                 continue
             same = [one for one in votes if one.token == vote.token and one.stage != "a"]
             if len(same) >= self.majority:
@@ -282,9 +286,13 @@ class Tally:
 
     @property
     def broken(self) -> int:
-        """The largest token that an operator broke at any node: it is about to be broken at the others. The
-        request comes to hold with larger ones only."""
+        """The largest token that an operator broke at any node: it is about to be broken at the others."""
         return max(ballot.broken for ballot in self.ballots)
+
+    @property
+    def least_token(self) -> int:
+        """The smallest token that the request may come to hold with, but for its owner's."""
+        return max(self.broken, self.renounced) + 1
 
     @property
     def next_token(self) -> int:
