@@ -75,6 +75,8 @@ typedef Request {
   byte phase;
   byte token;                 /* FENCE, HOLD: its token; LEAVE: the one for the next vote */
   byte highest;               /* the largest token that a node told it */
+  byte tried;                 /* WAIT, FENCE: the largest token that it has written */
+  byte renounced;             /* WAIT, FENCE: the largest one that a question has named: it is not written any more */
   byte round;                 /* nodes: FENCE, LEAVE: not answered yet; HOLD: answered in this round */
   byte lease;                 /* HOLD: the nodes whose deadlines the lease rests on; else those ever asked */
   byte before;                /* those of them that restarted since */
@@ -82,7 +84,7 @@ typedef Request {
 };
 Request request[R];
 
-typedef Call { byte call, who, where, with };
+typedef Call { byte call, who, where, with, known };
 Call late;                    /* a request that is carried out some time */
 typedef Answer { byte call, who, where, stage, token, floor; bool back, live };
 Answer slow;                  /* an answer that is heard some time */
@@ -90,7 +92,7 @@ Answer slow;                  /* an answer that is heard some time */
 byte greatest;                /* the largest token that anybody has held with */
 byte faults = FAULTS, restarts = RESTARTS, deaths = DEATHS, crashes = CRASHES;
 
-hidden byte what, with_token, o, k, j, q, hold;                       /* scratch of the scripts */
+hidden byte what, with_token, with_known, o, k, j, q, hold;                       /* scratch of the scripts */
 hidden byte a_stage, a_token, a_floor, a_back, a_live, any, live;        /* the answer of the script that ran last */
 
 #define has(set, i)   (((set) >> (i)) & 1)
@@ -210,15 +212,17 @@ inline stand_or_join(i, r) {  /* neither vote nor place: it queues, or its owner
   fi
 }
 
-inline carry_out(what, r, i, t) {
+inline carry_out(what, r, i, t, by) {      /* by: the token by which the client of HELD knows the vote */
   find_oldest(i);
   if
   :: at_node == LEFT && what != ENDED -> a_stage = NONE
 
   :: at_node != LEFT && (what == ASK || what == HELD) ->
      if
-     :: voting(at_node) && what == HELD -> its_token = t; at_node = C; take_token(i, t)
-     :: at_node == C && what == ASK -> at_node = V      /* its client could not confirm it by a majority */
+     :: voting(at_node) && what == HELD && (at_node == C || its_token == by) ->
+        its_token = t; at_node = C; take_token(i, t)
+     :: at_node == C && what == ASK && t >= its_token ->
+        at_node = V                    /* its client could not confirm it by a majority */
      :: at_node == NONE || at_node == QUEUED -> stand_or_join(i, r)
      :: else
      fi;
@@ -257,7 +261,7 @@ inline carry_out(what, r, i, t) {
 #define counts(r, i) (voting(request[r].at[i].stage) && !request[r].at[i].given_back \
   && request[r].at[i].live && (node[i].believed || request[r].at[i].old))
 #define voted(r) (counts(r, 0) + counts(r, 1) + counts(r, 2) >= MAJORITY)
-#define same(r, i, j) (counts(r, i) && counts(r, j) && request[r].at[i].stage != A && request[r].at[j].stage != A \
+#define same(r, i, j) (request[r].at[i].token > request[r].renounced && counts(r, i) && counts(r, j) && request[r].at[i].stage != A && request[r].at[j].stage != A \
   && request[r].at[i].token == request[r].at[j].token)
 #define confirmed(r, i) (counts(r, i) && request[r].at[i].stage == C && request[r].at[i].token == request[r].token)
 #define confirmations(r) (confirmed(r, 0) + confirmed(r, 1) + confirmed(r, 2))
@@ -283,7 +287,7 @@ inline leave(r) {             /* from here on nothing is believed; each node tha
   request[r].round = (request[r].phase == HOLD -> 7 : request[r].lease);
   request[r].phase = LEAVE;
   request[r].token = (request[r].highest -> request[r].highest + 1 : 0);
-  request[r].highest = 0;
+  request[r].highest = 0; request[r].tried = 0; request[r].renounced = 0;
   request[r].lease = 0; request[r].before = 0;
   forget_ballots(r);
   printf("request %d leaves\n", r)
@@ -297,6 +301,7 @@ inline over(r) {
     fi
   };
   request[r].phase = OVER; request[r].token = 0; request[r].highest = 0;
+  request[r].tried = 0; request[r].renounced = 0;
   request[r].round = 0; request[r].lease = 0; request[r].before = 0;
   forget_ballots(r)
 }
@@ -315,7 +320,8 @@ inline enter(r, t) {          /* the body begins */
   :: else
   fi;
   printf("request %d holds with %d\n", r, t);
-  request[r].phase = HOLD; request[r].token = t; request[r].round = 0
+  request[r].phase = HOLD; request[r].token = t; request[r].round = 0;
+  request[r].tried = 0; request[r].renounced = 0
 }
 
 inline consider_giving_back(r, i) {
@@ -448,7 +454,12 @@ inline unheard(what, r, i) {  /* the client learns nothing */
 
 inline send(r, i) {           /* what is sent, and its token */
   what = next_call;                    /* the lines printed are seen when Spin replays a counterexample */
-  with_token = (what == YIELD -> ballot.token : request[r].token);
+  with_token = (what == YIELD -> ballot.token : (what == ASK -> request[r].tried : request[r].token));
+  with_known = (what == HELD -> ballot.token : 0);
+  if
+  :: what == ASK -> request[r].renounced = request[r].tried
+  :: else
+  fi;
   printf("request %d to node %d: %e %d\n", r, i, what, with_token);
   ballot.yielding = 0;
   if
@@ -462,7 +473,7 @@ proctype Link(byte r, i) {
   :: d_step {                 /* answered */
        can_call(r, i) ->
        send(r, i);
-       carry_out(what, r, i, with_token);
+       carry_out(what, r, i, with_token, with_known);
        if
        :: what != ENDED -> printf("    answer: %e %d, asked back: %d\n", a_stage, a_token, a_back)
        :: else
@@ -476,7 +487,7 @@ proctype Link(byte r, i) {
   :: d_step {                 /* the answer is lost */
        faults && can_call(r, i) -> faults--;
        send(r, i);
-       carry_out(what, r, i, with_token);
+       carry_out(what, r, i, with_token, with_known);
        printf("    the answer is lost\n");
        unheard(what, r, i);
        with_token = 0
@@ -492,14 +503,14 @@ proctype Link(byte r, i) {
        faults && late.call == NONE && can_call(r, i) -> faults--;
        send(r, i);
        printf("    it is late\n");
-       late.call = what; late.who = r; late.where = i; late.with = with_token;
+       late.call = what; late.who = r; late.where = i; late.with = with_token; late.known = with_known;
        unheard(what, r, i);
        with_token = 0
      }
   :: d_step {                 /* the answer is late */
        faults && slow.call == NONE && request[r].phase != LEAVE && can_call(r, i) -> faults--;
        send(r, i);
-       carry_out(what, r, i, with_token);
+       carry_out(what, r, i, with_token, with_known);
        printf("    its answer is late\n");
        slow.call = what; slow.who = r; slow.where = i; slow.stage = a_stage; slow.token = a_token;
        slow.floor = a_floor; slow.back = a_back; slow.live = 1
@@ -556,8 +567,8 @@ proctype Link(byte r, i) {
   :: d_step {                 /* a late request */
        late.call && late.who == r && late.where == i ->
        printf("node %d gets late from request %d: %e %d\n", i, r, late.call, late.with);
-       carry_out(late.call, r, i, late.with);
-       late.call = 0; late.who = 0; late.where = 0; late.with = 0
+       carry_out(late.call, r, i, late.with, late.known);
+       late.call = 0; late.who = 0; late.where = 0; late.with = 0; late.known = 0
      }
   :: d_step {                 /* a late answer */
        heard_late(r, i) ->
@@ -581,7 +592,7 @@ proctype Client(byte r) {
   :: d_step {                 /* a majority votes for it: write its token to those nodes */
        request[r].phase == WAIT && voted(r) ->
        request[r].phase = FENCE;
-       request[r].token = 0;
+       request[r].token = (request[r].tried -> request[r].renounced + 1 : 0);
        request[r].round = 0;
        for (j : 0 .. N - 1) {
          if
@@ -593,7 +604,8 @@ proctype Client(byte r) {
             fi
          :: else
          fi
-       }
+       };
+       request[r].tried = (request[r].token > request[r].tried -> request[r].token : request[r].tried)
      }
   :: d_step {                 /* too few took it */
        request[r].phase == FENCE && request[r].round == 0 ->
@@ -624,7 +636,7 @@ proctype Client(byte r) {
 
 inline connections_break(i) { /* what was under way to the old server is lost */
   if
-  :: late.call && late.where == i -> late.call = 0; late.who = 0; late.where = 0; late.with = 0
+  :: late.call && late.where == i -> late.call = 0; late.who = 0; late.where = 0; late.with = 0; late.known = 0
   :: else
   fi;
   if
