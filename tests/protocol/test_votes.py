@@ -958,6 +958,12 @@ async def test_vote_by_owner_can_be_asked_back_when_its_owners_hold_is_over(
     assert await node.stages() == {"other": "v"}
 
 
+async def test_vote_by_owner_stays_one_when_its_client_asks_again(node: Node) -> None:
+    token = await node.hold("a", owner="uann")
+    await node.vote("b", ticket=2, owner="uann")
+    assert (await node.vote("b", ticket=2, owner="uann", token=token + 1))[3] == "a"
+
+
 async def test_vote_by_owner_rests_on_no_other_vote_by_owner(node: Node) -> None:
     await node.hold("a", owner="uann")
     await node.vote("b", ticket=2, owner="uann")
