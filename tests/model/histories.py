@@ -1109,6 +1109,18 @@ def free_semaphore_with_another_limit(history: History) -> None:
     history.inspect()
 
 
+def dead_head_that_had_extended_when_the_clock_was_set_back(history: History) -> None:
+    """By less than the length of its lease, which is what is left of it from then on."""
+    history.request(ttl=10 * MINUTE)
+    head = history.request()
+    live = history.request(waiter_ttl=10 * MINUTE)
+    history.time_passes(MINUTE)
+    history.extend(head)
+    history.clock_is_set_back(MINUTE // 2)
+    history.time_passes(2 * MINUTE)
+    history.extend(live)
+
+
 def waiter_whose_deadline_is_near_when_the_clock_was_set_back(history: History) -> None:
     """That of the head is clamped. Its own stays as it is."""
     history.request(ttl=10 * MINUTE)
@@ -1280,6 +1292,7 @@ LOCKS: list[Tale] = [
     dead_holder_that_asks_again,
     dead_head_that_a_longer_lease_of_its_blockers_owner_meets,
     free_name_with_a_hold,
+    dead_head_that_had_extended_when_the_clock_was_set_back,
     waiter_whose_deadline_is_near_when_the_clock_was_set_back,
     broken_request_that_a_duplicate_brings_back_and_that_runs_out,
     name_that_is_looked_at_within_a_lock_delay,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from aiodlock.backends.memory.machine import Asked, Message, Mode, Name
 
 SECOND = 1_000_000
@@ -125,6 +127,22 @@ def test_inspecting_writes_nothing() -> None:
     assert name.inspect(MINUTE - 30 * SECOND).holders[0][2] == 10_000, "the clamped time is told"
     assert name.inspect(MINUTE + 12 * SECOND).closed == 3_000
     assert repr((name.holders, name.waiters, name.token, name.now)) == before
+
+
+@pytest.mark.parametrize("by", [SECOND, 9 * SECOND, 10 * SECOND, 1_000 * MINUTE])
+def test_clock_that_is_set_back_keeps_the_dead_for_one_more_length_at_most(by: int) -> None:
+    """What died just before its deadline lasts for twice the length then, and never longer."""
+    for died in (0, 10 * SECOND - 1_000):
+        name = Name()
+        now = 2_000 * MINUTE
+        acquire(name, now, asked("holder"))
+        acquire(name, now, asked("head"))
+        acquire(name, now, asked("live", waiter_ttl=60_000))
+        now += died - by
+        left = min(10 * SECOND, 10 * SECOND - died + by)
+        assert extend(name, now, "live", 60_000)[0] == "waiting"
+        assert extend(name, now + left - 1_000, "live", 60_000)[0] == "waiting"
+        assert extend(name, now + left, "live", 60_000)[0] == "held"
 
 
 def test_success_that_had_expired_stays_away_when_the_clock_is_set_back() -> None:

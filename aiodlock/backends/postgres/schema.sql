@@ -23,7 +23,7 @@ create type aiodlock.holder as (
 );
 
 -- writes: how often this version was updated. head: the arrival of the first waiter, 0 if nobody waits; its deadline
--- and length are as they were when last read. marked_until: until then there may be markers of requests for this name.
+-- and length are those in the waiter's row. marked_until: until then there may be markers of requests for this name.
 -- recorded_until: until then a success is on record. places: of a semaphore, how many may hold; resized: whether others
 -- follow that. keep_until: from then on the row of a free name may be deleted.
 -- lone: the short ways may be taken. Empty: nobody holds or waits, and nothing is remembered. A request's id: it alone
@@ -494,6 +494,12 @@ begin
             own.deadline := greatest(own.deadline, now_ms + f[4]::bigint);
             own.length := greatest(f[4]::bigint, own.deadline - now_ms);
             update aiodlock.waiter w set deadline = own.deadline, length = own.length where w.id = rid;
+            if own.arrival = head_at then
+              -- Or it would not be noticed that the clock was set back by less than this.
+              head_deadline := own.deadline;
+              head_length := own.length;
+              changed := true;
+            end if;
           else
             -- Too late, and maybe at the head: then the next one has to be told, nobody else will.
             delete from aiodlock.waiter w where w.id = rid;
