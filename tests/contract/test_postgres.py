@@ -363,6 +363,51 @@ _CALLS = [
 ]
 
 
+async def test_calls_about_one_name_wait_for_each_other(empty: PostgresServer) -> None:
+    """Also if the one that came first writes nothing."""
+    install(empty)
+    one, other = await asyncpg.connect(empty.url), await asyncpg.connect(empty.url)
+    try:
+        await other.fetchval(f"select {_ACQUIRE_ONE}")
+        await other.fetchval(f"select {_LEAVE_ONE}")
+        nobody = _EXTEND.replace(r"\tr", r"\tnobody")
+        for call in _CALLS:
+            if "inspect" in call:
+                continue
+            async with one.transaction():
+                gone = await one.fetchval(f"select aiodlock.turn('me', 1000, {nobody})")
+                assert gone.startswith("gone")
+                calling = asyncio.create_task(other.fetchval(f"select {call}"))
+                await until_blocked(one, other, calling)
+            await calling
+    finally:
+        await one.close()
+        await other.close()
+
+
+async def until_blocked(one: Any, other: Any, calling: asyncio.Task[Any]) -> None:
+    """Wait until the call on the other connection waits for this one."""
+    blocked = "select $1::integer = any (pg_blocking_pids($2))"
+    while not await one.fetchval(blocked, one.get_server_pid(), other.get_server_pid()):
+        assert not calling.done()
+        await asyncio.sleep(0.005)
+
+
+async def test_one_client_sweeps_at_a_time(empty: PostgresServer) -> None:
+    install(empty)
+    one, other = await asyncpg.connect(empty.url), await asyncpg.connect(empty.url)
+    try:
+        async with one.transaction():
+            assert await one.fetchval("select aiodlock.sweep(100)") == 0
+            await other.fetchval(f"select {_ACQUIRE_ONE}")
+            await other.execute("update aiodlock.name set keep_until = 1")
+            assert await other.fetchval("select aiodlock.sweep(100)") == 0
+        assert await other.fetchval("select aiodlock.sweep(100)") == 1
+    finally:
+        await one.close()
+        await other.close()
+
+
 @pytest.mark.parametrize("durability", ["logged", "unlogged"])
 async def test_calls_read_few_pages_beside_a_transaction_that_stays_open(
     empty: PostgresServer, durability: str

@@ -505,6 +505,15 @@ def newcomer_behind_an_overdue_one_that_lingers(history: History) -> None:
     history.request(client="two")
 
 
+def one_that_lingers_and_lives_again_as_the_clock_was_set_back(history: History) -> None:
+    """It had run out within its lock-delay. Who queued then has not recalled it."""
+    holder = history.request(delay=5 * MINUTE, lingers=True)
+    history.time_passes(2 * MINUTE)
+    history.request(waiter_ttl=10 * MINUTE)
+    history.clock_is_set_back(MINUTE)
+    history.repeat(holder)
+
+
 def lease_that_is_lost_after_its_hold(history: History) -> None:
     holder = history.request(hold=MINUTE, begins=True)
     history.time_passes(MINUTE + 1)
@@ -1238,6 +1247,7 @@ LOCKS: list[Tale] = [
     owner_that_lingers_and_gets_in_past_a_waiter,
     waiter_that_lingers_and_whose_owner_came_to_hold,
     newcomer_behind_an_overdue_one_that_lingers,
+    one_that_lingers_and_lives_again_as_the_clock_was_set_back,
     lease_that_is_lost_after_its_hold,
     unused_grant_that_ran_out,
     repeated_request_whose_body_began,

@@ -235,6 +235,43 @@ def test_looks_are_those_of_one_name_though_others_are_waited_for_since_the_same
     assert waiting[::5] == ["ub"]
 
 
+_TURN_AROUND = """
+create temp table turned as select * from aiodlock.waiter order by arrival desc;
+delete from aiodlock.waiter; insert into aiodlock.waiter select * from turned; drop table turned
+"""
+
+
+def test_head_is_told_to_look_wherever_in_the_table_its_row_is(database: Database) -> None:
+    """The server may find rows in the order of the table, which need not be that of the queue."""
+    do, connection = database.do, database.connection
+    do(connection.execute("set enable_indexscan = off"))
+    turns = VirtualTurns(database, "lock", ("turn",))
+    turns.time = MINUTE
+    run(turns.acquire("a", owner="uA", ttl=20 * MINUTE))
+    for id in "bc":
+        run(turns.acquire(id, waiter_ttl=30 * MINUTE))
+    do(connection.execute(_TURN_AROUND))
+    run(turns.acquire("d", owner="uA"))
+    assert turns.said() == [("one", "look", "b")]
+
+
+def test_next_head_is_told_to_look_though_another_name_was_swept(database: Database) -> None:
+    """Who removes the dead head tells the next one to look. A sweep tells nobody."""
+    dead, live = (VirtualTurns(database, "lock", ("turn",)) for _ in range(2))
+    dead.kept = live.kept = Kept(token=MINUTE)
+    dead.time = live.time = MINUTE
+    for id in "ab":
+        run(dead.acquire(id, ttl=MINUTE, waiter_ttl=MINUTE))
+    run(live.acquire("c", ttl=6 * MINUTE))
+    run(live.acquire("d", waiter_ttl=2 * MINUTE))
+    run(live.acquire("e", waiter_ttl=20 * MINUTE))
+    live.time = 4 * MINUTE
+    live.sweep()
+    assert dead.key not in {row[1] for row in live.stored()}
+    run(live.acquire("f"))
+    assert live.said() == [("one", "look", "e")]
+
+
 def test_name_of_the_dead_is_swept_while_others_wait_elsewhere(database: Database) -> None:
     dead, live = (VirtualTurns(database, "lock", ("turn",)) for _ in range(2))
     dead.kept = live.kept = Kept(token=MINUTE)
@@ -736,6 +773,12 @@ MUTANTS = [
         "if mine.lingers = 1 and head_at > 0 and",
         "if false and",
         histories.waiter_that_lingers_and_whose_owner_came_to_hold,
+    ),
+    Mutant(
+        "one that asks again is not recalled by that",
+        "if mine.lingers = 1 and head_at > 0 and verb = 'extend' then",
+        "if mine.lingers = 1 and head_at > 0 then",
+        histories.one_that_lingers_and_lives_again_as_the_clock_was_set_back,
     ),
 ]
 
