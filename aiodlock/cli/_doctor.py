@@ -143,7 +143,7 @@ async def _try_a_lock(source: str | list[str], prefix: str) -> Finding:
     async with Client(source, prefix=prefix, close_timeout=1.0) as client:
         started = time.perf_counter()
         try:
-            async with client.lock("aiodlock doctor", ttl=5, timeout=2):
+            async with client.lock("aiodlock doctor", ttl=10, timeout=5):
                 pass
         except (BackendError, TimeoutError) as error:
             return _no_lock(error)
