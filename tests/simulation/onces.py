@@ -344,7 +344,9 @@ class RecordCheckers:
             if not record.hold or self.restored.get(id) == record.token:
                 continue
             closing = self.closing.get(id)
-            if closing is None or closing.token != record.token:
+            granted = _is_live(record, now) and not _is_live(before.get(id), now)
+            # With the same token, too: its owner held meanwhile.
+            if closing is None or closing.token != record.token or granted:
                 until = now + record.hold
                 closing = self.closing[id] = Closing(record.token, record.hold, until, until)
             closing.seen(now, met=id == command.id or self._server.meets_all)
@@ -369,7 +371,7 @@ class RecordCheckers:
         closing = self.closing.get(old.id)
         if closing is None or closing.token != old.token or command.id in self._checkers.excused:
             return
-        live = now < min(old.deadline, now + old.length)
+        live = _is_live(old, now)
         closing.seen(now, met=True)
         self.seen["left with a hold"] += live and now < closing.least
         closed = 0 if new is None or new.token != old.token else new.closed_until
@@ -378,6 +380,10 @@ class RecordCheckers:
                 self._wrong("closed", f"{command}: its body never began, and {new} is closed")
         elif live and command.record is None and closed < closing.least and now < closing.least:
             self._wrong("closed", f"{command}: it has to be closed until {closing.least}: {new}")
+
+
+def _is_live(record: Record | None, now: int) -> bool:
+    return record is not None and now < min(record.deadline, now + record.length)
 
 
 def attach(simulation: Simulation) -> Onces:

@@ -14,6 +14,7 @@ from aiodlock import AcquireTimeout, BackendUnavailable, LockLost
 from ..scenes import store_of
 from .checkers import Checkers, Name, Record, read_name
 from .memory import MachineSimulation
+from .onces import RecordCheckers
 from .scenario import SimClient, Simulation
 from .server import Command, SimServer
 from .world import Process, World, Wrong
@@ -237,6 +238,24 @@ def test_reentry_whose_own_record_was_overdue_is_granted_anew_with_its_owners_to
     extension: Any = SimpleNamespace(id="b", script="extend", lost=False, unused=False)
     with pytest.raises(Wrong, match="revived"):
         checkers._check_what_stays(extension, before, after, 2100, refused=False)
+
+
+def test_hold_of_a_reentry_that_is_granted_anew_counts_anew() -> None:
+    """It has the token of before: its owner held meanwhile."""
+    world = World(0)
+    records = RecordCheckers(Checkers(world, SimServer(world), forgetful=False))
+    base = "aiodlock:2:lock:{n}"
+
+    def see(record: Record, command: str, now: int) -> None:
+        records._checkers.ledger(base).known = Name({"b": record}, {})
+        seen = SimpleNamespace(id="b", script=command, begins=True, lost=False, record=None)
+        records._check_closed(base, seen, None, now)
+
+    granted = Record("b", "x", 1, 2000, 1000, 0, "ann", "client", 300, 1300)
+    see(granted, "acquire", 1000)
+    see(granted._replace(deadline=3100, hold_until=2400), "acquire", 2100)
+    with pytest.raises(Wrong, match="counts its hold until another time"):
+        see(granted._replace(deadline=3900, hold_until=3200), "extend", 2900)
 
 
 def test_hold_of_another_holder_may_be_clamped_later_when_the_clock_was_set_back() -> None:
