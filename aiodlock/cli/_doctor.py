@@ -70,7 +70,7 @@ async def examine(source: str | list[str], *, prefix: str, fix: bool) -> list[Fi
     if isinstance(source, str):
         return await _examine(source, prefix, fix)
     nodes = [_examine_node(url, prefix, fix, f"node {n}: ") for n, url in enumerate(source, 1)]
-    lock, found = await asyncio.gather(_try_a_lock(source, prefix), asyncio.gather(*nodes))
+    lock, found = await asyncio.gather(try_a_lock(source, prefix), asyncio.gather(*nodes))
     return [lock, *itertools.chain.from_iterable(found)]
 
 
@@ -98,24 +98,24 @@ async def _examine(url: str, prefix: str, fix: bool) -> list[Finding]:
             return [Finding("server", "ok", "memory store", "Locks exist in this process only.")]
     if scheme in ("postgresql", "postgres"):
         # First: it says what to install where the driver is missing.
-        lock = await _try_a_lock(url, prefix)
+        lock = await try_a_lock(url, prefix)
         from ._doctor_postgres import examine as examine_postgres
 
         return [lock, *await examine_postgres(url)]
     if scheme in ("etcd", "etcds"):
         from ._doctor_etcd import examine as examine_etcd
 
-        return [await _try_a_lock(url, prefix), *await examine_etcd(url)]
+        return [await try_a_lock(url, prefix), *await examine_etcd(url)]
     if scheme in ("zookeeper", "zookeepers"):
         from ._doctor_zookeeper import examine as examine_zookeeper
 
-        return [await _try_a_lock(url, prefix), *await examine_zookeeper(url, prefix)]
+        return await examine_zookeeper(url, prefix)
     if scheme.endswith(("+sentinel", "+cluster")):
-        return [await _try_a_lock(url, prefix), _SEVERAL]
+        return [await try_a_lock(url, prefix), _SEVERAL]
     refused: BackendError | None = None
     async with Redis.from_url(url, decode_responses=True) as server:
         try:
-            lock = await _try_a_lock(url, prefix)
+            lock = await try_a_lock(url, prefix)
         except BackendError as error:
             replica = "READONLY" in str(error)
             rights = "ACL" in str(error) or "NOPERM" in str(error)
@@ -139,11 +139,12 @@ def _no_lock(error: Exception) -> Finding:
     )
 
 
-async def _try_a_lock(source: str | list[str], prefix: str) -> Finding:
+async def try_a_lock(source: str | list[str], prefix: str, ttl: float = 5) -> Finding:
+    """Acquire and release a lock, waiting for up to five seconds; say how that went."""
     async with Client(source, prefix=prefix, close_timeout=1.0) as client:
         started = time.perf_counter()
         try:
-            async with client.lock("aiodlock doctor", ttl=10, timeout=5):
+            async with client.lock("aiodlock doctor", ttl=ttl, timeout=5):
                 pass
         except (BackendError, TimeoutError) as error:
             return _no_lock(error)

@@ -7,9 +7,11 @@ import asyncio
 from .. import BackendUnavailable
 from ..backends.zookeeper.address import read_url
 from ..backends.zookeeper.session import Ensemble, Session
-from ._doctor import Finding
+from ._doctor import Finding, try_a_lock
 
 _WITHIN = 5.0
+#: The lock's ttl, where the servers grant such a session.
+_TTL = 5.0
 #: Timeouts that no server grants: it answers with the nearest one that it does.
 _TOO_SHORT, _TOO_LONG = 0.001, 2_000_000.0
 #: minSessionTimeout in ticks, unless the operator has set it.
@@ -25,6 +27,7 @@ async def examine(url: str, prefix: str) -> list[Finding]:
     shortest = await _granted(ensemble, _TOO_SHORT)
     longest = await _granted(ensemble, _TOO_LONG)
     return [
+        await try_a_lock(url, prefix, min(max(_TTL, shortest), longest)),
         Finding("ttl", "ok", f"the servers grant {shortest:g} to {longest:g} s"),
         _tick(ensemble.tick, shortest),
     ]

@@ -36,3 +36,14 @@ async def test_doctor_warns_of_a_tick_that_is_too_short(server: ZooKeeperServer)
     (tick,) = [one for one in found if one.subject == "tick"]
     assert tick.level == "warning"
     assert "?tick_time=0.1" in tick.fix
+
+
+async def test_doctor_takes_its_lock_with_a_ttl_that_the_servers_grant() -> None:
+    """Their longest session is shorter than the five seconds of elsewhere."""
+    with ZooKeeperServer(tick=TICK, longest=2.0) as server:
+        found = await examine(f"{server.url}?tick_time={TICK}", prefix="aiodlock", fix=False)
+    assert [(one.subject, one.level) for one in found] == [
+        ("lock", "ok"),
+        ("ttl", "ok"),
+        ("tick", "ok"),
+    ]
