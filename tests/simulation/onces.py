@@ -248,10 +248,12 @@ class RecordCheckers:
         if isinstance(reply, Exception):
             return
         if command.forgets:
-            self._end(self._ledger(command.forgets))
+            base = command.forgets
+            self._end(self._ledger(base))
             # This, too, clamps what is left when the clock was set back.
-            known = read_name(self._server, command.forgets)
-            self._checkers.ledger(command.forgets).known = known
+            known = read_name(self._server, base)
+            self._checkers.ledger(base).known = self._ledger(base).known = known
+            self.holders[base] = known.holders
             now = self._server.now_ms()
             for id in known.holders:
                 if id in self.closing:

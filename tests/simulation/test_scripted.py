@@ -258,6 +258,31 @@ def test_hold_of_a_reentry_that_is_granted_anew_counts_anew() -> None:
         see(granted._replace(deadline=3900, hold_until=3200), "extend", 2900)
 
 
+def test_success_of_a_holder_that_forgetting_has_clamped_comes_too_late() -> None:
+    """The clock was set back, and forgetting the name's success met that, as each command does."""
+    world = World(0)
+    records = RecordCheckers(Checkers(world, SimServer(world), forgetful=False))
+    base = "aiodlock:2:once:{n}"
+    held = Record("b", "x", 1, 5000, 200, 0, "ann", "client", 0, 0)
+    clamped = Name({"b": held._replace(deadline=2200)}, {})
+    server = SimpleNamespace(
+        read_name=lambda _: clamped, meets_all=True, read_record=lambda _: None
+    )
+    records._server = server
+    records._ledger(base).known = Name({"b": held}, {})
+
+    def see(now: int, forgets: str, script: str, reply: list[bytes]) -> None:
+        server.now_ms = lambda: now
+        about = dict(base=base, id="b", lost=False, begins=True, record=("result", 1000))
+        records._executed(SimpleNamespace(script=script, forgets=forgets, **about), reply)
+        records._checkers.ledger(base).known = clamped
+
+    see(2000, base, "forget", [b"forgot"])
+    see(2300, "", "leave", [b"gone", b"expired"])
+    with pytest.raises(Wrong, match="is not put on record"):
+        see(2100, "", "leave", [b"gone", b"expired"])
+
+
 def test_hold_of_another_holder_may_be_clamped_later_when_the_clock_was_set_back() -> None:
     """A holder's extension meets its own record alone; the other's is cut as soon as it is met."""
 
