@@ -155,10 +155,25 @@ async def test_every_grant_after_an_answer_has_a_larger_token_than_it_says(direc
 async def test_token_floor_holds_when_the_clock_was_set_back(direct: Direct) -> None:
     ahead = (await direct.now() + 600_000) * 1_000
     await direct.redis.set(direct.keys.token, ahead, px=600_000)
-    await direct.acquire("a")
+    last = int((await direct.acquire("a"))[1])
     floor = int((await direct.acquire("b"))[3])
     await direct.leave("a")
-    assert floor < (await direct.holders())["b"].token
+    assert last <= floor < (await direct.holders())["b"].token
+
+
+async def test_token_floor_follows_the_clock_when_the_last_token_was_forgotten(
+    direct: Direct,
+) -> None:
+    """It is remembered for its retention, which may be shorter than a hold."""
+    await direct.acquire("a")
+    await direct.redis.delete(direct.keys.token)
+    before = await direct.now() * 1_000
+    answers = [await direct.acquire(id) for id in ("b", "c", "b")]
+    answers.append(await direct.extend("b"))
+    floors = [int(floor) for _, _, _, floor in answers]
+    await direct.leave("a")
+    token = (await direct.holders())["b"].token
+    assert [before, *floors, token] == sorted({before, *floors, token})
 
 
 # -- shared ------------------------------------------------------------------------------------------

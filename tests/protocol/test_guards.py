@@ -18,7 +18,16 @@ import redis
 from aiodlock.backends.redis import scripts
 
 from ..servers import Store
-from . import test_acquire, test_extend, test_hold, test_keys, test_leave, test_once, test_votes
+from . import (
+    test_acquire,
+    test_extend,
+    test_hold,
+    test_keys,
+    test_leave,
+    test_once,
+    test_versions,
+    test_votes,
+)
 from .direct import CLIENTS, Direct, Heard
 
 Check = Callable[..., Coroutine[Any, Any, None]]
@@ -1080,6 +1089,51 @@ MUTATIONS += [
         "if text and not has_hold(text) and now",
         "if text and now",
         test_hold.test_body_that_ends_early_leaves_the_name_closed_for_the_rest,
+    ),
+]
+# What all scripts read and write with.
+MUTATIONS += [
+    Mutation(
+        "a record is written anew only when the clock was set back",
+        "if record.set_back and not read_only then",
+        "if not read_only then",
+        test_keys.test_refusal_writes_nothing_whoever_holds,
+    ),
+    Mutation(
+        "and not by who only looks",
+        "if record.set_back and not read_only then",
+        "if record.set_back then",
+        test_keys.test_inspect_writes_nothing_when_the_clock_was_set_back,
+    ),
+    Mutation(
+        "further words of a place need not tell a mode",
+        "' m=([^ ]+)') or waiter.mode",
+        "' m=([^ ]+)') or false",
+        test_versions.test_word_of_a_later_version_survives_a_hand_off_and_extensions_by_this_one,
+    ),
+    Mutation(
+        "the queue does not end before its waiters, and has an end",
+        "if redis.call('PTTL', waiters) < left then",
+        "if false then",
+        test_keys.test_every_key_has_a_ttl_that_covers_its_records,
+    ),
+    Mutation(
+        "a last token that was forgotten is not compared",
+        "int(last and math.max(tonumber(last), now_us) or now_us)",
+        "int(true and math.max(tonumber(last), now_us) or now_us)",
+        test_acquire.test_token_floor_follows_the_clock_when_the_last_token_was_forgotten,
+    ),
+    Mutation(
+        "the floor is the clock then",
+        "int(last and math.max(tonumber(last), now_us) or now_us)",
+        "int(last and math.max(tonumber(last), now_us) or false)",
+        test_acquire.test_token_floor_follows_the_clock_when_the_last_token_was_forgotten,
+    ),
+    Mutation(
+        "the floor is not below the last token",
+        "int(last and math.max(tonumber(last), now_us) or now_us)",
+        "int(now_us)",
+        test_acquire.test_token_floor_holds_when_the_clock_was_set_back,
     ),
 ]
 MUTATIONS += SHORT_WAYS + SHORT_WAYS_OF_A_QUORUM

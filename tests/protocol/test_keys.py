@@ -307,6 +307,31 @@ async def test_inspect_writes_nothing(direct: Direct) -> None:
     assert await direct.contents() == before
 
 
+async def test_inspect_writes_nothing_when_the_clock_was_set_back(direct: Direct) -> None:
+    """It tells the deadline that is nearer now, and leaves it to others to write it."""
+    await direct.acquire("a", ttl=10_000)
+    await direct.acquire("b", waiter_ttl=10_000)
+    await direct.set_clock_back("a", "b", by=600_000)
+    before = await direct.contents()
+    _, _, holding, _, _ = await direct.inspect()
+    assert int(holding[3]) == 10_000
+    assert await direct.contents() == before
+
+
+async def test_refusal_writes_nothing_whoever_holds(real_store: Store, direct: Direct) -> None:
+    """Else each one would be sent to the replicas, with all holders of the name."""
+    await direct.acquire("a", "s")
+    await direct.acquire("b", "s")
+    before = await _writes(direct)
+    assert await direct.acquire("w", wait=False) == ["busy"]
+    assert await _writes(direct) == before
+
+
+async def _writes(direct: Direct) -> int:
+    """Count those that the server carried out, also of what was there already."""
+    return int((await direct.redis.info("persistence"))["rdb_changes_since_last_save"])
+
+
 async def test_inspect_passes_over_entries_whose_records_were_evicted(direct: Direct) -> None:
     await direct.acquire("a")
     await direct.acquire("b")
