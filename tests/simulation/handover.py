@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import aiodlock
 from aiodlock._request import HELD, WAITING
@@ -108,17 +108,6 @@ class HandOver(QuorumSimulation):
             )
 
 
-class _Kept(set[str]):
-    """The requests that a break excuses, for good.
-
-    Breaks of one request that follow each other are told one after the other, and it is not known here of
-    which of them a client has heard. What holds after one break is the matter of other worlds.
-    """
-
-    def __isub__(self, other: object) -> Self:
-        return self
-
-
 class BrokenHandOver(HandOver):
     """An operator breaks the name several times at each hand-over: waiters ask on, and no node in a hurry.
 
@@ -144,7 +133,6 @@ class BrokenHandOver(HandOver):
         for number, node in enumerate(self.nodes):
             node.executed.append(partial(self._count_question, number))
         self._watch_messages()
-        self.checkers.excused = _Kept()
         if prepare is not None:
             prepare(self)
 

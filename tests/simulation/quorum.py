@@ -17,10 +17,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from aiodlock._request import ASKING, HELD, WAITING
+from aiodlock._request import HELD, WAITING
 from aiodlock.backends.redis.quorum import QuorumBackend
 from aiodlock.backends.redis.settings import Settings
 
+from .breaks import Breaks
 from .checkers import Checkers, base_of
 from .network import Network, SimSource
 from .scenario import Faults, Simulation
@@ -44,7 +45,7 @@ _CLOCK = ("clock_back", "clock_forward")
 #: Steps that a connected client notices; of smaller ones it cannot know.
 _STEP = 3.0
 _GRANTED = re.compile(rb"granted \S+ (\S+) (\d+)")
-_BROKEN = re.compile(rb"broken \S+ (\S+) \d+")
+_BROKEN = re.compile(rb"broken \S+ (\S+) (\d+)")
 #: How wrong a clock may be all the time, in seconds.
 _WRONG = (-3600.0, -60.0, 60.0, 3600.0)
 #: Who asks by so much later has a later ticket, whatever clocks say; and how many may pass all the same.
@@ -89,6 +90,9 @@ class QuorumCheckers(Checkers):
         #: When all nodes that knew a token of a clock that is ahead forgot it, nothing is promised.
         self.forget_tokens = False
         self._servers = servers
+        self.breaks = Breaks()
+        #: Who came to hold although it was broken: perhaps after those that came next.
+        self._late: set[str] = set()
         self._asked: dict[str, float] = {}
         self._queued: dict[str, float] = {}
         self._passed: dict[str, int] = {}
@@ -97,15 +101,19 @@ class QuorumCheckers(Checkers):
         self._first: dict[tuple[str, str, int], str] = {}
         self._largest: dict[str, tuple[int, int]] = {}
         self._kept_until: dict[str, float] = {}
-        for server in servers:
-            server.executed.append(partial(self._node_executed, server))
+        for node, server in enumerate(servers):
+            server.executed.append(partial(self._node_executed, node, server))
+            server.lost_data.append(partial(self.breaks.forgot, node))
 
-    def _node_executed(self, server: SimServer, command: Command, reply: Any) -> None:
+    def _node_executed(self, node: int, server: SimServer, command: Command, reply: Any) -> None:
         if command.script == "vote":
             self.count(server, command, reply)
         if command.script == "break_votes" and isinstance(reply, list):
-            self.excused.update(id.decode() for id in reply)
-            self._delays.clear()  # a break ignores them
+            for id in reply:
+                self.breaks.broke(node, id.decode(), _token_broken(server, command.base, id))
+            self._delays.pop(command.base, None)  # a break ignores them
+        if command.script in ("vote", "unvote"):
+            self.breaks.executed(node, command)
         if command.script == "unvote" and command.arguments[1] == b"ended":
             self._released.add(command.id)
         if command.script in ("vote", "unvote"):
@@ -116,16 +124,17 @@ class QuorumCheckers(Checkers):
                             self._check_kept(process, request)
 
     def _check_kept(self, process: Process, request: Any) -> None:
-        """What is believed is so at the nodes, whatever they have told."""
+        """What is believed is so at the nodes, whatever they have told, but for breaks on their way."""
         if process.boot() >= request.ends_at or request.id in self.excused:
             return
         ends = process.true_time_of(request.place.deadline)
         key = f"{base_of(request)}:state".encode()
+        broken = self.breaks.on_their_way(request.id, request.place.token)
         kept = []
         for number, server in enumerate(self._servers):
             if server.votes is None:
                 return
-            if self.faulty_until[number] > self.world.time:
+            if number in broken or self.faulty_until[number] > self.world.time:
                 kept.append(number)
                 continue
             name = server.votes.names.get(key)
@@ -142,14 +151,14 @@ class QuorumCheckers(Checkers):
         delays = self._delays.setdefault(base_of(request), {})
         moment = self.world.time
         for id, (owner, mode, ends, delay) in delays.items():
-            if id == request.id or owner == request.owner or self._excuses(id, request.id):
+            if id == request.id or owner == request.owner or {id, request.id} & self.excused:
                 continue
             if mode == request.terms.mode == "shared" or id in self._released:
                 continue
             early = ends + delay - moment
             if early > 1e-3:
                 self.wrong("delay", f"{request.id} holds {early:.6f} s early after {id}")
-        if request.terms.lock_delay:
+        if request.terms.lock_delay and not self._excuses(request):
             ends = process.true_time_of(request.place.deadline)
             delays[request.id] = request.owner, request.terms.mode, ends, request.terms.lock_delay
 
@@ -157,12 +166,8 @@ class QuorumCheckers(Checkers):
         """Be told of what a node says by itself."""
         for id, token in _GRANTED.findall(data):
             self.noticed.setdefault(id.decode(), {})[node] = int(token)
-        # Whoever hears of a break while it waits knows that this vote is no more.
-        broken = {id.decode() for id in _BROKEN.findall(data)}
-        if broken:
-            requests = [one for s in self._all_sessions() for one in s.requests.values()]
-            waiting = {one.id for one in requests if one.state in (ASKING, WAITING)}
-            self.excused -= broken & waiting
+        for id, token in _BROKEN.findall(data):
+            self.breaks.noticed(node, id.decode(), int(token))
 
     def hears(self, node: int) -> Callable[[Process, Command, float, Any], None]:
         """Return what is told of each reply of a node."""
@@ -170,6 +175,7 @@ class QuorumCheckers(Checkers):
         def on_reply(process: Process, command: Command, sent: float, reply: Any) -> None:
             if command.script not in ("vote", "unvote") or not isinstance(reply, list):
                 return
+            self.breaks.answered(command)
             # A vote, and the request before it, are one record, whose deadline never comes nearer.
             if reply[0] not in (b"vote", b"waiting"):
                 return
@@ -225,6 +231,9 @@ class QuorumCheckers(Checkers):
         ledger = self.ledger(base)
         mine = (request.id, request.terms.mode, request.owner, request.place.token)
         same = self._first.setdefault((base, *mine[2:]), request.id)
+        if self._excuses(request):
+            self._late.add(request.id)
+        excused = request.id in self.excused | self._late
         self.grants += 1
         # Of all that were granted before, and of the exclusive ones: the largest tokens.
         largest, exclusive = self._largest.get(base, (0, 0))
@@ -232,7 +241,7 @@ class QuorumCheckers(Checkers):
             for other in () if self.forget_tokens else self._granted.get(base, ()):
                 later = ledger.grants[other[0]] > ledger.grants[same] and other[3] >= mine[3]
                 excluded = "exclusive" in (mine[1], other[1]) and other[2] != request.owner
-                if later and excluded and not self._excuses(mine[0], same, other[0]):
+                if later and excluded and not (excused or {same, other[0]} & self.excused):
                     self.wrong("token", f"{mine}, the token of {same}, after {other}")
             ledger.grants[request.id] = ledger.grants[same]
         else:
@@ -244,7 +253,7 @@ class QuorumCheckers(Checkers):
                     continue
                 if request.owner == other[2]:
                     ledger.grants[request.id] = ledger.grants[other[0]]
-                elif not self._excuses(request.id, other[0]):
+                elif not excused and other[0] not in self.excused:
                     self.wrong("token", f"{mine} after {other}")
         self._granted.setdefault(base, []).append(mine)
         exclusive = max(exclusive, mine[3]) if mine[1] == "exclusive" else exclusive
@@ -276,12 +285,23 @@ class QuorumCheckers(Checkers):
         return known >= self.majority
 
     def write(self, base: str, lease: Any, accepted: bool) -> None:
-        """Of what was broken at one node only, while the name changed hands, the order is not told."""
-        if not self.forget_tokens and not self._excuses(lease._request.id):
+        """The order is not told of who came to hold although it was broken, and of who held for no turn."""
+        id = lease._request.id
+        told = id in self.ledger(base).grants and id not in self._late | self.excused
+        if told and not self.forget_tokens:
             super().write(base, lease, accepted)
 
-    def _excuses(self, *ids: str) -> bool:
-        return any(id in self.excused for id in ids)
+    def _check_together(self, process: Process, request: Any) -> None:
+        """Excuse besides, for now, whose break is on its way."""
+        always = self.excused
+        requests = [one for s in self._all_sessions() for one in s.requests.values()]
+        self.excused = always | {one.id for one in requests if self._excuses(one)}
+        super()._check_together(process, request)
+        self.excused = always
+
+    def _excuses(self, request: Any) -> bool:
+        """Whether its client cannot know yet that an operator broke what it holds."""
+        return bool(self.breaks.on_their_way(request.id, request.place.token))
 
     def entered(self, session: Any) -> None:
         """A client that is entered while a clock's step is not over cannot know of it."""
@@ -302,6 +322,13 @@ class QuorumCheckers(Checkers):
         super().check_nothing_left(process, session)
         if tallies := session.backend.store._requests._tallies:
             self.wrong("leak", f"{process} still has tallies: {list(tallies)}")
+
+
+def _token_broken(server: SimServer, base: str, id: bytes) -> int:
+    """Return with which token an operator broke a request's vote last."""
+    if server.votes is not None:
+        return server.votes.names[f"{base}:state".encode()].broken[id.decode()]
+    return int(server.db[f"{base}:broken".encode()].value._values[id])
 
 
 class QuorumFaults(Faults):

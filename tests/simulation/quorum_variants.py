@@ -12,6 +12,7 @@ from aiodlock._model import first_request
 from aiodlock._session import Session
 from aiodlock.backends.redis.quorum import asking, votes
 from aiodlock.backends.redis.quorum.confirming import Confirming
+from aiodlock.backends.redis.quorum.notices import NodeNotices
 from aiodlock.backends.redis.quorum.votes import Ballot, Tally
 
 from .handover import HandOver
@@ -47,6 +48,18 @@ def _confirm_what_was_broken(simulation: Simulation) -> None:
         return len(tally.confirmed(token, self._nodes.is_trusted)) >= self._nodes.majority
 
     simulation.patch(Confirming, "_has_confirmed", has_confirmed)
+
+
+def _hold_what_was_broken(simulation: Simulation) -> None:
+    """Go on holding when a node tells that an operator broke the lease, until an extension is refused."""
+
+    def on_broken(self: NodeNotices, request_id: str, token: int) -> None:
+        tally = self._requests.get(request_id)
+        if tally is None or not tally.token:
+            heard(self, request_id, token)
+
+    heard = NodeNotices.on_broken
+    simulation.patch(NodeNotices, "on_broken", on_broken)
 
 
 def _break_at_hand_overs(simulation: Simulation) -> None:
@@ -118,7 +131,12 @@ QUORUM_VARIANTS = {
     "quorum: a token is confirmed although it was broken": Variant(
         both(_confirm_what_was_broken, broken_at_hand_overs),
         ("token", "exclusion", "kept"),
-        seed=190,  # one of 250 is caught: a waiter has to hear of the break in between
+        seed=110,  # one of 250 is caught: a waiter has to hear of the break in between
+        kind=QuorumSimulation,
+    ),
+    "quorum: a holder goes on when it hears of a break": Variant(
+        both(_hold_what_was_broken, broken_at_hand_overs),
+        ("exclusion", "kept"),
         kind=QuorumSimulation,
     ),
     "quorum: a hand-over to a request with a timeout asks": Variant(
