@@ -567,3 +567,54 @@ def test_late_extensions_of_a_dead_client_do_not_give_its_token_to_others_of_its
     simulation.world.at(2.9, crash)
     simulation.run()
     assert tokens["again"] > tokens["other"]
+
+
+def test_owner_does_not_get_in_again_with_a_token_that_it_has_heard_was_broken() -> None:
+    """Nodes 1 and 2 confirm the second request just before all votes are broken. Node 0 tells of its break
+    before their answers come, and their own notices come last."""
+    confirmed: list[Command] = []
+    tokens: list[int] = []
+
+    async def hold(client: SimClient) -> None:
+        with suppress(LockLost):
+            async with client.lock("n", owner="ann") as lease:
+                tokens.append(lease.token)
+                await simulation.moment(3.0)
+
+    async def hold_again(client: SimClient) -> None:
+        await simulation.moment(1.0)
+        for node, notices, answers in ((0, 0.0, 0.1), (1, 0.2, 0.02), (2, 0.2, 0.02)):
+            for conn in simulation.networks[node].connections_of(simulation.world.processes[1]):
+                conn.behind = notices if conn._subscribes else answers
+        with suppress(LockLost):
+            async with client.lock("n", owner="ann") as lease:
+                tokens.append(lease.token)
+                await simulation.moment(3.0)
+
+    async def wait(client: SimClient) -> None:
+        await simulation.moment(0.5)
+        async with client.lock("n") as lease:
+            tokens.append(lease.token)
+            await asyncio.sleep(0.1)
+
+    async def operate(client: SimClient) -> None:
+        while len(confirmed) < 2:
+            await asyncio.sleep(0.001)
+        await client.break_lock("n")
+
+    def watch(command: Command, reply: object) -> None:
+        if (
+            command.script == "vote"
+            and command.id.startswith("p1.")
+            and b"held" in command.arguments
+        ):
+            confirmed.append(command)
+
+    simulation = Scripted(hold, hold_again, wait, operate, until=30.0)
+    for node in range(3):
+        simulation.nodes[node].executed.append(watch)
+    for process in range(4):
+        simulation.world.at(0.9, simulation.delay, process, NEAR, NEAR, NEAR)
+    simulation.run()
+    assert len(set(tokens)) == 3, tokens
+    assert sorted(tokens) == tokens

@@ -155,6 +155,17 @@ def test_what_was_broken_at_any_node_is_known() -> None:
     assert tally.broken == 7
 
 
+def test_token_of_the_owner_is_not_held_with_once_a_vote_with_it_was_broken() -> None:
+    """What was broken with another token, larger or not, is no news of the owner's hold."""
+    for broken, token in ((6, 7), (7, 0), (8, 7)):
+        tally = tally_of([7, 7, 7, 7])
+        tally.ballots[3].lose(broken)
+        counting = tally.ballots[:3]
+        for ballot in counting:
+            ballot.take(voted(7, "a"))
+        assert tally.token_of_owner(counting) == token
+
+
 def test_votes_are_not_agreed_where_others_have_to_be_told_first() -> None:
     assert agreed(tally_of([7, 7, 7], owner="umine")) == []
     assert agreed(tally_of([7, 7, 7], lock_delay=1.0)) == []

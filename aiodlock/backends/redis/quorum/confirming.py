@@ -75,7 +75,10 @@ class Confirming:
         return any(ballot.stage == "c" for ballot in tally.ballots)
 
     def _has_confirmed(self, tally: Tally, token: int, known: int) -> bool:
-        """Tell whether a majority took the token. What the owner holds with ends with that hold."""
-        if token <= tally.broken and not known:
+        """Tell whether a majority took the token, and it is not about to be broken.
+
+        What the owner holds with already ends with that hold, whatever else was broken.
+        """
+        if tally.was_broken(token) if known else token <= tally.broken:
             return False
         return len(tally.confirmed(token, self._nodes.is_trusted)) >= self._nodes.majority

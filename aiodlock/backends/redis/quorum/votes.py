@@ -264,7 +264,8 @@ class Tally:
     def token_of_owner(self, votes: Sequence[Ballot]) -> int:
         """Return the token that the owner holds with already, by a majority of these votes; else 0."""
         tokens = [ballot.token for ballot in votes if ballot.stage == "a"]
-        return next((token for token in tokens if tokens.count(token) >= self.majority), 0)
+        token = next((token for token in tokens if tokens.count(token) >= self.majority), 0)
+        return 0 if self.was_broken(token) else token
 
     def agreed(self, votes: Sequence[Ballot]) -> list[Ballot]:
         """Return the votes with the token that a majority of all nodes gave by themselves, if there is one.
@@ -288,6 +289,10 @@ class Tally:
     def broken(self) -> int:
         """The largest token that an operator broke at any node: it is about to be broken at the others."""
         return max(ballot.broken for ballot in self.ballots)
+
+    def was_broken(self, token: int) -> bool:
+        """Whether an operator broke this very token at a node, and so the hold of the owner that has it."""
+        return any(ballot.broken == token for ballot in self.ballots)
 
     @property
     def least_token(self) -> int:
