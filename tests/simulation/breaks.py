@@ -8,18 +8,20 @@ from .server import Command
 class Breaks:
     """By node and token. A break is *on its way* until the client hears of it, from whichever node.
 
-    It hears by a notice. Or the node answers what it was asked after the break: then this node's vote with
-    that token does not count any more, whatever the client knows of the others.
+    It hears by a notice, of that token or a larger one; but of the token that its owner has already, only
+    by that very token, since others were broken elsewhere. Or the node answers what it was asked after the
+    break: then this node's vote with that token does not count any more, whatever the client knows of the
+    others.
 
     Mutable state: ``_on_their_way`` (the nodes, by request and token), ``_broken`` (all tokens, by node and
-    request), ``_heard`` (the largest token of a notice, by request and node), ``_later`` (what a node
+    request), ``_heard`` (the tokens of notices, by request and node), ``_later`` (what a node
     carried out after breaks: the node, and the tokens that were broken there).
     """
 
     def __init__(self) -> None:
         self._on_their_way: dict[tuple[str, int], set[int]] = {}
         self._broken: dict[tuple[int, str], list[int]] = {}
-        self._heard: dict[str, dict[int, int]] = {}
+        self._heard: dict[str, dict[int, set[int]]] = {}
         self._later: dict[Command, tuple[int, list[int]]] = {}
 
     def broke(self, node: int, id: str, token: int) -> None:
@@ -41,17 +43,21 @@ class Breaks:
 
     def noticed(self, node: int, id: str, token: int) -> None:
         """The notice has reached the client."""
-        heard = self._heard.setdefault(id, {})
-        heard[node] = max(heard.get(node, 0), token)
+        self._heard.setdefault(id, {}).setdefault(node, set()).add(token)
 
     def forgot(self, node: int) -> None:
         """The node came back empty. Its tokens may begin anew, so what it said before does not count."""
         for heard in self._heard.values():
             heard.pop(node, None)
 
-    def on_their_way(self, id: str, token: int) -> set[int]:
-        """Return where the vote with this token was broken, while its client cannot know."""
+    def on_their_way(self, id: str, token: int, *, of_owner: bool = False) -> set[int]:
+        """Return where the vote with this token was broken, while its client cannot know.
+
+        :param of_owner: the token is that of another hold of the same owner.
+        """
         nodes = self._on_their_way.get((id, token))
-        if not nodes or any(heard >= token for heard in self._heard.get(id, {}).values()):
+        if not nodes:
             return set()
-        return nodes
+        heard = set[int]().union(*self._heard.get(id, {}).values())
+        known = token in heard if of_owner else max(heard, default=0) >= token
+        return set() if known else nodes

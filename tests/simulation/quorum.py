@@ -129,7 +129,7 @@ class QuorumCheckers(Checkers):
             return
         ends = process.true_time_of(request.place.deadline)
         key = f"{base_of(request)}:state".encode()
-        broken = self.breaks.on_their_way(request.id, request.place.token)
+        broken = self._breaks_of(request)
         kept = []
         for number, server in enumerate(self._servers):
             if server.votes is None:
@@ -158,7 +158,7 @@ class QuorumCheckers(Checkers):
             early = ends + delay - moment
             if early > 1e-3:
                 self.wrong("delay", f"{request.id} holds {early:.6f} s early after {id}")
-        if request.terms.lock_delay and not self._excuses(request):
+        if request.terms.lock_delay and not self._breaks_of(request):
             ends = process.true_time_of(request.place.deadline)
             delays[request.id] = request.owner, request.terms.mode, ends, request.terms.lock_delay
 
@@ -231,7 +231,7 @@ class QuorumCheckers(Checkers):
         ledger = self.ledger(base)
         mine = (request.id, request.terms.mode, request.owner, request.place.token)
         same = self._first.setdefault((base, *mine[2:]), request.id)
-        if self._excuses(request):
+        if self._breaks_of(request):
             self._late.add(request.id)
         excused = request.id in self.excused | self._late
         self.grants += 1
@@ -295,13 +295,15 @@ class QuorumCheckers(Checkers):
         """Excuse besides, for now, whose break is on its way."""
         always = self.excused
         requests = [one for s in self._all_sessions() for one in s.requests.values()]
-        self.excused = always | {one.id for one in requests if self._excuses(one)}
+        self.excused = always | {one.id for one in requests if self._breaks_of(one)}
         super()._check_together(process, request)
         self.excused = always
 
-    def _excuses(self, request: Any) -> bool:
-        """Whether its client cannot know yet that an operator broke what it holds."""
-        return bool(self.breaks.on_their_way(request.id, request.place.token))
+    def _breaks_of(self, request: Any) -> set[int]:
+        """Return where an operator broke what it holds, if its client cannot know yet."""
+        token = request.place.token
+        first = self._first.get((base_of(request), request.owner, token), request.id)
+        return self.breaks.on_their_way(request.id, token, of_owner=first != request.id)
 
     def entered(self, session: Any) -> None:
         """A client that is entered while a clock's step is not over cannot know of it."""

@@ -36,6 +36,14 @@ def test_break_is_known_when_one_node_has_told_of_that_token_or_of_a_larger_one(
         assert breaks.on_their_way(ID, TOKEN) == (set() if known else {0, 2})
 
 
+def test_of_the_token_of_its_owner_a_client_hears_by_that_very_token() -> None:
+    for token, known in ((TOKEN - 1, False), (TOKEN, True), (TOKEN + 1, False)):
+        breaks = broken_at(0, 2)
+        breaks.noticed(1, ID, token)
+        on_their_way = breaks.on_their_way(ID, TOKEN, of_owner=True)
+        assert on_their_way == (set() if known else {0, 2})
+
+
 def test_what_a_node_told_before_it_forgot_does_not_count() -> None:
     breaks = broken_at(0, 2)
     breaks.noticed(1, ID, TOKEN + 1)
