@@ -9,9 +9,9 @@ class Breaks:
     """By node and token. A break is *on its way* until the client hears of it, from whichever node.
 
     It hears by a notice, of that token or a larger one; but of the token that its owner has already, only
-    by that very token, since others were broken elsewhere. Or the node answers what it was asked after the
-    break: then this node's vote with that token does not count any more, whatever the client knows of the
-    others.
+    by that very token, since others were broken elsewhere. Or, while it waits, the node answers what it was
+    asked after the break: then this node's vote with that token does not count any more, whatever the
+    client knows of the others.
 
     Mutable state: ``_on_their_way`` (the nodes, by request and token), ``_broken`` (all tokens, by node and
     request), ``_heard`` (the tokens of notices, by request and node), ``_later`` (what a node
@@ -35,7 +35,7 @@ class Breaks:
             self._later[command] = node, [*broken]
 
     def answered(self, command: Command) -> None:
-        """The answer has reached the client."""
+        """The answer has reached the client, whose request waits."""
         if self._later and (later := self._later.pop(command, None)):
             node, broken = later
             for token in broken:

@@ -175,7 +175,8 @@ class QuorumCheckers(Checkers):
         def on_reply(process: Process, command: Command, sent: float, reply: Any) -> None:
             if command.script not in ("vote", "unvote") or not isinstance(reply, list):
                 return
-            self.breaks.answered(command)
+            if command.id not in self._seen:
+                self.breaks.answered(command)  # who holds goes by what a majority answers
             # A vote, and the request before it, are one record, whose deadline never comes nearer.
             if reply[0] not in (b"vote", b"waiting"):
                 return
