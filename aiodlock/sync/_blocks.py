@@ -6,6 +6,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from .._bodies import refuse
 from .._lock import OwnRequests
 
 if TYPE_CHECKING:
@@ -112,9 +113,10 @@ class Entered(Generic[_L]):
         """Forget a block that was never begun."""
         self._open = [entry for entry in self._open if entry[1] is not lease]
 
-    def pop(self, what: object) -> _L:
+    def pop(self, what: object, exc: BaseException | None) -> _L | None:
         """Return whose block is left: this thread's latest, else the only one, else the only one whose
-        thread has ended. Else RuntimeError, and none is."""
+        thread has ended. Else none is: RuntimeError, or a note to what comes out of the body. (Of a
+        generator that is closed nothing comes out that could have a note.)"""
         me, entries = here(), self._open
         for entry in reversed(entries):
             if entry[0]() is me:
@@ -126,9 +128,11 @@ class Entered(Generic[_L]):
             elif len(gone) == 1:
                 entry = gone[0]
             else:
-                raise RuntimeError(
+                error = RuntimeError(
                     f"{what!r}: {len(entries)} blocks of other threads are open, and it is not clear which "
                     "of them is left here: enter the lease instead, 'with lock.acquire() as lease'"
                 )
+                refuse(None if isinstance(exc, GeneratorExit) else exc, error)
+                return None
         entries.remove(entry)
         return entry[1]

@@ -120,7 +120,9 @@ class Candidacy:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._entered.pop(self).__exit__(exc_type, exc, traceback)
+        lease = self._entered.pop(self, exc)
+        if lease is not None:
+            lease.__exit__(exc_type, exc, traceback)
 
     def __repr__(self) -> str:
         return f"<Candidacy {self._value!r} in {self._election!r}>"

@@ -162,7 +162,9 @@ class Acquirable:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._entered.pop(self).__exit__(exc_type, exc, traceback)
+        lease = self._entered.pop(self, exc)
+        if lease is not None:
+            lease.__exit__(exc_type, exc, traceback)
 
     # -- inside ------------------------------------------------------------------------------------
 

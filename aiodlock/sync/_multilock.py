@@ -97,7 +97,9 @@ class MultiLock:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._entered.pop(self).__exit__(exc_type, exc, traceback)
+        leases = self._entered.pop(self, exc)
+        if leases is not None:
+            leases.__exit__(exc_type, exc, traceback)
 
     # -- inside ------------------------------------------------------------------------------------
 

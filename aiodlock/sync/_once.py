@@ -66,9 +66,9 @@ class Once:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        run = self._runs.pop(self)
-        lease = run.lease
-        if lease is None:
+        run = self._runs.pop(self, exc)
+        lease = None if run is None else run.lease
+        if run is None or lease is None:
             return
         if exc_type is None and isinstance(lease._core, core.OnceLease):
             lease._core.record = (core.encode_result(run.result), self._keep)

@@ -6,7 +6,9 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -137,6 +139,32 @@ def test_each_thread_leaves_its_own_block_of_a_shared_lock(
     assert len(threads.inspect("x").holders) == 2
     leave.set()
     assert [one.result(10) for one in both] == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["lock", "multilock", "once"])
+def test_refusal_to_leave_a_block_hides_nothing_that_comes_out_of_the_body(
+    threads: sync.Client, kind: str
+) -> None:
+    once = threads.once("x", keep=60)
+    with once as run:
+        run.result = "done"
+    read = threads.rwlock("x").read
+    shared: Any = {"lock": read, "multilock": threads.multilock(read), "once": once}[kind]
+
+    def entered() -> Generator[None, None, None]:
+        with shared:
+            yield
+
+    block, error = entered(), ValueError("mine")
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        one.submit(next, block).result(10)
+        other.submit(shared.__enter__).result(10)
+        with pytest.raises(ValueError, match="mine") as raised:
+            block.throw(error)
+        for thread in (one, other):
+            thread.submit(shared.__exit__, None, None, None).result(10)
+    assert raised.value is error
+    assert any("not clear" in note for note in error.__notes__)
 
 
 def test_the_block_of_a_thread_that_has_ended_is_the_one_that_is_left(
