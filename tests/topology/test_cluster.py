@@ -180,6 +180,38 @@ async def test_replica_takes_over_and_waiters_come_back(
         assert outcome == [None] or isinstance(outcome[0], aiodlock.LockLost)
 
 
+async def test_observer_hears_of_leaders_when_its_node_has_died(
+    cluster: Cluster, client: aiodlock.Client
+) -> None:
+    async with aiodlock.Client(cluster.url, ttl=3.0, waiter_ttl=2.0) as leading:
+        values = client.election("name").observe(interval=600)
+        async with leading.election("name").lead("a"):
+            assert await anext(values) == "a"
+        waiting = asyncio.ensure_future(anext(values))
+        topology = _backend(client).topology
+        before = topology.node_of("name")
+        cluster.primary_of(_state("name")).kill()
+        await until(lambda: topology.owner("name") not in (before, None), within=2 * STARTING)
+        await topology.node_of("name").up.wait()
+        await asyncio.sleep(1.0)  # by then it has looked, as its node has gone
+        assert not waiting.done()
+        async with asyncio.timeout(STARTING), leading.election("name").lead("b"):
+            assert await waiting == "b"
+        await values.aclose()
+
+
+async def test_observer_waits_while_it_is_not_known_which_node_owns_the_name(
+    client: aiodlock.Client,
+) -> None:
+    _backend(client).topology._owners[slot_of("name")] = None
+    values = client.election("name").observe(interval=600)
+    waiting = asyncio.ensure_future(anext(values))
+    await asyncio.sleep(0.0)
+    async with asyncio.timeout(STARTING), client.election("name").lead("a"):
+        assert await waiting == "a"
+    await values.aclose()
+
+
 async def test_names_of_other_nodes_do_not_notice_a_dead_one(
     cluster: Cluster, client: aiodlock.Client
 ) -> None:

@@ -41,7 +41,8 @@ class Server:
     ``min_replicas`` a third one carries what grants and extends; see ``replicas``.
 
     Mutable state: ``commands``, ``wakeups`` and ``replicated`` (the three connections, while it runs),
-    ``connections`` (compares them), ``publish``, ``notifications``, ``refusal``.
+    ``connections`` (compares them), ``_observers`` (channel of a name's changes -> whom to call; they
+    outlive connections), ``publish``, ``notifications``, ``refusal``.
 
     :param prepare: called with each new connection for commands, before anybody may use it.
     :param on_channel_moved: called when another node of a cluster owns one of the channels.
@@ -77,6 +78,7 @@ class Server:
         self.to_clients: Words = (settings.channels, settings.retention_ms, self.publish)
         self.commands: Link | None = None
         self.wakeups: Wakeups | None = None
+        self._observers: dict[bytes, list[Callable[[], object]]] = {}
         self.replicated: ReplicatedLink | None = None
         self.connections: Connections = self._make_connections()
         #: Why the server, though it answers, did not do the last call; None since it did one.
@@ -106,6 +108,7 @@ class Server:
         wakeups = self.wakeups = connections.wakeups = Wakeups(
             self.source,
             self.settings.channels + self.label,
+            self._observers,
             on_up=connections.on_up,
             on_moved=self._on_channel_moved,
         )
@@ -383,9 +386,20 @@ class Server:
 
     def observe(self, channel: str, changed: Callable[[], object]) -> Callable[[], object]:
         """Have ``changed`` called when messages arrive, or may have been missed; return what ends that."""
-        if self.wakeups is None:
-            return changed
-        return self.wakeups.observe(channel, changed)
+        name = channel.encode()
+        observers = self._observers.setdefault(name, [])
+        observers.append(changed)
+        if self.wakeups is not None:
+            self.wakeups.observe(name)
+
+        def stop() -> None:
+            observers.remove(changed)
+            if not observers:
+                del self._observers[name]
+                if self.wakeups is not None:
+                    self.wakeups.unobserve(name)
+
+        return stop
 
 
 def _ignore(reply: asyncio.Future[Any]) -> None:

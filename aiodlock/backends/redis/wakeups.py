@@ -39,11 +39,12 @@ class Wakeups:
     """Subscriptions of one client.
 
     Mutable state: ``_watched`` (keyspace channel -> the head's request id), ``_listened`` (channel of one
-    name -> requests that wait for it; a cluster's nodes have one channel per name), ``_observers``
-    (channel of a name's changes -> whom to call), ``_pending`` (channels whose confirmation is awaited),
-    ``_expected`` (channels of the probe), ``_echo`` (a message to ourselves that is awaited),
-    ``_channels`` (all of these, as the server knows them), ``_listener``.
+    name -> requests that wait for it; a cluster's nodes have one channel per name), ``_pending`` (channels
+    whose confirmation is awaited), ``_expected`` (channels of the probe), ``_echo`` (a message to ourselves
+    that is awaited), ``_channels`` (all of these, as the server knows them), ``_listener``.
 
+    :param observers: whom to call at the changes of a name, by channel. It is the owner's, and may have
+        some already: they outlive these subscriptions.
     :param on_moved: called when a channel is found to be another node's now.
     """
 
@@ -51,6 +52,7 @@ class Wakeups:
         self,
         source: Source,
         channel: str,
+        observers: dict[bytes, list[Callable[[], object]]],
         *,
         on_up: Callable[[Wire], None] | None = None,
         on_moved: Callable[[], None] = lambda: None,
@@ -60,7 +62,7 @@ class Wakeups:
         self._keyspace = f"__keyspace@{source.db}__:"
         self._watched: dict[bytes, str] = {}
         self._listened: dict[bytes, set[str]] = {}
-        self._observers: dict[bytes, list[Callable[[], object]]] = {}
+        self._observers = observers
         #: Whether channels of single names are sharded ones.
         self.sharded = False
         self._pending: dict[bytes, asyncio.Future[None]] = {}
@@ -69,7 +71,8 @@ class Wakeups:
         self._channels = Subscriptions(
             on_confirmed=self._on_confirmed, on_moved=self._on_moved, on_refused=self._on_refused
         )
-        self._channels.want(self._channel)
+        for wanted in (self._channel, *observers):
+            self._channels.want(wanted)
         self._listener: Notices | None = None
         self.link: Link = Link(
             source, prepare=self._subscribe_all, on_up=on_up, on_message=self._on_message
@@ -127,20 +130,13 @@ class Wakeups:
             del self._listened[channel.encode()]
             self._channels.unwant(channel.encode())
 
-    def observe(self, channel: str, changed: Callable[[], object]) -> Callable[[], object]:
-        """Call ``changed`` at every message, and when the subscription is (again) confirmed."""
-        name = channel.encode()
-        observers = self._observers.setdefault(name, [])
-        observers.append(changed)
-        self._channels.want(name)
+    def observe(self, channel: bytes) -> None:
+        """Tell the channel's observers of every message, and when the subscription is (again) confirmed."""
+        self._channels.want(channel)
 
-        def stop() -> None:
-            observers.remove(changed)
-            if not observers:
-                del self._observers[name]
-                self._channels.unwant(name)
-
-        return stop
+    def unobserve(self, channel: bytes) -> None:
+        """The channel has no observers any more."""
+        self._channels.unwant(channel)
 
     def again(self, moved: Callable[[bytes], bool]) -> None:
         """Subscribe now to missing channels, and ask about requests whose channel has moved."""

@@ -32,6 +32,7 @@ from ..replicas import capabilities
 from ..settings import Settings
 from ..source import Source
 from .node import Node, stop_listening
+from .observer import Observer
 from .topology import Topology
 
 _T = TypeVar("_T")
@@ -168,7 +169,7 @@ class ClusterBackend:
             self.topology.node_of(name).calls.announce(kind, name)
 
     def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
-        return self.topology.node_of(name).calls.observe(kind, name, changed)
+        return Observer(self.topology, kind, name, changed).stop
 
     # -- for people ------------------------------------------------------------------------------
 

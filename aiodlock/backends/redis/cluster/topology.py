@@ -25,6 +25,7 @@ from ..refusals import Redirected, ReplyError, refusal_in, will_pass
 from ..settings import Settings
 from ..source import Source
 from .node import Address, Node
+from .observer import Observer
 from .seeds import ask_seed, at_address, host_in, host_of
 
 _logger = logging.getLogger("aiodlock")
@@ -42,9 +43,10 @@ class Topology:
     """The primaries of a cluster.
 
     Mutable state: ``nodes`` (by address), ``_owners`` (the address that owns each slot, None for unknown),
-    ``_learned`` (the same, as the nodes said last; the former follows redirections too), ``changed`` (set
-    when somebody noticed that these may be wrong), ``_entering`` (until nodes are connected; until then a
-    refusal is fatal), ``_failure`` (why the last question for the owners had no answer).
+    ``_learned`` (the same, as the nodes said last; the former follows redirections too), ``observers``,
+    ``changed`` (set when somebody noticed that these may be wrong), ``_entering`` (until nodes are
+    connected; until then a refusal is fatal), ``_failure`` (why the last question for the owners had no
+    answer).
     """
 
     def __init__(self, seeds: Sequence[Source], settings: Settings, label: str) -> None:
@@ -52,6 +54,7 @@ class Topology:
         self._settings = settings
         self._label = label
         self.nodes: dict[Address, Node] = {}
+        self.observers: set[Observer] = set()
         self._owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         self._learned = list(self._owners)
         self.changed: asyncio.Event = asyncio.Event()
@@ -184,6 +187,8 @@ class Topology:
         gone = self.nodes.keys() - present
         for address in gone:
             self.nodes.pop(address).scope.cancel()
+        for observer in tuple(self.observers):
+            observer.settle()
         if before == owners:
             return
 
