@@ -446,8 +446,9 @@ class Acquirable:
             if request.state is HELD and moment < request.ends_at and not session.closing:
                 return request
             session.check_usable()
-            # No time left, or the server has forgotten the request: begin again at the end.
-            too_late = request.place.token != 0
+            # No time left, or broken before we ran, or the server has forgotten the request: begin again at
+            # the end.
+            too_late = request.place.token != 0 and request.reason != "broken"
             request = self._begin_again(session, request)
             if too_late:
                 request.failures += 1  # at a timeout it is the store that is to blame

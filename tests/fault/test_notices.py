@@ -165,6 +165,33 @@ async def test_break_that_overtakes_the_reply_to_a_single_try_refuses_it(
     await until(lambda: not session_of(unlucky).requests)
 
 
+async def test_break_that_comes_with_its_grant_is_not_the_stores_fault(
+    make_client: MakeClient, client: aiodlock.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The task of the waiter has not run in between. It waits on, behind who waited behind it."""
+    other = await make_client()
+    held = await client.lock("name").acquire()
+    task = asyncio.create_task(other.lock("name").acquire(timeout=1.0))
+    await waiting_for_notice(other)
+    behind = asyncio.create_task(client.lock("name").acquire())
+    await until_waiting(client, "name", 2)
+    keeper: Any = keeper_of(other)
+    granted = keeper.on_granted
+
+    def on_granted(request_id: str, token: int, *more: Any) -> None:
+        keeper.on_granted = granted
+        granted(request_id, token, *more)
+        keeper.on_broken(request_id, token)
+
+    keeper.on_granted = on_granted
+    await held.release()
+    lease = await behind
+    with pytest.raises(aiodlock.AcquireTimeout):
+        await task
+    assert not [record for record in caplog.records if getattr(record, "event", "") == "late_grant"]
+    await lease.release()
+
+
 async def stale_notice_after_the_local_deadline(
     proxy: FaultProxy, make_unlucky: MakeClient, store: Store, client: aiodlock.Client
 ) -> None:
