@@ -459,7 +459,7 @@ class QuorumSimulation(Simulation):
     keeps_records = False
     checkers: QuorumCheckers
     #: One seed of so many runs the scripts; in the others they are plain Python.
-    lua_share = 10
+    lua_share = 40
 
     heeds_hints = False
     long_share = 0

@@ -820,7 +820,6 @@ VARIANTS = {
         ),
         ("exclusion",),
         kind=QuorumSimulation,
-        seed=134,
     ),
     "quorum: held by votes with several tokens": Variant(
         _both(_hold_by_any_votes, _faults("node_cut", "node_slow", "partition"), _clocks_apart),
