@@ -364,11 +364,12 @@ async def test_full_store_refuses_and_releases(
     put = m.RequestOp(request_put=m.PutRequest(b"ballast", bytes(1_000_000)))
 
     async def fill() -> None:
-        for _ in range(40):
+        while True:  # how full it is, the server knows when it has written to its disk
             await direct.store._link.call(api.TXN, m.TxnRequest(success=[put]), 10.0)
 
     with pytest.raises(BackendError, match="NOSPACE"):
-        await fill()
+        async with asyncio.timeout(30.0):
+            await fill()
     refused, _ = direct.place("another")
     with pytest.raises(BackendError, match="NOSPACE"):
         await refused.acquire(wait=True)
