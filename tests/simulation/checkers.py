@@ -590,8 +590,10 @@ class Checkers:
     # -- replies -------------------------------------------------------------------------------------
 
     def on_given_up(self, id: str) -> None:
-        """Nobody waits any more for the answer to an extension by hand: it comes to nothing."""
+        """Nobody waits any more for the answer to an extension by hand: it comes to nothing, even if it has
+        come in this turn of the loop."""
         self._shorter.add(id)
+        self.at_least.pop(id, None)
 
     def on_reply(self, process: Process, command: Command, sent: float, reply: Any) -> None:
         """An answer reaches a client: from now on it may count on it."""

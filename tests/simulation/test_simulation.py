@@ -209,11 +209,13 @@ def test_answer_to_an_extension_that_was_given_up_is_not_counted_on() -> None:
     """It took longer than what was left of the lease when it was sent: a later one is asked for."""
     simulation = MachineSimulation(0)
     checkers, process = simulation.checkers, Process(simulation.world, "p9")
-    for id in ("given up", "taken"):
+    for id in ("given up", "given up as it came", "taken"):
         call: Any = Call("extend", Key("aiodlock", "lock", "n0"), id)
         if id == "given up":
             checkers.on_given_up(id)
         checkers.on_reply(process, call, 10.0, [b"held", 1, 1200])
+        if id == "given up as it came":
+            checkers.on_given_up(id)
         assert checkers.at_most[id] > 11.0
     assert list(checkers.at_least) == ["taken"]
     process.bury()
