@@ -57,7 +57,8 @@ class Keeper:
     ``_fresh`` (added since the timer came last), ``_heap`` of [moment, serial, place or None],
     ``_dead`` (entries without a place), ``_wake_at`` and ``_timer`` (when the task is woken),
     ``_due`` (set when it is), ``_batch`` (what it extends then), ``_flying`` (how many extensions are on
-    their way, per server), ``_kept`` (holders and waiters that wait until there are fewer), ``_looks``
+    their way, per server), ``_kept`` (holders and waiters that wait until there are fewer), ``_lost``
+    (whose lease ran out: their tokens, and until when the store may keep their names closed), ``_looks``
     (places that are to be looked at, and how), ``_taken`` (answers taken in this turn), ``_tasks`` (while
     it runs).
     """
@@ -76,6 +77,7 @@ class Keeper:
         self._batch: list[KeptPlace] = []
         self._flying: dict[object, int] = {}
         self._kept: dict[object, tuple[deque[KeptPlace], deque[KeptPlace]]] = {}
+        self._lost: dict[str, tuple[int, float]] = {}
         self._looks: deque[tuple[deque[KeptPlace], Callable[[KeptPlace], object]]] = deque()
         self._taken = 0
         self._loop: asyncio.AbstractEventLoop
@@ -139,6 +141,14 @@ class Keeper:
             place.asked = False
             self._schedule(place)
 
+    def lose(self, place: KeptPlace) -> None:
+        """Its lease ran out, and it leaves: what it keeps closed stays closed, see ``was_lost``."""
+        lost, moment, terms = self._lost, now(), place.terms
+        while lost and lost[first := next(iter(lost))][1] < moment:
+            del lost[first]
+        if terms.lock_delay or terms.hold_at_least:
+            lost[place.id] = place.token, place.ends_by + terms.lock_delay + terms.hold_at_least
+
     def forget(self, place: KeptPlace) -> None:
         """Stop caring."""
         entry = place.entry
@@ -157,7 +167,8 @@ class Keeper:
         ``recalled``: it must not linger, since others wait behind it."""
         place = self.places.get(request_id)
         if place is None:
-            start_soon(self._tasks, self._leave_unknown(request_id, where))
+            if not self.was_lost(request_id, token):
+                start_soon(self._tasks, self._leave_unknown(request_id, where))
             return
         if recalled:
             place.recall()
@@ -177,6 +188,12 @@ class Keeper:
                 self.granted(place, token, place.deadline)
             else:
                 self.extend_now(place)
+
+    def was_lost(self, request_id: str, token: int) -> bool:
+        """Tell whether this grant, of which a notice comes late, was held and lost. It closes the name for
+        its lock-delay, so it is not given back."""
+        known = self._lost.get(request_id)
+        return known is not None and token <= known[0]
 
     def on_held(self, request_id: str, token: int, deadline: float) -> None:
         """The waiter became the holder, with what was left of its lease as a waiter."""

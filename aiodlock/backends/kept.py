@@ -38,6 +38,10 @@ class Notices(Protocol):
         """A notice: the waiter became the holder. ``where`` is for ``KeptStore.leave_unknown``.
         ``recalled``: it must not linger, since others wait behind it."""
 
+    def was_lost(self, request_id: str, token: int) -> bool:
+        """Tell whether this grant, of which a notice comes late, was held and lost: it is not unknown, and
+        closes the name for its lock-delay."""
+
     def on_recalled(self, request_id: str) -> None:
         """Others want what this holder has: it must not linger."""
 
@@ -384,6 +388,8 @@ class KeptPlace(StoreRequest):
         self.stage = OVER
         keeper.forget(self)
         self.end = end
+        if end.lost:
+            keeper.lose(self)
         self.leaves += 1
         left = await keeper.store.leave(self, lost=end.lost, within=within)
         return self._on_left(left)
@@ -392,6 +398,8 @@ class KeptPlace(StoreRequest):
         """Send a leave that nobody waits for."""
         self.run_out()
         self.end = end
+        if end.lost:
+            self.keeper.lose(self)
 
         def on_answer(answer: Left | BackendError) -> None:
             done(self._on_left(answer) if isinstance(answer, Left) else answer)

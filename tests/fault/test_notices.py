@@ -130,6 +130,50 @@ async def test_notice_that_overtakes_the_reply_starts_the_body_at_once(
     await lease.release()
 
 
+@pytest.mark.parametrize("closes", ["lock_delay", "hold_at_least"])
+async def test_notice_that_comes_after_its_lease_was_lost_opens_no_name(
+    make_client: MakeClient,
+    client: aiodlock.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    closes: str,
+) -> None:
+    """The answers to its extensions were lost, so the server keeps it for longer than its client."""
+    one = await make_client(waiter_ttl=1.0)
+    late: list[Callable[[], None]] = []
+    for heard_by in (Keeper, NodeNotices):
+
+        def on_granted(
+            self: Keeper | NodeNotices, *said: Any, hear: Any = heard_by.on_granted
+        ) -> None:
+            late.append(partial(hear, self, *said))
+            hear(self, *said)
+
+        monkeypatch.setattr(heard_by, "on_granted", on_granted)
+    options: Any = {closes: 30.0, "ttl": 60.0}
+    held = await client.lock("name").acquire()
+    waits = asyncio.create_task(one.lock("name", **options).acquire())
+    await waiting_for_notice(one)
+    answered = Keeper.on_answer
+
+    def on_answer(self: Keeper, place: Any, result: Any, *more: Any, **kw: Any) -> None:
+        if place.stage is not Stage.HELD:
+            answered(self, place, result, *more, **kw)
+
+    monkeypatch.setattr(Keeper, "on_answer", on_answer)
+    await held.release()
+    lease = await waits
+    await until(lambda: not lease.held)
+    with pytest.raises(aiodlock.LockLost):
+        await lease.release()
+    await until(lambda: not session_of(one).requests)
+    assert late
+    for hear in late.copy():
+        hear()
+    await asyncio.sleep(0.2)  # it is given back, or it is not
+    with pytest.raises(aiodlock.WouldBlock):
+        await client.lock("name").acquire_nowait()
+
+
 async def test_break_that_overtakes_the_reply_to_the_grant_lets_no_body_begin_with_it(
     proxy: FaultProxy, unlucky: aiodlock.Client, client: aiodlock.Client
 ) -> None:

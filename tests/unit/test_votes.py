@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,7 @@ from aiodlock import BackendError
 from aiodlock._clock import now
 from aiodlock._model import Gone, StoreRequest, Terms
 from aiodlock.backends.redis.quorum.broadcast import Broadcast
+from aiodlock.backends.redis.quorum.notices import NodeNotices
 from aiodlock.backends.redis.quorum.votes import Answer, Ballot, Queued, Tally, Voted, read_answer
 
 
@@ -227,3 +230,18 @@ async def test_round_settles_at_once_when_the_answers_suffice_or_all_are_in() ->
     everything.take(1, OSError())
     assert everything.settled.done()
     assert len(everything.failures) == 2
+
+
+def test_late_notice_of_a_lost_lease_gives_no_vote_back() -> None:
+    """The vote closes the name for its lock-delay at this node. A larger token is another grant."""
+    given_back: list[Any] = []
+    listener: Any = SimpleNamespace(was_lost=lambda request_id, token: token <= 7)
+    requests: Any = SimpleNamespace(get=lambda request_id: None, listener=listener)
+    leaving: Any = SimpleNamespace(
+        leave_unknown_soon=lambda voter, id, where: given_back.append(id)
+    )
+    nothing: Any = None
+    notices = NodeNotices(nothing, requests, nothing, leaving)
+    for token in (6, 7, 8):
+        notices.on_granted(f"p{token}", token, "lock:name")
+    assert given_back == ["p8"]

@@ -24,7 +24,8 @@ class NodeNotices:
         requests = self._requests
         tally = requests.get(request_id)
         if tally is None:
-            self._leaving.leave_unknown_soon(self._voter, request_id, where)
+            if requests.listener is None or not requests.listener.was_lost(request_id, token):
+                self._leaving.leave_unknown_soon(self._voter, request_id, where)
             return
         tally.ballots[self._voter.node].notice(token)
         if tally.token or tally.fencing is not None or requests.listener is None:
@@ -40,6 +41,9 @@ class NodeNotices:
 
     def on_held(self, request_id: str, token: int, deadline: float) -> None:
         raise NotImplementedError  # no node can say this by itself
+
+    def was_lost(self, request_id: str, token: int) -> bool:
+        raise NotImplementedError  # the keeper knows
 
     def on_look(self, request_id: str | None) -> None:
         """The vote of this node is asked back, or there is something to ask about."""
