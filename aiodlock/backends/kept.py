@@ -409,6 +409,8 @@ class KeptPlace(StoreRequest):
         return sent
 
     def _on_left(self, left: Left) -> Left:
+        if left.reason == "expired":
+            self.keeper.lose(self)  # the store has ended the lease before this client
         self.keeper.places.pop(self.id, None)
         self.listener = _NOBODY
         if self.leaves > 1 and left == Left("gone", "gone"):

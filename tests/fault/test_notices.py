@@ -82,21 +82,27 @@ async def test_request_that_nobody_has_is_given_back_once_and_for_all(
     await free_at_once(store, client)
 
 
-async def test_notice_that_crossed_its_leave_leaves_nothing(
-    store: Store, make_client: MakeClient, client: aiodlock.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A marker would be one more key for each cancellation that meets a grant."""
-    one = await make_client()
-    crossed: list[Callable[[], None]] = []
+def _keep_notices(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """Return what will have been heard of grants, to be heard once more."""
+    heard: list[Callable[[], None]] = []
     for heard_by in (Keeper, NodeNotices):
 
         def on_granted(
             self: Keeper | NodeNotices, *said: Any, hear: Any = heard_by.on_granted
         ) -> None:
-            crossed.append(partial(hear, self, *said))
+            heard.append(partial(hear, self, *said))
             hear(self, *said)
 
         monkeypatch.setattr(heard_by, "on_granted", on_granted)
+    return heard
+
+
+async def test_notice_that_crossed_its_leave_leaves_nothing(
+    store: Store, make_client: MakeClient, client: aiodlock.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A marker would be one more key for each cancellation that meets a grant."""
+    one = await make_client()
+    crossed = _keep_notices(monkeypatch)
     held = await client.lock("name").acquire()
     waits = asyncio.create_task(one.lock("name").acquire())
     await waiting_for_notice(one)
@@ -139,16 +145,7 @@ async def test_notice_that_comes_after_its_lease_was_lost_opens_no_name(
 ) -> None:
     """The answers to its extensions were lost, so the server keeps it for longer than its client."""
     one = await make_client(waiter_ttl=1.0)
-    late: list[Callable[[], None]] = []
-    for heard_by in (Keeper, NodeNotices):
-
-        def on_granted(
-            self: Keeper | NodeNotices, *said: Any, hear: Any = heard_by.on_granted
-        ) -> None:
-            late.append(partial(hear, self, *said))
-            hear(self, *said)
-
-        monkeypatch.setattr(heard_by, "on_granted", on_granted)
+    late = _keep_notices(monkeypatch)
     options: Any = {closes: 30.0, "ttl": 60.0}
     held = await client.lock("name").acquire()
     waits = asyncio.create_task(one.lock("name", **options).acquire())
@@ -166,6 +163,31 @@ async def test_notice_that_comes_after_its_lease_was_lost_opens_no_name(
     with pytest.raises(aiodlock.LockLost):
         await lease.release()
     await until(lambda: not session_of(one).requests)
+    assert late
+    for hear in late.copy():
+        hear()
+    await asyncio.sleep(0.2)  # it is given back, or it is not
+    with pytest.raises(aiodlock.WouldBlock):
+        await client.lock("name").acquire_nowait()
+
+
+async def test_notice_that_comes_after_a_leave_that_was_too_late_opens_no_name(
+    make_client: MakeClient, client: aiodlock.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease had ended on the server already, whose clock went ahead; its ``hold_at_least`` goes on."""
+    one = await make_client()
+    late = _keep_notices(monkeypatch)
+    held = await client.lock("name").acquire()
+    lock = one.lock("name", ttl=1.0, auto_extend=False, hold_at_least=30.0)
+    waits = asyncio.create_task(lock.acquire())
+    await waiting_for_notice(one)
+    await held.release()
+    lease = await waits
+    (place,) = keeper_of(one).places.values()
+    place.deadline += 30.0
+    await asyncio.sleep(2.0)  # its ttl, and what was left of the place in the queue
+    with pytest.raises(aiodlock.LockLost):
+        await lease.release()
     assert late
     for hear in late.copy():
         hear()
