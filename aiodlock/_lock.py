@@ -23,6 +23,7 @@ from ._errors import (
     BackendError,
     BackendUnavailable,
     DeadlockError,
+    LockLost,
     NotHeld,
     WouldBlock,
     concerning,
@@ -313,6 +314,7 @@ class Acquirable:
             if task is not None and not lingering.has_turn(task, moment):
                 await asyncio.sleep(0)
                 session.check_usable()
+                self._check_bodies(session, bodies)
                 moment = now()
                 lingering.has_turn(task, moment)  # of the new turn, which it has in any case
             kept = lingering.hand_out(self._terms, self._options, task, moment)
@@ -338,6 +340,8 @@ class Acquirable:
         about = session.telling.acquiring(request)
         try:
             request = await self._get(session, request, timeout, started)
+            if bodies:
+                await self._check_bodies_again(session, bodies, request)
         except BaseException as error:
             session.telling.not_acquired(about, started, error)
             if isinstance(error, asyncio.CancelledError | AcquireTimeout):
@@ -560,6 +564,19 @@ class Acquirable:
                 session.lose_if_overdue(request)
                 if request.reason is not None:
                     raise request.error()
+
+    async def _check_bodies_again(
+        self, session: Session, bodies: Sequence[Request], granted: Request
+    ) -> None:
+        """Give a turn back that came when the lease of a block around it was lost meanwhile.
+
+        Others may have held the name between the two, and what the body had begun was cut short.
+        """
+        try:
+            self._check_bodies(session, bodies)
+        except LockLost:
+            await session.departure.withdraw(granted)
+            raise
 
     @staticmethod
     def _live(session: Session, holds: Sequence[Request]) -> list[Request]:

@@ -15,7 +15,8 @@ import pytest
 import aiodlock
 from aiodlock import Client, Lease, Lock, LockLost, NotHeld, Semaphore, Unsupported, WouldBlock
 
-from ..scenes import cancelled, is_held, until, until_cancelled, until_free
+from ..conftest import MakeClient
+from ..scenes import cancelled, is_held, until, until_cancelled, until_free, until_waiting
 from ..servers import Store
 
 #: Makes an object that two tasks can be in at the same time, each with a lease of its own.
@@ -215,6 +216,26 @@ async def test_name_is_not_to_be_had_inside_a_block_whose_lease_is_lost(client: 
                 await lock.write.acquire_nowait()
     async with lock.write:
         pass
+
+
+async def test_name_is_not_to_be_had_inside_a_block_whose_lease_is_lost_while_it_is_waited_for(
+    client: Client, make_client: MakeClient
+) -> None:
+    operator = await make_client()
+
+    async def break_it() -> None:
+        await until_waiting(operator, "x")
+        await operator.break_lock("x")
+
+    breaking = asyncio.create_task(break_it())
+    with pytest.raises(LockLost) as lost:
+        async with client.lock("x", on_lost="flag"):
+            # Another owner: it waits for the block around it.
+            with pytest.raises(LockLost):
+                await client.lock("x", owner="me").acquire(timeout=10)
+    assert lost.value.reason == "broken"
+    await breaking
+    await until_free(client, "x")
 
 
 async def test_name_is_not_to_be_had_where_a_lease_of_another_task_was_entered_and_lost(

@@ -10,7 +10,7 @@ import pytest
 
 from aiodlock import sync
 
-from .conftest import InThread, until
+from .conftest import InThread, until, waiters
 
 # A script takes fakeredis too long for sixty threads.
 pytestmark = pytest.mark.stores("memory", "redis62", "redis70", "valkey9")
@@ -30,6 +30,21 @@ def test_a_lost_lease_is_told_at_the_end_of_the_block(threads: sync.Client) -> N
         finished = True
     assert finished
     assert lost.value.reason == "broken"
+    threads.lock("x").acquire_nowait().release()
+
+
+def test_a_turn_that_comes_when_the_lease_of_a_block_around_it_is_lost_is_given_back(
+    threads: sync.Client, in_thread: InThread
+) -> None:
+    def break_it() -> None:
+        until(lambda: waiters(threads, "x") == 1)
+        threads.break_lock("x")
+
+    with pytest.raises(sync.LockLost), threads.lock("x"):
+        breaking = in_thread(break_it)
+        with pytest.raises(sync.LockLost):
+            threads.lock("x", owner="me").acquire(timeout=10)  # it waits for the block around it
+        breaking.result()
     threads.lock("x").acquire_nowait().release()
 
 
