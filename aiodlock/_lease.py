@@ -104,15 +104,7 @@ class Lease(Body):
     @property
     def lost(self) -> LockLost | None:
         """Why the lease was lost; None while it is held and after a release."""
-        request = self._request
-        if self._serial <= request.settled:
-            return (
-                None  # it was released, and what became of later bodies' leases is not its matter
-            )
-        if request.state is HELD and now() >= request.ends_at:
-            # Only told: it is ``Deadlines`` that marks the loss and cancels the bodies.
-            return request.overdue_error()
-        return request.lost
+        return self._request.loss_of(self._serial)
 
     def remaining(self) -> float:
         """Return the seconds until the lease counts as lost if it is not extended; 0.0 once over.

@@ -241,6 +241,15 @@ class Request(Hold):
         self.state = ASKING
         self.wake()
 
+    def loss_of(self, serial: int) -> LockLost | None:
+        """Return why that acquisition was lost; None while it is held and after a release."""
+        if serial <= self.settled:
+            return None  # what became of later bodies' leases is not its matter
+        if self.state is HELD and now() >= self.ends_at:
+            # Only told: it is ``Deadlines`` that marks the loss and cancels the bodies.
+            return self.overdue_error()
+        return self.lost
+
     def lose(
         self,
         reason: LossReason,

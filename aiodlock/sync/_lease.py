@@ -7,6 +7,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Never, Self
 
@@ -15,7 +16,7 @@ from .._bodies import raise_loss
 from .._errors import BackendError, LockLost, NotHeld
 from .._model import Mode
 from .._options import refuse_keywords
-from .._request import State
+from .._request import Request, State
 from .._scope import BodyScope
 from ._blocks import Entered, Here, here
 
@@ -289,19 +290,24 @@ def call_when_lost(
     portal: Portal, lease: core.Lease, function: Callable[[LockLost], object]
 ) -> None:
     """Call the function in a thread of its own once the lease is lost. In the loop's thread."""
-    request, loop = lease._request, lease._session.loop
+    _look_for_loss(portal, lease._request, lease._serial, function)
 
-    def look(_: asyncio.Future[None] | None = None) -> None:
-        lost = lease.lost
-        if lost is not None:
-            start_thread(portal, function, lost.copy())
-        elif request.state is State.HELD and request.handles and lease._serial > request.settled:
-            watcher: asyncio.Future[None] = loop.create_future()
-            request.watchers = [known for known in request.watchers or () if not known.done()]
-            request.watchers.append(watcher)
-            watcher.add_done_callback(look)
 
-    look()
+def _look_for_loss(
+    portal: Portal,
+    request: Request,
+    serial: int,
+    function: Callable[[LockLost], object],
+    _: asyncio.Future[None] | None = None,
+) -> None:
+    # The lease itself is not kept for this: once nobody else has it, it is released.
+    lost = request.loss_of(serial)
+    if lost is not None:
+        start_thread(portal, function, lost.copy())
+    elif request.state is State.HELD and request.handles and serial > request.settled:
+        watcher: asyncio.Future[None] = request.session.loop.create_future()
+        watcher.add_done_callback(partial(_look_for_loss, portal, request, serial, function))
+        request.add_watcher(watcher)
 
 
 def start_thread(portal: Portal, function: Callable[[LockLost], object], lost: LockLost) -> None:

@@ -100,6 +100,16 @@ def test_a_lease_that_is_dropped_is_released_with_a_warning(threads: sync.Client
     threads.lock("x").acquire(timeout=5).release()
 
 
+def test_a_lease_that_is_dropped_is_released_although_a_function_would_be_told_of_its_loss(
+    threads: sync.Client,
+) -> None:
+    told: list[sync.LockLost] = []
+    with pytest.warns(ResourceWarning, match="forgotten"):
+        threads.lock("x", on_lost=told.append).acquire()
+    threads.lock("x").acquire(timeout=5).release()
+    assert not told
+
+
 def test_a_lease_of_a_thread_that_has_ended_is_held(
     threads: sync.Client, in_thread: InThread
 ) -> None:
