@@ -40,6 +40,7 @@ class Node:
         self.time = time
         self.is_silent = False
         self.offset = 5000.0
+        self.asked_for_time = 0
         self.come_back_empty()
 
     def come_back_empty(self) -> None:
@@ -56,6 +57,7 @@ class Node:
             raise Unanswered("no reply in time")
         match name:
             case "TIME":
+                self.asked_for_time += 1
                 us = round((self.time.now + self.offset) * 1e6)
                 return [b"%d" % (us // 1_000_000), b"%d" % (us % 1_000_000)]
             case "INFO":
@@ -345,6 +347,34 @@ async def test_node_whose_clock_stepped_is_waited_for(
     assert await client.judges() == [True, False, True]
     time.passes(DELAY + 0.01)
     assert await client.judges() == [True, True, True]
+
+
+@pytest.mark.parametrize("step", [-1.2, -0.2, 0.2, 1.2])
+async def test_client_that_was_idle_for_an_hour_notices_a_step(
+    nodes: list[Node], time: Time, step: float
+) -> None:
+    client = Client(nodes)
+    await client.enters()
+    for _ in range(3600):
+        time.passes(1.0)
+        assert await client.judges() == [True, True, True]
+    nodes[1].offset += step
+    client.trusts[1].hear_clock(time.now + nodes[1].offset, time.now)
+    assert await client.judges() == [True, False, True]
+
+
+async def test_node_is_asked_for_its_time_only_when_it_has_not_told_it_for_long(
+    nodes: list[Node], time: Time
+) -> None:
+    client = Client(nodes)
+    await client.enters()
+    nodes[0].asked_for_time = nodes[1].asked_for_time = 0
+    for _ in range(100):
+        time.passes(1.0)
+        client.trusts[1].hear_clock(time.now + nodes[1].offset, time.now)
+        await client.judges()
+    assert 9 <= nodes[0].asked_for_time <= 10
+    assert nodes[1].asked_for_time == 0
 
 
 @pytest.mark.parametrize("off", [-0.05, 0.05])

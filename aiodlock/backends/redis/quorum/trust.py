@@ -8,6 +8,8 @@ not count until every lease that it may not know of has ended ("delayed restarts
 - A mark on the server tells since when it has belonged to the quorum. The first client that meets the
   server writes the mark. The server's uptime tells nothing: it may have run elsewhere.
 - When no node has a mark, the quorum is new, and nothing can have been forgotten.
+- Every answer about a vote tells the node's time. A node that has none to give is asked for its time, so that
+  a step of its clock is not taken for drift of the clocks since the last answer.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ _logger = logging.getLogger("aiodlock")
 
 #: Two clocks part by so much at most, as a share of the time; more than this besides is a step.
 _SLEW, _SLACK = 0.001, 0.1
+#: A node that has not told its time for so long is asked for it (seconds): the longer, the larger are the steps
+#: that pass for drift.
+_HEAR_AGAIN = 10.0
 _NEVER = float("inf")
 #: In a mark, instead of the node's time: it has been there since the quorum was new.
 _EVER = 0
@@ -77,11 +82,7 @@ class Trust:
         """
         heard_before = self._offset[2] if self._offset is not None else 0.0
         sent = now()
-        clock = await wire.send("TIME")
-        try:
-            self.hear_clock(int(clock[0]) + int(clock[1]) / 1e6, sent)
-        except (ValueError, TypeError, IndexError, OverflowError) as wrong:
-            raise BackendError(f"TIME has the wrong shape: {clock!r:.100}") from wrong
+        self._hear_time(await wire.send("TIME"), sent)
         # A store inside a process has no INFO, and is never restarted.
         if described.startswith("memory:"):
             self._since = 0.0
@@ -168,6 +169,26 @@ class Trust:
         self._since = self._since_of_mark()
         self._marked_until = now() + self._key_ttl / 3000
 
+    async def keep_time(self, wire: Wire) -> None:
+        """Ask the node for its time if it has not told it for long: of an idle client, nobody else does."""
+        if self._delay == 0 or self._offset is None or now() < self._offset[2] + _HEAR_AGAIN:
+            return
+        sent = now()
+        clock = await _ask(wire, "TIME")
+        if clock is None:
+            return
+        try:
+            self._hear_time(clock, sent)
+        except BackendError as wrong:  # one node alone ends nobody's client
+            _logger.debug("%s", wrong)
+
+    def _hear_time(self, clock: Any, sent: float) -> None:
+        try:
+            time = int(clock[0]) + int(clock[1]) / 1e6
+        except (ValueError, TypeError, IndexError, OverflowError) as wrong:
+            raise BackendError(f"TIME has the wrong shape: {clock!r:.100}") from wrong
+        self.hear_clock(time, sent)
+
     def hear_clock(self, clock: float, sent: float) -> None:
         """Take the node's time, from the answer to a message that was sent at ``sent``."""
         moment = now()
@@ -231,7 +252,7 @@ class Trust:
 
 
 async def judge(nodes: Sequence[tuple[Trust, Wire | None]], majority: int) -> bool:
-    """Decide about nodes without a mark, and keep the marks; return whether some are undecided.
+    """Decide about nodes without a mark, keep the marks, and hear the clocks; return whether some are undecided.
 
     All nodes are asked at once, and each has a limit: a silent node delays no decision about the others.
     """
@@ -244,7 +265,10 @@ async def judge(nodes: Sequence[tuple[Trust, Wire | None]], majority: int) -> bo
     if not is_marked and len(met) - silent < majority <= len(met):
         return True  # whether the quorum is new is known when the silent ones answer
     is_new = not is_marked and len(met) >= majority
-    await asyncio.gather(*(trust.keep_mark(wire, quorum_is_new=is_new) for trust, wire in met))
+    await asyncio.gather(
+        *(trust.keep_time(wire) for trust, wire in met),
+        *(trust.keep_mark(wire, quorum_is_new=is_new) for trust, wire in met),
+    )
     return any(trust.undecided for trust, _ in met)
 
 
