@@ -460,7 +460,13 @@ class Keeper:
     async def _extend(self, batch: Sequence[KeptPlace]) -> None:
         lengths = [place.length for place in batch]
         granted = [place.granted for place in batch]
-        outcomes = self.store.extend(list(zip(batch, lengths, strict=True)))
+        try:
+            outcomes = self.store.extend(list(zip(batch, lengths, strict=True)))
+        except BackendError as error:
+            # It is no answer about any of them, and what else this client holds must not end for it.
+            for place in batch:
+                self._on_unknown(place, error)
+            return
         for place, length, known, outcome in zip(batch, lengths, granted, outcomes, strict=True):
             try:
                 result = await outcome

@@ -88,8 +88,9 @@ class KeptStore(Protocol):
     ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
         """Push the deadline of each request to at least now + the length beside it; never nearer.
 
-        All are sent before this returns; each awaitable gives one outcome or raises. For the head of
-        a queue this is also the look: whoever can be granted is granted.
+        All are sent before this returns; each awaitable gives one outcome or raises. What this call itself
+        raises counts for all of them. For the head of a queue this is also the look: whoever can be granted
+        is granted.
         """
 
     def server_of(self, request: StoreRequest) -> object:

@@ -14,6 +14,7 @@ from aiodlock.backends.redis import server as server_module
 from aiodlock.backends.redis.cluster import ClusterBackend
 from aiodlock.backends.redis.keys import keys_of
 from aiodlock.backends.redis.permissions import check_permissions
+from aiodlock.backends.redis.server import Server
 from aiodlock.backends.redis.wire import Wire
 
 from ..scenes import PATIENCE, keeper_of, store_of, until, until_outlived, until_waiting
@@ -117,6 +118,63 @@ async def test_node_that_goes_while_it_is_prepared_does_not_end_the_client(
             await (await client.lock("gone").acquire()).release()
     finally:
         gone.resume()
+
+
+async def test_lease_on_a_node_that_has_only_just_been_found_is_extended_later(
+    cluster: Cluster,
+) -> None:
+    """In the turn in which a node is added it has no connections yet, not even some that are down."""
+    async with aiodlock.Client(cluster.url, ttl=20.0) as client:
+        backend = store_of(client)
+        assert isinstance(backend, ClusterBackend)
+        lease = await client.lock("name").acquire()
+        address = ("127.0.0.1", port(_node_for(cluster, "name")))
+        (place,) = keeper_of(client).places.values()
+        deadline = place.deadline
+        backend.topology.nodes.pop(address).scope.cancel()
+        node = backend.topology.start(address)
+        (outcome,) = backend.extend([(place, place.length)])
+        with pytest.raises(aiodlock.BackendUnavailable):
+            await outcome
+        backend.topology.nodes.pop(address).scope.cancel()
+        node = backend.topology.start(address)
+        keeper_of(client).extend_now(place)
+        await until(node.up.is_set, "the node")
+        await until(lambda: place.deadline > deadline, "an extension")
+        assert lease.held
+        await lease.release()
+
+
+async def test_node_that_refuses_this_user_costs_no_lease_on_another(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two attempts to use it, it has no connections, not even some that are down."""
+    away = _node_for(cluster, "there")
+    names = ("there", next(n for n in map(str, range(99)) if _node_for(cluster, n) is not away))
+    async with aiodlock.Client(cluster.url, ttl=4.0) as client:
+        backend = store_of(client)
+        assert isinstance(backend, ClusterBackend)
+        there, here = [await client.lock(name).acquire() for name in names]
+        address = ("127.0.0.1", port(away))
+        backend.topology.nodes.pop(address).scope.cancel()
+        attempts = 0
+
+        async def refused(self: Server, *_: object) -> None:
+            nonlocal attempts
+            attempts += 1
+            raise aiodlock.BackendError("WRONGPASS")
+
+        run = Server.run
+        monkeypatch.setattr(Server, "run", refused)
+        node = backend.topology.start(address)
+        await there.wait_lost()
+        await until_outlived(here)
+        assert here.held
+        assert attempts > 1
+        monkeypatch.setattr(Server, "run", run)
+        await until(node.up.is_set, "the node")
+        await (await client.lock("there").acquire()).release()
+        await here.release()
 
 
 async def test_node_of_a_cluster_that_is_loading_is_asked_again() -> None:

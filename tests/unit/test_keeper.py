@@ -274,6 +274,22 @@ async def test_unknown_is_retried_until_the_local_deadline_and_never_after(kept:
     assert len(kept.store.asked) == asked, "a lease that is over does not come back to life"
 
 
+async def test_store_that_cannot_even_send_costs_no_other_lease(kept: Kept) -> None:
+    """What a store raises instead of an answer for each is unknown for all of them."""
+    place = await kept.holder(ttl=5.0)
+    extend = kept.store.extend
+
+    def refusing(batch: Sequence[tuple[StoreRequest, float]]) -> None:
+        raise BackendUnavailable("nothing runs")
+
+    kept.store.extend = refusing
+    kept.keeper.extend_now(place)
+    await until(lambda: kept.heard.failed)
+    kept.store.extend = extend
+    deadline = place.deadline
+    await until(lambda: place.deadline > deadline, "an extension by a keeper that lives on")
+
+
 async def test_waiter_gives_up_when_nothing_answers_for_long(kept: Kept) -> None:
     kept.store.answer = lambda *_: BackendUnavailable("cut")
     await kept.waiter(waiter_ttl=0.15)

@@ -132,7 +132,7 @@ class Calls:
     def extend(
         self, batch: Sequence[tuple[StoreRequest, float]]
     ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
-        wire = self._server.granting.wire
+        wire = self._server.granting_wire
         if wire is None:
             return [Outcome(self._unreachable)] * len(batch)
         return [self._extend(wire, request, length) for request, length in batch]

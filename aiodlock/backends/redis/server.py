@@ -232,6 +232,13 @@ class Server:
         """The connection that what grants and extends is sent on."""
         return self.replicated or self.link
 
+    @property
+    def granting_wire(self) -> Wire | ReplicatedWire | None:
+        """The same, if it is up; never raises, also while no connection is kept up."""
+        if self.settings.min_replicas:
+            return self.replicated.wire if self.replicated is not None else None
+        return self.wire
+
     def unreachable(self) -> BackendUnavailable:
         """Return the error that says why nothing can be sent."""
         error = BackendUnavailable(f"no connection to {self.described}")

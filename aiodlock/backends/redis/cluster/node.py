@@ -128,7 +128,7 @@ class Node:
         :param granting: whether that command goes where grants do. With ``min_replicas`` that is a
             connection of its own, and each has to be told by itself.
         """
-        wire = self.server.granting.wire if granting else self.server.wire
+        wire = self.server.granting_wire if granting else self.server.wire
         if wire is None:
             return False
         wire.send("ASKING")
