@@ -58,6 +58,18 @@ async def _settled(*backends: ZooKeeperBackend) -> None:
         await asyncio.sleep(0)
 
 
+async def _is_deleted_when_empty(backend: ZooKeeperBackend, name: str) -> None:
+    """Delete a queue in which nobody stands any more, as the servers do after a while."""
+    async with asyncio.timeout(10.0):
+        while True:
+            try:
+                await backend._main.ask(jute.delete(backend.directory("lock", name)))
+                return
+            except jute.ZooKeeperError as refused:
+                assert refused.code == jute.NOT_EMPTY
+                await asyncio.sleep(0.005)
+
+
 async def test_release_tells_the_own_successor_without_a_question(
     server: ZooKeeperServer, name: str
 ) -> None:
@@ -228,6 +240,62 @@ async def test_successor_in_another_session_is_let_in_when_the_one_in_front_expi
         await until(lambda: waiter.heard.told == ["granted"])
         await until(lambda: holder.heard.told == ["expired"])
         await holder.leave()
+        await waiter.leave()
+
+
+async def test_node_of_a_queue_that_was_deleted_is_not_in_front_of_one_in_the_next_queue(
+    server: ZooKeeperServer, name: str
+) -> None:
+    """The numbers begin anew, and the answer to a release in another session is late."""
+    async with (
+        running(server.url, tick=TICK, ttl=TTL) as near,
+        running(server.url, tick=TICK, ttl=TTL) as far,
+    ):
+        first = asker(near, name=name, ttl=TTL)
+        await first.acquire()
+        connection = near._main._connection
+        assert connection is not None and connection._transport is not None
+        connection._transport.pause_reading()
+        leaving = asyncio.create_task(first.leave())
+        await _is_deleted_when_empty(far, name)
+        theirs = asker(far, name=name, ttl=TTL)
+        await theirs.acquire()  # the first node of the queue that is made anew
+        waiter = asker(near, name=name, ttl=TTL - 1)
+        await waiter.queue()  # the second one
+        connection._transport.resume_reading()
+        assert await leaving == Left("released")
+        await _settled(near, far)
+        assert waiter.heard.told == []
+        await theirs.leave()
+        await until(lambda: waiter.heard.told == ["granted"])
+        await waiter.leave()
+
+
+async def test_release_that_is_repeated_lets_nobody_in_who_stands_in_the_next_queue(
+    server: ZooKeeperServer, name: str
+) -> None:
+    async with (
+        FrameProxy(server.port) as proxy,
+        running(proxy.url, tick=TICK, ttl=TTL) as near,
+        running(server.url, tick=TICK, ttl=TTL) as far,
+    ):
+        first = asker(near, name=name, ttl=TTL)
+        await first.acquire()
+        lost = proxy.lose("answer", jute.MULTI)
+        with pytest.raises(BackendUnavailable):
+            await first.leave()
+        assert lost.happened.is_set()
+        await _is_deleted_when_empty(far, name)
+        theirs = asker(far, name=name, ttl=TTL)
+        await theirs.acquire()
+        await until(lambda: near._main.is_up)
+        waiter = asker(near, name=name, ttl=TTL)
+        await waiter.queue()
+        assert await first.leave() == Left("released")
+        await _settled(near, far)
+        assert waiter.heard.told == []
+        await theirs.leave()
+        await until(lambda: waiter.heard.told == ["granted"])
         await waiter.leave()
 
 

@@ -63,9 +63,9 @@ class Blockers:
         self._ahead = ahead
         ahead.behind.append(self._on_ahead_gone)
 
-    def _on_ahead_gone(self, held_alone: bool) -> None:
+    def _on_ahead_gone(self, held_until: int) -> None:
         self._ahead = None
-        self._ahead_gone(held_alone)
+        self._ahead_gone(held_until)
 
     def _watch(self, session: Session, path: str, *, hears: bool) -> None:
         self._session = session

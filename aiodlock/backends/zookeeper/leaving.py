@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class Leaving:
-    """The end of one request's node. ``deleted`` is called when a leave has deleted it; True: the request
-    held when the leave was sent.
+    """The end of one request's node. ``deleted`` is called when a leave has deleted it: with the transaction,
+    if the request held when the leave was sent, else with 0.
 
     Mutable state: ``sent`` (a leave was sent), ``_held`` (it held then), ``_discards`` (the lease ran out,
     and the node must go), ``_broken`` (an operator has deleted the node).
     """
 
     def __init__(
-        self, store: ZooKeeperBackend, node: QueueNode, deleted: Callable[[bool], object]
+        self, store: ZooKeeperBackend, node: QueueNode, deleted: Callable[[int], object]
     ) -> None:
         self.sent: bool = False
         self._store = store
@@ -87,7 +87,7 @@ class Leaving:
 
     def _on_deleted(self, answer: asyncio.Future[Answer[list[object]]]) -> None:
         if answer.exception() is None:
-            self._deleted(self._held)
+            self._deleted(answer.result().zxid if self._held else 0)
 
     async def _tell_why(
         self, session: Session, repeated: bool, done: Callable[[Left | BackendError], object]

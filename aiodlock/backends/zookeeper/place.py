@@ -172,11 +172,11 @@ class ZooKeeperPlace:
     async def _ask(self, session: Session, *, wait: bool) -> Granted | Waiting | Refused | Gone:
         while not self._node.is_over():
             directory = self._node.directory
-            near = self._node.is_plain and self._store.stands.ends_with_exclusive(directory)
+            near = self._node.is_plain and self._store.stands.ends_with_exclusive(directory, session)
             entries = await self._node.enter(session, reads=not near)
             if self._node.is_over():
                 break
-            ahead = self._begin_stand()
+            ahead = self._begin_stand(session)
             if entries is None and ahead is not None:
                 if not wait:
                     self._recall(session, [ahead.node])
@@ -214,19 +214,21 @@ class ZooKeeperPlace:
     def _has_time(self) -> bool:
         return self.deadline - self._terms.margin > now()
 
-    def _begin_stand(self) -> Stand | None:
+    def _begin_stand(self, session: Session) -> Stand | None:
         """Tell other places of this client of the node; return the one right in front, if it is ours."""
         node, stands = self._node, self._store.stands
         if self._stand is None and node.path is not None and not self._terms.limit:
             exclusive = self._terms.mode == "exclusive"
-            self._stand = Stand(node.path, exclusive=exclusive, alone=node.is_alone)
+            self._stand = Stand(
+                node.path, session=session, exclusive=exclusive, alone=node.is_alone
+            )
             stands.begin(self._stand)
         return None if self._stand is None else stands.in_front_of(self._stand)
 
-    def _end_stand(self, *, held_alone: bool = False) -> None:
+    def _end_stand(self, *, held_until: int = 0) -> None:
         stand, self._stand = self._stand, None
         if stand is not None:
-            self._store.stands.end(stand, held_alone=held_alone)
+            self._store.stands.end(stand, held_until=held_until)
 
     async def _join(self, session: Session, seat: Entry) -> None:
         self._end_stand()
@@ -251,11 +253,13 @@ class ZooKeeperPlace:
         if session.is_up and self._own is None:
             self._watch_node(session, node)
 
-    def _on_ahead_gone(self, held_alone: bool) -> None:
+    def _on_ahead_gone(self, held_until: int) -> None:
         session = self._session
         if self._state is not _WAITING or session is None:
             return
-        if not (held_alone and self._node.is_plain) or self._node.is_over():
+        # A node that is younger than that deletion stands in another queue, which was made since.
+        next_then = held_until >= self._node.created > 0
+        if not (next_then and self._node.is_plain) or self._node.is_over():
             self._look()
         elif self._has_time:
             self._hold(session, followed=False)
@@ -517,8 +521,8 @@ class ZooKeeperPlace:
         self.abandon()
         return left
 
-    def _on_deleted(self, held: bool) -> None:
-        self._end_stand(held_alone=held)
+    def _on_deleted(self, held_until: int) -> None:
+        self._end_stand(held_until=held_until)
 
     def _left_already(self) -> Left | None:
         """Return what a leave finds that has nothing to delete."""
