@@ -101,7 +101,8 @@ class Acquirable:
             mode=mode,
             limit=limit,
             ttl=self._ttl,
-            waiter_ttl=min(client._waiter_ttl, options.ttl),
+            # A granted waiter's lease is what is left of this: no longer than a holder's.
+            waiter_ttl=min(client._waiter_ttl, self._ttl),
             lock_delay=options.lock_delay,
             margin=options.margin,
             max_hold=options.max_hold,

@@ -27,7 +27,7 @@ class Terms:
     limit: int
     #: Length of a holder's lease: min(ttl, max_hold).
     ttl: float
-    #: Length of the lease while waiting: min(client's waiter_ttl, ttl).
+    #: Length of the lease while waiting: min(client's waiter_ttl, ttl, max_hold).
     waiter_ttl: float
     lock_delay: float
     #: The lease counts as lost so long before its deadline.

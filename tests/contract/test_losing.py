@@ -200,6 +200,23 @@ async def test_max_hold_shorter_than_the_ttl_is_the_reason(
     assert lost.value.reason == "max_hold"
 
 
+@pytest.mark.parametrize("waited", [False, True])
+async def test_store_keeps_no_lease_for_longer_than_a_max_hold_below_the_ttl(
+    client: Client, waited: bool
+) -> None:
+    lock = client.lock("x", ttl=20, max_hold=LASTING)
+    if waited:
+        async with held_elsewhere(client.lock("x")):
+            asking = asyncio.create_task(lock.acquire())
+            await until_waiting(client, "x")
+    else:
+        asking = asyncio.create_task(lock.acquire())
+    lease = await asking
+    (holder,) = (await client.inspect("x")).holders
+    assert holder.remaining is None or holder.remaining <= LASTING
+    await lease.release()
+
+
 # -- losing ----------------------------------------------------------------------------------------
 
 
