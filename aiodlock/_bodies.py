@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 from . import _deadlocks, _process
 from ._errors import BackendError, LockLost
-from ._request import Request
+from ._request import Block, Request, held_in
 from ._scope import BodyScope
 from ._tasks import task_of
 
@@ -24,22 +24,22 @@ class Bodies:
 
     A body stays armed until its task has left its last block on that lease, in whatever order.
 
-    Mutable state: ``open`` (the request of each open block, per task, in the order of entering), and
-    ``Request.armed``.
+    Mutable state: ``open`` (the request of each open block and the serial of its acquisition, per task, in
+    the order of entering), and ``Request.armed``.
     """
 
     def __init__(self) -> None:
-        self.open: dict[_Task, list[Request]] = {}
+        self.open: dict[_Task, list[Block]] = {}
 
     def enter_first(self, task: _Task, request: Request) -> None:
-        """The task is in its only block, on a request that nobody else relies on."""
+        """The task is in its only block, on a request that nobody else relies on: its last acquisition."""
         scope, request.scope = request.scope, None
         if scope is None:
             _deadlocks.enter(task)
             scope = BodyScope(task)
         else:  # the same task's
             scope.use_again(task)
-        self.open[task] = [request]
+        self.open[task] = [(request, request.serial)]
         if request.armed is None:
             request.armed = {}
         request.armed[task] = scope
@@ -59,14 +59,19 @@ class Bodies:
 
     def of(self, task: _Task | None) -> Sequence[Request]:
         """Return the request of each block that the task is in; one is there twice when entered twice."""
-        return self.open.get(task, ()) if task is not None else ()
+        blocks = self.open.get(task) if task is not None else None
+        return () if blocks is None else [request for request, _ in blocks]
 
-    def enter(self, task: _Task, requests: Sequence[Request]) -> None:
+    def held(self, task: _Task | None) -> list[Request]:
+        """Return what the task's blocks hold themselves."""
+        return held_in(self.open.get(task, ())) if task is not None else []
+
+    def enter(self, task: _Task, entered: Sequence[Block]) -> None:
         """The task is in one more block on these requests: their losses cancel it, together once."""
         _deadlocks.enter(task)
-        if len(requests) == 1 and task not in self.open:  # as nearly always
-            (request,) = requests
-            self.open[task] = [request]
+        if len(entered) == 1 and task not in self.open:  # as nearly always
+            self.open[task] = [entered[0]]
+            request = entered[0][0]
             if request.armed is None:
                 request.armed = {}
             request.armed[task] = BodyScope(task)
@@ -75,8 +80,9 @@ class Bodies:
         if blocks is None:
             blocks = self.open[task] = []
         scope: BodyScope | None = None
-        for request in requests:
-            blocks.append(request)
+        for block in entered:
+            blocks.append(block)
+            request = block[0]
             armed = request.armed
             if armed is None:
                 armed = request.armed = {}
@@ -86,24 +92,25 @@ class Bodies:
                 armed[task] = scope
 
     def leave(
-        self, task: _Task, requests: Sequence[Request], exc_type: type[BaseException] | None
+        self, task: _Task, left: Sequence[Block], exc_type: type[BaseException] | None
     ) -> bool:
         """A block is left; return whether what comes out of it is the cancellation by a loss."""
         blocks = self.open[task]
         if len(blocks) == 1:  # as nearly always
             del self.open[task]
-            armed = blocks[0].armed
+            armed = blocks[0][0].armed
             return armed.pop(task).leave(exc_type) if armed else False
         disarmed: list[BodyScope] = []
-        for request in requests:
-            blocks.remove(request)
-            if request not in blocks and request.armed:
+        for block in left:
+            blocks.remove(block)
+            request = block[0]
+            if request.armed and all(other is not request for other, _ in blocks):
                 scope = request.armed.pop(task)
                 if scope not in disarmed:
                     disarmed.append(scope)
         if not blocks:
             del self.open[task]
-        in_use = [request.armed[task] for request in blocks if request.armed]
+        in_use = [request.armed[task] for request, _ in blocks if request.armed]
         ended = [scope.leave(exc_type) for scope in disarmed if scope not in in_use]
         return any(ended)
 
@@ -119,7 +126,7 @@ class Body:
     _session: Session
     _tasks: list[_Task]
     #: What a body of it relies on.
-    _requests: Sequence[Request]
+    _acquisitions: Sequence[Block]
 
     def ensure_held(self) -> None:
         raise NotImplementedError
@@ -146,7 +153,7 @@ class Body:
             assert task is not None
         if self._tasks and any(other is not task and not other.done() for other in self._tasks):
             raise RuntimeError(f"{self!r} is the body of another task already: enter it once")
-        self._session.bodies.enter(task, self._requests)
+        self._session.bodies.enter(task, self._acquisitions)
         self._tasks.append(task)
         return task
 
@@ -172,7 +179,7 @@ class Body:
             left = RuntimeError(f"{self!r}: its block was left before, by a call of __aexit__")
             refuse(exc, left)
             return
-        cancelled_by_loss = self._session.bodies.leave(task, self._requests, exc_type)
+        cancelled_by_loss = self._session.bodies.leave(task, self._acquisitions, exc_type)
         try:
             # A coroutine that is being closed cannot await.
             loss = await self._leave(wait=exc_type is not GeneratorExit)

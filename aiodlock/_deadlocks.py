@@ -31,7 +31,7 @@ from ._cycles import Answer, Asking, Cycle, Name, Question, Wait, probe, verify
 from ._errors import BackendError, DeadlockError, LossReason, Unsupported
 from ._model import ENDED, Granted, Kind, Left, LockInfo, Terms
 from ._options import check_text
-from ._request import HELD
+from ._request import held_in
 from .backends.base import Place
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Deadlocks:
                 self._tell_anew(request, told)
 
     def released(self, hold: Request) -> None:
-        """A hold ends, perhaps inside a block of a task or thread that waits: the same."""
+        """A hold or one of its acquisitions ends, perhaps in a block of a task that waits: the same."""
         if not self._told:
             return
         held = ((hold.terms.kind, hold.name), hold.token)
@@ -174,10 +174,10 @@ class Deadlocks:
             self._longer.set()
 
     def _inside(self, request: Request) -> frozenset[tuple[Name, int]]:
-        """Return the blocks that its task or thread is in, and holds."""
+        """Return the blocks that its task or thread is in, and that hold by themselves."""
         task = request.task() if request.task is not None else None
-        blocks = self._session.bodies.of(task) or request.inside
-        watched = [one for one in blocks if _is_watched(one) and one.state is HELD]
+        held = held_in(request.inside) if task is None else self._session.bodies.held(task)
+        watched = [one for one in held if _is_watched(one)]
         return frozenset(
             [((one.terms.kind, one.name), one.token) for one in watched[:_MOST_BLOCKS]]
         )
@@ -189,8 +189,8 @@ class Deadlocks:
         if parent is None or parent is task:
             return False
         return any(
-            one.name == request.name and one.terms.kind == "lock" and one.state is HELD
-            for one in self._session.bodies.of(parent)
+            one.name == request.name and one.terms.kind == "lock"
+            for one in self._session.bodies.held(parent)
         )
 
     def _waits_long(self, request: Request) -> None:

@@ -73,8 +73,12 @@ class Hold:
             self.dropped = tuple(dropped for dropped in self.dropped if dropped != serial)
         if not self.handles:
             return True
-        self.wake_watchers()
+        self.one_ended()
         return False
+
+    def one_ended(self) -> None:
+        """One acquisition has ended, and others have not."""
+        self.wake_watchers()
 
     @property
     def is_dropped(self) -> bool:

@@ -15,7 +15,7 @@ from ._clock import now
 from ._errors import BackendError, LockLost, NotHeld
 from ._model import Mode
 from ._options import LARGEST_MARGIN, SHORTEST_TTL, check_seconds, refuse_keywords
-from ._request import HELD, Request
+from ._request import HELD, Block, Request
 
 if TYPE_CHECKING:
     from ._session import Session
@@ -226,8 +226,8 @@ class Lease(Body):
         await release_handle(self._session, self._request, self._serial)
 
     @property
-    def _requests(self) -> tuple[Request]:  # type: ignore[override]
-        return (self._request,)
+    def _acquisitions(self) -> tuple[Block]:  # type: ignore[override]
+        return ((self._request, self._serial),)
 
     # -- inside ------------------------------------------------------------------------------------
 

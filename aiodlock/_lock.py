@@ -334,7 +334,7 @@ class Acquirable:
         )  # what comes out of here may end it, with this frame: only the collector would free both
         request.patient = timeout is None
         if own is not None:
-            request.inside = tuple(_open(own.inside))
+            request.inside = tuple([(lease._request, lease._serial) for lease in own.inside])
         if mine:
             request.share_owner()
         started = now()

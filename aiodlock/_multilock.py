@@ -20,7 +20,7 @@ from ._errors import AcquireTimeout, BackendError, LockLost, NotHeld
 from ._lease import Lease
 from ._lock import _UNSET, Lock, OwnRequests
 from ._options import check_timeout, refuse_keywords
-from ._request import Request
+from ._request import Block, Request
 from ._session import Session
 
 if TYPE_CHECKING:
@@ -326,7 +326,11 @@ class MultiLease(Body, Mapping[str, Lease]):
     # -- inside ------------------------------------------------------------------------------------
 
     @property
-    def _requests(self) -> list[Request]:  # type: ignore[override]
+    def _acquisitions(self) -> list[Block]:  # type: ignore[override]
+        return [(lease._request, lease._serial) for lease in self._leases.values()]
+
+    @property
+    def _requests(self) -> list[Request]:
         return [lease._request for lease in self._leases.values()]
 
     async def _leave(self, *, wait: bool) -> LockLost | BackendError | None:

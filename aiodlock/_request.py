@@ -15,8 +15,9 @@ What holds at every moment (``check`` asserts it):
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ._clock import now
 from ._errors import BackendError, BackendUnavailable, LockLost, LossReason
@@ -69,7 +70,7 @@ class Request(Hold):
     """Mutable state of one request on this side. It listens to its place; the session owns it.
 
     ``state``, ``token``, ``granted_at``, ``queued_at``, ``ttl`` (of its extensions), ``patient`` (it waits
-    without a timeout), ``inside`` (the blocks of the thread that waits; of a task ``Bodies`` knows them),
+    without a timeout), ``inside`` (the blocks that its thread is in; of a task ``Bodies`` knows them),
     ``failures`` (attempts to ask without an answer), ``woken`` (the future of the waiting task),
     ``left`` (resolved when the store knows nothing of it any more, if somebody waits for that),
     ``reason`` (why the lease was lost), ``failure`` (what bodies get instead of ``LockLost``), ``told``
@@ -123,7 +124,7 @@ class Request(Hold):
     failures: int
     granted_at: float
     id: str
-    inside: tuple[Request, ...]
+    inside: tuple[Block, ...]
     kept_alarm: float
     kept_until: float
     left: asyncio.Future[None] | None
@@ -274,6 +275,13 @@ class Request(Hold):
         self.reason = self.overdue_reason(moment) if moment >= self.ends_at else reason
         self._cancel_bodies()  # it may have been left in a body, that goes on
 
+    def one_ended(self) -> None:
+        """One acquisition has ended, and others hold on: the block of that one makes no edge any more."""
+        Hold.one_ended(self)
+        deadlocks = self.session.deadlocks
+        if deadlocks is not None:
+            deadlocks.released(self)
+
     def leave(self) -> None:
         """Neither wait nor hold any more, whatever the store knows of it yet: any but OVER → LEAVING."""
         assert self.state is not OVER, self
@@ -395,6 +403,18 @@ class Request(Hold):
             return error
         assert self.reason is not None
         return self._loss(self.reason)
+
+
+#: An open block: the request that it is on, and the serial of the acquisition that is its own.
+Block: TypeAlias = tuple[Request, int]
+
+
+def held_in(blocks: Iterable[Block]) -> list[Request]:
+    """Return what is held by these blocks themselves: not what only another acquisition holds, as a bare
+    lease, or a later body of a lease that was kept."""
+    return [
+        request for request, serial in blocks if request.state is HELD and serial in request.handles
+    ]
 
 
 def check(request: Request) -> None:

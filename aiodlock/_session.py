@@ -346,8 +346,7 @@ class Session:
     def waits_long(self, request: Request) -> None:
         """Warn that the task of a long wait is in other blocks: they may wait for each other."""
         task = request.task() if request.task is not None else None
-        mine = (other for other in self.bodies.of(task) if other.state is HELD)
-        names = sorted({other.name for other in mine} - {request.name})
+        names = sorted({held.name for held in self.bodies.held(task)} - {request.name})
         if names:
             self.telling.waits_inside(request, names)
 

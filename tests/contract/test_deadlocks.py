@@ -527,6 +527,44 @@ async def test_lease_that_another_task_has_released_makes_no_edge_though_its_own
         assert await tasks[1] == "got it"
 
 
+@pytest.mark.parametrize("told", [False, True])
+async def test_block_whose_own_lease_was_released_makes_no_edge_though_a_bare_one_holds_on(
+    make_client: MakeClient, told: bool
+) -> None:
+    client = await make_client(deadlock_after=AFTER)
+    a, b = client.lock("a"), client.lock("b")
+    both, released = asyncio.Barrier(2), asyncio.Event()
+    leases: list[aiodlock.Lease] = []
+
+    async def wait_for_b() -> str:
+        leases.append(await a.acquire())
+        async with a as lease:
+            leases.append(lease)
+            await both.wait()
+            async with b:
+                return "got it"
+
+    async def hold_b() -> str:
+        async with b:
+            await both.wait()
+            await released.wait()
+            async with a:
+                return "got it"
+
+    async with asyncio.timeout(3 * PATIENCE), gathered(wait_for_b(), hold_b()) as tasks:
+        await until_waiting(client, "b")
+        if told:
+            await until_told(client)
+        bare, lease = leases
+        await lease.release()
+        released.set()
+        await until_waiting(client, "a")
+        await asyncio.sleep(3 * AFTER)
+        assert bare.held
+        await bare.release()
+        assert await asyncio.gather(*tasks) == ["got it"] * 2
+
+
 def events(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [event for record in caplog.records if (event := getattr(record, "event", ""))]
 

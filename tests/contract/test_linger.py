@@ -267,7 +267,7 @@ def _state_of(client: Client) -> dict[str, object]:
         "states": [request.state for request in session.requests.values()],
         "handles": [len(request.handles) for request in session.requests.values()],
         "armed": [list(request.armed or ()) for request in session.requests.values()],
-        "open": {task: list(found) for task, found in session.bodies.open.items()},
+        "open": {task: session.bodies.of(task) for task in session.bodies.open},
         "mine": session.holds("lock", "a", asyncio.current_task()),
         "told": [request.told is None for request in session.requests.values()],
     }

@@ -312,7 +312,7 @@ def _disarm_with_the_first_block(simulation: Simulation) -> None:
     ends_arming_block = False
 
     def arm(self: Body, task: asyncio.Task[Any] | None = None) -> asyncio.Task[Any]:
-        (request,) = self._requests[:1]
+        ((request, _),) = self._acquisitions[:1]
         if not request.armed or asyncio.current_task() not in request.armed:
             armed.add(self)
         return right_arm(self, task)
@@ -323,12 +323,11 @@ def _disarm_with_the_first_block(simulation: Simulation) -> None:
         armed.discard(self)
         await right_end(self, *args)
 
-    def leave(
-        self: Bodies, task: asyncio.Task[Any], requests: list[core.Request], exc_type: Any
-    ) -> bool:
+    def leave(self: Bodies, task: asyncio.Task[Any], left: list[core.Block], exc_type: Any) -> bool:
         blocks, ended = self.open[task], []
-        for request in requests:
-            blocks.remove(request)
+        for block in left:
+            blocks.remove(block)
+            request = block[0]
             if ends_arming_block and request.armed and task in request.armed:
                 ended.append(request.armed.pop(task).leave(exc_type))
         if not blocks:
@@ -350,9 +349,9 @@ def _arm_only_who_acquired(simulation: Simulation) -> None:
     """Cancel a body only if it runs in the task that acquired the lease."""
     right = Bodies.enter
 
-    def enter(self: Bodies, task: asyncio.Task[Any], requests: list[core.Request]) -> None:
-        right(self, task, requests)
-        for request in requests:
+    def enter(self: Bodies, task: asyncio.Task[Any], entered: list[core.Block]) -> None:
+        right(self, task, entered)
+        for request, _ in entered:
             acquired_by = request.task() if request.task is not None else None
             if acquired_by is not task and request.armed:
                 request.armed[task] = _NeverCancels(task)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
+from contextlib import ExitStack
 
 import pytest
 
 from aiodlock import sync
 
-from .conftest import InThread, MakeSync
+from .conftest import InThread, MakeSync, until, waiters
 
 pytestmark = pytest.mark.stores("memory", "valkey9")
 
@@ -65,3 +67,79 @@ def test_thread_that_holds_nothing_else_is_no_part_of_a_cycle(
             in_thread(lambda: client.lock("a", timeout=0.5).acquire()).result(LONG)
         assert not waiting.done()
     assert waiting.result(LONG)
+
+
+@pytest.mark.parametrize("before", [0.0, 0.6], ids=["short wait", "wait that was told"])
+def test_block_that_another_thread_has_left_makes_no_edge_though_a_bare_lease_holds_on(
+    make_sync: MakeSync, in_thread: InThread, before: float
+) -> None:
+    client = make_sync(deadlock_after=0.2)
+    a, b = client.lock("a"), client.lock("b")
+    block, bare = ExitStack(), list[sync.Lease]()
+    in_a, in_b, left = threading.Event(), threading.Event(), threading.Event()
+
+    def wait_for_b() -> bool:
+        block.enter_context(a)
+        bare.append(a.acquire())
+        in_a.set()
+        in_b.wait(LONG)
+        with b:
+            return True
+
+    def wait_for_a() -> bool:
+        with b:
+            in_b.set()
+            left.wait(LONG)
+            with a:
+                return True
+
+    waits = [in_thread(wait_for_a), in_thread(wait_for_b)]
+    in_a.wait(LONG)
+    until(lambda: waiters(client, "b") == 1)
+    time.sleep(before)
+    block.close()
+    left.set()
+    until(lambda: waiters(client, "a") == 1)
+    time.sleep(0.8)
+    assert bare[0].held
+    bare[0].release()
+    assert all(wait.result(LONG) for wait in waits)
+
+
+def test_block_that_another_thread_has_left_makes_no_edge_though_its_lease_lingers(
+    make_sync: MakeSync, in_thread: InThread
+) -> None:
+    client = make_sync(deadlock_after=0.5)
+    a, b, block = client.lock("a", linger=60.0), client.lock("b"), ExitStack()
+    in_a, in_b, kept, again, over = (threading.Event() for _ in range(5))
+
+    def wait_for_b() -> bool:
+        block.enter_context(a)
+        in_a.set()
+        in_b.wait(LONG)
+        with b:
+            return True
+
+    def wait_for_a() -> bool:
+        with b:
+            in_b.set()
+            again.wait(LONG)
+            with a:
+                return True
+
+    def hold_a() -> bool:
+        kept.wait(LONG)
+        with a:
+            again.set()
+            over.wait(LONG)
+        return True
+
+    waits = [in_thread(wait_for_a), in_thread(wait_for_b), in_thread(hold_a)]
+    in_a.wait(LONG)
+    until(lambda: waiters(client, "b") == 1)
+    block.close()
+    kept.set()
+    until(lambda: waiters(client, "a") == 1)
+    time.sleep(1.2)
+    over.set()
+    assert all(wait.result(LONG) for wait in waits)
