@@ -121,8 +121,9 @@ class Lingering:
         if (
             (other and not (_same(request.terms, terms) and request.options.owner == options.owner))
             or moment >= request.kept_until
-            # It should have been extended, and was not: the store has to be asked.
-            or request.place.deadline - moment < terms.ttl / 2
+            # Less than half is left, without the margin that is asked for now: it was not extended in time,
+            # or for a smaller margin. The store has to be asked.
+            or request.place.deadline - moment < (terms.ttl + terms.margin) / 2
             or request.place.silent
         ):
             return None
@@ -164,7 +165,11 @@ class Lingering:
         ):
             return None
         moment, place = now(), request.place
-        if moment >= request.kept_until or place.deadline - moment < terms.ttl / 2 or place.silent:
+        if (
+            moment >= request.kept_until
+            or place.deadline - moment < (terms.ttl + terms.margin) / 2
+            or place.silent
+        ):
             return None
         if not (
             (task is self._task and moment - self._since < self._share)

@@ -26,6 +26,7 @@ from aiodlock import (
     Unsupported,
     WouldBlock,
 )
+from aiodlock._clock import now
 from aiodlock._linger import Lingering
 from aiodlock._request import Request, State, check
 from aiodlock.backends.zookeeper.store import ZooKeeperBackend
@@ -716,6 +717,22 @@ async def test_margin_and_on_lost_are_those_of_the_body(client: Client) -> None:
     with pytest.raises(LockLost):
         await lock.__aexit__(None, None, None)
     assert not lingering(client).kept
+
+
+@pytest.mark.stores(*KEPT)
+@pytest.mark.parametrize("before", [0.0, 12.0], ids=["other margin", "same margin"])
+async def test_lease_with_little_but_the_margin_left_is_not_handed_out(
+    client: Client, way: str, before: float
+) -> None:
+    """By any clock it lasts for half of its ttl still, and for the new body it is over, or nearly."""
+    for left in (11.0, 13.0):
+        first = await body(client, ttl=20, margin=before)
+        kept(client).place.deadline = now() + left  # type: ignore[misc]
+        async with client.lock("a", ttl=20, margin=12, linger=LONG) as lease:
+            assert lease.held
+            assert lease.remaining() > 4
+            assert lease.token > first.token
+        await lingering(client).give_back("a")
 
 
 @pytest.mark.stores(*KEPT)
