@@ -671,6 +671,8 @@ class Client:
             return False
         kind, name, mode, token = parsed
         backend = self._use(name).backend
+        if kind == "once" and not backend.capabilities.once:
+            return False
         return await self._answer_soon(lambda: backend.holds(kind, name, mode, token), name)
 
     async def _inspect_all(
@@ -745,7 +747,7 @@ def _read_sequencer(text: str) -> tuple[Kind, str, Mode, int] | None:
     """Take a sequencer apart; None for what no lease can have made."""
     encoded, _, rest = text.partition(":")
     mode, _, token = rest.partition(":")
-    if not _TOKEN.fullmatch(token) or mode not in ("exclusive", "shared", "semaphore"):
+    if not _TOKEN.fullmatch(token) or mode not in ("exclusive", "shared", "semaphore", "once"):
         return None
     try:
         name = check_text("name", unquote(encoded, errors="strict"))
@@ -755,4 +757,6 @@ def _read_sequencer(text: str) -> tuple[Kind, str, Mode, int] | None:
         return None
     if mode == "semaphore":
         return "semaphore", name, "shared", int(token)
+    if mode == "once":
+        return "once", name, "exclusive", int(token)
     return "lock", name, "exclusive" if mode == "exclusive" else "shared", int(token)

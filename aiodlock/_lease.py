@@ -85,9 +85,9 @@ class Lease(Body):
 
     @property
     def sequencer(self) -> str:
-        """Name, mode and token in one printable string, for ``Client.check_sequencer`` elsewhere."""
+        """Name, mode or kind, and token in one printable string, for ``Client.check_sequencer``."""
         terms = self._request.terms
-        kind = "semaphore" if terms.kind == "semaphore" else terms.mode
+        kind = terms.mode if terms.kind == "lock" else terms.kind
         return f"{quote(terms.name, safe='')}:{kind}:{self.token}"
 
     @property

@@ -47,6 +47,21 @@ async def test_semaphore_and_lock_of_one_name_are_told_apart(client: Client) -> 
             assert not await client.check_sequencer(lease.sequencer.replace("semaphore", kind))
 
 
+async def test_first_body_of_a_once_has_one(make_client: MakeClient) -> None:
+    client, service = await make_client(), await make_client()
+    if not client._use().backend.capabilities.once:
+        assert not await service.check_sequencer("a:once:1")
+        return
+    async with client.once("a", keep=60) as once:
+        assert once.lease is not None
+        sequencer = once.lease.sequencer
+        assert await service.check_sequencer(sequencer)
+        assert not await service.check_sequencer(sequencer + "0")
+        for kind in ("shared", "exclusive", "semaphore"):
+            assert not await service.check_sequencer(sequencer.replace("once", kind))
+    assert not await service.check_sequencer(sequencer)
+
+
 async def test_broken_lock_makes_it_false(client: Client) -> None:
     lease = await client.lock("a").acquire()
     await client.break_lock("a")
