@@ -528,7 +528,8 @@ class Client:
         The lock's name is filled from the call's arguments, by the names of the parameters, with defaults
         applied. Values are percent-encoded, so two different values never share a name.
 
-        :param template: the name, with a parameter of the function in each pair of braces.
+        :param template: the name, with a parameter of the function in each pair of braces. ``{{`` and
+            ``}}`` are braces of the name itself.
         :param options: as of ``lock``.
         :raises TypeError: (when decorating) for a function that is not async, and for a generator; (when
             calling) for a value that is not a str, an int or a UUID. A bool is not an int here.

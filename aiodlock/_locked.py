@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 from uuid import UUID
 
@@ -29,25 +30,14 @@ class CallTemplate:
         if not isinstance(text, str):
             raise TypeError(f"the template of a lock's name must be a str, not {text!r}")
         self.text = text
-        self._literals: list[str] = []
-        self._fields: list[str] = []
-        try:
-            parsed = list(string.Formatter().parse(text))
-        except ValueError as wrong:
-            raise ValueError(f"{text!r} is no template of a lock's name: {wrong}") from None
-        for literal, field, form, conversion in parsed:
-            self._literals.append(literal)
-            if field is None:
-                continue
-            if form or conversion:
-                raise ValueError(f"{text!r}: a field takes no format and no conversion")
+        self._literals, self._fields = take_apart(text)
+        for field in self._fields:
             if not field.isidentifier():
                 raise ValueError(f"{text!r}: {{{field}}} is not the name of a parameter")
-            self._fields.append(field)
         check_text(
             "the template of a lock's name", "".join(self._literals) or "-" * len(self._fields)
         )
-        between = self._literals[1 : len(self._fields)]
+        between = self._literals[1:-1]
         for literal in between:
             if not set(literal) - _ALNUM - {"%"}:
                 raise ValueError(f"{text!r}: put a separator, such as ':', between two fields")
@@ -79,13 +69,9 @@ class CallTemplate:
         return name
 
     def _fill(self, arguments: Mapping[str, Any]) -> str:
-        parts: list[str] = []
-        for index, literal in enumerate(self._literals):
-            parts.append(literal)
-            if index < len(self._fields):
-                field = self._fields[index]
-                parts.append(self._encoded(field, arguments[field]))
-        return "".join(parts)
+        return filled(
+            self._literals, [self._encoded(field, arguments[field]) for field in self._fields]
+        )
 
     def _encoded(self, field: str, value: object) -> str:
         if isinstance(value, bool) or not isinstance(value, str | int | UUID):
@@ -99,6 +85,34 @@ class CallTemplate:
             text = str(int(value)) if isinstance(value, int) else str(value)
         kept = self._kept
         return "".join(char if char in kept else _percent(char) for char in text)
+
+
+def take_apart(text: str) -> tuple[list[str], list[str]]:
+    """Return the literals of a template, and the fields between them: one less.
+
+    :raises ValueError: when braces do not match, and for a field with a format or a conversion.
+    """
+    literals: list[str] = [""]
+    fields: list[str] = []
+    try:
+        parsed = list(string.Formatter().parse(text))
+    except ValueError as wrong:
+        raise ValueError(f"{text!r} is no template of a lock's name: {wrong}") from None
+    for literal, field, form, conversion in parsed:
+        # A literal ends also behind an escaped brace, where no field follows.
+        literals[-1] += literal
+        if field is None:
+            continue
+        if form or conversion:
+            raise ValueError(f"{text!r}: a field takes no format and no conversion")
+        fields.append(field)
+        literals.append("")
+    return literals, fields
+
+
+def filled(literals: Sequence[str], values: Sequence[str]) -> str:
+    """Return a template with values in its fields; both are as of ``take_apart``."""
+    return "".join(map("".join, zip_longest(literals, values, fillvalue="")))
 
 
 def check_function(function: object, *, coroutine: bool, instead: str) -> None:

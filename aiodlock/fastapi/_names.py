@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import string
 from enum import Enum
 from typing import Any
 
 from fastapi import Header, Path, Query
 from starlette.requests import HTTPConnection
 
+from .._locked import filled, take_apart
 from .._options import LONGEST_NAME, check_text
 from ._problems import NameRefused
 
@@ -95,17 +95,10 @@ class Template:
         if not text:
             raise ValueError("name_template must not be empty")
         self.text = text
-        self.literals: list[str] = []
-        self.fields: list[_Field] = []
-        for literal, field, form, conversion in string.Formatter().parse(text):
-            self.literals.append(literal)
-            if field is None:
-                continue
-            if form or conversion:
-                raise ValueError(f"{text!r}: a field takes no format and no conversion")
-            self.fields.append(_Field(field))
+        self.literals, fields = take_apart(text)
+        self.fields = [_Field(field) for field in fields]
         check_text("name_template", "".join(self.literals) or "a field")
-        between = self.literals[1 : len(self.fields)]
+        between = self.literals[1:-1]
         for literal in between:
             if not re.search(r"\W", literal):
                 raise ValueError(f"{text!r}: put a separator, such as ':', between two fields")
@@ -114,10 +107,7 @@ class Template:
 
     def fill(self, connection: HTTPConnection) -> str:
         values = [self._safe(field, field.value(connection)) for field in self.fields]
-        name = "".join(
-            literal + (values[index] if index < len(values) else "")
-            for index, literal in enumerate(self.literals)
-        )
+        name = filled(self.literals, values)
         if len(name.encode()) > LONGEST_NAME:
             raise NameRefused("The parameters are too long for a lock's name.")
         return name

@@ -447,7 +447,8 @@ class Client:
         pay(42)
         ```
 
-        :param template: the name, with a parameter of the function in each pair of braces.
+        :param template: the name, with a parameter of the function in each pair of braces. ``{{`` and
+            ``}}`` are braces of the name itself.
         :param options: as of ``lock``.
         :raises TypeError: (when decorating) for an async function and for a generator; (when calling) for a
             value that is not a str, an int or a UUID. A bool is not an int here.

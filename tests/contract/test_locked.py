@@ -84,6 +84,24 @@ async def test_methods_recursion_and_errors(client: aiodlock.Client) -> None:
     assert await names_held(client) == []
 
 
+async def test_braces_that_are_written_twice_are_part_of_the_name(client: aiodlock.Client) -> None:
+    @client.locked("{{t}}:order:{order_id}")
+    async def before(order_id: int) -> list[str]:
+        return await names_held(client)
+
+    @client.locked("a{{x{p}:{q}")
+    async def around(p: int, q: int) -> list[str]:
+        return await names_held(client)
+
+    @client.locked("{{}}")
+    async def alone() -> list[str]:
+        return await names_held(client)
+
+    assert await before(42) == ["{t}:order:42"]
+    assert await around(1, 2) == ["a{x1:2"]
+    assert await alone() == ["{}"]
+
+
 async def test_options_are_those_of_the_lock(make_client: MakeClient) -> None:
     client, other = await make_client(), await make_client()
 
@@ -119,6 +137,7 @@ async def test_a_name_that_cannot_be_one_is_refused(client: aiodlock.Client) -> 
     "template",
     [
         *("", "{}", "{0}", "{a.b}", "{a[0]}", "{a!r}", "{a:>3}", "{", "{a}{b}", "{a}x{b}"),
+        *("x{{y{a}{b}", "{{-{a}x{b}"),
         *("{a}%{b}", "{c}", "{args}", "{kwargs}", "x" * 600),
     ],
 )
@@ -166,7 +185,7 @@ _VALUES = st.one_of(_TEXT, st.integers(-20, 20))
 
 
 @given(
-    st.sampled_from(["{a}:{b}", "{a}-{b}", "{a}.b_{b}", "-{a}~-{b}"]),
+    st.sampled_from(["{a}:{b}", "{a}-{b}", "{a}.b_{b}", "-{a}~-{b}", "{{{a}}}-{b}", "{a}}}{b}"]),
     st.lists(st.tuples(_VALUES, _VALUES)),
 )
 def test_two_different_calls_never_share_a_name(

@@ -76,6 +76,19 @@ async def test_handler_runs_with_the_lock_and_it_is_free_when_the_answer_arrives
             assert not (await app.state.aiodlock.inspect("orders:7")).holders
 
 
+async def test_braces_that_are_written_twice_are_part_of_the_name(
+    app: FastAPI, serve: Serve
+) -> None:
+    @app.get("/orders/{shop}/{order_id}")
+    async def show(
+        shop: str, order_id: int, lease: Annotated[Lease, Locked("{{x}}y{{{shop}:{order_id}}}")]
+    ) -> str:
+        return lease.name
+
+    async with serve(app) as http:
+        assert (await http.get("/orders/mine/7")).json() == "{x}y{mine:7}"
+
+
 async def test_next_request_gets_a_lease_that_lingers_without_a_message(
     app: FastAPI, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -433,7 +446,8 @@ async def test_dependencies_can_be_overridden(store: Store, client: Client) -> N
 
 
 @pytest.mark.parametrize(
-    "template", ["", "{}", "{a}{b}", "{a}x{b}", "{a.b}", "{a:>3}", "{a!r}", "{a[0]}", "{"]
+    "template",
+    ["", "{}", "{a}{b}", "{a}x{b}", "{{-{a}x{b}", "{a.b}", "{a:>3}", "{a!r}", "{a[0]}", "{"],
 )
 def test_wrong_templates_are_refused_at_once(template: str) -> None:
     with pytest.raises(ValueError):
