@@ -412,7 +412,8 @@ class Client:
         ```
 
         :param names_or_locks: names, which are taken exclusively with ``options``, and locks, which keep
-            their mode and options.
+            their mode and options. The ``on_lost`` function of such a lock is called when its own name is
+            lost; that of ``options`` when the first of all names is.
         :param timeout: seconds for all together; None for ever, 0 tries each once.
         """
         on_lost, others = _split(dict(options))

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import TYPE_CHECKING, Any, Never, Self, TypeAlias
 
 from .. import _client as core_client
 from .. import _multilock as core
@@ -20,6 +20,9 @@ from ._options import UNSET
 
 if TYPE_CHECKING:
     from ._client import Client, Running
+    from ._portal import Portal
+
+OnLoss: TypeAlias = Callable[[LockLost], object]
 
 
 class MultiLock:
@@ -42,7 +45,7 @@ class MultiLock:
         names_or_locks: tuple[str | Lock, ...],
         timeout: float | None,
         options: dict[str, Any],
-        on_lost: Callable[[LockLost], object] | None,
+        on_lost: OnLoss | None,
     ) -> None:
         self._client = client
         self._given = names_or_locks
@@ -50,6 +53,13 @@ class MultiLock:
         self._options = options
         self._on_lost = on_lost
         self._names = self._on(client._template).names
+        #: What the given locks call on the loss of their name.
+        self._on_lost_of: dict[str, list[OnLoss]] = {}
+        for one in names_or_locks:
+            if isinstance(one, Lock) and one._on_lost is not None:
+                functions = self._on_lost_of.setdefault(one.name, [])
+                if one._on_lost not in functions:  # a name that is repeated is taken once
+                    functions.append(one._on_lost)
         self._entered: Entered[MultiLease] = Entered()
 
     def __repr__(self) -> str:
@@ -117,15 +127,37 @@ class MultiLock:
 
         async def acquire() -> core.MultiLease:
             left = timeout if running.is_open else await running.open_within(timeout)
-            return await multilock._acquire(left, own)
+            leases = await multilock._acquire(left, own)
+            self._watch(running.portal, leases)
+            return leases
 
         async def take_back(leases: core.MultiLease) -> None:
             await leases._leave(wait=True)
 
-        leases = MultiLease(self._client, running, running.portal.call(acquire, take_back))
-        if self._on_lost is not None:
-            leases._call_when_lost(self._on_lost)
-        return leases
+        return MultiLease(self._client, running, running.portal.call(acquire, take_back))
+
+    def _watch(self, portal: Portal, leases: core.MultiLease) -> None:
+        """Have the functions called when leases are lost. In the loop's thread."""
+        of_all = None if self._on_lost is None else _first_of(self._on_lost)
+        for name, lease in leases.items():
+            if len(lease._request.handles) == 1:  # else it is the loss of the block around this one
+                for function in self._on_lost_of.get(name, ()):
+                    call_when_lost(portal, lease, function)
+            if of_all is not None:
+                call_when_lost(portal, lease, of_all)
+
+
+def _first_of(function: OnLoss) -> OnLoss:
+    """Return what passes on only the first loss that it hears of."""
+    told = False
+
+    def first(lost: LockLost) -> None:
+        nonlocal told
+        if not told:
+            told = True
+            function(lost)
+
+    return first
 
 
 class MultiLease(Mapping[str, Lease]):
@@ -272,21 +304,6 @@ class MultiLease(Mapping[str, Lease]):
             if armed:
                 armed.pop(lease._body, None)  # type: ignore[call-overload]
         return await self._core._leave(wait=True)
-
-    def _call_when_lost(self, function: Callable[[LockLost], object]) -> None:
-        told = False
-
-        def once(lost: LockLost) -> None:
-            nonlocal told
-            if not told:
-                told = True
-                function(lost)
-
-        async def watch() -> None:
-            for lease in self._core.values():
-                call_when_lost(self._running.portal, lease, once)
-
-        self._running.portal.call(watch)
 
     def _is_here(self) -> bool:
         return self._running.pid == os.getpid()

@@ -154,6 +154,55 @@ def test_the_loss_of_one_name_loses_a_multilock(threads: sync.Client) -> None:
     assert not threads.lock("a").locked()
 
 
+def test_a_lock_in_a_multilock_keeps_its_on_lost(threads: sync.Client) -> None:
+    mine: list[sync.LockLost] = []
+    others: list[sync.LockLost] = []
+    both: list[sync.LockLost] = []
+    lock = threads.lock("a", on_lost=mine.append)
+    reading = threads.rwlock("b", on_lost=others.append).read
+    with pytest.raises(sync.LockLost):
+        # What is given twice is taken once, and told once.
+        with threads.multilock(lock, reading, lock, "a", "c", on_lost=both.append):
+            threads.break_lock("a")
+            until(lambda: mine and both)
+            threads.break_lock("b")
+            until(lambda: others)
+            threads.break_lock("c")
+    assert [lost.name for lost in mine] == ["a"]
+    assert [lost.name for lost in others] == ["b"]
+    assert [lost.name for lost in both] == ["a"]
+    leases = threads.multilock(lock, "b").acquire()
+    threads.break_lock("a")
+    until(lambda: len(mine) == 2)
+    with pytest.raises(sync.LockLost):
+        leases.release()
+    with threads.multilock(lock, reading):
+        pass
+    assert (len(mine), len(others), len(both)) == (2, 1, 1)
+
+
+def test_on_lost_of_a_lock_is_called_once_though_a_multilock_enters_it_again(
+    threads: sync.Client,
+) -> None:
+    told: list[sync.LockLost] = []
+    lock = threads.lock("a", on_lost=told.append)
+    with pytest.raises(sync.LockLost), lock, threads.multilock(lock, "b") as leases:
+        threads.break_lock("a")
+        leases.wait_lost()
+        until(lambda: told)
+    assert [lost.name for lost in told] == ["a"]
+
+
+def test_a_multilock_that_nobody_references_is_released_although_a_lock_has_on_lost(
+    threads: sync.Client,
+) -> None:
+    told: list[sync.LockLost] = []
+    with pytest.warns(ResourceWarning, match="forgotten"):
+        threads.multilock(threads.lock("a", on_lost=told.append), "b").acquire()
+    threads.lock("a").acquire(timeout=5).release()
+    assert told == []
+
+
 def test_waiting_for_a_loss_ends_with_the_release(
     threads: sync.Client, in_thread: InThread
 ) -> None:
