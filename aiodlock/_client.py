@@ -587,7 +587,7 @@ class Client:
         """
         return await self._inspect(check_kind(kind), check_text("name", name))
 
-    async def locks(self, match: str = "*", *, kind: Kind | None = None) -> AsyncIterator[LockInfo]:
+    def locks(self, match: str = "*", *, kind: Kind | None = None) -> AsyncIterator[LockInfo]:
         """Iterate over everything held or waited for whose name matches the glob: all kinds, or one.
 
         Not over a name that nobody waits for and only a lock-delay keeps closed; ``inspect`` tells that.
@@ -599,14 +599,16 @@ class Client:
         """
         if not isinstance(match, str):
             raise TypeError(f"match must be a str, not {match!r}")
+        return self._matching(match, self._kinds() if kind is None else (check_kind(kind),))
+
+    async def _matching(self, match: str, kinds: tuple[Kind, ...]) -> AsyncIterator[LockInfo]:
         session = self._use()
         try:
             check_text("match", match)
         except ValueError:
             return  # no name is like that
-        kinds = self._kinds() if kind is None else (check_kind(kind),)
-        for one in kinds:
-            async for info in self._locks(session, match, one):
+        for kind in kinds:
+            async for info in self._locks(session, match, kind):
                 yield info
 
     def _kinds(self) -> tuple[Kind, ...]:

@@ -87,7 +87,7 @@ class Election:
             raise ValueError(f"value must be up to {_LONGEST_VALUE} bytes long, not {length}")
         return Candidacy(self, value)
 
-    async def observe(self, *, interval: float = 5.0) -> AsyncGenerator[str, None]:
+    def observe(self, *, interval: float = 5.0) -> AsyncGenerator[str, None]:
         """Iterate over the leaders' values: the present one's first, then that of each next one.
 
         A leader is announced when it begins to lead. As an announcement may be lost with a connection,
@@ -104,7 +104,9 @@ class Election:
         :raises BackendUnavailable: when nothing answered for the client's ``unavailable_after``.
         :raises ClientClosed: when the client is left.
         """
-        interval = check_seconds("interval", interval, least=0.01)
+        return self._observe(check_seconds("interval", interval, least=0.01))
+
+    async def _observe(self, interval: float) -> AsyncGenerator[str, None]:
         seen, answered = 0, now()
         changed = asyncio.Event()
         stop = self._client._use().backend.observe("lock", self._name, changed.set)

@@ -518,7 +518,7 @@ class Client:
         ```
         """
         running = self._use()
-        return iterate(running, lambda: running.inner.locks(match, kind=kind))
+        return iterate(self, running, running.inner.locks(match, kind=kind))
 
     def break_lock(self, name: str, *, kind: Kind = "lock") -> int:
         """Release all holders by force; return their number. Waiters stay; lock-delay is ignored.

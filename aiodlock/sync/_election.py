@@ -82,7 +82,8 @@ class Election:
         :raises ClientClosed: when the client is closed.
         """
         running = self._client._use(self._name)
-        return iterate(running, lambda: self._on(running.inner).observe(interval=interval))
+        leaders = self._on(running.inner).observe(interval=interval)
+        return iterate(self._client, running, leaders)
 
 
 class Candidacy:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from ._client import Running
+    from ._client import Client, Running
 
 _T = TypeVar("_T")
 
@@ -15,25 +15,23 @@ class Ended(Generic[_T]):
     """Stands for the end: StopAsyncIteration cannot leave a coroutine as a result."""
 
 
-def iterate(running: Running, make: Callable[[], AsyncIterator[_T]]) -> Iterator[_T]:
-    """Yield what the asynchronous iterator yields; dropped or closed, it is closed in the background."""
-    made: list[AsyncIterator[_T]] = []
+def iterate(client: Client, running: Running, items: AsyncIterator[_T]) -> Iterator[_T]:
+    """Yield what the asynchronous iterator yields; dropped or closed, it is closed in the background.
 
-    async def begin() -> None:
-        made.append(make())
+    The client is kept for as long: one that is collected is closed.
+    """
 
     async def following() -> _T | Ended[_T]:
         try:
-            return await anext(made[0])
+            return await anext(items)
         except StopAsyncIteration:
             return Ended()
 
     async def close() -> None:
-        aclose = getattr(made[0], "aclose", None)
+        aclose = getattr(items, "aclose", None)
         if aclose is not None:
             await aclose()
 
-    running.call(begin)  # a wrong argument is told here
     try:
         while not isinstance(item := running.call(following), Ended):
             yield item

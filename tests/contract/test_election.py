@@ -202,3 +202,5 @@ def test_bad_input_is_refused() -> None:
         client.election("x").lead(5)  # type: ignore[arg-type]
     with pytest.raises(ValueError):
         client.election("x").lead("v" * 401)
+    with pytest.raises(ValueError):
+        client.election("x").observe(interval=0)  # told by the call

@@ -87,6 +87,14 @@ async def test_thousands_of_names_take_few_round_trips(real_store: Store) -> Non
             await lease.release()
 
 
+def test_wrong_arguments_are_told_by_the_call() -> None:
+    client = aiodlock.Client("memory://")
+    with pytest.raises(TypeError, match="match"):
+        client.locks(5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="kind"):
+        client.locks(kind="wait")
+
+
 def test_pattern_for_the_server_keeps_what_is_literal() -> None:
     def inner(match: str) -> str:
         return state_pattern("p", "lock", match).removeprefix("p:2:lock:{")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from concurrent.futures import wait
 
 import pytest
@@ -192,6 +194,48 @@ def test_locks_are_listed_and_broken(threads: sync.Client) -> None:
             assert len(list(threads.locks())) == 2
             assert threads.break_lock("order:1") == 1
     assert lost.value.reason == "broken"
+
+
+def test_what_iterates_keeps_its_client_open_as_long_as_it_is_needed(
+    threads: sync.Client, store: Store
+) -> None:
+    clients: weakref.WeakSet[sync.Client] = weakref.WeakSet()
+
+    def client() -> sync.Client:
+        made = sync.Client(store.source, **store.options)
+        clients.add(made)
+        return made
+
+    with threads.election("x").lead("host-1"):
+        assert [info.name for info in client().locks()] == ["x"]
+        assert next(client().election("x").observe()) == "host-1"
+        leaders, infos = client().election("x").observe(), client().locks("x*")
+        gc.collect()
+        assert next(leaders) == "host-1"
+        assert [info.name for info in infos] == ["x"]
+        del leaders
+        gc.collect()
+        assert not clients
+
+
+def test_wrong_arguments_are_told_before_anything_is_iterated(make_sync: MakeSync) -> None:
+    client = make_sync()
+    for wrong, of in ((5, TypeError), (None, TypeError)):
+        with pytest.raises(of, match="match"):
+            client.locks(wrong)  # type: ignore[arg-type]
+    for kind in ("wait", "file", 5):
+        with pytest.raises(ValueError, match="kind"):
+            client.locks(kind=kind)  # type: ignore[arg-type]
+    election = client.election("x")
+    with pytest.raises(ValueError, match="interval"):
+        election.observe(interval=0)
+    with pytest.raises(TypeError, match="interval"):
+        election.observe(interval="5")  # type: ignore[arg-type]
+    assert list(client.locks("")) == []
+    client.close()
+    for closed in (client.locks, election.observe):
+        with pytest.raises(sync.ClientClosed):
+            closed()
 
 
 def test_a_client_is_opened_by_the_first_use_and_by_entering(make_sync: MakeSync) -> None:
