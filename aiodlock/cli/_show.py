@@ -155,29 +155,32 @@ def _state(info: LockInfo) -> str:
 def _holder_cells(one: HolderInfo) -> tuple[str, ...]:
     facts = (f"token {one.token}", _seconds(one.remaining, "left"))
     times = f"acquired {plural(one.count, 'time')}"
-    return ("holder", one.mode, printable(one.client), *facts, times, *_owner_cells(one))
+    return ("holder", one.mode, printable(one.client), *facts, times, *_words_of_users(one))
 
 
 def _waiter_cells(one: WaiterInfo) -> tuple[str, ...]:
     place = f"waiter {one.position + 1}"
     facts = ("", _seconds(one.waiting, "waited"), "")
-    return (place, one.mode, printable(one.client), *facts, *_owner_cells(one))
+    return (place, one.mode, printable(one.client), *facts, *_words_of_users(one))
 
 
-def _owner_cells(one: HolderInfo | WaiterInfo) -> tuple[str, ...]:
-    """Tell an owner that a user has named. The default is made from the client's name."""
-    if one.owner.startswith(f"{one.client}-"):
-        return ()
-    return (f"owner {printable(one.owner)}",)
+def _words_of_users(one: HolderInfo | WaiterInfo) -> tuple[str, ...]:
+    """Tell what users have said of it: an owner that they named, the note, the client's description."""
+    # The default of the owner is made from the client's name.
+    owner = "" if one.owner.startswith(f"{one.client}-") else one.owner
+    said = {"owner": owner, "note": one.note, "description": one.description}
+    return tuple(f"{what} {printable(text)}" if text else "" for what, text in said.items())
 
 
 def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
-    widths: dict[int, int] = {}
+    """Print rows of one length, without the columns that are empty in all of them."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        for number, cell in enumerate(row):
-            widths[number] = max(widths.get(number, 0), cell_len(cell))
-    for row in rows:
-        padded = (cell + " " * (widths[n] - cell_len(cell)) for n, cell in enumerate(row))
+        padded = (
+            cell + " " * (width - cell_len(cell))
+            for cell, width in zip(row, widths, strict=True)
+            if width
+        )
         print("  ".join(padded).rstrip())
 
 

@@ -162,7 +162,8 @@ def _holder(holder: HolderInfo, seen: Seen | None, at: float) -> dict[str, Any]:
     return {
         "client": printable(holder.client),
         "owner": _owner(holder),
-        "note": _note(holder),
+        "note": printable(holder.note),
+        "description": printable(holder.description),
         "mode": holder.mode,
         "token": holder.token,
         "held": lasting(at - hold.since) if hold is not None else "",
@@ -177,7 +178,8 @@ def _waiter(waiter: WaiterInfo) -> dict[str, Any]:
         "place": waiter.position + 1,
         "client": printable(waiter.client),
         "owner": _owner(waiter),
-        "note": _note(waiter),
+        "note": printable(waiter.note),
+        "description": printable(waiter.description),
         "mode": waiter.mode,
         "waited": lasting(waiter.waiting),
     }
@@ -197,10 +199,6 @@ def _loss(loss: Loss, at: float) -> dict[str, Any]:
 def _owner(one: HolderInfo | WaiterInfo) -> str:
     """Tell an owner that a user has named. The default is made from the client's name."""
     return "" if one.owner.startswith(f"{one.client}-") else printable(one.owner)
-
-
-def _note(one: HolderInfo | WaiterInfo) -> str:
-    return printable(str(getattr(one, "note", "") or ""))
 
 
 def _status(info: LockInfo) -> str:

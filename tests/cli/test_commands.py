@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import aiodlock
 from aiodlock.cli import _app, _show
 
+from ..conftest import MakeClient
 from ..scenes import PATIENCE, until_waiting
 from ..servers import Store
 
@@ -81,6 +82,21 @@ async def test_show_tells_holders_and_waiters(store: Store, client: aiodlock.Cli
         assert left.start() == waited.start()
     await (await waiting).release()
     assert "free" in (await call(store, "show", "x"))[1]
+
+
+async def test_show_tells_owners_notes_and_descriptions_in_columns(
+    store: Store, client: aiodlock.Client, make_client: MakeClient
+) -> None:
+    other = await make_client(description="billing\x1b[31m on host7")
+    async with client.lock("x", note="nightly\nrun"):
+        waiting = asyncio.create_task(other.lock("x", owner="me").acquire())
+        await until_waiting(client, "x")
+        *_, holder, waiter = (await call(store, "show", "x"))[1].splitlines()
+        assert holder.endswith(r"  note nightly\nrun")
+        assert re.search(r"  owner me +description billing\\x1b\[31m on host7$", waiter)
+        assert holder.index("note ") > waiter.index("owner me")
+        assert waiter.index("description ") > holder.index("note ")
+    await (await waiting).release()
 
 
 async def test_break_asks_first_and_tells_how_many(store: Store, client: aiodlock.Client) -> None:

@@ -85,6 +85,23 @@ async def test_holders_and_waiters_of_every_store_are_shown(
         await asyncio.wait({waiting})
 
 
+@pytest.mark.stores("memory")
+async def test_notes_and_descriptions_are_shown_as_text_everywhere(
+    make_client: MakeClient, visit: Visit
+) -> None:
+    note, description = "<b>note</b>\u202e{{ 7 * 7 }}", "<img src=x onerror=alert(1)>\n& co"
+    client = await make_client(description=description)
+    lock = client.lock("x", note=note)
+    async with lock, visit(aiodlock.web.app(client, read_only=False)) as http:
+        waiting = asyncio.create_task(client.lock("x", note=note).acquire())
+        await until_waiting(client, "x")
+        for page, times in (("/", 1), ("/name?n=x", 2), ("/break?n=x", 1)):
+            shown = check_harmless((await http.get(page)).text).text
+            assert shown.count(r"<b>note</b>\u202e{{ 7 * 7 }}") == times, page
+            assert shown.count(r"<img src=x onerror=alert(1)>\n& co") == times, page
+    await (await waiting).release()
+
+
 @pytest.mark.stores("memory", "valkey9")
 async def test_hostile_names_and_owners_are_text_everywhere(
     client: aiodlock.Client, visit: Visit
