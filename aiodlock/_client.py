@@ -370,16 +370,17 @@ class Client:
         ```
 
         :param keep: seconds for which the success stays on record.
-        :param options: as of ``lock``, without ``owner`` and ``confirm_release``. ``hold_at_least`` closes
-            the name behind a body that fails; it must not be longer than ``keep``.
+        :param options: as of ``lock``, without ``owner``, ``linger`` and ``confirm_release``.
+            ``hold_at_least`` closes the name behind a body that fails; it must not be longer than ``keep``.
         :raises ValueError: for an option that has no meaning here, or ``hold_at_least`` above ``keep``.
         :raises Unsupported: on a store that keeps no records, such as a quorum.
         """
         given: dict[str, Any] = {**options}
-        for option in ("owner", "linger"):
-            if given.pop(option, None):
-                raise ValueError(f"{option} has no meaning for what is done once")
-        if given.pop("confirm_release", True) is not True:
+        if given.pop("owner", None) is not None:
+            raise ValueError("owner has no meaning for what is done once")
+        if given.get("linger"):
+            raise ValueError("linger has no meaning for what is done once")
+        if given.get("confirm_release") is False:
             raise ValueError("confirm_release=False would not tell whether a success is on record")
         check_seconds("keep", keep, least=0.001)
         described = self.lock(name, **given)

@@ -66,7 +66,7 @@ class Once(Locked):
         timeout: float | None = 10.0,
         **lock_options: Any,
     ) -> None:
-        for option in ("owner", "confirm_release", "shared"):
+        for option in ("owner", "linger", "confirm_release", "shared"):
             if option in lock_options:
                 raise ValueError(f"{option} has no meaning for what is done once")
         super().__init__(name_template, timeout=timeout, **lock_options)

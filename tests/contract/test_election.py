@@ -194,8 +194,9 @@ def test_bad_input_is_refused() -> None:
     client = aiodlock.Client("memory://")
     with pytest.raises(ValueError):
         client.election("")
-    with pytest.raises(ValueError):
-        client.election("x", owner="me")  # type: ignore[call-arg]
+    for owner in ("me", ""):
+        with pytest.raises(ValueError, match="owner"):
+            client.election("x", owner=owner)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
         client.election("x", no_such=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError):

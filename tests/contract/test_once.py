@@ -218,8 +218,15 @@ async def test_all_kinds_are_listed_and_told_apart(client: Client) -> None:
     ("options", "error"),
     [
         ({"owner": "me"}, ValueError),
+        ({"owner": ""}, ValueError),
+        ({"owner": 0}, ValueError),
         ({"linger": 1.0}, ValueError),
+        ({"linger": -1.0}, ValueError),
+        ({"linger": None}, TypeError),
+        ({"linger": False}, TypeError),
         ({"confirm_release": False}, ValueError),
+        ({"confirm_release": None}, TypeError),
+        ({"confirm_release": 1}, TypeError),
         ({"keep": 0}, ValueError),
         ({"keep": float("inf")}, ValueError),
         ({"keep": "60"}, TypeError),
@@ -232,6 +239,12 @@ async def test_bad_options_are_refused(
 ) -> None:
     with pytest.raises(error):
         client.once("a", **{"keep": 60, **options})
+
+
+async def test_defaults_of_options_without_a_meaning_are_accepted(client: Client) -> None:
+    options: dict[str, Any] = {"owner": None, "linger": 0, "confirm_release": True}
+    async with client.once("a", keep=60, **options) as once:
+        assert once.first
 
 
 async def test_bad_results_are_refused_on_assignment(client: Client) -> None:

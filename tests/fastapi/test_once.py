@@ -116,7 +116,10 @@ async def test_request_that_waits_too_long_gets_423(app: FastAPI, serve: Serve) 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"owner": "me"}, {"shared": True}, {"keep": 0}, {"ttll": 1}, {"hold_at_least": 601}],
+    [
+        *({"owner": "me"}, {"owner": ""}, {"linger": 1.0}, {"confirm_release": False}),
+        *({"shared": True}, {"keep": 0}, {"ttll": 1}, {"hold_at_least": 601}),
+    ],
 )
 def test_bad_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError)):
