@@ -84,7 +84,8 @@ Match = Annotated[
 ]
 
 OneKind = Annotated[
-    Kind, typer.Option("--kind", help="What the name is: a lock, a semaphore, or done once.")
+    Literal["lock", "semaphore", "once"],  # not "wait", which clients use among themselves
+    typer.Option("--kind", help="What the name is: a lock, a semaphore, or done once."),
 ]
 
 _URL = "redis://localhost:6379/0"

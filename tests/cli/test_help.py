@@ -13,6 +13,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
+from aiodlock._options import check_kind
 from aiodlock.cli import _app
 
 GROUP: Any = typer.main.get_command(_app.app)
@@ -43,6 +44,13 @@ def test_help_shows_every_word_that_was_written(name: str) -> None:
 
 def test_list_of_commands_names_the_extra_of_the_demo() -> None:
     assert "aiodlock[demo]" in invoke("--help")
+
+
+@pytest.mark.parametrize("command", ["show", "break"])
+def test_kinds_that_are_offered_are_those_that_are_accepted(command: str) -> None:
+    offered = re.search(r"--kind\s+[<\[]([a-z|]+)[>\]]", invoke(command, "--help"))
+    assert offered is not None
+    assert [check_kind(one) for one in offered[1].split("|")] == ["lock", "semaphore", "once"]
 
 
 def test_version() -> None:
