@@ -106,10 +106,10 @@ test-oldest:
 	$(VENV)/oldest/bin/python -m pip install --quiet --editable '.[dev]' $(OLDEST)
 	$(VENV)/oldest/bin/python -m pytest --numprocesses 4 $(ARGS)
 
-# What fresh environments differ in, in two or three minutes: the oldest and the newest anyio and redis-py, without and
+# What fresh environments differ in, in three minutes: the oldest and the newest anyio and redis-py, without and
 # with sniffio (which anyio needed until 4.12, and which comes with many packages), on the oldest Python and on the
-# newest one that is there, and there with eager tasks, too. The suite's core, so that the suite itself need not run
-# four times.
+# newest one that is there, and there on uvloop and with eager tasks, too. The suite's core, so that the suite
+# itself need not run five times.
 CORE := tests/unit/test_tasks.py tests/unit/test_keeper.py tests/contract/test_blocks.py tests/contract/test_locking.py \
 	tests/contract/test_losing.py tests/contract/test_client_life.py tests/fault/test_lost_replies.py \
 	tests/contract/test_lock_delay.py --store memory,valkey9
@@ -131,6 +131,8 @@ test-environments:
 	$(call run_core,env-oldest,$(PYTHON),redis==6.0.0 anyio==4.4.0 sniffio)
 	$(call run_core,env-newest,$(NEWEST_PYTHON),redis anyio,$(VENV)/env-newest/bin/python -m pip uninstall --quiet --yes sniffio)
 	$(call run_core,env-sniffio,$(NEWEST_PYTHON),redis anyio sniffio)
+	$(VENV)/env-sniffio/bin/python -m pip install --quiet uvloop
+	$(VENV)/env-sniffio/bin/python -m pytest --quiet --numprocesses 4 --uvloop $(CORE) $(ARGS)
 	$(VENV)/env-newest/bin/python -c 'import asyncio; asyncio.eager_task_factory' 2>/dev/null || exit 0; \
 		$(VENV)/env-newest/bin/python -m pytest --quiet --numprocesses 4 --eager $(CORE) $(ARGS)
 

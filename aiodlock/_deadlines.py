@@ -35,8 +35,9 @@ class Deadlines:
     moved to the heap then.
 
     Mutable state: ``_fresh`` (added since the timer came last), ``_heap`` of [moment, serial, request or
-    None] (the entry is the request's ``alarm``), ``_dead`` (entries without a request), ``_wake_at`` and
-    ``_timer``, ``_shortest`` (the shortest ttl of a holder since there was none).
+    None] (the entry is the request's ``alarm``), ``_dead`` (entries without a request), ``_wake_at``,
+    ``_timer`` and ``_comes_at`` (when that comes, on the loop's clock), ``_shortest`` (the shortest ttl of
+    a holder since there was none).
     """
 
     def __init__(self, session: Session) -> None:
@@ -48,6 +49,7 @@ class Deadlines:
         self._dead = 0
         self._wake_at = _NEVER
         self._timer: asyncio.TimerHandle | None = None
+        self._comes_at = _NEVER
         self._shortest = _NEVER
 
     def __len__(self) -> int:
@@ -94,18 +96,20 @@ class Deadlines:
 
     def _set_timer(self, moment: float) -> None:
         if self._timer is not None:
-            if self._timer.when() <= self._loop.time():
+            if self._comes_at <= self._loop.time():
                 return  # it may come in this turn of the loop; a new one would come in the next
             self._timer.cancel()
         self._wake_at = moment
         # It comes often enough to tell for how long the loop was blocked.
         longest = min(_LONGEST_TIMER, self._shortest / _TICKS)
         pause = min(max(0.0, moment - now()), longest)
+        # Not asked of the handle: uvloop's has no ``when()`` if the pause rounds to no millisecond.
+        self._comes_at = self._loop.time() + pause
         self._timer = self._loop.call_later(pause, self._on_timer)
 
     def _on_timer(self) -> None:
         assert self._timer is not None
-        late = self._loop.time() - self._timer.when()
+        late = self._loop.time() - self._comes_at
         self._timer, self._wake_at = None, _NEVER
         if late > self._shortest * (_BLOCKED - 1 / _TICKS):
             self._warn_of_block(late)

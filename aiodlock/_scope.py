@@ -38,7 +38,9 @@ class BodyScope:
         if self._cancelled or self._handle is not None:
             return
         loop = self._task.get_loop()
-        if asyncio.current_task(loop) is self._task:
+        # An eager task that the body starts is the current one, and the body runs all the same.
+        runs = getattr(self._task.get_coro(), "cr_running", False)
+        if runs or asyncio.current_task(loop) is self._task:
             # The body runs at this moment: a callback cancels it at its next await. (Before Python 3.13
             # nobody can take a cancellation back from a body that ends without another await.)
             self._handle = loop.call_soon(self._cancel)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import importlib
 import inspect
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
@@ -63,6 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="start tasks eagerly in all event loops, as asyncio.eager_task_factory does (Python 3.12)",
     )
+    parser.addoption("--uvloop", action="store_true", help="run on uvloop's event loops")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -77,6 +79,8 @@ def pytest_configure(config: pytest.Config) -> None:
         if not hasattr(asyncio, "eager_task_factory"):
             raise pytest.UsageError("--eager: this Python has no eager tasks")
         _start_tasks_eagerly(asyncio.eager_task_factory)
+    if config.getoption("--uvloop"):
+        asyncio.set_event_loop_policy(importlib.import_module("uvloop").EventLoopPolicy())
 
 
 def _start_tasks_eagerly(factory: Any) -> None:

@@ -1,41 +1,71 @@
-"""The timer of what ends on this side: a lease is lost in the turn in which its end is seen."""
+"""The timer that marks what has ended, on loops that are not asyncio's own."""
 
 from __future__ import annotations
 
 import asyncio
-import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from aiodlock import Client, LockLost
-from aiodlock._clock import now
+import aiodlock
+
+from ..scenes import until_cancelled
 
 
-async def test_body_takes_one_step_after_a_block_although_another_lease_is_granted_in_that_turn() -> (
-    None
-):
-    """The timer that is due is left alone: a new one would come in the next turn, after a second step."""
-    steps = 0
+class _Handle:
+    """What any loop's ``call_later`` gives: uvloop's has no ``when()`` if the pause rounds to nothing."""
 
-    async with Client("memory://") as client:
-        session = client._session
-        assert session is not None
-        other = (await client.lock("b", ttl=30.0).acquire())._request
+    def __init__(self, handle: asyncio.TimerHandle) -> None:
+        self.cancel = handle.cancel
 
-        def grant() -> None:
-            other.granted_at = now()
-            session.deadlines.add(other)
 
-        async def body() -> None:
-            nonlocal steps
-            async with client.lock("a", ttl=0.2) as lease:
-                session.deadlines.remove(other)
-                asyncio.get_running_loop().call_soon(grant)
-                time.sleep(0.3)  # the loop is blocked until the lease is over
-                while steps < 5:
-                    await asyncio.sleep(0)
-                    steps += not lease.held
+async def test_bodies_are_told_on_a_loop_whose_timers_are_plain_and_come_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
 
-        with pytest.raises(LockLost):
-            await body()
-    assert steps == 1
+    def early(delay: float, call: Callable[..., object], *args: Any) -> Any:
+        # In whole milliseconds, as uvloop's.
+        return _Handle(call_later(int(delay * 1000) / 1000, call, *args))
+
+    async with aiodlock.Client("memory://") as client:
+        monkeypatch.setattr(loop, "call_later", early)
+        for extra in range(5):
+            with pytest.raises(aiodlock.LockLost) as lost:
+                async with client.lock("x", max_hold=0.06 + extra / 7000):
+                    await until_cancelled()
+            assert lost.value.reason == "max_hold"
+        monkeypatch.undo()
+        async with client.lock("y"):
+            pass
+
+
+async def test_body_that_runs_below_an_eager_task_is_cancelled_at_its_next_await() -> None:
+    factory = getattr(asyncio, "eager_task_factory", None)
+    if factory is None:
+        pytest.skip("this Python has no eager tasks")
+    loop = asyncio.get_running_loop()
+    async with aiodlock.Client("memory://") as client:
+        loop.set_task_factory(factory)
+        try:
+            with pytest.raises(aiodlock.LockLost):
+                await _lose_in_an_eager_task(client)
+            await asyncio.sleep(0)  # nothing of the cancellation is left
+        finally:
+            loop.set_task_factory(None)
+
+
+async def _lose_in_an_eager_task(client: aiodlock.Client) -> None:
+    """End the body without another await after a task that it has started has noticed the loss."""
+    tasks: list[asyncio.Task[None]] = []
+    async with client.lock("x", max_hold=0.05) as lease:
+
+        async def notice() -> None:
+            while lease.held:
+                pass
+            with pytest.raises(aiodlock.LockLost):
+                lease.ensure_held()
+
+        tasks.append(asyncio.create_task(notice()))
