@@ -24,8 +24,10 @@ from .run import Total, collector_at_rest, run_seed
 from .rush import Rush
 from .scenario import Simulation
 from .shrink import diagram, shrink
+from .thread_variants import THREAD_VARIANTS
+from .threads import Threads
 
-VARIANTS = ALL_VARIANTS | DEADLOCK_VARIANTS | QUORUM_VARIANTS
+VARIANTS = ALL_VARIANTS | DEADLOCK_VARIANTS | QUORUM_VARIANTS | THREAD_VARIANTS
 
 
 def main() -> int:
@@ -101,6 +103,13 @@ def main() -> int:
         help="users' code: swallowed cancellations, task groups, generators, blocked loops",
     )
     parser.add_argument(
+        "--threads",
+        action="store_const",
+        const=Threads,
+        dest="kind",
+        help="threads in the place of tasks: aiodlock.sync, with --store memory",
+    )
+    parser.add_argument(
         "--store",
         choices=("redis", "memory"),
         default="redis",
@@ -128,6 +137,8 @@ def main() -> int:
         chosen.kind = Habits
     if chosen.store == "memory" and chosen.kind is DeadlocksOnRedis:
         chosen.kind = Deadlocks
+    if chosen.kind is Threads and chosen.store != "memory":
+        parser.error("--threads needs --store memory")
     if chosen.variants:
         return _search(chosen.start, chosen.seeds)
     prepare = VARIANTS[chosen.variant].prepare if chosen.variant else None

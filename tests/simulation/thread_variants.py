@@ -1,0 +1,124 @@
+"""Broken ways to lock for threads, each caught within sixty seeds. See ``variants.py``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from aiodlock import LockLost
+from aiodlock import _lock as core_lock
+from aiodlock._lease import Lease
+from aiodlock._request import State
+from aiodlock.sync import _blocks, _lease, _lock, _portal
+from aiodlock.sync._lease import start_thread
+
+from .scenario import Simulation
+from .threads import Threads
+from .variants import Prepare, Variant
+from .variants import _both as both
+
+
+def _often(**style: Any) -> Prepare:
+    """Let what a variant needs come often. What is not a part of ``Style`` is set on the simulation."""
+
+    def prepare(simulation: Simulation) -> None:
+        assert isinstance(simulation, Threads)
+        for name, value in style.items():
+            if hasattr(simulation.style, name):
+                simulation.style = replace(simulation.style, **{name: value})
+            else:
+                assert hasattr(simulation, name), name
+                setattr(simulation, name, value)
+
+    return prepare
+
+
+def _without(target: object, name: str, value: Callable[..., Any]) -> Prepare:
+    """Do something else, or nothing, in the place of a function."""
+
+    def prepare(simulation: Simulation) -> None:
+        simulation.patch(target, name, value)
+
+    return prepare
+
+
+def _one_here(simulation: Simulation) -> None:
+    """All threads of all processes share their open blocks."""
+    shared = _blocks.Here()
+    for module in (_blocks, _lease, _lock):
+        simulation.patch(module, "here", lambda: shared)
+
+
+def _keeps_the_lease(
+    portal: _portal.Portal, lease: Lease, function: Callable[[LockLost], object]
+) -> None:
+    """Watch over the lease, and so keep it: as it was before a seed found it."""
+    request = lease._request
+
+    def look(_: asyncio.Future[None] | None = None) -> None:
+        lost = lease.lost
+        if lost is not None:
+            start_thread(portal, function, lost.copy())
+        elif request.state is State.HELD and request.handles and lease._serial > request.settled:
+            watcher: asyncio.Future[None] = lease._session.loop.create_future()
+            watcher.add_done_callback(look)
+            request.add_watcher(watcher)
+
+    look()
+
+
+async def _is_right_again(*_: object) -> None:
+    """The lease of the block around it is not looked at any more."""
+
+
+_INTERRUPTED = _often(interrupts=1.0, hold=0.4, think=0.02, names=1, tasks=3, shared=0.0)
+
+THREAD_VARIANTS = {
+    "an interrupted call goes on": Variant(
+        both(_INTERRUPTED, _without(_portal.Portal, "_abandon", lambda *_: None)),
+        ("interrupt", "closed"),
+        kind=Threads,
+    ),
+    "threads share their blocks": Variant(
+        both(_often(tasks=3, processes=2, names=1, faults=()), _one_here),
+        ("beside", "again", "told", "failure"),
+        kind=Threads,
+    ),
+    "a block whose lease was lost ends well": Variant(
+        both(_often(breaks=0.3, names=1), _without(_lease, "raise_loss", lambda *_: None)),
+        ("told",),
+        kind=Threads,
+    ),
+    "no function is told of a loss": Variant(
+        both(
+            _often(breaks=0.3, names=1),
+            _without(_lease, "start_thread", lambda *_: None),
+        ),
+        ("told",),
+        kind=Threads,
+    ),
+    "who watches over a lease keeps it": Variant(
+        _without(_lock, "call_when_lost", _keeps_the_lease),
+        ("leak", "liveness"),
+        kind=Threads,
+    ),
+    "a turn inside a lost block is kept": Variant(
+        both(
+            _often(
+                names=1,
+                ttls=(0.2,),
+                hold=0.1,
+                think=0.02,
+                breaks=0.0,
+                semaphores=0.0,
+                faults=("stuck", "pause", "slow"),
+                pause_between_faults=0.1,
+            ),
+            _without(core_lock.Acquirable, "_check_bodies_again", _is_right_again),
+        ),
+        ("again",),
+        kind=Threads,
+    ),
+}
