@@ -144,7 +144,9 @@ async def try_a_lock(source: str | list[str], prefix: str, ttl: float = 5) -> Fi
     async with Client(source, prefix=prefix, close_timeout=1.0) as client:
         started = time.perf_counter()
         try:
-            async with client.lock("aiodlock doctor", ttl=ttl, timeout=5):
+            # Each node is tried at the same time, and keeps other records than a quorum does.
+            name = "aiodlock doctor" if isinstance(source, str) else "aiodlock doctor: quorum"
+            async with client.lock(name, ttl=ttl, timeout=5):
                 pass
         except (BackendError, TimeoutError) as error:
             return _no_lock(error)

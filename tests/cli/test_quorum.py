@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 
 import pytest
 
@@ -88,6 +88,18 @@ async def test_commands_work_on_a_quorum_with_a_dead_node(servers: list[Embedded
     assert await call(servers, "run", "x", "--", "sh", "-c", "test -n $AIODLOCK_TOKEN") == (0, "")
     code, out = await call(servers, "bench", "--seconds", "0.1", "--json")
     assert (code, len(json.loads(out))) == (0, 3)
+
+
+async def test_doctor_takes_another_lock_of_the_quorum_than_of_each_node(
+    servers: list[EmbeddedServer],
+) -> None:
+    async with AsyncExitStack() as held:
+        for server in servers[:2]:
+            node = await held.enter_async_context(aiodlock.Client(server.url))
+            await held.enter_async_context(node.lock("aiodlock doctor", ttl=60))
+        _, out = await call(servers, "doctor", "--json")
+    found = {one["subject"]: one for one in json.loads(out)}
+    assert found["lock"]["level"] == "ok", found["lock"]
 
 
 async def test_doctor_looks_at_every_node(servers: list[EmbeddedServer]) -> None:
