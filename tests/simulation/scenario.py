@@ -181,6 +181,8 @@ class Simulation:
         turns = random.Random(f"{seed} turns")
         #: Messages that come in within so many seconds are read in one turn of a process's loop.
         self.reads_every = turns.choice(_READS_EVERY) if turns.random() < self.reads_late else 0.0
+        #: Whether the loops' timers are those of uvloop.
+        self.coarse_timers = random.Random(f"{seed} timers").random() < 0.25
         self.hints: Hints | None = Hints(self) if self.heeds_hints else None
         self.onces: Onces | None = attach(self) if self.keeps_records else None
         if prepare is not None:
@@ -347,6 +349,7 @@ class Simulation:
     def _start(self, name: str) -> None:
         process = Process(self.world, name)
         process.reads_every = self.reads_every
+        process.loop.coarse = self.coarse_timers
         self.world.log(f"{name} starts")
         self.mains[process] = process.start(self._main(process))
 

@@ -209,6 +209,7 @@ class Threads(MachineSimulation):
     def _start(self, name: str) -> None:
         process = Process(self.world, name)
         process.reads_every = self.reads_every
+        process.loop.coarse = self.coarse_timers
         self.portals[process] = SimPortal(self, process)
         self.world.log(f"{name} starts")
         first = self.start_thread(process, lambda: self._run_process(process), "main")

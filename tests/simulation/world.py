@@ -167,8 +167,7 @@ class _Timer(float):
     _cancelled: bool
     _context: Context
 
-    def when(self) -> float:
-        return float(self)
+    # It has no ``when()``: uvloop's handles have none if the pause rounds to nothing.
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -188,6 +187,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self._clock_resolution = 1e-7
         #: Tasks take their first step when they are made, as with ``asyncio.eager_task_factory``.
         self.eager = False
+        #: Timers come at whole milliseconds from now, up to half of one early or late, as uvloop's.
+        self.coarse = False
 
     def time(self) -> float:
         return self.process.monotonic()
@@ -229,6 +230,9 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Any = None
     ) -> _Timer:
+        if self.coarse:
+            moment = self.process.monotonic()
+            when = moment + round(max(0.0, when - moment) * 1000) / 1000
         timer = _Timer(when)
         timer._callback = callback
         timer._args = args
