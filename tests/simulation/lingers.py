@@ -2,13 +2,15 @@
 
 linger      while anybody waits, each holder on the server that lingers is recalled, and its client told;
             a client that was told hands the lease to no body any more, and keeps no idle one;
+            no body begins with a lease that is over for it, by its own margin;
             two bodies of one client have a name together only if both read, or are one owner's
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -60,6 +62,8 @@ class _Recalls:
             self.handed_out += 1
             process = self.world.current
             assert process is not None
+            if process.boot() >= request.ends_at:
+                checkers.wrong("linger", f"{process}: {request!r} begins a body, and is over")
             if self._knows(process, request):
                 checkers.wrong(
                     "linger", f"{process}: {request.id} begins another body, and was recalled"
@@ -160,7 +164,13 @@ class _Locks:
             return lock
         if self._chance.random() < 0.2:
             return lock
-        options = replace(lock._options, linger=self._chance.choice((0.05, 0.5, 2.0)))
+        known = lock._options
+        shortest = min(known.ttl, known.max_hold or known.ttl)
+        options = replace(
+            known,
+            linger=self._chance.choice((0.05, 0.5, 2.0)),
+            margin=self._chance.choice((0.0, 0.0, 0.0, 0.7)) * shortest,
+        )
         return aiodlock.Lock(client, lock.name, lock.mode, options)
 
 
@@ -187,7 +197,8 @@ class Lingers(Simulation):
         if self._chance.random() < _READING:
             await _read_while_writing(self, process, client, self._chance)
         else:
-            await super()._turn(process, client)
+            with _refused_extensions():
+                await super()._turn(process, client)
 
 
 class LingersOnTheMachine(MachineSimulation):
@@ -213,7 +224,18 @@ class LingersOnTheMachine(MachineSimulation):
         if self._chance.random() < _READING:
             await _read_while_writing(self, process, client, self._chance)
         else:
-            await super()._turn(process, client)
+            with _refused_extensions():
+                await super()._turn(process, client)
+
+
+@contextmanager
+def _refused_extensions() -> Iterator[None]:
+    """A body may ask for a ttl that its margin does not leave anything of."""
+    try:
+        yield
+    except ValueError as error:
+        if "margin" not in str(error):
+            raise
 
 
 async def _read_while_writing(
