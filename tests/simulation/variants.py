@@ -891,7 +891,7 @@ VARIANTS = {
     ),
     "quorum: breaks forgotten while waiting": Variant(
         _both(_forget_breaks, _faults("slow", "partition"), _nodes(breaks=0.3)),
-        ("exclusion",),
+        ("exclusion", "kept"),
         kind=QuorumSimulation,
         seed=6,
     ),
