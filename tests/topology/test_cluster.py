@@ -180,6 +180,23 @@ async def test_replica_takes_over_and_waiters_come_back(
         assert outcome == [None] or isinstance(outcome[0], aiodlock.LockLost)
 
 
+async def test_client_that_only_looks_sees_what_is_held_after_a_failover(cluster: Cluster) -> None:
+    """Nothing else tells such a client that another node has taken over: it has no lease to extend."""
+    async with (
+        aiodlock.Client(cluster.url, ttl=60.0) as lists,
+        aiodlock.Client(cluster.url, ttl=60.0) as inspects,
+        aiodlock.Client(cluster.url, ttl=60.0) as asks_once,
+        aiodlock.Client(cluster.url, ttl=60.0) as other,
+    ):
+        cluster.primary_of(_state("name")).kill()
+        async with other.lock("name", timeout=60.0):
+            await asyncio.to_thread(cluster.wait_until_fine)
+            assert [info.name async for info in lists.locks()] == ["name"]
+            assert (await inspects.inspect("name")).holders
+            with pytest.raises(aiodlock.WouldBlock):
+                await asks_once.lock("name").acquire_nowait()
+
+
 async def test_observer_hears_of_leaders_when_its_node_has_died(
     cluster: Cluster, client: aiodlock.Client
 ) -> None:

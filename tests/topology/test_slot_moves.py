@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -154,6 +155,27 @@ async def test_release_is_announced_on_its_own_connection_while_its_slot_is_on_i
         assert _refusals(cluster, target, "MOVED") == before
         moving.finish()
         await releasing
+
+
+async def test_first_call_for_a_name_on_a_node_that_has_joined_is_answered(
+    cluster: Cluster,
+) -> None:
+    """The redirection tells of the node, and a call that is made once is not repeated."""
+    async with AsyncExitStack() as stack:
+        one, *others = [await stack.enter_async_context(_client(cluster)) for _ in range(7)]
+        source = cluster.primary_of(STATE)
+        new = await asyncio.to_thread(cluster.add_primary)
+        cluster.move_slot(slot_of("name"), source, new).finish()
+        await asyncio.gather(
+            others[0].inspect("name"),
+            others[1].break_lock("name"),
+            others[2].lock("name").locked(),
+            others[3].forget("name"),
+        )
+        held = await others[4].lock("name").acquire_nowait()
+        assert [info.name async for info in one.locks()] == ["name"]
+        assert [info.name async for info in others[5].locks("nam*")] == ["name"]
+        await held.release()
 
 
 async def test_nodes_that_are_to_be_called_by_a_name_and_have_none_are_found(

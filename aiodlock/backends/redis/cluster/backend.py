@@ -24,6 +24,7 @@ from ...._model import (
     Waiting,
 )
 from ..._label import make_label
+from ...base import Unanswered
 from ...kept import Notices
 from ..calls import Outcome
 from ..keys import name_of
@@ -64,22 +65,44 @@ class ClusterBackend:
     ) -> _T:
         """Call the node that owns the name, and where it sends us instead."""
         node = self.topology.node_of(name)
+        asking = False
         for _ in range(_REDIRECTIONS):
             try:
+                await node.wait_begun()
+                if asking:
+                    await node.ask(granting=granting)
                 return await call(node)
             except Redirected as redirected:
-                node = self.topology.follow(name, redirected, node, granting=granting)
+                node = self.topology.follow(name, redirected, node)
+                asking = redirected.asking
             except BackendUnavailable:
                 self.topology.changed.set()
                 raise
         raise BackendUnavailable(f"the cluster's nodes do not agree yet on the owner of {name!r}")
+
+    async def _once_at(
+        self, name: str, call: Callable[[Node], Awaitable[_T]], *, granting: bool = False
+    ) -> _T:
+        """The same for a caller that does not come back. If the node cannot be reached, and another one has
+        taken over from it, that one is called."""
+        before = self.topology.address_of(name)
+        try:
+            return await self._at(name, call, granting=granting)
+        except Unanswered:
+            raise  # it may have been carried out
+        except BackendUnavailable:
+            await self.topology.learn()
+            if self.topology.address_of(name) in (None, before):
+                raise
+            return await self._at(name, call, granting=granting)
 
     # -- requests --------------------------------------------------------------------------------
 
     async def acquire(
         self, request: StoreRequest, *, wait: bool
     ) -> Granted | Waiting | Refused | Gone:
-        return await self._at(
+        at = self._at if wait else self._once_at
+        return await at(
             request.name, lambda node: node.calls.acquire(request, wait=wait), granting=True
         )
 
@@ -116,7 +139,12 @@ class ClusterBackend:
                 try:
                     return await answer
                 except Redirected as redirected:
-                    asked = self.topology.follow(request.name, redirected, asked, granting=True)
+                    if redirected.asking:
+                        # The node that its keys are on their way to refuses scripts until all are there.
+                        raise BackendUnavailable(
+                            f"the slot of {request.name!r} is on its way to another node"
+                        ) from redirected
+                    asked = self.topology.follow(request.name, redirected, asked)
                     (answer,) = asked.calls.extend([(request, length)])
                 except BackendUnavailable:
                     self.topology.changed.set()
@@ -174,24 +202,27 @@ class ClusterBackend:
     # -- for people ------------------------------------------------------------------------------
 
     async def inspect(self, kind: Kind, name: str) -> LockInfo:
-        return await self._at(name, lambda node: node.inspection.inspect(kind, name))
+        return await self._once_at(name, lambda node: node.inspection.inspect(kind, name))
 
     async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
         return await asyncio.gather(*(self.inspect(kind, name) for name in names))
 
     async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         seen: set[str] = set()
+        # What nobody has called since tells nothing of nodes that came and went.
+        await self.topology.learn()
         for node in list(self.topology.nodes.values()):
+            await node.wait_begun()
             async for name in node.inspection.names(match, kind):
                 if name not in seen:  # its slot may have moved meanwhile
                     seen.add(name)
                     yield name
 
     async def break_lock(self, name: str, kind: Kind = "lock") -> int:
-        return await self._at(name, lambda node: node.inspection.break_lock(name, kind))
+        return await self._once_at(name, lambda node: node.inspection.break_lock(name, kind))
 
     async def forget(self, name: str) -> bool:
-        return await self._at(name, lambda node: node.calls.forget(name))
+        return await self._once_at(name, lambda node: node.calls.forget(name))
 
 
 async def _unknown() -> Granted | Waiting | Gone:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -25,6 +26,8 @@ Address = tuple[str, int]
 
 #: A node, or an address that may be one, has so long to tell which node owns which slots (seconds).
 SLOTS_WITHIN = 1.0
+#: That is a matter of one turn of the event loop, unless the client ends (seconds).
+_BEGINS_WITHIN = 0.5
 
 
 class ChannelPerName:
@@ -74,7 +77,9 @@ def stop_listening(request: StoreRequest, but: Wakeups | None = None) -> None:
 class Node:
     """One primary.
 
-    Mutable state: ``up`` (set when it can be used), ``scope`` (its cancellation ends the node).
+    Mutable state: ``begun`` (set in the turn after the one in which the node was found: from then on its
+    connection can be waited for), ``up`` (set when it can be used), ``scope`` (its cancellation ends the
+    node).
 
     :param on_moved: called when another node owns a name that is listened for here.
     """
@@ -99,8 +104,16 @@ class Node:
         )
         self.calls: Calls = Calls(self.server, ChannelPerName(self.server))
         self.inspection: Inspection = Inspection(self.server)
+        self.begun: asyncio.Event = asyncio.Event()
         self.up: asyncio.Event = asyncio.Event()
         self.scope: anyio.CancelScope = anyio.CancelScope()
+
+    async def wait_begun(self) -> None:
+        """Let a node that was found just now begin to connect."""
+        if not self.begun.is_set():
+            with suppress(TimeoutError):  # the client ends, and the node with it
+                async with asyncio.timeout(_BEGINS_WITHIN):
+                    await self.begun.wait()
 
     def again(self, moved: Callable[[bytes], bool]) -> None:
         """Listen where that was refused: the owners of slots have changed."""
@@ -122,17 +135,18 @@ class Node:
             server.wakeups.sharded = server.publish == "SPUBLISH"
         self.calls.forget_packed()
 
-    def ask(self, *, granting: bool) -> bool:
+    async def ask(self, *, granting: bool) -> None:
         """Announce that the next command on this node is for a slot that is on its way to it.
+
+        The caller sends that command in the same turn of the event loop.
 
         :param granting: whether that command goes where grants do. With ``min_replicas`` that is a
             connection of its own, and each has to be told by itself.
         """
-        wire = self.server.granting_wire if granting else self.server.wire
-        if wire is None:
-            return False
+        server = self.server
+        link = server.granting if granting else server.link
+        wire = link.wire or await link.wait_up(hurry=True)
         wire.send("ASKING")
-        return True
 
     async def slots(self) -> Any:
         """Return what this node knows of the owners of slots."""

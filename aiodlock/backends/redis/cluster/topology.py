@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -35,6 +36,8 @@ _WAIT_FOR_ALL = 2.0
 #: Between two questions for the owners of slots, at the least: many requests notice the same change at
 #: once.
 _ASK_AGAIN = 0.1
+#: How long a call waits for the answer to that question (seconds).
+_ANSWER_WITHIN = 2.0
 #: Between attempts to use a node that refuses this user (seconds).
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
@@ -44,7 +47,8 @@ class Topology:
 
     Mutable state: ``nodes`` (by address), ``_owners`` (the address that owns each slot, None for unknown),
     ``_learned`` (the same, as the nodes said last; the former follows redirections too), ``observers``,
-    ``changed`` (set when somebody noticed that these may be wrong), ``_entering`` (until nodes are
+    ``changed`` (set when somebody noticed that these may be wrong), ``_told`` (set when the next question
+    for the owners has been answered), ``_entering`` (until nodes are
     connected; until then a refusal is fatal), ``_failure`` (why the last question for the owners had no
     answer).
     """
@@ -58,6 +62,7 @@ class Topology:
         self._owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         self._learned = list(self._owners)
         self.changed: asyncio.Event = asyncio.Event()
+        self._told = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._listener: Notices | None = None
         self._failure: Exception | None = None
@@ -86,7 +91,10 @@ class Topology:
                 ready()
                 while True:
                     await self.changed.wait()
+                    # Whoever wants to know from now on is told by the next answer.
+                    told, self._told = self._told, asyncio.Event()
                     await self._ask_for_owners()
+                    told.set()
                     await asyncio.sleep(_ASK_AGAIN * random.uniform(1.0, 2.0))
         finally:
             self._tasks = None
@@ -104,6 +112,7 @@ class Topology:
         with node.scope:
             while True:
                 try:
+                    node.begun.set()
                     await node.server.run(self._listener, on_up)
                 except (BackendError, ExceptionGroup) as failed:
                     refusal = refusal_in(failed)
@@ -124,6 +133,19 @@ class Topology:
         return next((failure for failure in failures if failure), self._failure)
 
     # -- owners of slots ---------------------------------------------------------------------------
+
+    async def learn(self) -> None:
+        """Have the nodes asked which of them owns which slots, and wait a moment for the answer.
+
+        All who want to know at the same time share one question.
+        """
+        if self._tasks is None:
+            return  # the client has ended
+        self.changed.set()
+        told = self._told
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ANSWER_WITHIN):
+                await told.wait()
 
     async def _ask_for_owners(self) -> bool:
         """Ask one node after the other which primary owns which slots, until one tells."""
@@ -228,7 +250,7 @@ class Topology:
             raise BackendUnavailable(f"no node of the cluster owns the slot of {name!r} for now")
         return node
 
-    def follow(self, name: str, redirected: Redirected, node: Node, *, granting: bool) -> Node:
+    def follow(self, name: str, redirected: Redirected, node: Node) -> Node:
         """Return where a request is to be sent instead."""
         host, port = redirected.address
         address = (host or node.address[0], port)
@@ -243,10 +265,7 @@ class Topology:
         if not redirected.asking:
             self._owners[slot_of(name)] = address
             self.changed.set()
-        target = self.nodes.get(address) or self.start(address)
-        if redirected.asking and not target.ask(granting=granting):
-            raise BackendUnavailable(f"no connection to the node that takes over {name!r}")
-        return target
+        return self.nodes.get(address) or self.start(address)
 
 
 def slot_of(name: str) -> int:
