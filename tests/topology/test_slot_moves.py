@@ -14,7 +14,7 @@ from aiodlock._embedded import EmbeddedServer, find_valkey9
 from aiodlock.backends.redis.cluster.topology import slot_of
 from aiodlock.backends.redis.keys import keys_of
 
-from ..scenes import SOON, cancelled, takes, until, until_waiting
+from ..scenes import SOON, cancelled, keeper_of, store_of, takes, until, until_waiting
 from .cluster import Cluster, port
 
 STATE = keys_of("aiodlock", "lock", "name").state
@@ -155,6 +155,24 @@ async def test_release_is_announced_on_its_own_connection_while_its_slot_is_on_i
         assert _refusals(cluster, target, "MOVED") == before
         moving.finish()
         await releasing
+
+
+async def test_redirected_extension_does_not_wait_for_the_other_node(cluster: Cluster) -> None:
+    """Answers of a batch are taken in order: a lease on a healthy node would be lost behind it."""
+    async with _client(cluster) as client:
+        lease = await client.lock("name").acquire()
+        backend, keeper = store_of(client), keeper_of(client)
+        (place,) = keeper.places.values()
+        before, deadline = backend.server_of(place), place.deadline
+        await asyncio.to_thread(_move, cluster)
+        (outcome,) = backend.extend([(place, place.length)])
+        with pytest.raises(aiodlock.BackendUnavailable, match="takes over"):
+            await outcome
+        assert backend.server_of(place) != before
+        keeper.extend_now(place)
+        await until(lambda: place.deadline > deadline, "an extension by the new owner")
+        await lease.extend()
+        await lease.release()
 
 
 async def test_first_call_for_a_name_on_a_node_that_has_joined_is_answered(

@@ -120,38 +120,29 @@ class ClusterBackend:
         for node, indices in per_node.items():
             answers = node.calls.extend([batch[index] for index in indices])
             for index, answer in zip(indices, answers, strict=True):
-                outcomes[index] = self._outcome(node, *batch[index], answer)
+                outcomes[index] = self._outcome(node, batch[index][0], answer)
         return outcomes
 
     def server_of(self, request: StoreRequest) -> object:
         return self.topology.address_of(request.name)
 
     def _outcome(
-        self,
-        node: Node,
-        request: StoreRequest,
-        length: float,
-        first: Awaitable[Granted | Waiting | Gone],
+        self, node: Node, request: StoreRequest, answer: Awaitable[Granted | Waiting | Gone]
     ) -> Outcome:
         async def outcome() -> Granted | Waiting | Gone:
-            answer, asked = first, node
-            for _ in range(_REDIRECTIONS):
-                try:
-                    return await answer
-                except Redirected as redirected:
-                    if redirected.asking:
-                        # The node that its keys are on their way to refuses scripts until all are there.
-                        raise BackendUnavailable(
-                            f"the slot of {request.name!r} is on its way to another node"
-                        ) from redirected
-                    asked = self.topology.follow(request.name, redirected, asked)
-                    (answer,) = asked.calls.extend([(request, length)])
-                except BackendUnavailable:
-                    self.topology.changed.set()
-                    raise
-            raise BackendUnavailable(
-                "the cluster's nodes do not agree yet on the owner of the slot"
-            )
+            try:
+                return await answer
+            except Redirected as redirected:
+                # Answers of other names stand behind this one, so the other node is not asked from here:
+                # it may be silent. The repetition goes there. During ``ASK`` it would refuse scripts.
+                if not redirected.asking:
+                    self.topology.follow(request.name, redirected, node)
+                raise BackendUnavailable(
+                    f"another node of the cluster takes over {request.name!r}"
+                ) from redirected
+            except BackendUnavailable:
+                self.topology.changed.set()
+                raise
 
         return Outcome(outcome)
 
