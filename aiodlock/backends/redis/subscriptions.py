@@ -35,7 +35,8 @@ class Subscriptions:
     Mutable state: ``_wanted`` (channel -> SUBSCRIBE or SSUBSCRIBE), ``_standing`` (confirmed on this
     wire), ``_asked`` (sent and not answered yet), ``_missing`` (wanted and refused, or ended by the
     server; whether there is hope), ``_attempts`` (in a row, at what is missing) and ``_timer`` (of the
-    next one), ``_is_logged`` (whether the log tells of what is missing), ``_pong``.
+    next one), ``_is_soon`` (whether that is for something that has hope), ``_is_logged`` (whether the log
+    tells of what is missing), ``_pong``.
 
     :param on_confirmed: called with each channel that stands now: messages may have been missed before.
     :param on_moved: called with a channel that is not this server's any more.
@@ -59,6 +60,7 @@ class Subscriptions:
         self._missing: dict[bytes, bool] = {}
         self._attempts = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._is_soon = False
         self._is_logged = False
         self._pong: asyncio.Future[None] | None = None
 
@@ -182,12 +184,16 @@ class Subscriptions:
 
     def _is_missing(self, channel: bytes, *, hopeful: bool) -> None:
         self._missing[channel] = hopeful
-        if self._timer is None:
-            self._attempts += 1
-            pause = pause_after(self._attempts, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
-            if not any(self._missing.values()):
-                pause = _RARELY * random.uniform(0.5, 1.0)
-            self._timer = asyncio.get_running_loop().call_later(pause, self._ask_again)
+        if self._timer is not None and (self._is_soon or not hopeful):
+            return
+        # What will pass does not wait for the attempt at what will not.
+        self.stop()
+        self._attempts += 1
+        self._is_soon = any(self._missing.values())
+        pause = pause_after(self._attempts, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
+        if not self._is_soon:
+            pause = _RARELY * random.uniform(0.5, 1.0)
+        self._timer = asyncio.get_running_loop().call_later(pause, self._ask_again)
 
     def _ask_again(self) -> None:
         self.stop()
