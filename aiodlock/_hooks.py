@@ -9,11 +9,11 @@ from ._model import RequestInfo
 class Hooks:
     """What a listener may hear of one client: subclass, override what you need, ``client.add_hooks(it)``.
 
-    ``acquiring`` is followed by exactly one of ``acquired`` and ``not_acquired``, ``acquired`` by exactly
-    one of ``released`` and ``lost``, with an equal ``request.id``. Entering a lock again that is held is
-    no new request.
+    ``acquiring`` is followed by exactly one of ``acquired``, ``not_acquired`` and ``done``, ``acquired`` by
+    exactly one of ``released`` and ``lost``, with an equal ``request.id``. Entering a lock again that is
+    held is no new request.
 
-    Called in the event loop: return at once. The first three are called in the acquiring task, so context
+    Called in the event loop: return at once. The first four are called in the acquiring task, so context
     variables are its own. An exception is logged, and does no harm to the lock.
 
     ```python
@@ -32,6 +32,12 @@ class Hooks:
 
     def not_acquired(self, request: RequestInfo, waited: float, error: BaseException) -> None:
         """It was given up after ``waited`` seconds: timed out, cancelled, refused, or the store is away."""
+
+    def done(self, request: RequestInfo, waited: float) -> None:
+        """A ``once`` was answered from its record, after ``waited`` seconds: nothing was left to do.
+
+        That is no error, and no lease follows.
+        """
 
     def released(self, request: RequestInfo, held: float) -> None:
         """The lease was released, after ``held`` seconds."""

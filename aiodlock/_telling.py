@@ -11,7 +11,7 @@ from ._cycles import Cycle
 from ._errors import LossReason
 from ._hooks import Hooks
 from ._model import RequestInfo
-from ._request import Request
+from ._request import AlreadyDone, Request
 
 _logger = logging.getLogger("aiodlock")
 
@@ -38,8 +38,12 @@ class Telling:
         return about
 
     def not_acquired(self, about: RequestInfo | None, started: float, error: BaseException) -> None:
-        """A request was given up."""
-        if about is not None:
+        """A request was given up, or needs no lease: a success is on record."""
+        if about is None:
+            return
+        if isinstance(error, AlreadyDone):
+            self._tell("done", about, now() - started)
+        else:
             self._tell("not_acquired", about, now() - started, error)
 
     def acquired(self, request: Request, about: RequestInfo | None, started: float) -> None:

@@ -5,7 +5,8 @@
 Metrics (seconds; attributes ``aiodlock.mode``, ``aiodlock.kind``, and ``aiodlock.lock`` if you name it):
 
 - ``aiodlock.wait.duration``, a histogram, with ``aiodlock.outcome``: ``acquired``, ``timeout``
-  (also of a try that does not wait), ``cancelled`` or ``error``
+  (also of a try that does not wait), ``cancelled``, ``error``, or ``done`` (a ``once`` was answered from
+  its record)
 - ``aiodlock.hold.duration``, a histogram, with ``aiodlock.outcome``: ``released`` or ``lost``, then also
   ``aiodlock.reason``
 - ``aiodlock.waiting`` and ``aiodlock.held``, how many requests and leases this process has now
@@ -123,6 +124,9 @@ class _Reporter(Hooks):
 
     def not_acquired(self, request: RequestInfo, waited: float, error: BaseException) -> None:
         self._end_wait(request, waited, _outcome(error), error)
+
+    def done(self, request: RequestInfo, waited: float) -> None:
+        self._end_wait(request, waited, "done")
 
     def released(self, request: RequestInfo, held: float) -> None:
         self._end_hold(request, held, {"aiodlock.outcome": "released"})

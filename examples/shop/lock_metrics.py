@@ -59,6 +59,10 @@ class Report(Hooks):
             outcome = "cancelled"
         WAIT.labels(*about(request), outcome).observe(waited)
 
+    def done(self, request: RequestInfo, waited: float) -> None:
+        WAITING.labels(*about(request)).dec()
+        WAIT.labels(*about(request), "done").observe(waited)
+
     def released(self, request: RequestInfo, held: float) -> None:
         HELD.labels(*about(request)).dec()
         HOLD.labels(*about(request), "released", "").observe(held)

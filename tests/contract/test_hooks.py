@@ -43,6 +43,9 @@ class Heard(aiodlock.Hooks):
     ) -> None:
         self.all.append(("not_acquired", request, (waited, error)))
 
+    def done(self, request: aiodlock.RequestInfo, waited: float) -> None:
+        self.all.append(("done", request, (waited,)))
+
     def released(self, request: aiodlock.RequestInfo, held: float) -> None:
         self.all.append(("released", request, (held,)))
 
@@ -104,6 +107,21 @@ async def test_waiting_time_is_told(
     await lease.release()
     await (await waiting).release()
     assert (await heard.until("acquired"))[1][0] >= 0.1
+
+
+async def test_once_that_is_done_already_is_told_as_no_failure(
+    client: aiodlock.Client, heard: Heard
+) -> None:
+    if not client._use().backend.capabilities.once:
+        pytest.skip("nothing is recorded here")
+    for first in (True, False):
+        heard.all.clear()
+        async with client.once("x", keep=60) as once:
+            assert once.first is first
+    assert heard.events == ["acquiring", "done"]
+    (_, begun, _), (_, over, (waited,)) = heard.all
+    assert over == begun
+    assert waited >= 0
 
 
 @pytest.mark.parametrize("how", ["timeout", "cancelled", "busy"])

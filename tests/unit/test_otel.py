@@ -177,6 +177,18 @@ async def test_loss_is_an_error_with_its_reason(
     assert telemetry.spans[-1].status.description == "lost: taken_over"
 
 
+async def test_once_that_is_done_already_is_no_error(
+    client: aiodlock.Client, telemetry: Telemetry
+) -> None:
+    for _ in range(2):
+        async with client.once("x", keep=60):
+            pass
+    points = telemetry.points()
+    assert outcomes(points["aiodlock.wait.duration"]) == {"acquired": 1, "done": 1}
+    assert sum(point.value for point in points["aiodlock.waiting"]) == 0
+    assert all(span.status.is_unset for span in telemetry.spans)
+
+
 async def test_nothing_is_left_when_the_client_is_left(telemetry: Telemetry) -> None:
     client = testing.memory_client()
     otel.instrument(client, meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
