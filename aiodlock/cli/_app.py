@@ -395,7 +395,8 @@ def web(
 def deadlocks(url: Url = _URL, prefix: Prefix = _PREFIX, as_json: Json = False) -> None:
     """Print the requests that wait for each other at this moment.
 
-    A client tells a wait when it has lasted for the client's `deadlock_after`.
+    A client tells a wait when it has lasted for the client's `deadlock_after`, and ends the youngest of
+    a cycle at once. So this shows cycles that stay; those that were ended are in the log.
 
     The exit code is 1 if there is a deadlock.
     """
