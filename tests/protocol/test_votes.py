@@ -182,6 +182,34 @@ async def test_vote_is_asked_back_for_an_older_request_alone(node: Node, heard: 
     assert (await node.vote("b", ticket=20))[4] == "1", "a lost inquiry repeats itself"
 
 
+async def test_vote_is_asked_back_for_a_request_that_holds_elsewhere_whatever_its_ticket(
+    node: Node, heard: Heard
+) -> None:
+    token = (await node.vote("a", ticket=10, client="of-a"))[1]
+    await node.vote("b", ticket=20, client="of-b")
+    await heard.notices()
+    assert (await node.vote("c", "held", ticket=30, token=5, client="of-c"))[0] == "waiting"
+    assert await node.line() == ["c", "b"]
+    assert ("of-a", "look", "a") in await heard.notices()
+    assert (await node.vote("a", ticket=10))[4] == "1", "a lost inquiry repeats itself"
+    assert (await node.unvote("a", "yield", token=token))[0] == "waiting"
+    assert ("of-c", "granted", "c") in await heard.notices()
+    assert await node.line() == ["a", "b"]
+    given = (await node.vote("c", "held", ticket=30, token=5, known=0))[1]
+    later = str(int(given) + 9)
+    answer = await node.vote("c", "held", ticket=30, token=later, known=given)
+    assert answer[:2] + answer[3:5] == ["vote", later, "c", "0"]
+
+
+async def test_request_that_held_elsewhere_and_asks_waits_by_its_ticket_again(node: Node) -> None:
+    await node.hold("a", ticket=10)
+    await node.vote("b", ticket=20)
+    await node.vote("c", "held", ticket=30, token=5)
+    assert await node.line() == ["c", "b"]
+    await node.vote("c", ticket=30)
+    assert await node.line() == ["b", "c"]
+
+
 async def test_confirmed_vote_is_not_asked_back(node: Node, heard: Heard) -> None:
     await node.hold("b", ticket=20, client="of-b")
     await node.vote("a", ticket=10)
@@ -923,7 +951,7 @@ async def test_node_out_of_memory_takes_back_who_holds_and_extends_who_waits(
     raw = await store.raw()
     await raw.config_set("maxmemory", "1")
     assert (await node.vote("c", ticket=3))[0] == "waiting"
-    assert (await node.vote("holds elsewhere", "held", ticket=4, token=9))[0] == "waiting"
+    assert (await node.vote("holds-elsewhere", "held", ticket=4, token=9))[0] == "waiting"
     with pytest.raises(OutOfMemoryError):
         await node.vote("d", ticket=5)
 

@@ -230,7 +230,10 @@ def test_owner_that_has_left_a_majority_is_not_refused_as_a_deadlock() -> None:
 
 
 def test_holder_believes_a_node_that_has_forgotten_it_whatever_the_clocks_say() -> None:
-    """Its token is a minute ahead of the clock of the node that came back empty, and was waited for."""
+    """Its token is a minute ahead of the clock of the node that came back empty, and was waited for.
+
+    (That node does not get the vote back which it gave meanwhile: the holder has no other to lose.)
+    """
 
     async def hold(client: SimClient) -> None:
         await simulation.moment(1.0)
@@ -253,6 +256,7 @@ def test_holder_believes_a_node_that_has_forgotten_it_whatever_the_clocks_say() 
     def restart() -> None:
         simulation.networks[2].stop_server()
         simulation.nodes[2].restart("empty")
+        simulation.nodes[2].refuses_yields = True
 
     simulation = Scripted(hold, wait, until=60.0)
     simulation.nodes[1].offset += 60.0
@@ -480,6 +484,36 @@ def test_vote_that_was_given_back_counts_again_when_its_node_has_the_token_of_th
     simulation.world.at(3.5, simulation.networks[2].stop_server)
     simulation.run()
     assert given_back == [True]
+
+
+def test_holder_gets_the_vote_that_an_older_waiter_has_and_outlives_another_node() -> None:
+    """The older one's question reaches node 2 first, and comes late to the others. Later, node 0 dies."""
+    stages: list[list[str]] = []
+    got_in: list[float] = []
+
+    async def older(client: SimClient) -> None:
+        await simulation.moment(1.995)
+        async with client.lock("n"):
+            got_in.append(simulation.world.time)
+
+    async def hold(client: SimClient) -> None:
+        await simulation.moment(2.0)
+        async with client.lock("n") as lease:
+            await simulation.moment(4.0)
+            [tally] = simulation.tallies(1)
+            stages.append([ballot.stage for ballot in tally.ballots])
+            await simulation.moment(8.0)
+            assert lease.held
+
+    simulation = Scripted(older, hold, until=30.0)
+    simulation.world.at(1.5, simulation.delay, 0, FAR, FAR, NEAR)
+    simulation.world.at(1.5, simulation.delay, 1, NEAR, NEAR, FAR)
+    for process in range(2):
+        simulation.world.at(2.5, simulation.delay, process, NEAR, NEAR, NEAR)
+    simulation.world.at(4.5, simulation.networks[0].stop_server)
+    simulation.run()
+    assert stages == [["c", "c", "c"]]
+    assert 8.0 < got_in[0] < 8.2
 
 
 def test_question_that_waited_does_not_open_the_vote_of_a_request_that_holds_by_then() -> None:

@@ -49,7 +49,7 @@ class Vote:
 
     @property
     def order(self) -> tuple[int, bytes]:
-        return self.ticket, self.id.encode()
+        return 0 if self.stage == "h" else self.ticket, self.id.encode()
 
     def close(self) -> None:
         self.closed_until = self.deadline + (0 if self.is_open else self.delay)
@@ -191,6 +191,7 @@ class Name:
                 waiter = Vote(
                     id, mode, 0, now + length, length, delay, owner, client, ticket, "v", words
                 )
+            waiter.stage = "h" if what == "held" else "v"
             if token is not None and not deadlock:
                 waiter.token, waiter.stage = token, "a"
                 waiter.closed_until = waiter.deadline + waiter.delay

@@ -1,9 +1,11 @@
 -- tickets: what the scripts of a quorum's node share; it comes after the prelude.
 --
 -- A vote        "mode token deadline length delay owner client ticket stage", in the state hash
--- A waiter      the same without a token yet: "mode 0 deadline length delay owner client ticket v"
+-- A waiter      the same without a token yet: "mode 0 deadline length delay owner client ticket v", or "… h": it holds
+--               by a majority of the nodes, and asks for this node's vote too
 --               Both may go on with further words, which are kept, as `records` says.
--- The queue     a sorted set of request ids; the scores are tickets, so it has the same order on every node.
+-- The queue     a sorted set of request ids; the scores are tickets, so it has the same order on every node. Waiters of
+--               stage `h` are in front of all others: without them nobody gets in elsewhere anyway.
 -- Stages        v  given, and may be asked back
 --               p  the same, with the token that the leaving holder proposed to all nodes: a request without
 --                  lock-delay that has it from a majority holds already
@@ -94,7 +96,7 @@ end
 
 local function stand(keys, waiter)
   redis.call('HSET', keys.waiters, waiter.id, encode_vote(waiter))
-  redis.call('ZADD', keys.queue, int(waiter.ticket), waiter.id)
+  redis.call('ZADD', keys.queue, waiter.stage == 'h' and '0' or int(waiter.ticket), waiter.id)
   keep_queue_until(keys.queue, keys.waiters, waiter.deadline)
 end
 
@@ -168,8 +170,9 @@ local function vote_for_oldest(keys, options, votes, silent_for, wanted)
 end
 
 -- The vote may be asked back: a request with an older ticket waits here. (Maekawa 1985, corrected by Sanders 1987.)
+-- Or one that holds elsewhere: it needs this vote when another node dies, and the other request cannot get in before.
 local function in_the_way(vote, oldest)
-  return oldest ~= nil and is_open(vote) and vote.live and before(oldest, vote)
+  return oldest ~= nil and is_open(vote) and vote.live and (oldest.stage == 'h' or before(oldest, vote))
 end
 
 -- Tells those whose votes are in the way of the oldest. An inquiry that is lost is repeated by the next answer.

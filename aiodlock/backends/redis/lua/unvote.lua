@@ -15,11 +15,11 @@ local id, what = ARGV[1], ARGV[2]
 local options = {channel = ARGV[5], retention = tonumber(ARGV[6]), publish = ARGV[7]}
 local wanted = what ~= 'yield' and ARGV[4] ~= '0' and ARGV[4] or nil
 
--- Of a waiter who lives: the ms left, and its record in pieces.
+-- Of a waiter who lives, and does not hold elsewhere: the ms left, and its record in pieces.
 local function alive(text)
-  local mode, _, deadline, length, delay, owner, client, ticket, _, words = read_vote(text or '')
+  local mode, _, deadline, length, delay, owner, client, ticket, stage, words = read_vote(text or '')
   local left = mode and deadline - now
-  if left and left > 0 and left <= tonumber(length) then
+  if left and left > 0 and left <= tonumber(length) and stage ~= 'h' then
     return left, mode, deadline, length, delay, owner, client, ticket, words
   end
 end

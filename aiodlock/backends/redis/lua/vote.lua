@@ -5,7 +5,7 @@
 -- ARGV  1 id  2 mode  3 owner  4 length (ms)  5 lock-delay (ms)  6 client  7 ticket (us); a later one
 --         than before counts from now on
 --       8 "ask" for a vote or a place in the queue, "try" for a vote only, "fence": write the token,
---         "held": the name is held by a majority with this token
+--         "held": the name is held by a majority with this token; without a vote here it waits in front of all others
 --       9 with "fence" and "held", that token; with "ask", the largest one that its client has written in vain, '0' with none:
 --         a vote that was confirmed with it, or with an older one, is open again; '0' with "try"
 --       10 channel prefix  11 token retention (ms)  12 publish command
@@ -134,10 +134,10 @@ else
   else
     waiter = {
       id = id, mode = mode, token = '0', deadline = now + length, length = length, delay = tonumber(ARGV[5]),
-      owner = owner, client = ARGV[6], ticket = tonumber(ARGV[7]), stage = 'v', live = true,
-      words = ARGV[13],
+      owner = owner, client = ARGV[6], ticket = tonumber(ARGV[7]), live = true, words = ARGV[13],
     }
   end
+  waiter.stage = what == 'held' and 'h' or 'v'
   if token and not deadlock then
     -- Its owner is in already, and does not wait behind anybody.
     waiter.token, waiter.stage, waiter.closed_until = token, 'a', waiter.deadline + waiter.delay

@@ -8,8 +8,8 @@ not count until every lease that it may not know of has ended ("delayed restarts
 - A mark on the server tells since when it has belonged to the quorum. The first client that meets the
   server writes the mark. The server's uptime tells nothing: it may have run elsewhere.
 - When no node has a mark, the quorum is new, and nothing can have been forgotten.
-- Every answer about a vote tells the node's time. A node that has none to give is asked for its time, so that
-  a step of its clock is not taken for drift of the clocks since the last answer.
+- Every answer about a vote tells the node's time. A node that has none to give is asked for its time:
+  otherwise, after long, a step of its clock would pass for drift.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _logger = logging.getLogger("aiodlock")
 
 #: Two clocks part by so much at most, as a share of the time; more than this besides is a step.
 _SLEW, _SLACK = 0.001, 0.1
-#: A node that has not told its time for so long is asked for it (seconds): the longer, the larger are the steps
-#: that pass for drift.
+#: A node that has not told its time for so long is asked for it (seconds). The longer it is, the larger are
+#: the steps that pass for drift.
 _HEAR_AGAIN = 10.0
 _NEVER = float("inf")
 #: In a mark, instead of the node's time: it has been there since the quorum was new.
@@ -252,7 +252,7 @@ class Trust:
 
 
 async def judge(nodes: Sequence[tuple[Trust, Wire | None]], majority: int) -> bool:
-    """Decide about nodes without a mark, keep the marks, and hear the clocks; return whether some are undecided.
+    """Decide about nodes without a mark, keep marks, hear clocks; return whether some are undecided.
 
     All nodes are asked at once, and each has a limit: a silent node delays no decision about the others.
     """
