@@ -390,6 +390,24 @@ async def test_clock_that_is_slewed_costs_no_trust(
     assert await client.judges() == [True, True, True]
 
 
+async def test_primary_that_comes_back_is_waited_for_by_a_client_that_has_not_met_the_one_in_between(
+    nodes: list[Node], time: Time
+) -> None:
+    """A Sentinel service as a node: the mark of the other server was copied, its last votes were not."""
+    client, other = Client(nodes), Client(nodes)
+    await client.enters()
+    await other.enters()
+    first, mark = nodes[1].run, nodes[1].mark
+    nodes[1].come_back_empty()
+    nodes[1].mark = mark
+    await other.enters(1)
+    nodes[1].run = first
+    time.passes(DELAY + 1.0)
+    assert await client.enters(1) == [True, False, True]
+    time.passes(DELAY + 0.01)
+    assert await client.judges() == [True, True, True]
+
+
 async def test_slow_answer_is_no_step(nodes: list[Node], time: Time) -> None:
     client = Client(nodes)
     await client.enters()

@@ -103,8 +103,9 @@ class Trust:
             raise
         run, known = facts.get(b"run_id", b""), self._run
         self.server = run
-        if run == known:
+        if run == known and _run_of(mark) in (b"", run):
             return False
+        # Also if it did not restart: with the mark of another server it was its replica meanwhile.
         self._run, self.mark, self._is_news, self._marked_until = run, mark, False, 0.0
         self._since = self._since_of_mark()
         if known is None:
@@ -278,6 +279,10 @@ async def _ask(wire: Wire, *command: bytes | str | int) -> Any:
     except (ReplyError, Unanswered) as failed:  # it is asked again
         _logger.debug("%s: %s", command[0], failed)
         return None
+
+
+def _run_of(mark: bytes | None) -> bytes:
+    return (mark or b"").partition(b" ")[0]
 
 
 def _facts(info: Any) -> dict[bytes, bytes]:
