@@ -9,6 +9,8 @@ import pytest
 
 import aiodlock
 from aiodlock._embedded import EmbeddedServer
+from aiodlock.backends.base import Unanswered
+from aiodlock.backends.redis.quorum.broadcast import failure_of
 
 
 async def test_stores_in_memory_make_a_quorum() -> None:
@@ -32,3 +34,12 @@ async def test_servers_that_do_not_tell_their_run_id_are_refused() -> None:
                 pass
         async with aiodlock.Client(nodes, restart_delay=0) as client, client.lock("x"):
             pass
+
+
+def test_refusal_of_a_minority_is_not_raised_while_the_others_may_answer_soon() -> None:
+    refusal, silent = aiodlock.BackendError("out of memory"), Unanswered("no reply in time")
+    assert failure_of("q", 3, 1, [refusal]) is not refusal
+    assert isinstance(failure_of("q", 3, 1, [refusal, silent]), aiodlock.BackendUnavailable)
+    assert isinstance(failure_of("q", 5, 1, [refusal, refusal, silent, silent]), Unanswered)
+    assert failure_of("q", 3, 0, [silent, refusal, refusal]) is refusal
+    assert failure_of("q", 4, 1, [silent, refusal, refusal]) is refusal

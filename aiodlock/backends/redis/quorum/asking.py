@@ -106,7 +106,7 @@ class Asking:
         if asked is not None and self._denies(asked):
             return Gone("gone")  # it is refused when it asks anew
         if asked is not None and len(asked.answers) < self._nodes.majority:
-            raise asked.failure(self._nodes.described)
+            raise asked.failure(self._nodes.described, len(self._nodes.voters))
         standing = [ballot for ballot in tally.ballots if ballot.stage is not None]
         answered = asked.answers if asked is not None else {}
         moment = now()

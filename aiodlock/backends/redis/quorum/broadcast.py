@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ...._errors import BackendError, BackendUnavailable
 from ...base import Unanswered
@@ -71,16 +71,26 @@ class Broadcast(Generic[_A]):
             if on_settled is not None:
                 on_settled()
 
-    def failure(self, described: str) -> BackendError:
-        """Return the error to raise when the answers do not suffice: a refusal, if there was one."""
-        return failure_of(described, len(self.answers), self.failures)
+    def failure(self, described: str, nodes: int) -> BackendError:
+        """Return the error to raise when the answers do not suffice; see ``failure_of``."""
+        return failure_of(described, nodes, len(self.answers), self.failures)
 
 
-def failure_of(described: str, answers: int, failures: Sequence[Any]) -> BackendError:
-    """Return the error to raise when too few nodes have answered: a refusal, if there was one."""
-    for failure in failures:
-        if isinstance(failure, BackendError) and not isinstance(failure, BackendUnavailable):
-            return failure
+def failure_of(
+    described: str, nodes: int, answers: int, failures: Sequence[Exception]
+) -> BackendError:
+    """Return the error to raise when too few nodes have answered.
+
+    It is a refusal if so many refuse that the others are no majority. A node that refuses while the others
+    are silent counts as unreachable: they may answer soon.
+    """
+    refusals = [
+        failure
+        for failure in failures
+        if isinstance(failure, BackendError) and not isinstance(failure, BackendUnavailable)
+    ]
+    if nodes - len(refusals) < nodes // 2 + 1:
+        return refusals[0]
     return too_few(described, answers, failures)
 
 

@@ -49,7 +49,7 @@ class Holding:
             gone = [answer for answer in extension.answers.values() if isinstance(answer, Gone)]
             queued = any(isinstance(answer, Queued) for answer in extension.answers.values())
             return worst_of(gone) if gone or not queued else Gone("taken_over")
-        raise extension.failure(self._nodes.described)
+        raise extension.failure(self._nodes.described, len(self._nodes.voters))
 
     def _suffices(self, tally: Tally, extension: Broadcast[Answer]) -> bool:
         return len(self._kept(tally, extension)) >= self._nodes.majority

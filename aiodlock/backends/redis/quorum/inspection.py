@@ -61,7 +61,7 @@ class Inspection:
             for voter in connected if len(connected) >= majority else voters:
                 tasks.start_soon(one, voter)
         if len(answers) < majority:
-            raise failure_of(self._nodes.described, len(answers), failures)
+            raise failure_of(self._nodes.described, len(voters), len(answers), failures)
         return answers
 
 

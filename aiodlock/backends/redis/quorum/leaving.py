@@ -125,7 +125,7 @@ class Leaving:
     def _on_settled(self, departure: _Departure) -> None:
         broadcast = departure.broadcast
         if len(broadcast.answers) < departure.needed:
-            departure.done(broadcast.failure(self._nodes.described))
+            departure.done(broadcast.failure(self._nodes.described, len(self._nodes.voters)))
             return
         departure.confirmed = True
         self._requests.forget(departure.tally)
