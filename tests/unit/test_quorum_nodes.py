@@ -6,6 +6,8 @@ import asyncio
 from contextlib import ExitStack
 
 import pytest
+from fakeredis import FakeServer
+from fakeredis.aioredis import FakeRedis
 
 import aiodlock
 from aiodlock._embedded import EmbeddedServer
@@ -22,6 +24,12 @@ async def test_stores_in_memory_make_a_quorum() -> None:
         second = await waiting
         assert second.token > first.token
         await second.release()
+
+
+async def test_clients_of_fakeredis_make_a_quorum() -> None:
+    nodes = [FakeRedis(server=FakeServer()) for _ in range(3)]
+    async with aiodlock.Client(nodes) as client, client.lock("x") as lease:
+        assert lease.held
 
 
 async def test_servers_that_do_not_tell_their_run_id_are_refused() -> None:

@@ -23,7 +23,7 @@ from ...._clock import now
 from ...._errors import BackendError
 from ...base import Unanswered
 from ..refusals import ReplyError
-from ..wire import Wire
+from ..wire import DriverWire, Wire
 from .broadcast import ANSWER_WITHIN
 
 _logger = logging.getLogger("aiodlock")
@@ -83,8 +83,8 @@ class Trust:
         heard_before = self._offset[2] if self._offset is not None else 0.0
         sent = now()
         self._hear_time(await wire.send("TIME"), sent)
-        # A store inside a process has no INFO, and is never restarted.
-        if described.startswith("memory:"):
+        # A store inside a process (fakeredis) has no INFO, and is never restarted.
+        if isinstance(wire, DriverWire):
             self._since = 0.0
             return False
         if self._delay == 0:
