@@ -152,6 +152,43 @@ async def test_join_whose_answer_is_lost_is_repeated(
     await _leave(other)
 
 
+@pytest.mark.parametrize("then", ["granted", "gone: gone"])
+async def test_request_whose_owner_leaves_while_it_joins_is_told(
+    one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """What comes while it asks is told to nobody: it holds, or its key is gone."""
+    far = await make_direct(one_node, prefix=f"joins-{len(then)}")
+    direct = await make_direct(one_node, prefix=f"joins-{len(then)}")
+    first, heard = far.place(owner="ann")
+    await _acquire(first, heard)
+    mate, mate_heard = direct.place(owner="ann")
+    transact = direct.store.transact
+    joins, go = asyncio.Event(), asyncio.Event()
+
+    async def late(keys: Any, request: m.TxnRequest, **options: Any) -> m.TxnResponse:
+        if mate.own.written:
+            joins.set()
+            await go.wait()
+        return await transact(keys, request, **options)
+
+    monkeypatch.setattr(direct.store, "transact", late)
+    asked = asyncio.create_task(mate.acquire(wait=True))
+    await joins.wait()
+    await first.leave(ENDED)
+    if then != "granted":
+        deletion = m.RequestOp(request_delete_range=m.DeleteRangeRequest(mate.key))
+        await direct.store._link.call(api.TXN, m.TxnRequest(success=[deletion]))
+    room = direct.store.rooms.find(mate.keys)
+    assert room is not None
+    async with asyncio.timeout(5.0):
+        while room.queue is None or len(room.queue.requests) != (then == "granted"):
+            await asyncio.sleep(0.005)
+    go.set()
+    assert isinstance(await asked, Waiting)
+    await mate_heard.until(then)
+    await mate.leave(ENDED)
+
+
 async def test_cancelled_acquire_leaves_nothing(
     one_node: EtcdCluster, make_direct: MakeDirect
 ) -> None:

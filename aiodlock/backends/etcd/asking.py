@@ -204,7 +204,10 @@ async def _take(
         case "holds" | "joins":
             held = await confirm(place, turn, record, queue)
             if held is None:
-                place.state = "waiting"  # what it was to join is gone
+                # What it was to join is gone, or its key is not as it was known. What the room heard
+                # meanwhile it has told to nobody.
+                place.state = "waiting"
+                place.look_again()
                 return Waiting(place.deadline, None)
             return Granted(held, place.deadline)
         case "gone":

@@ -248,13 +248,23 @@ class EtcdPlace:
             else:
                 self._listener.gone("expired")
 
+    def look_again(self) -> None:
+        """It waits from now on: see to what the room told while it was asking."""
+        self.set_timer(0.0, lambda: self.store.start(self._confirm_waiting))
+
     async def _confirm_waiting(self) -> None:
         """Write what the grant of a waiter needs, until that is answered."""
         while self.state == "waiting" and self.room is not None:
             queue = self.room.queue
-            record = None if queue is None else queue.find(self.id)
-            if queue is None or record is None:
+            if queue is None:
                 return  # the room tells when it knows more
+            record = queue.find(self.id)
+            if queue.success is not None:
+                self.on_recorded(queue.success.result)
+                return
+            if record is None:
+                self.on_vanished()
+                return
             turn = queue.turn_of(record)
             if turn.what not in ("holds", "joins"):
                 return
