@@ -21,7 +21,7 @@ from aiodlock.backends.zookeeper.session import Credentials, Ensemble, Session
 
 from ..ports import free_port
 from ..scenes import until
-from ..zookeeper import Links, ZooKeeperEnsemble, ZooKeeperServer, installed
+from ..zookeeper import Links, ZooKeeperEnsemble, ZooKeeperServer, installed, looking
 
 pytestmark = pytest.mark.skipif(not installed(), reason="no ZooKeeper")
 
@@ -358,3 +358,17 @@ async def test_session_moves_to_another_server_when_its_own_stops() -> None:
             assert session.id == number
             assert (await session.ask(jute.exists(path))).value.ephemeral_owner == number
             assert session.lifetime.deadline > now()
+
+
+async def test_waiting_for_a_connection_that_was_lost_in_this_turn_leaves_the_loop_its_turns(
+    server: ZooKeeperServer,
+) -> None:
+    async with looking(server.url) as (session, _):
+        lost = session._connection
+        assert lost is not None
+        lost.connection_lost(None)
+        assert session._up.done()
+        assert not session.is_up
+        await session.wait_up(10.0)
+        assert session.is_up
+        assert session._connection is not lost

@@ -154,7 +154,11 @@ class Session:
             return
         try:
             async with asyncio.timeout(within):
-                await asyncio.shield(self._up)
+                while not self.is_up:
+                    if self._up.done():
+                        await asyncio.sleep(0)  # the connection was lost just now
+                    else:
+                        await asyncio.shield(self._up)
         except TimeoutError:
             raise self._unavailable() from self.failure
 
