@@ -15,7 +15,8 @@ from aiodlock import BackendUnavailable
 from aiodlock._model import Gone, Granted, Left, Refused, Waiting
 from aiodlock.backends.zookeeper import jute, transactions
 from aiodlock.backends.zookeeper.connection import Connection
-from aiodlock.backends.zookeeper.queue import holders, read_queue
+from aiodlock.backends.zookeeper.queue import Queue, holders, read_queue
+from aiodlock.backends.zookeeper.session import Session
 from aiodlock.backends.zookeeper.store import ZooKeeperBackend
 
 from ..scenes import until
@@ -297,6 +298,23 @@ async def test_release_that_is_repeated_lets_nobody_in_who_stands_in_the_next_qu
         await theirs.leave()
         await until(lambda: waiter.heard.told == ["granted"])
         await waiter.leave()
+
+
+async def test_request_whose_queue_goes_before_it_is_read_was_broken(
+    server: ZooKeeperServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        await _pass_by(backend, name)
+        asked = asker(backend, name=name, ttl=TTL)
+        read_queue_of = backend.read_queue
+
+        def gone(session: Session, path: str) -> asyncio.Future[Queue]:
+            return read_queue_of(session, f"{path}-gone")
+
+        monkeypatch.setattr(backend, "read_queue", gone)
+        assert await asked.place.acquire(wait=True) == Gone("broken")
+        monkeypatch.undo()
+        await asked.leave()
 
 
 async def test_calls_of_one_turn_are_one_transaction(server: ZooKeeperServer, name: str) -> None:

@@ -165,7 +165,16 @@ class QueueNode:
                     return entries
             # It could not be made together with others, and was made after the reading; perhaps the queue
             # was, too, by others.
-        return await asyncio.shield(self._store.read_queue(session, self.directory))
+        return await self.read(session)
+
+    async def read(self, session: Session) -> Queue:
+        """Read the queue that the node was made in. Others may have deleted it, the servers it."""
+        try:
+            return await asyncio.shield(self._store.read_queue(session, self.directory))
+        except jute.ZooKeeperError as refused:
+            if refused.code != jute.NO_NODE:
+                raise
+            return Queue()
 
     def creation(self) -> tuple[jute.Call[Any], ...]:
         """Return the calls of the transaction that makes a receipt and the node.

@@ -185,7 +185,7 @@ class ZooKeeperPlace:
                 self._blockers.follow(ahead)
                 return Waiting(self.deadline, None)
             if entries is None:
-                entries = await asyncio.shield(self._store.read_queue(session, directory))
+                entries = await self._node.read(session)
             match self._node.where(entries):
                 case None:
                     return Gone("broken")  # somebody has deleted it before it was known here
