@@ -370,25 +370,35 @@ class _Supervision:
                 os.killpg(self._pid, signal.SIGKILL)
 
     async def _conclude(self, code: int) -> int:
-        lease = self._lease
-        lost = self._lost or lease.lost
+        lost = self._lost or self._lease.lost
         if lost is not None:
-            name, token = self._wanted.name, lease.token
-            text = f"{name!r} was lost while the command ran: {_WHY[lost.reason]} (token {token})"
-            self._wanted.say("lost", text, reason=lost.reason)
             with contextlib.suppress(LockError):
                 await self._held.end(LOST)
-            return LOST
+            return self._say_lost(lost)
         try:
             await self._held.end(code)
         except (LockLost, NotHeld, BackendError) as error:
+            if isinstance(error, LockLost) and error.__cause__ is None:
+                return self._say_lost(
+                    error
+                )  # the store has answered; else the cause is why it did not
             text = f"the command has ended, but releasing {self._wanted.name!r} failed: {error}"
             if self._wanted.once is None:
                 self._wanted.say("release_failed", text)
             else:
                 self._wanted.say("lost", f"{text}; whether its success is on record is unknown")
                 return LOST
+        else:
+            lost = self._lease.lost  # not raised by once() beside the failure of a command
+            if lost is not None:
+                return self._say_lost(lost)
         return code
+
+    def _say_lost(self, lost: LockLost) -> int:
+        name, token = self._wanted.name, self._lease.token
+        text = f"{name!r} was lost while the command ran: {_WHY[lost.reason]} (token {token})"
+        self._wanted.say("lost", text, reason=lost.reason)
+        return LOST
 
     # -- helpers -------------------------------------------------------------------------------
 

@@ -266,6 +266,21 @@ async def test_data_loss_ends_a_command(
     assert await process.wait() == 76
 
 
+@pytest.mark.scripted
+@pytest.mark.parametrize(
+    ("options", "code"), [((), 0), (("--once", "600"), 0), (("--once", "600"), 3)]
+)
+async def test_loss_that_only_the_release_finds_is_told(
+    start: Start, store: Store, options: tuple[str, ...], code: int
+) -> None:
+    flush = f"import redis, sys; redis.Redis.from_url({store.url!r}).flushall(); sys.exit({code})"
+    process = await start("job", *options, "--json", "--", sys.executable, "-c", flush)
+    _, err = await process.communicate()
+    told = [json.loads(line) for line in err.splitlines() if line.startswith(b"{")]
+    assert process.returncode == 76, err.decode()
+    assert (told[-1]["event"], told[-1]["reason"]) == ("lost", "gone")
+
+
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])
 async def test_no_overlap_when_the_parent_is_gone(
     start: Start,
