@@ -95,6 +95,9 @@ class Departure:
                 name=request.name,
                 reason="expired",
             ) from error
+        except BaseException:
+            session.start_soon(self._go_on, request, end)  # what is being closed cannot await
+            raise
         session.remove(request)
         return left
 

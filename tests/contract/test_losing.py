@@ -899,3 +899,13 @@ async def test_looking_at_lost_does_not_keep_the_body_from_being_cancelled(
             time.sleep(0.2)  # the loop is blocked, and the lease over when it runs again
             assert lease.lost is not None
             await until_cancelled()
+
+
+async def test_release_that_is_closed_while_it_waits_goes_on(client: Client) -> None:
+    lease = await client.lock("x").acquire()
+    releasing = lease.release()
+    releasing.send(None)
+    releasing.close()
+    assert client._session is not None
+    requests = client._session.requests
+    await until(lambda: not requests, "the end of the request")
