@@ -605,9 +605,11 @@ class Client:
     async def _matching(self, match: str, kinds: tuple[Kind, ...]) -> AsyncIterator[LockInfo]:
         session = self._use()
         try:
-            check_text("match", match)
-        except ValueError:
+            match.encode()  # it may be longer than a name: escaped, or with stars
+        except UnicodeEncodeError:
             return  # no name is like that
+        if not match:
+            return
         for kind in kinds:
             async for info in self._locks(session, match, kind):
                 yield info

@@ -105,3 +105,9 @@ def test_pattern_for_the_server_keeps_what_is_literal() -> None:
     assert inner("[[]*") == f"%5B*{ends}"
     assert inner("a*b*c*d*e").count("*") <= 4
     assert parts_of("a[b") == ["a[b"]
+
+
+async def test_glob_may_be_longer_than_a_name(client: aiodlock.Client) -> None:
+    name = "n" * 512
+    async with client.lock(name):
+        assert [info.name async for info in client.locks(name + "*")] == [name]
