@@ -38,7 +38,7 @@ from ._options import (
     check_timeout,
     refuse_keywords,
 )
-from ._request import ASKING, HELD, WAITING, AlreadyDone, Request
+from ._request import ASKING, HELD, OVER, WAITING, AlreadyDone, Request
 from ._slices import Woken
 
 if TYPE_CHECKING:
@@ -383,6 +383,7 @@ class Acquirable:
                 session.departure.in_background(request)
             else:
                 await session.departure.withdraw(request)
+                away = request.state is not OVER  # no answer within a second: the store is silent
         except AlreadyDone as done:
             request = self._current(session, request)
             if request.state is WAITING:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from aiodlock import AcquireTimeout, BackendUnavailable, Client, Lease, LockLost, NotHeld
+from aiodlock._embedded import EmbeddedServer, find_valkey9
 
 from ..conftest import MakeClient
 from ..proxy import FaultProxy
@@ -249,3 +250,17 @@ async def test_outage_is_logged_once_per_connection(
     attempts = [r for r in caplog.records if getattr(r, "event", "") == "no_connection"]
     assert len(attempts) > 4
     assert sum(record.levelno == logging.WARNING for record in attempts) == 2
+
+
+@pytest.mark.stores("valkey9")
+async def test_short_timeout_on_a_silent_store_is_no_acquire_timeout() -> None:
+    server = EmbeddedServer(find_valkey9())
+    server.start()
+    try:
+        async with Client(server.url) as client:
+            server.pause()
+            with pytest.raises(BackendUnavailable):
+                await client.lock("x").acquire(timeout=0.05)
+            server.resume()
+    finally:
+        server.stop()
