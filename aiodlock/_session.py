@@ -175,9 +175,10 @@ class Session:
                     extra={"event": "body_goes_on", "lock": request.name},
                 )
                 self.departure.in_background(request)
-            if (overdue or kept) and self.death is None:
+            if self.death is None:
+                # Of bare leases too, which close_timeout may have left no time for: their leaves are sent.
                 with anyio.move_on_after(1.0):
-                    while any(request.state is LEAVING for request in (*overdue, *kept)):
+                    while any(request.state is LEAVING for request in self.requests.values()):
                         self._left.clear()
                         await self._left.wait()
             if self.death is None:

@@ -519,3 +519,14 @@ async def test_leaving_the_client_waits_for_a_body_that_is_only_flagged(
         await working
     await closing
     await (await client.lock("x").acquire_nowait()).release()
+
+
+@pytest.mark.stores("valkey9")
+async def test_leaving_without_close_timeout_releases_thousands_of_bare_leases(
+    client: Client, make_client: MakeClient
+) -> None:
+    leaving = await make_client(close_timeout=0)
+    leases = await asyncio.gather(*(leaving.lock(f"bare:{i}").acquire() for i in range(3000)))
+    await leaving.__aexit__(None, None, None)
+    assert len(leases) == 3000
+    assert [info.name async for info in client.locks("bare:*")] == []
