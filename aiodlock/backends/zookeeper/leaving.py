@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class Leaving:
-    """The end of one request's node. ``deleted`` is called when a leave has deleted it: with the transaction,
-    if the request held when the leave was sent, else with 0.
+    """The end of one request's node. ``deleted`` is called when a leave has deleted it: with the
+    transaction, if the request held when the leave was sent, else with 0.
 
     Mutable state: ``sent`` (a leave was sent), ``_held`` (it held then), ``_discards`` (the lease ran out,
     and the node must go), ``_broken`` (an operator has deleted the node).

@@ -172,7 +172,9 @@ class ZooKeeperPlace:
     async def _ask(self, session: Session, *, wait: bool) -> Granted | Waiting | Refused | Gone:
         while not self._node.is_over():
             directory = self._node.directory
-            near = self._node.is_plain and self._store.stands.ends_with_exclusive(directory, session)
+            near = self._node.is_plain and self._store.stands.ends_with_exclusive(
+                directory, session
+            )
             entries = await self._node.enter(session, reads=not near)
             if self._node.is_over():
                 break
