@@ -153,7 +153,7 @@ class Session:
         self.closing = True
         give_up_at = now() + within
         current = asyncio.current_task()  # perhaps in a body itself
-        kept = self.lingering.release_all()
+        self.lingering.release_all()
         cancelled: asyncio.CancelledError | None = None
         try:
             try:

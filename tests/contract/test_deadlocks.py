@@ -533,7 +533,7 @@ async def test_block_whose_own_lease_was_released_makes_no_edge_though_a_bare_on
 ) -> None:
     client = await make_client(deadlock_after=AFTER)
     a, b = client.lock("a"), client.lock("b")
-    both, released = asyncio.Barrier(2), asyncio.Event()
+    both, released = asyncio.Barrier(3), asyncio.Event()
     leases: list[aiodlock.Lease] = []
 
     async def wait_for_b() -> str:
@@ -552,6 +552,7 @@ async def test_block_whose_own_lease_was_released_makes_no_edge_though_a_bare_on
                 return "got it"
 
     async with asyncio.timeout(3 * PATIENCE), gathered(wait_for_b(), hold_b()) as tasks:
+        await both.wait()  # else a quorum tells of a request as a waiter that is about to hold
         await until_waiting(client, "b")
         if told:
             await until_told(client)
