@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import aiodlock
+from aiodlock._model import Kind
 from aiodlock.backends.keeper import Keeper
 from aiodlock.backends.kept_backend import KeptBackend
 
@@ -53,12 +54,17 @@ async def until(
 
 
 async def until_waiting(
-    client: aiodlock.Client, name: str, number: int = 1, *, within: float = PATIENCE
+    client: aiodlock.Client,
+    name: str,
+    number: int = 1,
+    *,
+    kind: Kind = "lock",
+    within: float = PATIENCE,
 ) -> None:
     """Wait until that many requests are queued for the name."""
 
     async def queued() -> bool:
-        return len((await client.inspect(name)).waiters) == number
+        return len((await client.inspect(name, kind=kind)).waiters) == number
 
     await until(queued, f"{number} waiting for {name!r}", within=within)
 

@@ -20,7 +20,7 @@ from aiodlock import (
 from aiodlock.backends.kept_backend import KeptBackend
 
 from ..conftest import MakeClient
-from ..scenes import until
+from ..scenes import until, until_waiting
 from ..servers import CLUSTER, ETCD, MEMORY, POSTGRES, SCRIPTED, SENTINEL, Store
 
 pytestmark = pytest.mark.stores(MEMORY, *SCRIPTED, *POSTGRES, *ETCD, CLUSTER, SENTINEL)
@@ -73,6 +73,20 @@ async def test_success_ends_every_wait_on_several_clients(make_client: MakeClien
     async with asyncio.timeout(2.5):  # sooner than a waiter's next extension
         assert await asyncio.gather(*tasks) == [(False, b"done")] * 8
     assert (await client.inspect("a", kind="once")).waiters == ()
+
+
+async def test_success_is_told_to_many_waiters_of_a_long_name(make_client: MakeClient) -> None:
+    first, waits = await make_client(ttl=30), await make_client(ttl=30, waiter_ttl=30)
+    # The ids of all in one message of 6,800 bytes, and with the longest name there is.
+    assert waits._session is not None
+    name, id_of_one = "ж" * 256, f"{waits._session.backend.label}-999,"
+    many = 6800 // len(id_of_one)
+    async with first.once(name, keep=60) as once:
+        tasks = [asyncio.create_task(enter(waits, name)) for _ in range(many)]
+        await until_waiting(first, name, many, kind="once")
+        once.result = "sent"
+    async with asyncio.timeout(60):
+        assert await asyncio.gather(*tasks) == [(False, "sent")] * many
 
 
 async def test_waiters_of_a_success_ask_once_and_are_forgotten(make_client: MakeClient) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Coroutine, Iterator
 
 import pytest
 
-from aiodlock import BackendUnavailable, Client, LockLost
+from aiodlock import BackendError, BackendUnavailable, Client, LockLost
 from aiodlock._clock import now
 from aiodlock.backends.postgres.schema import create_statements
 
 from ..postgres import PostgresServer
-from ..scenes import until, until_cancelled, until_held, until_waiting
+from ..scenes import store_of, until, until_cancelled, until_held, until_waiting
 from ..servers import installed, postgres_server
 
 NAME = "order:42"
@@ -334,6 +334,21 @@ async def test_limit_that_ends_a_call_is_an_outage_and_no_more(
     finally:
         server.execute(f"alter role postgres reset {limit};")
     await until(lambda: _nothing_left(server), "nothing left")
+
+
+@logged
+async def test_message_that_is_refused_for_good_takes_no_other_along(
+    server: PostgresServer,
+) -> None:
+    async with Client(server.url) as client:
+        # In one call, since they are sent in one turn of the loop.
+        store = store_of(client)
+        refused, other = (
+            store.turn(f"leave\tl:{marker}\tid\t{marker}\tended") for marker in ("none", "0")
+        )
+        assert await other == "gone gone"
+        with pytest.raises(BackendError, match="refused"):
+            await refused
 
 
 @logged

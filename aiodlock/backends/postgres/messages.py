@@ -191,7 +191,12 @@ class Messages:
         try:
             answers = await self._call(connection, [message for message, _ in batch])
         except FAILURES as failed:
-            self._failed(connection, failed, [answer for _, answer in batch])
+            if len(batch) > 1 and _is_final(connection, failed):
+                # Nothing was carried out, because of one of them: each by itself.
+                for one in batch:
+                    await self._send(connection, [one])
+            else:
+                self._failed(connection, failed, [answer for _, answer in batch])
             return
         if len(batch) >= _MOST:
             # Some calls only release, and wait for nothing: so the average of about ten counts.
@@ -240,8 +245,7 @@ class Messages:
         self, connection: Connection, failed: Exception, answers: Sequence[asyncio.Future[Any]]
     ) -> None:
         where, error = self.link.described, BackendError
-        refused = isinstance(failed, asyncpg.PostgresError) and not connection.is_closed()
-        if not refused or sqlstate_of(failed).startswith(("08", "57P")):
+        if not _is_refused(connection, failed):
             # The server may have committed before the connection was lost.
             error, message = Unanswered, f"{where}: {self.link.failure or failed}"
             self._give_up(connection, failed)
@@ -264,6 +268,20 @@ class Messages:
         waiting, self._waiting = self._waiting, []
         queries, self._queries = self._queries, []
         _fail([answer for _, answer in (*waiting, *queries)], error)
+
+
+def _is_refused(connection: Connection, failed: Exception) -> bool:
+    """Whether the server has answered, and nothing was carried out."""
+    if not isinstance(failed, asyncpg.PostgresError) or connection.is_closed():
+        return False
+    return not sqlstate_of(failed).startswith(("08", "57P"))
+
+
+def _is_final(connection: Connection, failed: Exception) -> bool:
+    """Whether the server would refuse the same call again."""
+    if not _is_refused(connection, failed) or will_pass(failed):
+        return False
+    return not sqlstate_of(failed).startswith(POOLED)
 
 
 def _fail(answers: Sequence[asyncio.Future[Any]], error: BackendError) -> None:

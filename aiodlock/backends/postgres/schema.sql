@@ -536,7 +536,8 @@ begin
             select w.client, string_agg(w.id, ',' order by w.arrival) from waiting w
               group by w.client order by min(w.arrival)
           loop
-            message := 'done ' || case when length(message) < 7000 then message else '*' end || ' ' || k;
+            -- A notification has less than 8000 bytes. Ids and names in keys are ASCII.
+            message := 'done ' || case when length(message) + length(k) < 7900 then message else '*' end || ' ' || k;
             if client = caller then
               heard := coalesce(heard, '') || E'\n' || message;
             else
