@@ -125,7 +125,7 @@ broken_at_hand_overs = both(
 QUORUM_VARIANTS = {
     "quorum: held by votes of which one was broken": Variant(
         both(_agree_on_broken_votes, broken_at_hand_overs),
-        ("token", "exclusion"),
+        ("token", "exclusion", "kept"),
         kind=QuorumSimulation,
     ),
     "quorum: a token is confirmed although it was broken": Variant(

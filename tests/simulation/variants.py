@@ -896,14 +896,14 @@ VARIANTS = {
         seed=6,
     ),
     "quorum: answers with small tokens taken for old ones": Variant(
-        _stick_to_large_tokens, ("exclusion",), kind=Forgotten, seed=32
+        _stick_to_large_tokens, ("exclusion", "kept"), kind=Forgotten, seed=130
     ),
     "quorum: yields ignored": Variant(_ignore_yields, ("split",), kind=Rush),
     "quorum: first come, first served": Variant(
         _nodes_lua(
             (
-                "redis.call('ZADD', keys.queue, int(waiter.ticket), waiter.id)",
-                "redis.call('ZADD', keys.queue, int(now), waiter.id)",
+                "waiter.stage == 'h' and '0' or int(waiter.ticket), waiter.id)",
+                "int(now), waiter.id)",
             )
         ),
         ("fairness", "split"),
