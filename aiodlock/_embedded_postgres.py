@@ -20,6 +20,9 @@ from typing import Self
 from ._embedded import _WATCHED, EmbeddedServerError, _free_port
 
 _STARTS_WITHIN = 60.0
+#: It is started so many times at the most, if its port was taken.
+_STARTS = 3
+_PORT_TAKEN = "Address already in use"
 _OPTIONS = (
     "listen_addresses=127.0.0.1",
     "unix_socket_directories=",
@@ -70,9 +73,19 @@ class EmbeddedPostgres:
         return f"postgresql://postgres@127.0.0.1:{self._port}/postgres"
 
     def __enter__(self) -> Self:
+        for left in reversed(range(_STARTS)):
+            try:
+                self._start()
+                break
+            except EmbeddedServerError as failed:
+                # Another process has taken the port since it was found free.
+                if not left or _PORT_TAKEN not in str(failed):
+                    raise
+        return self
+
+    def _start(self) -> None:
         programs, user = find_postgres(), _user()
         self._directory = Path(tempfile.mkdtemp(prefix="aiodlock-"))
-        self._port = _free_port()
         atexit.register(self._stop)
         if user is not None:
             shutil.chown(self._directory, user)
@@ -93,6 +106,7 @@ class EmbeddedPostgres:
             self._stop()
             told = getattr(failed, "stderr", b"") or b""
             raise EmbeddedServerError(f"initdb failed: {failed} {told.decode()}") from failed
+        self._port = _free_port()
         words = [word for option in _OPTIONS for word in ("-c", option)]
         command: list[str | Path] = [programs / "postgres", "-D", data, f"-p{self._port}", *words]
         with (self._directory / "log").open("wb") as log:
@@ -106,7 +120,6 @@ class EmbeddedPostgres:
                 start_new_session=True,
             )
         self._wait_until_ready(data / "postmaster.pid")
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._stop()
