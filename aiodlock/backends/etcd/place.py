@@ -258,13 +258,12 @@ class EtcdPlace:
             queue = self.room.queue
             if queue is None:
                 return  # the room tells when it knows more
-            record = queue.find(self.id)
             if queue.success is not None:
                 self.on_recorded(queue.success.result)
                 return
+            record = queue.find(self.id)
             if record is None:
-                self.on_vanished()
-                return
+                return  # the room may not have heard of the key yet: it tells when it has
             turn = queue.turn_of(record)
             if turn.what not in ("holds", "joins"):
                 return
