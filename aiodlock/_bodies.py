@@ -187,6 +187,10 @@ class Body:
             deadlocks = self._session.deadlocks
             if deadlocks is not None and task is not current_task():
                 deadlocks.left_block(task)
+        if loss is None and cancelled_by_loss:
+            # Its own was released inside the body, and what else the task had of it was lost.
+            lost = (request for request, _ in self._acquisitions if request.reason is not None)
+            loss = next((request.error() for request in lost), None)
         if loss is not None:
             raise_loss(exc, loss, cancelled_by_loss)
 

@@ -37,11 +37,20 @@ _NEVER = float("inf")
 
 
 class Departure:
-    """Leaves on behalf of a session. It holds no state of its own."""
+    """Leaves on behalf of a session.
+
+    Mutable state: ``silent_at`` (when a wait for the answer to a leave has last run out).
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self.silent_at = -_NEVER
         self._context = contextvars.Context()
+
+    @property
+    def was_silent(self) -> bool:
+        """Whether a wait for an answer ran out a moment ago: another one would, too."""
+        return now() - self.silent_at < _A_MOMENT
 
     async def awaited(self, request: Request) -> Left | None:
         """Leave in the caller's task; None if that stays to be done."""
@@ -76,8 +85,11 @@ class Departure:
         session.remove(request)
         return left
 
-    async def until_deadline(self, request: Request, end: End = ENDED) -> Left:
-        """Leave in the caller's task, and repeat that until the local deadline; then raise LockLost."""
+    async def until_deadline(self, request: Request, serial: int, end: End = ENDED) -> Left:
+        """Leave in the caller's task, and repeat that until the local deadline; then raise LockLost.
+
+        :param serial: of the acquisition that ends with it.
+        """
         session = self._session
         session.begin_leaving(request)
         try:
@@ -87,7 +99,7 @@ class Departure:
             raise
         except (TimeoutError, BackendError) as error:
             session.start_soon(self._go_on, request, LOST)
-            request.lose_on_leaving("expired")
+            request.lose_on_leaving("expired", serial)
             session.telling.ended(request, "expired")
             raise LockLost(
                 f"releasing {request.name!r} had no answer until its lease ended "
@@ -137,7 +149,7 @@ class Departure:
             return
         loop = self._session.loop
         request.left = left = loop.create_future()
-        timer = loop.call_later(_A_MOMENT, _resolve, left, context=self._context)
+        timer = loop.call_later(_A_MOMENT, self._give_up, left, context=self._context)
         try:
             if anyio.current_effective_deadline() == _NEVER:
                 await left  # anyio would make notes on each task, and there may be thousands
@@ -172,7 +184,7 @@ class Departure:
                     raise
             await asyncio.sleep(min(pause_after(failures), max(0.0, give_up_at - now())))
 
-
-def _resolve(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)
+    def _give_up(self, waiting: asyncio.Future[None]) -> None:
+        if not waiting.done():
+            self.silent_at = now()
+            waiting.set_result(None)

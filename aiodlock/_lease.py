@@ -50,7 +50,7 @@ class Lease(Body):
         request = self._request
         if self.held:
             state = f"held, {self.remaining():.1f} s left"
-        elif request.reason is not None and self._serial > request.settled:
+        elif request.reason is not None and self._serial in request.lost_handles:
             state = f"lost: {request.reason}"
         else:
             state = "released"
@@ -141,7 +141,7 @@ class Lease(Body):
         request, session = self._request, self._session
         session.check_loop()
         session.lose_if_overdue(request)
-        while (lost := request.lost) is None or self._serial <= request.settled:
+        while (lost := request.loss_of(self._serial)) is None:
             if request.state is not HELD or self._serial not in request.handles:
                 raise self._not_held()
             watcher: asyncio.Future[None] = session.loop.create_future()
@@ -235,8 +235,7 @@ class Lease(Body):
         request, session = self._request, self._session
         session.lose_if_overdue(request)
         if self._serial not in request.handles:  # released inside the body
-            lost = request.reason is not None and self._serial > request.settled
-            return request.error() if lost else None
+            return request.error() if self._serial in request.lost_handles else None
         last = request.end_handle(self._serial)
         if request.reason is not None:
             if last:
@@ -253,7 +252,7 @@ class Lease(Body):
             return None
         left = await session.departure.awaited(request)
         if left is not None and left.what == "gone":
-            return session.lost_on_leaving(request, left.reason)
+            return session.lost_on_leaving(request, left.reason, self._serial)
         session.telling.released(request, request.granted_at)
         return None
 
@@ -268,7 +267,7 @@ class Lease(Body):
                 return self._request.overdue_error()
         else:
             self._session.lose_if_overdue(self._request)
-        if self._request.reason is not None and self._serial > self._request.settled:
+        if self._serial in self._request.lost_handles:
             return self._request.error()
         return self._not_held()
 
@@ -295,7 +294,7 @@ async def release_handle(session: Session, request: Request, serial: int) -> Non
     if request.may_linger and session.lingering.keep(request):
         session.telling.released(request, held_at)
         return
-    left = await session.departure.until_deadline(request)
+    left = await session.departure.until_deadline(request, serial)
     if left.what == "gone":
-        raise session.lost_on_leaving(request, left.reason)
+        raise session.lost_on_leaving(request, left.reason, serial)
     session.telling.released(request, held_at)

@@ -92,7 +92,9 @@ class OnceLease(Lease):
             return await super()._leave(wait=wait)
         request.end_handle(self._serial)
         try:
-            left = await session.departure.until_deadline(request, End(record=self.record))
+            left = await session.departure.until_deadline(
+                request, self._serial, End(record=self.record)
+            )
         except LockLost as lost:
             raise LockLost(
                 f"outcome unknown: {lost}; whether the success is on record shows when it is entered again",
@@ -100,7 +102,7 @@ class OnceLease(Lease):
                 reason=lost.reason,
             ) from lost
         if left.what != "recorded":
-            return session.lost_on_leaving(request, left.reason)
+            return session.lost_on_leaving(request, left.reason, self._serial)
         session.telling.released(request, request.granted_at)
         return None
 

@@ -6,6 +6,7 @@ What holds at every moment (``check`` asserts it):
 
 - A request is granted once at most: ``token`` and ``granted_at`` are set when it becomes HELD, and stay.
 - A request that was lost has a ``reason``; one that asks, waits, holds or is kept has none.
+- Its loss is that of the acquisitions that were not released then, and of no other.
 - A request that is kept has no handles and no armed bodies.
 - Only what has been granted has handles, and armed bodies.
 - Only a request that waits has a task to wake.
@@ -77,8 +78,8 @@ class Request(Hold):
     (what hooks were told of the lease, until they are told its end), ``alarm`` (its entry among the
     deadlines), ``successor`` (the request of the same acquire after this one was lost), ``used`` (its
     body has begun, or may have), ``may_linger`` (its lease may be kept when its body has ended; a
-    recall ends that), ``kept_until``, ``kept_alarm`` (when ``Lingering`` looks at it), ``settled``
-    (leases up to this serial are of bodies before it was kept last), and what a ``Hold`` has.
+    recall ends that), ``kept_until``, ``kept_alarm`` (when ``Lingering`` looks at it), and what a ``Hold``
+    has.
 
     State        Next
     ASKING       WAITING (``queue``), HELD (``hold``), LEAVING
@@ -108,7 +109,6 @@ class Request(Hold):
         "queued_at",
         "reason",
         "session",
-        "settled",
         "state",
         "successor",
         "terms",
@@ -136,7 +136,6 @@ class Request(Hold):
     queued_at: float
     reason: LossReason | None
     session: Session
-    settled: int
     state: State
     successor: Request | None
     terms: Terms
@@ -168,7 +167,7 @@ class Request(Hold):
         self.used = False
         self.may_linger = terms.linger > 0.0
         self.kept_until, self.kept_alarm = 0.0, _NEVER
-        self.token = self.failures = self.settled = 0
+        self.token = self.failures = 0
         self.granted_at = self.queued_at = 0.0
         self.woken = self.left = self.reason = self.failure = None
         self.told = self.alarm = self.successor = None
@@ -207,7 +206,6 @@ class Request(Hold):
         assert self.state is HELD, self
         self.state = KEPT
         self.kept_until = until
-        self.settled = self.serial
         if self.on_task_end is not None:
             self.forget_task_end()
         if self.watchers:
@@ -244,12 +242,10 @@ class Request(Hold):
 
     def loss_of(self, serial: int) -> LockLost | None:
         """Return why that acquisition was lost; None while it is held and after a release."""
-        if serial <= self.settled:
-            return None  # what became of later bodies' leases is not its matter
-        if self.state is HELD and now() >= self.ends_at:
+        if self.state is HELD and serial in self.handles and now() >= self.ends_at:
             # Only told: it is ``Deadlines`` that marks the loss and cancels the bodies.
             return self.overdue_error()
-        return self.lost
+        return self.lost if serial in self.lost_handles else None
 
     def lose(
         self,
@@ -265,14 +261,17 @@ class Request(Hold):
         assert self.state is HELD, self
         self.state = LOST
         self.reason, self.failure = reason, failure
+        self.lost_handles = self.handles
         self.wake_watchers()
         self._cancel_bodies(spare)
 
-    def lose_on_leaving(self, reason: LossReason) -> None:
-        """The leave found that the lease had ended before; perhaps the leave was long on its way."""
+    def lose_on_leaving(self, reason: LossReason, serial: int) -> None:
+        """The leave of this acquisition, the last, found that the lease had ended before; perhaps the leave
+        was long on its way."""
         assert self.state is LEAVING or self.state is OVER, self
         moment = now()
         self.reason = self.overdue_reason(moment) if moment >= self.ends_at else reason
+        self.lost_handles = (serial,)
         self._cancel_bodies()  # it may have been left in a body, that goes on
 
     def one_ended(self) -> None:
@@ -425,6 +424,8 @@ def check(request: Request) -> None:
         assert request.reason is None, request
     if state is LOST:
         assert request.reason is not None, request
+    if request.reason is None:
+        assert not request.lost_handles, request
     if state in (HELD, LOST, KEPT):
         assert held_once, request
     if state is KEPT:

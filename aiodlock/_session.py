@@ -380,9 +380,9 @@ class Session:
         self.lose_if_overdue(request)
         return request.state is HELD
 
-    def lost_on_leaving(self, request: Request, reason: LossReason) -> LockLost:
-        """The store's answer to a leave was that the lease had ended."""
-        request.lose_on_leaving(reason)
+    def lost_on_leaving(self, request: Request, reason: LossReason, serial: int) -> LockLost:
+        """The store's answer to the leave of this acquisition was that the lease had ended."""
+        request.lose_on_leaving(reason, serial)
         self.telling.lost(request)
         lost = request.lost
         assert lost is not None

@@ -304,7 +304,7 @@ def _look_for_loss(
     lost = request.loss_of(serial)
     if lost is not None:
         start_thread(portal, function, lost.copy())
-    elif request.state is State.HELD and request.handles and serial > request.settled:
+    elif request.state is State.HELD and serial in request.handles:
         watcher: asyncio.Future[None] = request.session.loop.create_future()
         watcher.add_done_callback(partial(_look_for_loss, portal, request, serial, function))
         request.add_watcher(watcher)

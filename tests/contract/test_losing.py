@@ -909,3 +909,38 @@ async def test_release_that_is_closed_while_it_waits_goes_on(client: Client) -> 
     assert client._session is not None
     requests = client._session.requests
     await until(lambda: not requests, "the end of the request")
+
+
+async def test_loss_of_what_the_task_still_holds_is_none_of_a_lease_that_was_released(
+    client: Client,
+) -> None:
+    lock = client.lock("x")
+    outer, inner = await lock.acquire(), await lock.acquire()
+    await inner.release()
+    await lose(client, outer)
+    assert outer.lost is not None
+    assert inner.lost is None
+    assert "released" in repr(inner)
+    with pytest.raises(NotHeld):
+        inner.ensure_held()
+    with pytest.raises(NotHeld):
+        await inner.wait_lost()
+    with pytest.raises(LockLost):
+        await outer.release()
+
+
+async def test_block_whose_lease_was_released_in_it_is_cancelled_with_what_its_task_still_holds(
+    client: Client,
+) -> None:
+    lock = client.lock("x")
+    outer = await lock.acquire()
+    with pytest.raises(LockLost):
+        async with lock as inner:
+            await inner.release()
+            await client.break_lock("x")
+            await until_cancelled()
+    with pytest.raises(LockLost):
+        await outer.release()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0

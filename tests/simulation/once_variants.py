@@ -81,7 +81,7 @@ def _record_failures(simulation: Simulation) -> None:
 def _confirm_what_is_unknown(simulation: Simulation) -> None:
     right = _departure.Departure.until_deadline
 
-    async def until_deadline(self: Any, request: Any, end: Any = ENDED) -> Left:
+    async def until_deadline(self: Any, request: Any, serial: Any, end: Any = ENDED) -> Left:
         try:
             left = await right(self, request, end)
         except LockLost:

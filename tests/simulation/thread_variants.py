@@ -61,7 +61,7 @@ def _keeps_the_lease(
         lost = lease.lost
         if lost is not None:
             start_thread(portal, function, lost.copy())
-        elif request.state is State.HELD and request.handles and lease._serial > request.settled:
+        elif request.state is State.HELD and lease._serial in request.handles:
             watcher: asyncio.Future[None] = lease._session.loop.create_future()
             watcher.add_done_callback(look)
             request.add_watcher(watcher)
