@@ -281,8 +281,16 @@ class Acquirable:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    async def _acquire(self, timeout: float | None, own: OwnRequests | None = None) -> Lease:
-        """Wait for the turn. With ``own`` the hold belongs to its ``Lease``, not to the current task."""
+    async def _acquire(
+        self,
+        timeout: float | None,
+        own: OwnRequests | None = None,
+        answer_within: float = ANSWER_WITHIN,
+    ) -> Lease:
+        """Wait for the turn. With ``own`` the hold belongs to its ``Lease``, not to the current task.
+
+        :param answer_within: seconds for the store's answer when ``timeout`` is 0, which tries once.
+        """
         session = self._client._use(self._name)
         task = asyncio.current_task() if own is None else None
         if task is None and own is None:
@@ -340,7 +348,8 @@ class Acquirable:
         started = now()
         about = session.telling.acquiring(request)
         try:
-            request = await self._get(session, request, timeout, started)
+            within = answer_within if timeout == 0 else timeout
+            request = await self._get(session, request, timeout, within, started)
             if bodies:
                 await self._check_bodies_again(session, bodies, request)
         except BaseException as error:
@@ -358,22 +367,27 @@ class Acquirable:
         return lease
 
     async def _get(
-        self, session: Session, request: Request, timeout: float | None, started: float
+        self,
+        session: Session,
+        request: Request,
+        timeout: float | None,
+        within: float | None,
+        started: float,
     ) -> Request:
         """Return the request that holds; whatever comes out instead, nothing is left at the server."""
         spent = 0.0
         if self._name in session.lingering.kept and self._kind == "lock":
-            await self._give_back(session, request, timeout, started)
+            await self._give_back(session, request, timeout, within, started)
             spent = now() - started
         try:
-            if timeout is None:
+            if within is None:
                 request = await self._wait_for_turn(session, request, started)
-            elif timeout == 0:
-                async with asyncio.timeout(max(0.001, ANSWER_WITHIN - spent)):
-                    await self._try_once(session, request, started)
             else:
-                async with asyncio.timeout(max(0.001, timeout - spent)):
-                    request = await self._wait_for_turn(session, request, started)
+                async with asyncio.timeout(max(0.001, within - spent)):
+                    if timeout == 0:
+                        await self._try_once(session, request, started)
+                    else:
+                        request = await self._wait_for_turn(session, request, started)
         except TimeoutError as elapsed:
             if isinstance(elapsed, AcquireTimeout):
                 raise
@@ -415,11 +429,16 @@ class Acquirable:
         )
 
     async def _give_back(
-        self, session: Session, request: Request, timeout: float | None, started: float
+        self,
+        session: Session,
+        request: Request,
+        timeout: float | None,
+        within: float | None,
+        started: float,
     ) -> None:
         """Release what the client keeps of the name, which is not what this request asks for."""
         try:
-            async with asyncio.timeout(ANSWER_WITHIN if timeout == 0 else timeout):
+            async with asyncio.timeout(within):
                 await session.lingering.give_back(self._name)
             session.check_usable()
         except TimeoutError:
@@ -758,6 +777,8 @@ class Semaphore(Acquirable):
 
     async def locked(self) -> bool:
         """Return whether ``acquire_nowait`` would be refused at this moment: no place free, or waiters.
+
+        Judged by this object's limit; where others resize the semaphore, it is not known which is in use.
 
         ```python
         if await client.semaphore("mail", limit=3).locked():

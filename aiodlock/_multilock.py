@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Never, TypeVar
 
 from ._bodies import Blocks, Body
 from ._clock import now
-from ._errors import AcquireTimeout, BackendError, LockLost, NotHeld
+from ._errors import AcquireTimeout, BackendError, BackendUnavailable, LockLost, NotHeld
 from ._lease import Lease
-from ._lock import _UNSET, Lock, OwnRequests
+from ._lock import _UNSET, ANSWER_WITHIN, Lock, OwnRequests
 from ._options import check_timeout, refuse_keywords
 from ._request import Block, Request
 from ._session import Session
@@ -107,11 +107,13 @@ class MultiLock:
         session = self._client._use()
         started = now()
 
-        def time_left() -> float | None:
+        def time_left() -> tuple[float | None, float]:
+            """Return the next lock's timeout, and within what the store is to answer if that is 0."""
+            answer_within = started + ANSWER_WITHIN - now()
             if not timeout:
-                return timeout
+                return timeout, answer_within
             # 0 would mean to try once: what was granted in time is taken, the rest is not waited for.
-            return max(0.001, started + timeout - now())
+            return max(0.001, started + timeout - now()), ANSWER_WITHIN
 
         while True:
             leases = MultiLease(session)
@@ -121,8 +123,10 @@ class MultiLock:
                 await leases._leave(wait=True)
                 raise self._timed_out(busy, timeout) from busy
             except BaseException as failure:
-                # A coroutine that is being closed cannot await.
-                await leases._leave(wait=not isinstance(failure, GeneratorExit))
+                # A coroutine that is being closed cannot await. And who has waited for a silent store once
+                # is not kept any longer.
+                silent = isinstance(failure, BackendUnavailable) or session.departure.was_silent
+                await leases._leave(wait=not silent and not isinstance(failure, GeneratorExit))
                 raise
             lost = leases.lost
             if lost is None:
@@ -144,7 +148,7 @@ class MultiLock:
     async def _take_all(
         self,
         leases: MultiLease,
-        time_left: Callable[[], float | None],
+        time_left: Callable[[], tuple[float | None, float]],
         own: OwnRequests | None,
     ) -> None:
         """Acquire in order; return early when a lease is lost that was taken already."""
@@ -161,7 +165,9 @@ class MultiLock:
         try:
             async with scope:
                 for lock in self._locks:
-                    lease = await lock._acquire(_shorter(time_left(), lock._options.timeout), own)
+                    left, answer_within = time_left()
+                    shorter = _shorter(left, lock._options.timeout)
+                    lease = await lock._acquire(shorter, own, answer_within)
                     leases._leases[lock.name] = lease
                     leases._watch(lease, changed)
                 for lease in leases._leases.values():

@@ -12,7 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from aiodlock import AcquireTimeout, BackendUnavailable, Client, Lease, LockLost, NotHeld
+from aiodlock import (
+    AcquireTimeout,
+    BackendUnavailable,
+    Client,
+    Hooks,
+    Lease,
+    LockLost,
+    NotHeld,
+    RequestInfo,
+)
 from aiodlock._embedded import EmbeddedServer, find_valkey9
 
 from ..conftest import MakeClient
@@ -84,6 +93,48 @@ async def test_what_does_not_wait_raises_within_2_seconds(
     await proxy.heal()
     async with lock:
         pass
+
+
+class StallsWhenGranted(Hooks):
+    """The store is silent from the grant of a name on."""
+
+    def __init__(self, proxy: FaultProxy, name: str) -> None:
+        self.proxy = proxy
+        self.name = name
+
+    def acquired(self, request: RequestInfo, waited: float) -> None:
+        if request.name == self.name:
+            self.proxy.stall()
+
+
+@pytest.mark.parametrize(("timeout", "at_most"), [(0, 2.0), (0.3, 0.6)])
+async def test_multilock_is_no_later_than_its_last_name_when_the_store_falls_silent(
+    proxy: FaultProxy, make_client: MakeClient, timeout: float, at_most: float
+) -> None:
+    other, client = await make_client(), await make_client(proxy.url)
+    client.add_hooks(StallsWhenGranted(proxy, "a"))
+    async with takes(at_most=at_most):
+        with pytest.raises(BackendUnavailable):
+            await client.multilock("a", "b").acquire(timeout=timeout)
+    await proxy.heal()
+    await until_free(other, "a")
+    await until_free(other, "b")
+
+
+async def test_multilock_that_is_cancelled_while_the_store_is_silent_ends_within_a_second(
+    proxy: FaultProxy, make_client: MakeClient
+) -> None:
+    other, client = await make_client(), await make_client(proxy.url)
+    async with held_elsewhere(other.lock("b")):
+        task = asyncio.create_task(client.multilock("a", "b").acquire())
+        await until_waiting(other, "b")
+        proxy.stall()
+        task.cancel()
+        async with takes(at_most=1.2):
+            with pytest.raises(asyncio.CancelledError):
+                await task
+    await proxy.heal()
+    await until_free(other, "a")
 
 
 async def test_timeout_while_the_store_is_away_is_not_an_acquire_timeout(
