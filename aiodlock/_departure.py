@@ -44,7 +44,7 @@ class Departure:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.silent_at = -_NEVER
+        self.silent_at: float = -_NEVER
         self._context = contextvars.Context()
 
     @property
