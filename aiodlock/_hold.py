@@ -14,8 +14,7 @@ class Hold:
     """The part of a request that leases need.
 
     Mutable state: ``handles`` (serials of the leases not released; ``serial`` is the last), ``dropped``
-    (those of them whose ``Lease`` nobody references any more), ``lost_handles`` (what the loss was the loss
-    of: the handles of that moment), ``reported`` (its task was told of the loss
+    (those of them whose ``Lease`` nobody references any more), ``reported`` (its task was told of the loss
     by ``Lock.release``), ``armed`` (what cancels the body, per task that is in a block), ``watchers``
     (futures of those who wait for the loss), ``on_task_end`` (watches for the end of the task while there
     are dropped handles), ``scope`` (what cancelled the body of a lease that lingers, for the next one of
@@ -27,7 +26,6 @@ class Hold:
         "armed",
         "dropped",
         "handles",
-        "lost_handles",
         "on_task_end",
         "reported",
         "scope",
@@ -45,7 +43,6 @@ class Hold:
         self.watchers: list[asyncio.Future[None]] | None = None
         self.handles: tuple[int, ...] = ()
         self.dropped: tuple[int, ...] = ()
-        self.lost_handles: tuple[int, ...] = ()
         self.reported: bool = False
         self.on_task_end: Callable[[asyncio.Task[Any]], None] | None = None
         self.serial: int = 0

@@ -78,8 +78,8 @@ class Request(Hold):
     (what hooks were told of the lease, until they are told its end), ``alarm`` (its entry among the
     deadlines), ``successor`` (the request of the same acquire after this one was lost), ``used`` (its
     body has begun, or may have), ``may_linger`` (its lease may be kept when its body has ended; a
-    recall ends that), ``kept_until``, ``kept_alarm`` (when ``Lingering`` looks at it), and what a ``Hold``
-    has.
+    recall ends that), ``kept_until``, ``kept_alarm`` (when ``Lingering`` looks at it), ``lost_handles``
+    (what the loss was the loss of: the handles of that moment), and what a ``Hold`` has.
 
     State        Next
     ASKING       WAITING (``queue``), HELD (``hold``), LEAVING
@@ -101,6 +101,7 @@ class Request(Hold):
         "kept_alarm",
         "kept_until",
         "left",
+        "lost_handles",
         "may_linger",
         "options",
         "owner",
@@ -128,6 +129,7 @@ class Request(Hold):
     kept_alarm: float
     kept_until: float
     left: asyncio.Future[None] | None
+    lost_handles: tuple[int, ...]
     may_linger: bool
     options: LockOptions
     owner: str
@@ -169,6 +171,7 @@ class Request(Hold):
         self.kept_until, self.kept_alarm = 0.0, _NEVER
         self.token = self.failures = 0
         self.granted_at = self.queued_at = 0.0
+        self.lost_handles = ()
         self.woken = self.left = self.reason = self.failure = None
         self.told = self.alarm = self.successor = None
         self.place = session.backend.place(terms, request_id, owner, self)
