@@ -15,12 +15,16 @@ from collections.abc import Callable
 from ..._errors import BackendError, BackendUnavailable
 from . import link as api
 from . import messages as m
+from . import transactions
 from .link import Link
 
 #: So many calls are on their way at most: what comes meanwhile goes out together.
 _FLYING = 16
 #: A transaction takes 128 steps. Those inside it count, too.
 _TOGETHER = 60
+#: A batch is no larger (bytes), unless it is one request. A member refuses a message of more than its
+#: ``--max-request-bytes`` and 512 KiB before it looks at it: so it never refuses a batch for that.
+_LARGEST = 1 << 19
 #: What has a moment's time is kept back for so long, to be sent together with others (seconds).
 _GATHER = 0.001
 
@@ -86,13 +90,16 @@ class Batches:
 
     def _next_batch(self) -> list[_Call]:
         batch: list[_Call] = []
+        size = 0
         for name in list(self._waiting):
-            if len(batch) == _TOGETHER:
-                break
-            calls = self._waiting.pop(name)
-            batch.append(calls.popleft())
-            while batch[-1][2] and calls and calls[0][2] and len(batch) < _TOGETHER:
+            calls, taken = self._waiting[name], 0
+            while calls and (not taken or (batch[-1][2] and calls[0][2])):
+                size += transactions.size(calls[0][0])
+                if batch and (len(batch) == _TOGETHER or size > _LARGEST):
+                    return batch
                 batch.append(calls.popleft())
+                taken += 1
+            del self._waiting[name]
             if calls:
                 self._waiting[name] = calls  # behind the others
         return batch

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -39,6 +40,9 @@ _CLOSE_WITHIN = 1.0
 _SWITCH_PAUSE = 0.1
 #: A reconnection's pauses (seconds): the first, and the longest.
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+
+#: How gRPC, and etcd itself, refuse a message for its size.
+_TOO_LARGE = re.compile("larger than max|request is too large")
 
 
 class LeaseNotFound(BackendError):
@@ -345,6 +349,11 @@ class Link:
                 return NoSpace(
                     f"{where}: the database is full (alarm NOSPACE), so nothing can be acquired. Compact, "
                     "defragment and disarm the alarm, or raise quota-backend-bytes"
+                )
+            case x.RESOURCE_EXHAUSTED | x.INVALID_ARGUMENT if _TOO_LARGE.search(text):
+                return BackendError(
+                    f"{where} takes no message as large as this one: {text}. Its --max-request-bytes says "
+                    "how large one may be"
                 )
             case x.RESOURCE_EXHAUSTED:
                 return BackendUnavailable(f"{where} is too busy: {text}")
