@@ -49,8 +49,10 @@ async def queue(place: EtcdPlace) -> Granted | Waiting | Refused | Gone:
     if once:
         read = answer.responses[1].response_range
         assert read is not None
-        if (success := Queue(keys, 0, read.kvs).success) is not None:
-            return _recorded(place, success)
+        there = Queue(keys, 0, read.kvs)
+        if there.success is not None:
+            return _recorded(place, there.success)
+        there.check()  # behind a record that cannot be read nobody is queued
     nested = answer.responses[0].response_txn
     assert nested is not None
     await room.open()
@@ -70,7 +72,10 @@ async def queue(place: EtcdPlace) -> Granted | Waiting | Refused | Gone:
     lease = _lease_at(place, found)
     place.created, own.written = found.created, found.written
     own.use(lease)
-    return await _take(place, known.turn_of(found), found, known)
+    turn = known.turn_of(found)
+    if turn.what == "waits":
+        known.check()
+    return await _take(place, turn, found, known)
 
 
 async def try_once(place: EtcdPlace) -> Granted | Refused | Gone:
@@ -113,6 +118,7 @@ async def try_once(place: EtcdPlace) -> Granted | Refused | Gone:
                 keys, place.id, place.value(), leases, known.revision
             )
         else:
+            known.check()
             # Nothing is queued, so a holder that lingers is not told by that.
             for blocker in known.holders():
                 if blocker.lingers:

@@ -15,7 +15,7 @@ from ..._clock import now
 from ..._errors import BackendError, LossReason
 from . import link as api
 from . import messages as m
-from . import transactions
+from . import recipe, transactions
 from .leases import SharedLease
 from .link import Link
 
@@ -85,7 +85,7 @@ class Audit:
                 if reason is not None:
                     place.on_gone(reason)
         for key in there:
-            id = key.rpartition(b"/")[2].decode()
+            id = recipe.text_of(key.rpartition(b"/")[2])
             if not store.knows(id) and id.startswith(store.label):
                 await self._delete_unknown(key)
 

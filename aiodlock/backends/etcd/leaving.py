@@ -9,7 +9,7 @@ from . import link as api
 from . import transactions
 from .leases import SharedLease
 from .link import NoSpace
-from .recipe import read_success, value_of_success
+from .recipe import Queue, value_of_success
 
 if TYPE_CHECKING:
     from .place import EtcdPlace
@@ -80,8 +80,8 @@ async def _record(place: EtcdPlace, message: bytes, result: bytes, keep: float) 
         return Left("recorded")
     broken, there = (step.response_range for step in answer.responses[:2])
     if there is not None and there.kvs:
-        success = read_success(there.kvs[0])
-        if success.request == place.id:
+        success = Queue(place.keys, 0, there.kvs).success
+        if success is not None and success.request == place.id:
             _revoke_all_but(place, success.lease)
             return Left("recorded")
     _revoke_all_but(place, 0)

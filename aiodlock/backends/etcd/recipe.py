@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import quote, unquote
 
+from ..._errors import BackendError
 from ..._model import Mode, Terms
 from .messages import KeyValue
 
@@ -41,6 +42,11 @@ _KINDS: dict[str, str] = {"lock": "l", "semaphore": "s", "once": "o", "wait": "w
 
 
 # -- keys ------------------------------------------------------------------------------------------
+
+
+def text_of(key: bytes) -> str:
+    """Return a key, or a part of it, as text: also one that others have written, whatever it is."""
+    return key.decode(errors="backslashreplace")
 
 
 def after(prefix: bytes) -> bytes:
@@ -102,7 +108,7 @@ class Keys:
 
     def split(self, key: bytes) -> tuple[str, str]:
         """Return what a key of this name is (q, d, h, x or r), and the request's id."""
-        what, _, id = key[len(self.base) :].decode().partition("/")
+        what, _, id = text_of(key[len(self.base) :]).partition("/")
         return what, id
 
 
@@ -121,7 +127,7 @@ def all_names(prefix: str, kind: str) -> tuple[bytes, bytes]:
 def name_of(prefix: str, kind: str, key: bytes) -> str | None:
     """Return the name that the key of a request belongs to; None for other keys."""
     start, _ = all_names(prefix, kind)
-    quoted, _, rest = key[len(start) :].decode().partition("/")
+    quoted, _, rest = text_of(key[len(start) :]).partition("/")
     return unquote(quoted) if rest.startswith("q/") else None
 
 
@@ -196,7 +202,7 @@ def read_record(id: str, kv: KeyValue) -> Record:
             str(fields.get("description", "")),
             fields.get("lingers") is True,
         )
-    except (KeyError, TypeError, AttributeError) as wrong:
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as wrong:
         raise ValueError(f"not a record of aiodlock: {kv.value[:200]!r}") from wrong
 
 
@@ -231,7 +237,7 @@ def read_success(kv: KeyValue) -> Success:
         else:
             result = fields["result"].encode()
         return Success(str(fields["request"]), result, kv.lease)
-    except (KeyError, TypeError, AttributeError) as wrong:
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as wrong:
         raise ValueError(f"not a record of aiodlock: {kv.value[:200]!r}") from wrong
 
 
@@ -259,7 +265,11 @@ class Queue:
 
     Mutable state: ``requests`` that have a place of their own, by id in the order of arrival;
     ``joined``, those that got in beside another one of their owner; ``delays`` and ``holds`` by request id;
-    ``success`` on record; ``clients`` (how many of the requests are theirs); ``revision``.
+    ``success`` on record; ``clients`` (how many of the requests are theirs); ``foreign``, the keys that
+    cannot be read, with the revision in which each was made; ``revision``.
+
+    What is written in a foreign key is not known. It may be the key of a holder that somebody has written
+    over, so nobody behind it holds. Who stands before it does not mind: what comes later does not count.
     """
 
     def __init__(self, keys: Keys, revision: int = 0, kvs: Iterable[KeyValue] = ()) -> None:
@@ -270,12 +280,22 @@ class Queue:
         self.holds: dict[str, Record] = {}
         self.success: Success | None = None
         self.clients: Counter[str] = Counter()
+        self.foreign: dict[bytes, int] = {}
         self.revision: int = revision
         for kv in sorted(kvs, key=lambda kv: kv.create_revision):
             self.put(kv)
 
     def put(self, kv: KeyValue) -> str | None:
         """Take a key that was written; return the id if it is that of a request."""
+        self.foreign.pop(kv.key, None)
+        try:
+            return self._put(kv)
+        except ValueError:
+            # What it was before counts still: it was not deleted.
+            self.foreign[kv.key] = kv.create_revision
+            return None
+
+    def _put(self, kv: KeyValue) -> str | None:
         what, id = self._keys.split(kv.key)
         if what == "q":
             record = read_record(id, kv)
@@ -297,6 +317,7 @@ class Queue:
 
     def delete(self, key: bytes) -> str | None:
         """Take a key that was deleted; return the id if it is that of a request."""
+        self.foreign.pop(key, None)
         what, id = self._keys.split(key)
         if what == "q":
             record = self.requests.pop(id, None) or self.joined.pop(id, None)
@@ -317,6 +338,17 @@ class Queue:
         """Return a request."""
         return self.requests.get(id) or self.joined.get(id)
 
+    def check(self) -> None:
+        """Be sure that nobody waits for a key that is not aiodlock's.
+
+        :raises BackendError: if there are such. It names one.
+        """
+        for key in self.foreign:
+            raise BackendError(
+                f"the key {text_of(key)!r} in etcd is not aiodlock's, or was written over, so nobody can "
+                "be let in behind it. Delete it, once you know that no holder goes on with it"
+            )
+
     def closed(self) -> list[Record]:
         """Return the holders that are gone, and keep the name closed."""
         closing = self.holds | self.delays
@@ -334,7 +366,10 @@ class Queue:
         blockers = [*self.joined.values(), *self.closed()]
         exclusive = shared = False
         taken = len(blockers)
+        foreign = min(self.foreign.values(), default=None)
         for record in self.requests.values():
+            if foreign is not None and foreign < record.order:
+                return
             if record.limit:
                 if taken >= record.limit:
                     return

@@ -243,15 +243,18 @@ class Room:
         vanished: list[str] = []
         for event in events:
             assert event.kv is not None
-            try:
-                if event.type == m.DELETE:
-                    id = queue.delete(event.kv.key)
-                    if id is not None and id in self.waiters:
-                        vanished.append(id)
-                else:
-                    queue.put(event.kv)
-            except ValueError as foreign:
-                _logger.warning("a key that is not aiodlock's was ignored: %s", foreign)
+            if event.type == m.DELETE:
+                id = queue.delete(event.kv.key)
+                if id is not None and id in self.waiters:
+                    vanished.append(id)
+            else:
+                queue.put(event.kv)
+                if event.kv.key in queue.foreign:
+                    _logger.warning(
+                        "etcd: the key %r is not aiodlock's, or was written over: nobody is let in "
+                        "behind it",
+                        event.kv.key,
+                    )
         queue.revision = max(queue.revision, revision)
         if self._expected:
             self._advance()

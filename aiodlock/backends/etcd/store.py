@@ -317,9 +317,9 @@ class EtcdBackend:
             for event in events:
                 if event.type != m.PUT or event.kv is None:
                     continue
-                id = event.kv.key[len(start) :].decode()
+                id = recipe.text_of(event.kv.key[len(start) :])
                 recalled = id == recipe.RECALL
-                place = self._places.get(event.kv.value.decode() if recalled else id)
+                place = self._places.get(recipe.text_of(event.kv.value) if recalled else id)
                 if place is not None and recalled:
                     place.on_recalled()
                 elif place is not None:
