@@ -319,6 +319,40 @@ async def test_request_whose_queue_goes_before_it_is_read_was_broken(
         await asked.leave()
 
 
+@pytest.mark.parametrize("goes", ["before it is asked again", "while its node is read"])
+async def test_request_that_is_broken_before_its_lost_answer_is_made_up_for_was_broken(
+    server: ZooKeeperServer, name: str, monkeypatch: pytest.MonkeyPatch, goes: str
+) -> None:
+    async with (
+        FrameProxy(server.port) as proxy,
+        running(proxy.url, tick=TICK, ttl=TTL) as near,
+        running(server.url, tick=TICK, ttl=TTL) as far,
+    ):
+        await _pass_by(near, name)
+        asked = asker(near, name=name, ttl=TTL)
+        lost = proxy.lose("answer", jute.MULTI)
+        with pytest.raises(BackendUnavailable):
+            await asked.place.acquire(wait=True)
+        assert lost.happened.is_set()
+        await until(lambda: near._main.is_up)
+        adopt = asked.place._node.adopt
+
+        async def broken_first(session: Session, entries: Queue) -> None:
+            assert await far.break_lock(name) == 1
+            await adopt(session, entries)
+
+        if goes == "while its node is read":
+            monkeypatch.setattr(asked.place._node, "adopt", broken_first)
+        else:
+            assert await far.break_lock(name) == 1
+            await _is_deleted_when_empty(far, name)
+        assert await asked.place.acquire(wait=True) == Gone("broken")
+        await asked.leave()
+        again = asker(near, name=name, ttl=TTL)
+        await again.acquire()
+        await again.leave()
+
+
 async def test_calls_of_one_turn_are_one_transaction(server: ZooKeeperServer, name: str) -> None:
     async with FrameProxy(server.port) as proxy, running(proxy.url, tick=TICK, ttl=TTL) as backend:
         names = [f"{name}-{number}" for number in range(8)]

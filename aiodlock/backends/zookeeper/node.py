@@ -143,11 +143,7 @@ class QueueNode:
             except jute.Aborted as aborted:
                 if aborted.code == jute.NODE_EXISTS and aborted.index == 0:
                     # An attempt that had no answer was carried out.
-                    if reading is None:
-                        reading = self._store.read_queue(session, self.directory)
-                    entries = await asyncio.shield(reading)
-                    await self.adopt(session, entries)
-                    return entries
+                    return await self._read_and_adopt(session, reading)
                 if aborted.code != jute.NO_NODE:
                     raise
                 self._store.note(self.directory, exists=False)
@@ -167,10 +163,25 @@ class QueueNode:
             # was, too, by others.
         return await self.read(session)
 
-    async def read(self, session: Session) -> Queue:
-        """Read the queue that the node was made in. Others may have deleted it, the servers it."""
+    async def _read_and_adopt(
+        self, session: Session, reading: asyncio.Future[Queue] | None
+    ) -> Queue:
+        entries = await self.read(session, reading)
         try:
-            return await asyncio.shield(self._store.read_queue(session, self.directory))
+            await self.adopt(session, entries)
+        except jute.ZooKeeperError as refused:
+            if refused.code != jute.NO_NODE:
+                raise
+            return Queue()  # others have deleted it since
+        return entries
+
+    async def read(self, session: Session, reading: asyncio.Future[Queue] | None = None) -> Queue:
+        """Read the queue that the node was made in. Others may have deleted it, the servers it.
+
+        :param reading: one that is on its way.
+        """
+        try:
+            return await asyncio.shield(reading or self._store.read_queue(session, self.directory))
         except jute.ZooKeeperError as refused:
             if refused.code != jute.NO_NODE:
                 raise
