@@ -22,6 +22,7 @@ from aiodlock.backends.zookeeper.session import Credentials, Ensemble, Session
 from ..ports import free_port
 from ..scenes import until
 from ..zookeeper import Links, ZooKeeperEnsemble, ZooKeeperServer, installed, looking
+from .zookeeper_places import asker, running
 
 pytestmark = pytest.mark.skipif(not installed(), reason="no ZooKeeper")
 
@@ -371,3 +372,20 @@ async def test_waiting_for_a_connection_that_was_lost_in_this_turn_leaves_the_lo
         assert not session.is_up
         await session.wait_up(10.0)
         assert session.is_up
+
+
+async def test_receipts_directory_that_somebody_deleted_is_made_anew(
+    server: ZooKeeperServer,
+) -> None:
+    name = f"name-{os.urandom(4).hex()}"
+    async with running(server.url, tick=TICK) as backend:
+        for _ in range(2):
+            asked = asker(backend, name=name)
+            async with asyncio.timeout(5.0):
+                await asked.acquire()
+            await asked.leave()
+            session, ids = backend._main, f"{backend.root}/ids"
+            for node in (await session.ask(jute.get_children(ids))).value[0]:
+                await session.ask(jute.delete(f"{ids}/{node}"))
+            await session.ask(jute.delete(ids))
+        await session.make_root()

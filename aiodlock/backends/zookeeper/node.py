@@ -127,6 +127,7 @@ class QueueNode:
 
         Without ``reads`` it returns None when the node was made, and the queue was not read.
         """
+        rooted = False
         while self.path is None and not self.is_over():
             if self._store.is_known(self.directory):
                 # Two nodes of one queue must not have the same transaction: it is their token.
@@ -144,8 +145,12 @@ class QueueNode:
                 if aborted.code == jute.NODE_EXISTS and aborted.index == 0:
                     # An attempt that had no answer was carried out.
                     return await self._read_and_adopt(session, reading)
-                if aborted.code != jute.NO_NODE:
+                if aborted.code != jute.NO_NODE or (aborted.index == 0 and rooted):
                     raise
+                if aborted.index == 0:  # somebody has deleted what all receipts stand in
+                    rooted = True
+                    await session.make_root()
+                    continue
                 self._store.note(self.directory, exists=False)
                 await self._store.make_directory(session, self.directory)
                 continue
