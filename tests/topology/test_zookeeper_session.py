@@ -374,6 +374,24 @@ async def test_waiting_for_a_connection_that_was_lost_in_this_turn_leaves_the_lo
         assert session.is_up
 
 
+async def test_waiting_for_a_session_that_was_closed_leaves_the_loop_its_turns(
+    server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with looking(server.url) as (session, _):
+        pass
+    turns, sleep = 0, asyncio.sleep
+
+    async def counted(pause: float) -> None:
+        nonlocal turns
+        turns += 1
+        await sleep(pause)
+
+    monkeypatch.setattr(asyncio, "sleep", counted)
+    with pytest.raises(BackendUnavailable, match="closed"):
+        await session.wait_up(0.2)
+    assert turns < 10
+
+
 async def test_receipts_directory_that_somebody_deleted_is_made_anew(
     server: ZooKeeperServer,
 ) -> None:

@@ -399,6 +399,8 @@ class Session:
         connection = self._connection
         self._transactions.flush()
         self._connection, self.failure = None, BackendUnavailable("the client was closed")
+        if self._up.done():
+            self._up = self._loop.create_future()  # who waits for a connection must not spin
         if connection is not None and connection.is_open:
             try:
                 async with asyncio.timeout(_CLOSE_WITHIN):
