@@ -18,6 +18,7 @@ from aiodlock._clock import now
 from aiodlock.backends.zookeeper import jute
 from aiodlock.backends.zookeeper.address import read_url
 from aiodlock.backends.zookeeper.session import Credentials, Ensemble, Session
+from aiodlock.backends.zookeeper.store import ZooKeeperBackend
 
 from ..ports import free_port
 from ..scenes import until
@@ -407,3 +408,29 @@ async def test_receipts_directory_that_somebody_deleted_is_made_anew(
                 await session.ask(jute.delete(f"{ids}/{node}"))
             await session.ask(jute.delete(ids))
         await session.make_root()
+
+
+def test_backend_that_is_run_again_on_another_loop_watches_its_nodes(
+    server: ZooKeeperServer,
+) -> None:
+    """It was left before it had begun to watch the nodes of before."""
+    ensemble = read_url(f"{server.url}?tick_time={TICK}", "aiodlock")
+    backend = ZooKeeperBackend(ensemble, ttl=2.0, unavailable_after=30.0)
+    name = f"name-{os.urandom(4).hex()}"
+
+    async def hold(*, breaks: bool) -> None:
+        ready = asyncio.Event()
+        task = asyncio.create_task(backend.run(ready.set))
+        async with asyncio.timeout(20.0):
+            await ready.wait()
+            asked = asker(backend, name=name)
+            await asked.acquire()
+            assert backend._unwatched
+            if breaks:
+                await backend.break_lock(name)
+                await until(lambda: asked.heard.told == ["broken"])
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(hold(breaks=False))
+    asyncio.run(hold(breaks=True))

@@ -78,6 +78,7 @@ class ZooKeeperBackend:
         self._known.clear()
         self.stands = Stands()
         self.live.clear()
+        self._unwatched = []  # the timer that is to watch them may have ended with its loop
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
