@@ -353,6 +353,34 @@ async def test_request_that_is_broken_before_its_lost_answer_is_made_up_for_was_
         await again.leave()
 
 
+async def test_connection_that_is_lost_before_the_blocker_is_watched_leaves_a_waiter(
+    server: ZooKeeperServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        running(server.url, tick=TICK, ttl=TTL) as near,
+        running(server.url, tick=TICK, ttl=TTL) as far,
+    ):
+        theirs = asker(far, name=name, ttl=TTL)
+        await theirs.acquire()
+        asked = asker(near, name=name, ttl=TTL)
+        enter, session = asked.place._node.enter, near._main
+
+        async def cut(session: Session, *, reads: bool) -> Queue | None:
+            entries = await enter(session, reads=reads)
+            assert session._connection is not None
+            session._connection.abort(BackendUnavailable("cut"))
+            await asyncio.sleep(0)
+            assert not session.is_up
+            return entries
+
+        monkeypatch.setattr(asked.place._node, "enter", cut)
+        await asked.queue()
+        await until(lambda: session.is_up)
+        await theirs.leave()
+        await until(lambda: asked.heard.told == ["granted"])
+        await asked.leave()
+
+
 async def test_calls_of_one_turn_are_one_transaction(server: ZooKeeperServer, name: str) -> None:
     async with FrameProxy(server.port) as proxy, running(proxy.url, tick=TICK, ttl=TTL) as backend:
         names = [f"{name}-{number}" for number in range(8)]

@@ -201,7 +201,8 @@ class ZooKeeperPlace:
                         self._recall(session, self._node.blocked_by(entries))
                         return Refused("busy", unsure=True)
                     self._wait(session)
-                    self._blockers.wait_for(session, blocked)
+                    if session.is_up:  # else it looks when there is a connection
+                        self._blockers.wait_for(session, blocked)
                     return Waiting(self.deadline, None)
                 case Holds(followed):
                     if not self._has_time:
