@@ -410,6 +410,19 @@ async def test_receipts_directory_that_somebody_deleted_is_made_anew(
         await session.make_root()
 
 
+async def test_lease_is_extended_by_hand_though_somebody_deleted_its_clients_node(
+    server: ZooKeeperServer,
+) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        asked = asker(backend, name=f"name-{os.urandom(4).hex()}", ttl=TTL)
+        await asked.acquire()
+        session = backend._main
+        await session.ask(jute.delete(session._node))
+        await asked.place.extend(None)
+        assert (await session.ask(jute.exists(session._node))).value.ephemeral_owner == session.id
+        await asked.leave()
+
+
 def test_backend_that_is_run_again_on_another_loop_watches_its_nodes(
     server: ZooKeeperServer,
 ) -> None:

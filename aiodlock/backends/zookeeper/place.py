@@ -441,7 +441,10 @@ class ZooKeeperPlace:
                 name=self._terms.name,
             )
         await session.wait_up(_WAIT_UP)
-        await session.heartbeat()
+        try:
+            await session.heartbeat()
+        except jute.ZooKeeperError as refused:
+            raise self._node.refused(refused) from refused
         if self._node.is_over():
             self._lose("expired")
         elif not self._terms.auto_extend:

@@ -238,7 +238,20 @@ class Session:
 
     async def heartbeat(self) -> None:
         """Send a heartbeat, and return when it is answered."""
-        await self.ask(jute.set_data(self._node, b""))
+        try:
+            await self.ask(jute.set_data(self._node, b""))
+        except jute.ZooKeeperError as refused:
+            if refused.code != jute.NO_NODE:
+                raise
+            # Somebody has deleted it. The next heartbeat by itself may be making it, too.
+            await self._enrol_again()
+
+    async def _enrol_again(self) -> None:
+        try:
+            await self.ask(self._enrol())
+        except jute.ZooKeeperError as refused:
+            if refused.code != jute.NODE_EXISTS:
+                raise
 
     # -- life ----------------------------------------------------------------------------------------
 
