@@ -423,6 +423,17 @@ async def test_lease_is_extended_by_hand_though_somebody_deleted_its_clients_nod
         await asked.leave()
 
 
+async def test_holder_whose_receipt_somebody_deleted_is_broken(server: ZooKeeperServer) -> None:
+    name = f"name-{os.urandom(4).hex()}"
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        asked = asker(backend, name=name, ttl=TTL)
+        await asked.acquire()
+        await backend._main.ask(jute.delete(f"{backend.root}/ids/{asked.place._node.id}"))
+        assert await backend.break_lock(name) == 1
+        await until(lambda: asked.heard.told == ["gone"])
+        await asked.leave()
+
+
 def test_backend_that_is_run_again_on_another_loop_watches_its_nodes(
     server: ZooKeeperServer,
 ) -> None:

@@ -120,6 +120,7 @@ class Inspection:
     async def break_lock(self, name: str, kind: Kind = "lock") -> int:
         session, path = self._session(), self._store.directory(kind, name)
         await session.wait_up(_WAIT_UP)
+        missing: set[str] = set()
         for _ in range(_TRIES):
             entries = await self._entries(session, path)
             holding = holders(entries)
@@ -127,15 +128,20 @@ class Inspection:
                 return 0
             calls: list[jute.Call[Any]] = []
             for entry in holding:
-                # The receipt tells the holder that this was no accident.
-                receipt = f"{self._store.root}/ids/{entry.request}"
-                calls += [jute.delete(f"{path}/{entry.node}"), jute.set_data(receipt, BROKEN)]
+                calls.append(jute.delete(f"{path}/{entry.node}"))
+            # Each holder's receipt tells it that this was no accident.
+            receipts = [f"{self._store.root}/ids/{entry.request}" for entry in holding]
+            receipts = [receipt for receipt in receipts if receipt not in missing]
+            calls += [jute.set_data(receipt, BROKEN) for receipt in receipts]
             try:
                 await session.ask(jute.multi(calls))
             except jute.ZooKeeperError as refused:
                 if refused.code != jute.NO_NODE:
                     raise self._refused(refused) from refused
-                continue  # one of them has left meanwhile
+                # One of them has left meanwhile, or somebody has deleted its receipt alone.
+                if isinstance(refused, jute.Aborted) and refused.index >= len(holding):
+                    missing.add(receipts[refused.index - len(holding)])
+                continue
             return len(holding)
         raise BackendError(f"the holders of {name!r} change too fast to be broken", name=name)
 
