@@ -12,6 +12,8 @@ from aiodlock.backends.base import Unanswered
 from aiodlock.backends.redis.quorum.trust import Trust, judge
 
 DELAY = 30.0
+#: In which a client that takes the quorum for new has marked all nodes.
+MARKED = 1.0
 
 
 class Time:
@@ -39,6 +41,8 @@ class Node:
     def __init__(self, time: Time) -> None:
         self.time = time
         self.is_silent = False
+        #: What keeps a mark on its way to the node.
+        self.marked: asyncio.Event | None = None
         self.offset = 5000.0
         self.asked_for_time = 0
         self.come_back_empty()
@@ -67,6 +71,8 @@ class Node:
             case "PEXPIRE":
                 return int(self.mark is not None)
             case "SET":
+                if self.marked is not None:
+                    await self.marked.wait()
                 if "NX" in arguments and self.mark is not None:
                     return None
                 assert isinstance(arguments[1], bytes)
@@ -122,6 +128,35 @@ async def test_new_quorum_is_believed_by_two_that_come_first_together(nodes: lis
     assert await other.judges() == [True, True, True]
 
 
+async def test_new_quorum_is_believed_by_one_that_comes_while_another_marks_it(
+    nodes: list[Node], time: Time
+) -> None:
+    nodes[1].marked = nodes[2].marked = marked = asyncio.Event()
+    one = asyncio.create_task(Client(nodes).enters())
+    while nodes[0].mark is None:
+        await asyncio.sleep(0)
+    other = Client(nodes)
+    assert await other.enters() == [True, False, False]
+    marked.set()
+    assert await one == [True, True, True]
+    time.passes(MARKED / 2)
+    assert await other.judges() == [True, True, True]
+
+
+async def test_nodes_that_nobody_marks_in_time_are_waited_for(
+    nodes: list[Node], time: Time
+) -> None:
+    """The client that took the quorum for new has died after the first mark; or two nodes are empty."""
+    one, other = Client(nodes), Client(nodes)
+    await one.connects()
+    await one.trusts[0].keep_mark(nodes[0], quorum_is_new=True, quorum_was_new=False)  # type: ignore[arg-type]
+    assert await other.enters() == [True, False, False]
+    time.passes(MARKED)
+    assert await other.judges() == [True, False, False]
+    time.passes(DELAY + 0.01)
+    assert await other.judges() == [True, True, True]
+
+
 async def test_fewer_than_a_majority_do_not_tell_that_a_quorum_is_new(nodes: list[Node]) -> None:
     client = Client(nodes)
     assert await client.enters(0) == [False, False, False]
@@ -134,6 +169,8 @@ async def test_silent_nodes_delay_no_decision_about_the_others(time: Time) -> No
     async with asyncio.timeout(2.0):
         assert await client.judges() == [False, True, True, False, True]
     client.nodes[0].is_silent = client.nodes[3].is_silent = False
+    await client.judges()
+    time.passes(MARKED)
     await client.judges()
     time.passes(DELAY + 1)
     assert await client.judges() == [True] * 5
@@ -207,6 +244,8 @@ async def test_node_restarted_while_no_client_was_there_is_waited_for_from_the_f
     time.passes(600)
     first = Client(nodes)
     assert await first.enters() == [True, False, True]
+    time.passes(MARKED)
+    assert await first.judges() == [True, False, True]
     time.passes(DELAY + 0.01)
     assert await first.judges() == [True, True, True]
     assert await Client(nodes).enters() == [True, True, True]

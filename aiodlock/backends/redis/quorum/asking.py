@@ -55,6 +55,8 @@ class Asking:
         if wait or isinstance(answer, Granted | Gone):
             return answer
         request.ambiguous = True
+        if not denied and (distrust := self._nodes.distrust) is not None:
+            raise distrust  # nobody says that somebody holds
         return Refused("busy")
 
     def _denies(self, asked: Broadcast[Answer]) -> bool:

@@ -95,7 +95,7 @@ class QuorumBackend:
 
     @property
     def failure(self) -> Exception | None:
-        """Why there is no majority of connections, if there is none."""
+        """Why there is no majority of connections, or none that counts, if there is none."""
         return self.nodes.failure
 
     # -- requests --------------------------------------------------------------------------------

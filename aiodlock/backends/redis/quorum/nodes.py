@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from ...._clock import now
-from ...._errors import BackendError
+from ...._errors import BackendError, BackendUnavailable
 from ...kept import Notices
 from ..refusals import refusal_in
 from ..settings import Settings
@@ -19,6 +19,7 @@ from .votes import Ballot
 
 _logger = logging.getLogger("aiodlock")
 
+_NEVER = float("inf")
 _CONNECT_AGAIN = 1.0
 #: How long entering waits for nodes that are not connected when a majority is (seconds).
 _WAIT_FOR_ALL = 0.5
@@ -31,7 +32,7 @@ class Nodes:
 
     Mutable state: ``_refusals`` (nodes that refuse this client, and why), ``_entering`` (until a majority
     is connected), ``doubles`` (nodes that turned out to be the same server as another one), ``_believed``
-    (which nodes counted when they were judged last).
+    (which nodes counted when they were judged last), ``_is_distrusted`` (no majority counted then).
 
     :param on_restarted: called when another server, or an empty one, answers at a node's address.
     """
@@ -63,6 +64,7 @@ class Nodes:
         self._entering = True
         self.doubles: dict[int, str] = {}
         self._believed: list[bool] = []
+        self._is_distrusted = False
 
     # -- connections -------------------------------------------------------------------------------
 
@@ -124,12 +126,30 @@ class Nodes:
 
     @property
     def failure(self) -> Exception | None:
-        """Why there is no majority of connections, if there is none."""
+        """Why there is no majority of connections, or none that counts, if there is none."""
         failures = [voter.server.failure for voter in self.voters]
         missing = [failure for failure in failures if failure is not None]
-        return missing[0] if len(missing) > len(self.voters) - self.majority else None
+        if len(missing) > len(self.voters) - self.majority:
+            return missing[0]
+        return self.distrust
 
     # -- trust -------------------------------------------------------------------------------------
+
+    @property
+    def distrust(self) -> BackendUnavailable | None:
+        """Why no majority counts, if none does."""
+        late = [voter for voter in self.voters if not self.is_trusted(voter.node)]
+        if len(late) <= len(self.voters) - self.majority:
+            return None
+        lacking = self.majority - (len(self.voters) - len(late))
+        counts_at = sorted(
+            _NEVER if voter.node in self.doubles else voter.trust.counts_at for voter in late
+        )[lacking - 1]
+        until = "" if counts_at == _NEVER else f" for another {max(0.0, counts_at - now()):.1f} s"
+        return BackendUnavailable(
+            f"{self.described}: {len(late)} nodes do not count yet{until}: they were met for the first "
+            "time, were restarted, or their clocks stepped"
+        )
 
     def is_trusted(self, node: int) -> bool:
         """Tell whether the votes of a node count."""
@@ -146,6 +166,10 @@ class Nodes:
         before, self._believed = self._believed, [self.is_trusted(n) for n in range(len(nodes))]
         if before != self._believed:
             on_trust_changed()
+        distrust, known = self.distrust, self._is_distrusted
+        self._is_distrusted = distrust is not None
+        if distrust is not None and not undecided and not known:
+            _logger.warning("%s", distrust, extra={"event": "quorum_distrusted"})
         return undecided
 
     def _on_met(self, met: Voter) -> None:

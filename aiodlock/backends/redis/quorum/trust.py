@@ -7,7 +7,8 @@ not count until every lease that it may not know of has ended ("delayed restarts
 - A server is recognized by its run id.
 - A mark on the server tells since when it has belonged to the quorum. The first client that meets the
   server writes the mark. The server's uptime tells nothing: it may have run elsewhere.
-- When no node has a mark, the quorum is new, and nothing can have been forgotten.
+- When no node has a mark, the quorum is new, and nothing can have been forgotten. The client that finds so
+  marks all nodes. Others that see some of these marks wait a moment for the rest.
 - Every answer about a vote tells the node's time. A node that has none to give is asked for its time:
   otherwise, after long, a step of its clock would pass for drift.
 """
@@ -34,6 +35,8 @@ _SLEW, _SLACK = 0.001, 0.1
 #: the steps that pass for drift.
 _HEAR_AGAIN = 10.0
 _NEVER = float("inf")
+#: How long a node without a mark may still get one from a client that takes the quorum for new (seconds).
+_MARKED_WITHIN = 2 * ANSWER_WITHIN
 #: In a mark, instead of the node's time: it has been there since the quorum was new.
 _EVER = 0
 
@@ -43,8 +46,9 @@ class Trust:
 
     Mutable state: ``server``, ``_run`` (the run id of the server it last met), ``_since`` (from when on the
     node is believed), ``mark`` (what the node keeps under its key: run id, and the node's time in us at
-    which it was first met), ``_is_news`` (of which it does not know yet), ``_marked_until``, ``_offset``
-    (the node's clock less ours: bounds, and when they were seen).
+    which it was first met), ``_is_news`` (of which it does not know yet), ``_unmarked_at`` (when it was
+    first seen without one), ``_marked_until``, ``_offset`` (the node's clock less ours: bounds, and when
+    they were seen).
     """
 
     def __init__(self, key: str, restart_delay: float, retention_ms: int) -> None:
@@ -57,6 +61,7 @@ class Trust:
         self._since = _NEVER
         self.mark: bytes | None = None
         self._is_news = False
+        self._unmarked_at: float | None = None
         self._marked_until = 0.0
         self._offset: tuple[float, float, float] | None = None
 
@@ -69,6 +74,16 @@ class Trust:
     def is_met(self) -> bool:
         """Whether it is known which server answers."""
         return self._run is not None
+
+    @property
+    def counts_at(self) -> float:
+        """From when on the node is believed; infinity while that is not known."""
+        return self._since
+
+    @property
+    def was_founding(self) -> bool:
+        """Whether it has been there since the quorum was new."""
+        return self.mark is not None and self.mark.endswith(b" %d" % _EVER)
 
     @property
     def undecided(self) -> bool:
@@ -107,6 +122,7 @@ class Trust:
             return False
         # Also if it did not restart: with the mark of another server it was its replica meanwhile.
         self._run, self.mark, self._is_news, self._marked_until = run, mark, False, 0.0
+        self._unmarked_at = None
         self._since = self._since_of_mark()
         if known is None:
             return False
@@ -244,9 +260,14 @@ class Trust:
         self._since = self._since_of_mark()
         return True
 
-    async def keep_mark(self, wire: Wire, *, quorum_is_new: bool) -> None:
+    async def keep_mark(self, wire: Wire, *, quorum_is_new: bool, quorum_was_new: bool) -> None:
         """Mark the node if nobody has; and have it keep the mark."""
         if self.undecided:
+            if quorum_was_new and not quorum_is_new and self.mark is None:
+                if self._unmarked_at is None:
+                    self._unmarked_at = now()
+                if now() < self._unmarked_at + _MARKED_WITHIN:
+                    return  # the client that has marked other nodes may be about to mark this one
             await self._introduce(wire, _EVER if quorum_is_new else self._latest_us())
         elif self._is_news or now() >= self._marked_until:
             await self._keep(wire)
@@ -266,9 +287,13 @@ async def judge(nodes: Sequence[tuple[Trust, Wire | None]], majority: int) -> bo
     if not is_marked and len(met) - silent < majority <= len(met):
         return True  # whether the quorum is new is known when the silent ones answer
     is_new = not is_marked and len(met) >= majority
+    was_new = any(trust.was_founding for trust, _ in met)
     await asyncio.gather(
         *(trust.keep_time(wire) for trust, wire in met),
-        *(trust.keep_mark(wire, quorum_is_new=is_new) for trust, wire in met),
+        *(
+            trust.keep_mark(wire, quorum_is_new=is_new, quorum_was_new=was_new)
+            for trust, wire in met
+        ),
     )
     return any(trust.undecided for trust, _ in met)
 
