@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from . import campaign
-from .loaded import ROOT, loaded_by, tree_hash
+from .loaded import ROOT, hash_of, loaded_by, tree_hash
 from .memory import MachineSimulation
+from .quorum import QuorumSimulation
 from .scenario import Simulation
 from .shrink import diagram, shrink
 from .world import Wrong
@@ -86,24 +87,35 @@ def test_summary_tells_ranges_grants_hours_and_violations(tmp_path: Path) -> Non
     assert "machine seed 6: token: two" in text
 
 
-def test_hash_covers_what_seeds_load_and_nothing_else(tmp_path: Path) -> None:
+#: What no seeds of the simulation use.
+_NEVER_USED = ("etcd", "postgres", "zookeeper", "/web/", "/cli/", "/cluster/", "test_", "variants")
+
+
+def test_hash_of_a_quorum_covers_its_nodes_and_their_scripts() -> None:
+    files = loaded_by(QuorumSimulation)
+    core, script = "aiodlock/_request.py", "aiodlock/backends/redis/lua/vote.lua"
+    assert {core, script, "aiodlock/backends/redis/quorum/votes.py"} < {*files}
+    assert not [file for file in files if any(other in file for other in _NEVER_USED)]
+
+
+def test_hash_covers_what_seeds_use_and_nothing_else(tmp_path: Path) -> None:
     files = loaded_by(MachineSimulation)
     core, store = "aiodlock/_request.py", "aiodlock/backends/etcd/store.py"
-    script, server = "aiodlock/backends/redis/lua/acquire.lua", "tests/simulation/memory.py"
-    assert {core, script, server} < {*files}
-    others = ("etcd", "postgres", "zookeeper", "/web/", "/cli/", "test_", "variants", "__main__")
+    machine, server = "aiodlock/backends/memory/machine.py", "tests/simulation/memory.py"
+    assert {core, machine, server} < {*files}
+    others = (*_NEVER_USED, "/redis/", "__main__")
     assert not [file for file in files if any(other in file for other in others)]
-    for file in (*files, store, "tests/simulation/loaded.py"):
+    for file in (*files, store):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
-    before = tree_hash(MachineSimulation, tmp_path)
-    assert before == tree_hash(MachineSimulation)
+    before = tree_hash(MachineSimulation)
+    assert hash_of(files, tmp_path) == before
 
     (tmp_path / store).write_text("changed")
-    assert tree_hash(MachineSimulation, tmp_path) == before
+    assert hash_of(files, tmp_path) == before
     with (tmp_path / core).open("a") as changed:
         changed.write("# changed\n")
-    assert tree_hash(MachineSimulation, tmp_path) != before
+    assert hash_of(files, tmp_path) != before
 
 
 def _fails_at_the_third_grant(simulation: Simulation) -> None:
