@@ -2,7 +2,7 @@
 
 The file has JSON lines: what is run and on which tree, then one line per block of seeds. A block that was
 not finished is run again. A file of another tree is not continued: its seeds were seeds of other code.
-The hash of a tree covers the files that seeds of that kind load (``loaded.py``), and no others.
+The hash of a tree covers the files that seeds of that kind use (``loaded.py``), and no others.
 """
 
 from __future__ import annotations

@@ -79,4 +79,4 @@ def _print_loaded(module: str, name: str, seeds: int = _SEEDS) -> None:
 
 
 if __name__ == "__main__":
-    _print_loaded(*sys.argv[1:3], *map(int, sys.argv[3:]))
+    _print_loaded(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))
