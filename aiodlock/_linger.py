@@ -186,7 +186,11 @@ class Lingering:
         lease = kind(session, request)
         lease._tasks.append(task)
         if session.telling.hooks:
-            session.telling.handed_out(request)
+            try:
+                session.telling.handed_out(request)
+            except BaseException:
+                session.give_up(request, lease._serial)
+                raise
         session.bodies.enter_first(task, request)
         entered.open.append((task, lease))
         return lease

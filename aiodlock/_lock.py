@@ -329,7 +329,11 @@ class Acquirable:
             kept = lingering.hand_out(self._terms, self._options, task, moment)
             if kept is not None:
                 lease = self._lease_type(session, kept)
-                session.telling.handed_out(kept)
+                try:
+                    session.telling.handed_out(kept)
+                except BaseException:
+                    session.give_up(kept, lease._serial)
+                    raise
                 return lease
         if not session.slices.take():
             await session.slices.turn()
@@ -360,10 +364,13 @@ class Acquirable:
                 error.with_traceback(None)
             raise
         session.add_hold(request)
-        request.used = request.terms.begins
-        # Before hooks run: whatever comes out of them, it is collected.
         lease = self._lease_type(session, request)
-        session.telling.acquired(request, about, started)
+        try:
+            session.telling.acquired(request, about, started)
+        except BaseException:  # what a hook raises goes to the log; not a cancellation, or an exit
+            session.give_up(request, lease._serial)
+            raise
+        request.used = request.terms.begins
         return lease
 
     async def _get(

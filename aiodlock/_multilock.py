@@ -154,14 +154,24 @@ class MultiLock:
         """Acquire in order; return early when a lease is lost that was taken already."""
         scope = asyncio.timeout(None)
         over = False
+        changed: asyncio.Future[None]
+
+        def watch() -> None:
+            nonlocal changed
+            changed = leases._new_watcher()
+            changed.add_done_callback(on_change)
+            for lease in leases._leases.values():
+                leases._watch(lease, changed)
 
         def on_change(_: object) -> None:
-            # This may be called when the taking has ended in the same turn of the loop.
-            if not over and leases.lost is not None and scope.when() is None:
+            if over:
+                return  # the taking has ended in the same turn of the loop
+            if leases.lost is None:
+                watch()  # another acquisition of such a name has ended
+            elif scope.when() is None:
                 scope.reschedule(leases._session.loop.time())
 
-        changed = leases._new_watcher()
-        changed.add_done_callback(on_change)
+        watch()
         try:
             async with scope:
                 for lock in self._locks:

@@ -434,12 +434,16 @@ class Session:
         if held:  # else there is nothing that the holder should have released
             warnings.warn(_forgotten(request), ResourceWarning, stacklevel=2)
 
+    def give_up(self, request: Request, serial: int) -> None:
+        """Release an acquisition that its caller will not get."""
+        if serial in request.handles and request.end_handle(serial):
+            self.departure.in_background(request)
+
     def _leave_forgotten(self, request: Request, serial: int, held: bool) -> None:
         if held:
             about = {"event": "forgotten", "lock": request.name}
             _logger.warning("%s", _forgotten(request), extra=about)
-        if serial in request.handles and request.end_handle(serial):
-            self.departure.in_background(request)
+        self.give_up(request, serial)
 
 
 def _forgotten(request: Request) -> str:

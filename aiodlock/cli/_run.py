@@ -341,7 +341,7 @@ class _Supervision:
                         line.cancel()
                         self.guardian_failed = True
                         return SOFTWARE
-            match line.result().decode().split(maxsplit=2):
+            match line.result().decode().strip().split(maxsplit=2):
                 case ["pid", pid]:
                     self._pid = int(pid)
                     self._tell("go")

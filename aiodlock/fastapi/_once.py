@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -107,16 +107,22 @@ class Once(Locked):
                 except BaseException as failure:
                     await once.__aexit__(type(failure), failure, failure.__traceback__)
                     raise
-                failed = _Failed() if any(map(_is_error, (*answers, response))) else None
+                failed = _Failed() if max(_statuses(connection, answers, response)) >= 400 else None
                 await once.__aexit__(None if failed is None else _Failed, failed, None)
             finally:
                 if watch is not None:
                     watch.end()
 
 
-def _is_error(answer: object) -> bool:
-    # None: of the response that the handler may change, and has not.
-    return isinstance(answer, Response) and (answer.status_code or 200) >= 400
+def _statuses(
+    connection: HTTPConnection, answers: Sequence[object], response: Response
+) -> list[int]:
+    """Return the status of what the handler has answered with, and of the response that it may change."""
+    answered = [answer.status_code for answer in answers if isinstance(answer, Response)]
+    if response.status_code:  # None until the handler changes it
+        return [*answered, response.status_code]
+    usual: int | None = getattr(connection.scope.get("route"), "status_code", None)
+    return answered or [usual or 200]
 
 
 def _answers_of(connection: HTTPConnection) -> list[object]:

@@ -330,3 +330,35 @@ async def test_hook_that_ends_in_a_cancellation_leaves_no_lease_behind(
         return not session_of(client).requests
 
     await until(is_over, "the end of the lease")
+
+
+class Cancelling(aiodlock.Hooks):
+    """Cancels whoever is the next to get a lock."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def acquired(self, *_: object) -> None:
+        if not self.done:
+            self.done = True
+            raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("how", ["acquire", "block"])
+@pytest.mark.parametrize("lingers", [False, True])
+async def test_task_that_goes_on_after_a_hook_has_cancelled_it_has_nothing(
+    client: aiodlock.Client, how: str, lingers: bool
+) -> None:
+    lock = client.lock("name", linger=30.0 if lingers else 0.0)
+    if lingers:
+        async with lock:
+            pass
+    client.add_hooks(Cancelling())
+    with pytest.raises(asyncio.CancelledError):
+        if how == "acquire":
+            await lock.acquire()
+        else:
+            await lock.__aenter__()
+    await until(lambda: not session_of(client).requests, "the end of the lease")
+    async with lock as lease:
+        assert lease.held

@@ -13,7 +13,9 @@ from aiodlock import (
     Client,
     ClientClosed,
     DeadlockError,
+    Lease,
     LockLost,
+    MultiLease,
     MultiLock,
     NotHeld,
 )
@@ -206,6 +208,30 @@ async def test_loss_during_the_wait_starts_over(client: Client) -> None:
     assert leases.held
     assert leases.tokens["a"] > first
     await leases.release()
+
+
+async def test_loss_during_the_wait_is_noticed_behind_the_end_of_another_hold(
+    client: Client,
+) -> None:
+    async def holds_already() -> MultiLease:
+        bare.append(await client.lock("a").acquire())
+        return await client.multilock("a", "b").acquire()
+
+    bare: list[Lease] = []
+    blocker = await client.lock("b").acquire()
+    waiting = asyncio.create_task(holds_already())
+    await until_waiting(client, "b")
+    await bare[0].release()
+    first = (await client.inspect("a")).token
+    await client.break_lock("a")
+
+    async def taken_again() -> bool:
+        info = await client.inspect("a")
+        return info.token > first and bool(info.holders)
+
+    await until(taken_again, "a is taken again")
+    await blocker.release()
+    await (await waiting).release()
 
 
 async def test_max_hold_over_during_the_wait_is_raised(client: Client) -> None:

@@ -97,6 +97,20 @@ async def test_status_that_the_handler_sets_counts_too(app: FastAPI, serve: Serv
         assert [(await http.post("/a")).json() for _ in range(3)] == [True, True, False]
 
 
+async def test_status_that_the_route_declares_counts_too(app: FastAPI, serve: Serve) -> None:
+    @app.post("/a", status_code=503)
+    async def handler(once: Annotated[OnceRun, Once("a", keep=600)]) -> bool:
+        return once.first
+
+    @app.post("/b", status_code=503)
+    async def answers(once: Annotated[OnceRun, Once("b", keep=600)]) -> Any:
+        return JSONResponse(once.first, status_code=200)
+
+    async with serve(app) as http:
+        assert [(await http.post("/a")).json() for _ in range(3)] == [True, True, True]
+        assert [(await http.post("/b")).json() for _ in range(2)] == [True, False]
+
+
 async def test_request_that_waits_too_long_gets_423(app: FastAPI, serve: Serve) -> None:
     began, end = asyncio.Event(), asyncio.Event()
 

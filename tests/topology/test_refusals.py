@@ -95,6 +95,14 @@ async def test_entering_with_a_wrong_password_is_refused_at_once(
     assert not isinstance(refused.value, aiodlock.BackendUnavailable)
 
 
+async def test_entering_with_a_database_that_the_server_does_not_have_is_refused_at_once(
+    servers: list[EmbeddedServer],
+) -> None:
+    with pytest.raises(aiodlock.BackendError, match="DB index is out of range") as refused:
+        await aiodlock.Client(f"{_as_user(servers[0])}/9999").__aenter__()
+    assert not isinstance(refused.value, aiodlock.BackendUnavailable)
+
+
 async def test_nodes_of_a_quorum_that_lose_the_user_one_after_another_are_away_one_by_one(
     servers: list[EmbeddedServer],
 ) -> None:

@@ -19,6 +19,12 @@ _PASSING = frozenset(
         "NOREPLICAS",
     )
 )
+#: How servers refuse the database of a URL.
+_NO_SUCH_DATABASE = (
+    "DB index is out of range",
+    "invalid DB index",
+    "SELECT is not allowed in cluster mode",
+)
 
 
 def will_pass(refusal: Exception) -> bool:
@@ -61,6 +67,8 @@ class Redirected(BackendError):
 
 def is_refusal(reason: Exception | None) -> bool:
     """Tell whether the server answers, and rejects this user: a retry alone will not help."""
+    if isinstance(reason, ResponseError) and str(reason).startswith(_NO_SUCH_DATABASE):
+        return True
     kinds = AuthenticationError | BackendError
     return isinstance(reason, kinds) and not isinstance(reason, BackendUnavailable)
 
