@@ -355,10 +355,7 @@ async def test_task_that_goes_on_after_a_hook_has_cancelled_it_has_nothing(
             pass
     client.add_hooks(Cancelling())
     with pytest.raises(asyncio.CancelledError):
-        if how == "acquire":
-            await lock.acquire()
-        else:
-            await lock.__aenter__()
+        await (lock.acquire() if how == "acquire" else lock.__aenter__())
     await until(lambda: not session_of(client).requests, "the end of the lease")
     async with lock as lease:
         assert lease.held
