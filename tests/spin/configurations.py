@@ -32,6 +32,20 @@ QUORUM = (
         small=True,
     ),
     Configuration(
+        "liveness: a lease comes to rest on all nodes, nothing fails",
+        ("LIVENESS", "SECURE=1", "STAYS=2", "FAULTS=0"),
+        small=True,
+    ),
+    Configuration(
+        "liveness: a lease comes to rest on all nodes, one fault",
+        ("LIVENESS", "SECURE=1", "STAYS=2", "FAULTS=1"),
+    ),
+    Configuration(
+        "a lease outlives a node",
+        ("FAULTS=0", "DEATHS=1", "STAYS=2", "PATIENCE=8", "NEVER_LOST"),
+        small=True,
+    ),
+    Configuration(
         "supertrace: a holder and a waiter, two faults, clocks that differ",
         ("FAULTS=2", "RESTARTS=1", "CLOCKS_DIFFER", "FIRST_HOLDS"),
         bits=33,
@@ -55,6 +69,24 @@ QUORUM = (
     Configuration(
         "old rule 17: an answer is older than a confirmed vote",
         ("FAULTS=2", "RESTARTS=1", "CLOCKS_DIFFER", "FIRST_HOLDS", "OLD_WAITING"),
+        caught=True,
+        small=True,
+    ),
+    Configuration(
+        "old rule 18: a waiter keeps the vote that a holder lacks",
+        ("LIVENESS", "SECURE=1", "STAYS=2", "FAULTS=0", "OLD_HELD"),
+        caught=True,
+        small=True,
+    ),
+    Configuration(
+        "old rule 18: a lease ends with a node",
+        ("FAULTS=0", "DEATHS=1", "STAYS=2", "PATIENCE=8", "NEVER_LOST", "OLD_HELD"),
+        caught=True,
+        small=True,
+    ),
+    Configuration(
+        "wrong rule: a holder's vote is asked back, its place goes by its ticket",
+        ("FAULTS=0", "STAYS=2", "WRONG_ORDER"),
         caught=True,
         small=True,
     ),

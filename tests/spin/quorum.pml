@@ -28,6 +28,10 @@
 #ifndef CRASHES
 #define CRASHES 0
 #endif
+/* The set of requests whose body does not end: such a request leaves only when it has lost its lease. */
+#ifndef STAYS
+#define STAYS 0
+#endif
 /* The last token of each node when the model begins: its clock. A restarted node goes on with the clock. Clocks that agree
  * to within restart_delay are then past every token; with CLOCKS_DIFFER a node goes on with its own, and tokens may shrink. */
 #define CLOCK(i) (10 * (i))
@@ -41,9 +45,10 @@
 #endif
 
 /* What a node has of a request, and what its client knows of it; then the calls. (Spin numbers them from the end: QUEUED
- * is 1.) The node alone knows P (the client hears V) and LEFT (a marker: a late duplicate is refused). */
+ * is 1.) The node alone knows P (the client hears V), FRONT (stage h, a place in front: the client hears QUEUED) and LEFT
+ * (a marker: a late duplicate is refused). */
 #define NONE 0
-mtype = { ENDED, YIELD, HELD, WRITE, ASK, LEFT, A, C, P, V, QUEUED };
+mtype = { ENDED, YIELD, HELD, WRITE, ASK, FRONT, LEFT, A, C, P, V, QUEUED };
 
 /* What a request is at. */
 #define WAIT 0
@@ -92,6 +97,19 @@ Answer slow;                  /* an answer that is heard some time */
 byte greatest;                /* the largest token that anybody has held with */
 byte faults = FAULTS, restarts = RESTARTS, deaths = DEATHS, crashes = CRASHES;
 
+/* With PATIENCE nodes die only when a request that stays has held for so many turns. In a turn, each connection that has
+ * something to say has said something. */
+#ifdef PATIENCE
+byte turns, said;
+#define said_by(r, i)      ((said) >> (N * (r) + (i)) & 1)
+#define silent(r, i)       (said_by(r, i) || !node[i].up || says(r, i) == NONE)
+#define all_said(r)        (silent(r, 0) && silent(r, 1) && silent(r, 2))
+#define may_die            (turns == PATIENCE)
+#define stays_in           ((has(STAYS, 0) && request[0].phase == HOLD) || (has(STAYS, 1) && request[1].phase == HOLD))
+#else
+#define may_die            true
+#endif
+
 hidden byte what, with_token, with_known, o, k, j, q, hold;                       /* scratch of the scripts */
 hidden byte a_stage, a_token, a_floor, a_back, a_live, any, live;        /* the answer of the script that ran last */
 
@@ -106,13 +124,32 @@ hidden byte a_stage, a_token, a_floor, a_back, a_live, any, live;        /* the 
 
 /* ---- What a node does (vote.lua, unvote.lua, tickets.lua) --------------------------------------------------- */
 
-inline find_oldest(i) {       /* o: the oldest waiter, or R */
+inline find_oldest(i) {       /* o: the oldest waiter, those in front before all others; or R */
   o = 0;
+#ifdef WRONG_ORDER
   do
-  :: o < R && node[i].stage[o] != QUEUED -> o++
+  :: o < R && node[i].stage[o] != FRONT && node[i].stage[o] != QUEUED -> o++
   :: else -> break
   od
+#else
+  do
+  :: o < R && node[i].stage[o] != FRONT -> o++
+  :: else -> break
+  od;
+  if
+  :: o == R ->
+     o = 0;
+     do
+     :: o < R && node[i].stage[o] != QUEUED -> o++
+     :: else -> break
+     od
+  :: else
+  fi
+#endif
 }
+
+/* After find_oldest. A vote is asked back for an older request, and for one that holds elsewhere. */
+#define in_the_way(i, r)  (o < R && (o < (r) || node[i].stage[o] == FRONT))
 
 #ifdef OLD_OWNER
 #define holding(s)    ((s) == C || (s) == A)
@@ -190,7 +227,8 @@ inline answer(i, r) {         /* after find_oldest */
   a_back = 0;
   if
   :: at_node == QUEUED -> a_stage = QUEUED
-  :: open(at_node) -> a_stage = V; a_back = o < r
+  :: at_node == FRONT -> a_stage = QUEUED
+  :: open(at_node) -> a_stage = V; a_back = in_the_way(i, r)
   :: at_node == C || at_node == A -> a_stage = at_node
   :: else -> a_stage = NONE            /* gone */
   fi
@@ -204,11 +242,17 @@ inline take_token(i, t) {
   fi
 }
 
-inline stand_or_join(i, r) {  /* neither vote nor place: it queues, or its owner is in already */
+/* No vote: it queues, in front if it holds elsewhere, or its owner is in already. */
+#ifdef OLD_HELD
+#define place(what)   QUEUED
+#else
+#define place(what)   (what == HELD -> FRONT : QUEUED)
+#endif
+inline stand_or_join(i, r, what) {
   confirmed_hold(i, r);
   if
   :: hold -> at_node = A; its_token = hold
-  :: else -> at_node = QUEUED; its_token = 0
+  :: else -> at_node = place(what); its_token = 0
   fi
 }
 
@@ -223,7 +267,7 @@ inline carry_out(what, r, i, t, by) {      /* by: the token by which the client 
         its_token = t; at_node = C; take_token(i, t)
      :: at_node == C && what == ASK && t >= its_token ->
         at_node = V                    /* its client could not confirm it by a majority */
-     :: at_node == NONE || at_node == QUEUED -> stand_or_join(i, r)
+     :: at_node == NONE || at_node == QUEUED || at_node == FRONT -> stand_or_join(i, r, what)
      :: else
      fi;
      vote_for_oldest(i, 0, r);
@@ -242,8 +286,8 @@ inline carry_out(what, r, i, t, by) {      /* by: the token by which the client 
 
   :: at_node != LEFT && what == YIELD ->
      if
-     :: open(at_node) && its_token == t && o > r -> fresh(i, r)     /* nobody older waits any more */
-     :: open(at_node) && its_token == t && o < r ->
+     :: open(at_node) && its_token == t && !in_the_way(i, r) -> fresh(i, r)  /* nobody older waits any more */
+     :: open(at_node) && its_token == t && in_the_way(i, r) ->
         at_node = QUEUED; its_token = 0;
         vote_for_oldest(i, 0, r)
      :: else
@@ -291,6 +335,13 @@ inline leave(r) {             /* from here on nothing is believed; each node tha
   request[r].lease = 0; request[r].before = 0;
   forget_ballots(r);
   printf("request %d leaves\n", r)
+}
+
+inline lose(r) {
+#ifdef NEVER_LOST
+  assert(!has(STAYS, r));              /* Safety 3: a node that dies ends no lease */
+#endif
+  leave(r)
 }
 
 inline over(r) {
@@ -389,7 +440,7 @@ inline take(what, r, i) {     /* an answer: Ballot.take, and what follows from i
      kept(r);
      if
      :: q >= MAJORITY -> rest_on_confirmed(r); request[r].round = 0
-     :: q + N - size(request[r].round) < MAJORITY -> leave(r)     /* lost: the nodes say so */
+     :: q + N - size(request[r].round) < MAJORITY -> lose(r)      /* the nodes say so */
      :: else
      fi
   :: else
@@ -423,7 +474,7 @@ inline deadline_is_over(r, i) {   /* the local deadline is that of the last majo
      request[r].lease = request[r].lease & ~bit_of(i);
      request[r].before = request[r].before & ~bit_of(i);
      if
-     :: size(request[r].lease) < MAJORITY -> leave(r)
+     :: size(request[r].lease) < MAJORITY -> lose(r)
      :: else
      fi
   :: else
@@ -439,10 +490,18 @@ inline forget_slow() {
 
 #define heard_late(r, i) (slow.call && slow.who == r && slow.where == i)
 #define can_call(r, i) (node[i].up && !heard_late(r, i) && next_call != NONE)
-#define next_call (ballot.yielding -> YIELD : \
+/* What waits for a majority of one round needs rounds: no node is asked again before the others have answered. */
+#if defined(SECURE) || defined(PATIENCE)
+#define unheard_of(r, i) (node[i].up && !has(request[r].round, i))
+#define in_turn(r, i)    (has(request[r].round, i) && (unheard_of(r, 0) || unheard_of(r, 1) || unheard_of(r, 2)))
+#else
+#define in_turn(r, i)    false
+#endif
+#define next_call     says(r, i)
+#define says(r, i) (request[r].at[i].yielding -> YIELD : \
   (request[r].phase == WAIT && !voted(r) -> ASK : \
   (request[r].phase == FENCE && has(request[r].round, i) -> WRITE : \
-  (request[r].phase == HOLD -> HELD : \
+  (request[r].phase == HOLD && !in_turn(r, i) -> HELD : \
   (request[r].phase == LEAVE && has(request[r].round, i) -> ENDED : NONE)))))
 
 inline unheard(what, r, i) {  /* the client learns nothing */
@@ -468,6 +527,20 @@ inline send(r, i) {           /* what is sent, and its token */
   fi
 }
 
+inline speak(r, i) {
+#ifdef PATIENCE
+  said = said | (1 << (N * r + i));
+  if
+  :: all_said(0) && all_said(1) ->
+     said = 0;
+     turns = (turns < PATIENCE && stays_in -> turns + 1 : turns)
+  :: else
+  fi
+#else
+  skip
+#endif
+}
+
 proctype Link(byte r, i) {
   do
   :: d_step {                 /* answered */
@@ -482,6 +555,7 @@ proctype Link(byte r, i) {
        :: what == ENDED -> request[r].round = request[r].round & ~bit_of(i)
        :: else -> take(what, r, i)
        fi;
+       speak(r, i);
        with_token = 0
      }
   :: d_step {                 /* the answer is lost */
@@ -554,7 +628,8 @@ proctype Link(byte r, i) {
        consider_giving_back(r, i)
      }
   :: d_step {                 /* the client was silent for too long */
-       faults && ballot.live -> faults--;
+       (faults || !node[i].up) && ballot.live ->
+       faults = (node[i].up -> faults - 1 : faults);
        printf("request %d, node %d: the deadline is over\n", r, i);
        deadline_is_over(r, i)
      }
@@ -612,7 +687,7 @@ proctype Client(byte r) {
        request[r].phase = WAIT; request[r].token = 0
      }
   :: d_step {                 /* the body is over */
-       request[r].phase == HOLD -> leave(r)
+       request[r].phase == HOLD && !has(STAYS, r) -> leave(r)
      }
 #ifdef GIVE_UP
   :: d_step {                 /* cancelled, or a time-out */
@@ -652,7 +727,7 @@ proctype Fate(byte i) {
   byte r;
   do
   :: d_step {                 /* the node is dead, for good */
-       deaths && all_well -> deaths--;
+       deaths && all_well && may_die -> deaths--;
        printf("node %d is dead\n", i);
        node[i].up = 0; node[i].last = 0;
        for (k : 0 .. R - 1) { node[i].stage[k] = 0; node[i].token[k] = 0 }
@@ -718,6 +793,12 @@ init {
   }
 }
 
+/* Liveness of a lease: it comes to rest on all nodes, so that one may die. (It may be lost before, by faults.) */
+#ifdef SECURE
+#define rests_on_all(r)  (request[r].phase == HOLD && request[r].lease == 7)
+ltl secure { <> (request[SECURE].phase == OVER || rests_on_all(SECURE)) }
+#else
+
 /* Liveness: as long as a majority is up and messages arrive in the end, everybody gets in, and so out again. */
 #ifdef LIVENESS
 ltl served { <> (request[0].phase == OVER && request[1].phase == OVER
@@ -725,4 +806,5 @@ ltl served { <> (request[0].phase == OVER && request[1].phase == OVER
   && request[2].phase == OVER
 #endif
   ) }
+#endif
 #endif
