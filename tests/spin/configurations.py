@@ -32,6 +32,10 @@ QUORUM = (
         small=True,
     ),
     Configuration(
+        "liveness: three requests, two of one owner, one fault, a dead node",
+        ("LIVENESS", "FAULTS=1", "DEAD=2", "R=3", "OWNED=5", "FIRST_HOLDS"),
+    ),
+    Configuration(
         "liveness: a lease comes to rest on all nodes, nothing fails",
         ("LIVENESS", "SECURE=1", "STAYS=2", "FAULTS=0"),
         small=True,

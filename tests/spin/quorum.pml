@@ -78,6 +78,7 @@ typedef Ballot {              /* what a client knows of its request at one node 
 };
 typedef Request {
   byte phase;
+  bool joins;                 /* FENCE: its owner holds already, by a majority: its token is said by HELD */
   byte token;                 /* FENCE, HOLD: its token; LEAVE: the one for the next vote */
   byte highest;               /* the largest token that a node told it */
   byte tried;                 /* WAIT, FENCE: the largest token that it has written */
@@ -307,6 +308,8 @@ inline carry_out(what, r, i, t, by) {      /* by: the token by which the client 
 #define voted(r) (counts(r, 0) + counts(r, 1) + counts(r, 2) >= MAJORITY)
 #define same(r, i, j) (request[r].at[i].token > request[r].renounced && counts(r, i) && counts(r, j) && request[r].at[i].stage != A && request[r].at[j].stage != A \
   && request[r].at[i].token == request[r].at[j].token)
+#define joined(r, i, j) (counts(r, i) && counts(r, j) && request[r].at[i].stage == A && request[r].at[j].stage == A \
+  && request[r].at[i].token == request[r].at[j].token)
 #define confirmed(r, i) (counts(r, i) && request[r].at[i].stage == C && request[r].at[i].token == request[r].token)
 #define confirmations(r) (confirmed(r, 0) + confirmed(r, 1) + confirmed(r, 2))
 
@@ -331,7 +334,7 @@ inline leave(r) {             /* from here on nothing is believed; each node tha
   request[r].round = (request[r].phase == HOLD -> 7 : request[r].lease);
   request[r].phase = LEAVE;
   request[r].token = (request[r].highest -> request[r].highest + 1 : 0);
-  request[r].highest = 0; request[r].tried = 0; request[r].renounced = 0;
+  request[r].highest = 0; request[r].tried = 0; request[r].renounced = 0; request[r].joins = 0;
   request[r].lease = 0; request[r].before = 0;
   forget_ballots(r);
   printf("request %d leaves\n", r)
@@ -351,7 +354,7 @@ inline over(r) {
     :: else
     fi
   };
-  request[r].phase = OVER; request[r].token = 0; request[r].highest = 0;
+  request[r].phase = OVER; request[r].token = 0; request[r].highest = 0; request[r].joins = 0;
   request[r].tried = 0; request[r].renounced = 0;
   request[r].round = 0; request[r].lease = 0; request[r].before = 0;
   forget_ballots(r)
@@ -371,7 +374,7 @@ inline enter(r, t) {          /* the body begins */
   :: else
   fi;
   printf("request %d holds with %d\n", r, t);
-  request[r].phase = HOLD; request[r].token = t; request[r].round = 0;
+  request[r].phase = HOLD; request[r].token = t; request[r].round = 0; request[r].joins = 0;
   request[r].tried = 0; request[r].renounced = 0
 }
 
@@ -421,7 +424,7 @@ inline take(what, r, i) {     /* an answer: Ballot.take, and what follows from i
   :: else
   fi;
   if
-  :: what == WRITE && request[r].phase == FENCE ->
+  :: (what == WRITE || what == HELD) && request[r].phase == FENCE ->
      request[r].round = request[r].round & ~bit_of(i);
      if
      :: confirmations(r) >= MAJORITY -> rest_on_confirmed(r); q = request[r].token; enter(r, q)
@@ -500,13 +503,13 @@ inline forget_slow() {
 #define next_call     says(r, i)
 #define says(r, i) (request[r].at[i].yielding -> YIELD : \
   (request[r].phase == WAIT && !voted(r) -> ASK : \
-  (request[r].phase == FENCE && has(request[r].round, i) -> WRITE : \
+  (request[r].phase == FENCE && has(request[r].round, i) -> (request[r].joins -> HELD : WRITE) : \
   (request[r].phase == HOLD && !in_turn(r, i) -> HELD : \
   (request[r].phase == LEAVE && has(request[r].round, i) -> ENDED : NONE)))))
 
 inline unheard(what, r, i) {  /* the client learns nothing */
   if
-  :: what == WRITE -> request[r].round = request[r].round & ~bit_of(i)
+  :: request[r].phase == FENCE && what != YIELD && what != ASK -> request[r].round = request[r].round & ~bit_of(i)
   :: else
   fi
 }
@@ -680,11 +683,17 @@ proctype Client(byte r) {
          :: else
          fi
        };
+       request[r].joins = (joined(r, 0, 1) || joined(r, 0, 2) || joined(r, 1, 2));
+       if
+       :: request[r].joins ->
+          request[r].token = (joined(r, 0, 1) || joined(r, 0, 2) -> request[r].at[0].token : request[r].at[1].token)
+       :: else
+       fi;
        request[r].tried = (request[r].token > request[r].tried -> request[r].token : request[r].tried)
      }
   :: d_step {                 /* too few took it */
        request[r].phase == FENCE && request[r].round == 0 ->
-       request[r].phase = WAIT; request[r].token = 0
+       request[r].phase = WAIT; request[r].token = 0; request[r].joins = 0
      }
   :: d_step {                 /* the body is over */
        request[r].phase == HOLD && !has(STAYS, r) -> leave(r)
@@ -716,7 +725,7 @@ inline connections_break(i) { /* what was under way to the old server is lost */
   fi;
   if
   :: slow.call && slow.where == i ->
-     request[slow.who].round = (slow.call == WRITE && request[slow.who].phase == FENCE ->
+     request[slow.who].round = ((slow.call == WRITE || slow.call == HELD) && request[slow.who].phase == FENCE ->
        request[slow.who].round & ~bit_of(i) : request[slow.who].round);
      forget_slow()
   :: else
