@@ -153,25 +153,7 @@ class MultiLock:
     ) -> None:
         """Acquire in order; return early when a lease is lost that was taken already."""
         scope = asyncio.timeout(None)
-        over = False
-        changed: asyncio.Future[None]
-
-        def watch() -> None:
-            nonlocal changed
-            changed = leases._new_watcher()
-            changed.add_done_callback(on_change)
-            for lease in leases._leases.values():
-                leases._watch(lease, changed)
-
-        def on_change(_: object) -> None:
-            if over:
-                return  # the taking has ended in the same turn of the loop
-            if leases.lost is None:
-                watch()  # another acquisition of such a name has ended
-            elif scope.when() is None:
-                scope.reschedule(leases._session.loop.time())
-
-        watch()
+        lookout = _Lookout(leases, scope)
         try:
             async with scope:
                 for lock in self._locks:
@@ -179,16 +161,14 @@ class MultiLock:
                     shorter = _shorter(left, lock._options.timeout)
                     lease = await lock._acquire(shorter, own, answer_within)
                     leases._leases[lock.name] = lease
-                    leases._watch(lease, changed)
+                    lookout.watch(lease)
                 for lease in leases._leases.values():
                     await lease._begin()
         except TimeoutError as ended:
             if isinstance(ended, AcquireTimeout) or not scope.expired():
                 raise
         finally:
-            over = True
-            changed.remove_done_callback(on_change)
-            changed.cancel()
+            lookout.end()
 
     @staticmethod
     def _timed_out(busy: AcquireTimeout, timeout: float | None) -> AcquireTimeout:
@@ -199,6 +179,45 @@ class MultiLock:
             "(timeout=), or try again later",
             name=busy.name,
         )
+
+
+class _Lookout:
+    """Ends the taking of names, by its scope, when one is lost that was taken already.
+
+    Mutable state: ``_changed`` (resolved when there is something to see), ``_over``. (No closures: two that
+    know each other would keep the leases until the collector comes.)
+    """
+
+    def __init__(self, leases: MultiLease, scope: asyncio.Timeout) -> None:
+        self._leases = leases
+        self._scope = scope
+        self._over = False
+        self._changed = self._begin()
+
+    def watch(self, lease: Lease) -> None:
+        """Watch one more lease."""
+        self._leases._watch(lease, self._changed)
+
+    def end(self) -> None:
+        """Look no longer."""
+        self._over = True
+        self._changed.remove_done_callback(self._on_change)
+        self._changed.cancel()
+
+    def _begin(self) -> asyncio.Future[None]:
+        changed = self._leases._new_watcher()
+        changed.add_done_callback(self._on_change)
+        for lease in self._leases.values():
+            self._leases._watch(lease, changed)
+        return changed
+
+    def _on_change(self, _: object) -> None:
+        if self._over:
+            return  # the taking has ended in the same turn of the loop
+        if self._leases.lost is None:
+            self._changed = self._begin()  # another acquisition of such a name has ended
+        elif self._scope.when() is None:
+            self._scope.reschedule(self._leases._session.loop.time())
 
 
 def _shorter(one: float | None, other: float | None) -> float | None:

@@ -30,6 +30,8 @@ from .world import Process
 _LASTING = 60.0
 #: Longer than a request and its answer take to all nodes and back.
 _SETTLED = 0.1
+#: Longer than clients that enter together need to agree that the quorum is new: then waiters look again.
+_JUDGED = 1.5
 _TURNS = 5
 
 
@@ -75,6 +77,7 @@ class HandOver(QuorumSimulation):
 
     async def _work(self, process: Process, client: SimClient, over: asyncio.Event) -> None:
         rng = self.random
+        await asyncio.sleep(_JUDGED)
         for _ in range(_TURNS):
             timeout = rng.choice((None, 30.0))
             async with client.lock("n0", timeout=timeout):
