@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _NEVER = float("inf")
 #: The loop's clock stands still while the machine sleeps, leases end: how late a body may hear of it.
 _LONGEST_TIMER = 1.0
+#: Some loops have timers of whole milliseconds (uvloop), up to half of one late: a body would take steps
+#: meanwhile. So the timer is set that much early. When it comes, it is set again until the moment is there.
+_EARLY = 0.0005
 #: While somebody holds, the timer comes at least so often in the shortest ttl. A loop that was blocked for
 #: that part of it is worth a warning: a little longer, and leases are lost.
 _TICKS, _BLOCKED = 8, 0.5
@@ -102,7 +105,7 @@ class Deadlines:
         self._wake_at = moment
         # It comes often enough to tell for how long the loop was blocked.
         longest = min(_LONGEST_TIMER, self._shortest / _TICKS)
-        pause = min(max(0.0, moment - now()), longest)
+        pause = min(max(0.0, moment - _EARLY - now()), longest)
         # Not asked of the handle: uvloop's has no ``when()`` if the pause rounds to no millisecond.
         self._comes_at = self._loop.time() + pause
         self._timer = self._loop.call_later(pause, self._on_timer)
@@ -127,7 +130,8 @@ class Deadlines:
         fresh, self._fresh = self._fresh, {}
         for request in fresh:
             self._push(request, _due(request))
-        while self._heap and self._heap[0][0] <= moment:
+        early: list[tuple[Request, float]] = []
+        while self._heap and self._heap[0][0] <= moment + _EARLY:
             found: Request | None = heappop(self._heap)[2]
             if found is None:
                 self._dead -= 1
@@ -135,13 +139,15 @@ class Deadlines:
             found.alarm = None
             due = _due(found)
             if due > moment:
-                self._push(found, due)
+                early.append((found, due))
             elif found.state is HELD:
                 self._session.lose_if_overdue(found)
             elif found.state is KEPT:
                 self._session.lingering.leave(found)  # no body has lost it
             elif found.state is WAITING:
                 self._session.waits_long(found)
+        for request, due in early:
+            self._push(request, due)
 
     def _push(self, request: Request, when: float) -> None:
         if when < _NEVER:

@@ -42,6 +42,29 @@ async def test_bodies_are_told_on_a_loop_whose_timers_are_plain_and_come_early(
             pass
 
 
+async def test_body_takes_no_third_step_on_a_loop_whose_timers_come_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By half a millisecond, as uvloop's. (A second one: see ``contract/test_losing.py``.)"""
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+
+    def late(delay: float, call: Callable[..., object], *args: Any) -> Any:
+        return _Handle(call_later(round(delay * 1000) / 1000, call, *args))
+
+    async with aiodlock.Client("memory://") as client:
+        monkeypatch.setattr(loop, "call_later", late)
+        for extra in range(10):
+            steps_after = 0
+            with pytest.raises(aiodlock.LockLost):
+                async with client.lock("x", max_hold=0.06 + extra / 10_000) as lease:
+                    while True:
+                        await asyncio.sleep(0)
+                        steps_after += not lease.held
+            assert steps_after <= 2
+        monkeypatch.undo()
+
+
 async def test_body_that_runs_below_an_eager_task_is_cancelled_at_its_next_await() -> None:
     factory = getattr(asyncio, "eager_task_factory", None)
     if factory is None:
