@@ -13,6 +13,7 @@ from typing import Any, Self
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
+from redis.exceptions import ResponseError
 
 from aiodlock._embedded import EmbeddedServer
 from aiodlock.backends.postgres.schema import create_statements
@@ -95,7 +96,7 @@ class RedisTormentor(Tormentor):
             if not server.running:
                 await asyncio.to_thread(server.start)
             with suppress(OSError):
-                await self._ask(server, "CONFIG", "SET", "maxmemory", 0)
+                await self._ask_when_loaded(server, "CONFIG", "SET", "maxmemory", 0)
 
     async def left(self) -> list[str]:
         found = []
@@ -143,6 +144,15 @@ class RedisTormentor(Tormentor):
     async def _ask(self, server: EmbeddedServer, *command: str | int) -> None:
         async with _own_client(server) as client:
             await client.execute_command(*command)  # type: ignore[no-untyped-call]
+
+    async def _ask_when_loaded(self, server: EmbeddedServer, *command: str | int) -> None:
+        while True:
+            try:
+                return await self._ask(server, *command)
+            except ResponseError as refused:
+                if "loading" not in str(refused).lower():
+                    raise
+            await asyncio.sleep(0.1)
 
     async def _kill_clients(self) -> None:
         await self._ask(
