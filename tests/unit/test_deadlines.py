@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -56,11 +57,12 @@ async def test_body_takes_no_third_step_on_a_loop_whose_timers_come_late(
         monkeypatch.setattr(loop, "call_later", late)
         for extra in range(10):
             steps_after = 0
-            with pytest.raises(aiodlock.LockLost):
+            with suppress(aiodlock.LockLost):
                 async with client.lock("x", max_hold=0.06 + extra / 10_000) as lease:
-                    while True:
+                    while steps_after < 100:
                         await asyncio.sleep(0)
                         steps_after += not lease.held
+            assert lease.lost is not None
             assert steps_after <= 2
         monkeypatch.undo()
 
