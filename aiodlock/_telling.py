@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -154,7 +155,8 @@ class Telling:
         for hook in self.hooks:
             try:
                 getattr(hook, event)(*about)
-            except Exception:
+            except (Exception, asyncio.CancelledError):
+                # A hook awaits nothing: this is none of its task's cancellations, but a future's, say.
                 _logger.exception("a hook raised", extra={"event": "hook_failed"})
 
 

@@ -7,12 +7,14 @@ import collections
 import gc
 import logging
 import random
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 import aiodlock
 from aiodlock import testing
+from aiodlock._clock import now
 
 from ..conftest import MakeClient
 from ..fault.scenes import session_of
@@ -267,14 +269,31 @@ async def test_release_that_is_never_answered_is_told_when_the_client_is_left(st
     assert heard.events == ["acquiring", "acquired", "released"]
 
 
-async def test_hook_that_raises_does_no_harm(
-    client: aiodlock.Client, heard: Heard, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Broken(aiodlock.Hooks):
-        def acquired(self, request: aiodlock.RequestInfo, waited: float) -> None:
-            raise ZeroDivisionError
+class Broken(aiodlock.Hooks):
+    """Raises whenever something is told that is of some weight."""
 
-    client.add_hooks(Broken())
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+
+    def acquired(self, *_: object) -> None:
+        raise self.error
+
+    def lost(self, *_: object) -> None:
+        raise self.error
+
+
+# What ``result()`` of a cancelled future raises is no cancellation of the task that the hook runs in.
+RAISED = pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError])
+
+
+@RAISED
+async def test_hook_that_raises_does_no_harm(
+    client: aiodlock.Client,
+    heard: Heard,
+    caplog: pytest.LogCaptureFixture,
+    error: type[BaseException],
+) -> None:
+    client.add_hooks(Broken(error))
     async with client.lock("x") as lease:
         assert lease.held
     assert [getattr(record, "event", None) for record in caplog.records] == ["hook_failed"]
@@ -311,29 +330,62 @@ async def test_log_records_have_a_name_and_the_lock(
     assert vars(record)["reason"] == "expired"
 
 
-class Cancelling(aiodlock.Hooks):
-    """Cancels whoever is the next to get a lock."""
+@RAISED
+async def test_losses_behind_a_hook_that_raises_are_told_on_time(
+    client: aiodlock.Client, error: type[BaseException]
+) -> None:
+    async def hold(name: str, max_hold: float) -> float:
+        began = now()
+        with suppress(aiodlock.LockLost):
+            async with client.lock(name, max_hold=max_hold):
+                await asyncio.sleep(5)
+        return now() - began
+
+    client.add_hooks(Broken(error))
+    first, second = await asyncio.gather(hold("a", 0.2), hold("b", 0.4))
+    assert first < 0.3
+    assert 0.3 < second < 1
+
+
+@RAISED
+async def test_client_with_a_hook_that_raises_leaves_nothing_behind(
+    make_client: MakeClient, client: aiodlock.Client, error: type[BaseException]
+) -> None:
+    leaving = await make_client()
+    leaving.add_hooks(Broken(error))
+    for name in "abc":
+        await leaving.lock(name).acquire()
+    await leaving.__aexit__(None, None, None)
+    for name in "abc":
+        assert not await client.lock(name).locked()
+
+
+class Exiting(aiodlock.Hooks):
+    """Ends the program, which somebody catches, when a lock was acquired."""
+
+    class Exit(BaseException):
+        """As ``KeyboardInterrupt``, which would end the loop, too."""
 
     def __init__(self) -> None:
-        self.has_cancelled = False
+        self.has_exited = False
 
     def acquired(self, *_: object) -> None:
-        if not self.has_cancelled:
-            self.has_cancelled = True
-            raise asyncio.CancelledError
+        if not self.has_exited:
+            self.has_exited = True
+            raise self.Exit
 
 
 @pytest.mark.parametrize("how", ["acquire", "block"])
 @pytest.mark.parametrize("lingers", [False, True])
-async def test_task_that_goes_on_after_a_hook_has_cancelled_it_has_nothing(
+async def test_task_that_goes_on_after_a_hook_has_raised_an_exit_has_nothing(
     client: aiodlock.Client, how: str, lingers: bool
 ) -> None:
     lock = client.lock("name", linger=30.0 if lingers else 0.0)
     if lingers:
         async with lock:
             pass
-    client.add_hooks(Cancelling())
-    with pytest.raises(asyncio.CancelledError):
+    client.add_hooks(Exiting())
+    with pytest.raises(Exiting.Exit):
         await (lock.acquire() if how == "acquire" else lock.__aenter__())
     await until(lambda: not session_of(client).requests, "the end of the lease")
     async with lock as lease:
