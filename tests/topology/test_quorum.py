@@ -224,7 +224,7 @@ def addressed(node: EmbeddedServer, path: Path) -> str:
 
 @pytest.mark.parametrize("nodes", [3], indirect=True)
 async def test_all_restarted_empty_at_once_are_no_new_quorum_while_a_client_knows_better(
-    nodes: list[EmbeddedServer], make_client: MakeClient
+    nodes: list[EmbeddedServer], make_client: MakeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     delay = 4.0
     urls = [node.url for node in nodes]
@@ -239,9 +239,14 @@ async def test_all_restarted_empty_at_once_are_no_new_quorum_while_a_client_know
         return all(["aiodlock:2:quorum" in await stored_at(node) for node in nodes])
 
     await until(all_marked, "the client that was there")
-    newcomer = await make_client(urls, ttl=delay, restart_delay=delay)
-    with pytest.raises(aiodlock.BackendUnavailable, match="3 nodes do not count yet for another"):
-        await newcomer.lock("name").acquire_nowait()
+    newcomer, another = [await make_client(urls, ttl=delay, restart_delay=delay) for _ in range(2)]
+    tries = [client.lock("name").acquire_nowait() for client in (newcomer, another)]
+    for refusal in await asyncio.gather(*tries, return_exceptions=True):
+        # Neither stands in the other's way.
+        assert isinstance(refusal, aiodlock.BackendUnavailable)
+        assert "3 nodes do not count yet for another" in str(refusal)
+    events = [getattr(record, "event", None) for record in caplog.records]
+    assert events.count("quorum_distrusted") == 3
     async with newcomer.lock("name"):
         assert now() - restarted_at >= delay
 

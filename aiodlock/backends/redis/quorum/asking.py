@@ -34,6 +34,8 @@ class Asking:
         self, request: StoreRequest, *, wait: bool
     ) -> Granted | Waiting | Refused | Gone:
         """See ``KeptStore.acquire``."""
+        if not wait and (distrust := self._nodes.distrust) is not None:
+            raise distrust  # a vote would keep others out, and gain nothing
         tally = self._requests.tally_of(request)
         length = request.terms.waiter_ttl
         self._confirm_owner(request)

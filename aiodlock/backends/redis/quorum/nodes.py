@@ -167,7 +167,8 @@ class Nodes:
         if before != self._believed:
             on_trust_changed()
         distrust, known = self.distrust, self._is_distrusted
-        self._is_distrusted = distrust is not None
+        # While that is not decided, it is not news yet.
+        self._is_distrusted = distrust is not None and (known or not undecided)
         if distrust is not None and not undecided and not known:
             _logger.warning("%s", distrust, extra={"event": "quorum_distrusted"})
         return undecided
