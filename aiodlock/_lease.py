@@ -140,8 +140,7 @@ class Lease(Body):
         """
         request, session = self._request, self._session
         session.check_loop()
-        session.lose_if_overdue(request)
-        while (lost := request.loss_of(self._serial)) is None:
+        while (lost := session.loss_of(request, self._serial)) is None:
             if request.state is not HELD or self._serial not in request.handles:
                 raise self._not_held()
             watcher: asyncio.Future[None] = session.loop.create_future()

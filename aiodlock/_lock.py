@@ -281,16 +281,8 @@ class Acquirable:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    async def _acquire(
-        self,
-        timeout: float | None,
-        own: OwnRequests | None = None,
-        answer_within: float = ANSWER_WITHIN,
-    ) -> Lease:
-        """Wait for the turn. With ``own`` the hold belongs to its ``Lease``, not to the current task.
-
-        :param answer_within: seconds for the store's answer when ``timeout`` is 0, which tries once.
-        """
+    async def _acquire(self, timeout: float | None, own: OwnRequests | None = None) -> Lease:
+        """Wait for the turn. With ``own`` the hold belongs to its ``Lease``, not to the current task."""
         session = self._client._use(self._name)
         task = asyncio.current_task() if own is None else None
         if task is None and own is None:
@@ -352,7 +344,7 @@ class Acquirable:
         started = now()
         about = session.telling.acquiring(request)
         try:
-            within = answer_within if timeout == 0 else timeout
+            within = ANSWER_WITHIN if timeout == 0 else timeout
             request = await self._get(session, request, timeout, within, started)
             if bodies:
                 await self._check_bodies_again(session, bodies, request)
@@ -367,7 +359,7 @@ class Acquirable:
         lease = self._lease_type(session, request)
         try:
             session.telling.acquired(request, about, started)
-        except BaseException:  # what a hook raises goes to the log; not a cancellation, or an exit
+        except BaseException:  # what a hook raises goes to the log; not an exit
             session.give_up(request, lease._serial)
             raise
         request.used = request.terms.begins

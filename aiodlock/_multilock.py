@@ -18,7 +18,7 @@ from ._bodies import Blocks, Body
 from ._clock import now
 from ._errors import AcquireTimeout, BackendError, BackendUnavailable, LockLost, NotHeld
 from ._lease import Lease
-from ._lock import _UNSET, ANSWER_WITHIN, Lock, OwnRequests
+from ._lock import _UNSET, Lock, OwnRequests
 from ._options import check_timeout, refuse_keywords
 from ._request import Block, Request
 from ._session import Session
@@ -107,13 +107,11 @@ class MultiLock:
         session = self._client._use()
         started = now()
 
-        def time_left() -> tuple[float | None, float]:
-            """Return the next lock's timeout, and within what the store is to answer if that is 0."""
-            answer_within = started + ANSWER_WITHIN - now()
+        def time_left() -> float | None:
             if not timeout:
-                return timeout, answer_within
+                return timeout
             # 0 would mean to try once: what was granted in time is taken, the rest is not waited for.
-            return max(0.001, started + timeout - now()), ANSWER_WITHIN
+            return max(0.001, started + timeout - now())
 
         while True:
             leases = MultiLease(session)
@@ -128,7 +126,7 @@ class MultiLock:
                 silent = isinstance(failure, BackendUnavailable) or session.departure.was_silent
                 await leases._leave(wait=not silent and not isinstance(failure, GeneratorExit))
                 raise
-            lost = leases.lost
+            lost = leases._look()
             if lost is None:
                 for lease in leases._leases.values():
                     lease._request.used = True
@@ -148,7 +146,7 @@ class MultiLock:
     async def _take_all(
         self,
         leases: MultiLease,
-        time_left: Callable[[], tuple[float | None, float]],
+        time_left: Callable[[], float | None],
         own: OwnRequests | None,
     ) -> None:
         """Acquire in order; return early when a lease is lost that was taken already."""
@@ -157,9 +155,7 @@ class MultiLock:
         try:
             async with scope:
                 for lock in self._locks:
-                    left, answer_within = time_left()
-                    shorter = _shorter(left, lock._options.timeout)
-                    lease = await lock._acquire(shorter, own, answer_within)
+                    lease = await lock._acquire(_shorter(time_left(), lock._options.timeout), own)
                     leases._leases[lock.name] = lease
                     lookout.watch(lease)
                 for lease in leases._leases.values():
@@ -169,6 +165,8 @@ class MultiLock:
                 raise
         finally:
             lookout.end()
+            # What comes out of here may end the task, with this frame, and the scope knows the task.
+            del scope, lookout
 
     @staticmethod
     def _timed_out(busy: AcquireTimeout, timeout: float | None) -> AcquireTimeout:
@@ -214,7 +212,7 @@ class _Lookout:
     def _on_change(self, _: object) -> None:
         if self._over:
             return  # the taking has ended in the same turn of the loop
-        if self._leases.lost is None:
+        if self._leases._look() is None:
             self._changed = self._begin()  # another acquisition of such a name has ended
         elif self._scope.when() is None:
             self._scope.reschedule(self._leases._session.loop.time())
@@ -318,7 +316,7 @@ class MultiLease(Body, Mapping[str, Lease]):
             print("lost", lost.name, lost.reason)
         ```
         """
-        while (lost := self.lost) is None:
+        while (lost := self._look()) is None:
             if self._over or not any(lease.held for lease in self._leases.values()):
                 raise self._not_held()
             watcher = self._new_watcher()
@@ -367,6 +365,15 @@ class MultiLease(Body, Mapping[str, Lease]):
     @property
     def _requests(self) -> list[Request]:
         return [lease._request for lease in self._leases.values()]
+
+    def _look(self) -> LockLost | None:
+        """Return why the first of them was lost, and let it stay lost."""
+        session = self._session
+        for request, serial in self._acquisitions:
+            lost = session.loss_of(request, serial)
+            if lost is not None:
+                return lost
+        return None
 
     async def _leave(self, *, wait: bool) -> LockLost | BackendError | None:
         """Leave in reverse; return the loss, if any. What fails or is cancelled ends only the waiting."""

@@ -375,6 +375,12 @@ class Session:
             if moment >= request.ends_at:
                 self.lose(request, request.overdue_reason(moment), spare=spare)
 
+    def loss_of(self, request: Request, serial: int) -> LockLost | None:
+        """Return why that acquisition was lost, and let it stay lost: who acts on it must be right, though
+        an extension may be answered in that moment."""
+        self.lose_if_overdue(request)
+        return request.loss_of(serial)
+
     def is_live(self, request: Request) -> bool:
         """Whether the request holds at this moment. What is overdue is marked as lost."""
         self.lose_if_overdue(request)

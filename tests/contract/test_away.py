@@ -121,6 +121,29 @@ async def test_multilock_is_no_later_than_its_last_name_when_the_store_falls_sil
     await until_free(other, "b")
 
 
+async def test_multilock_waits_without_end_though_one_of_its_locks_tries_once(
+    proxy: FaultProxy, make_client: MakeClient
+) -> None:
+    other, client = await make_client(), await make_client(proxy.url)
+    proxy.delay(0.05)
+    async with held_elsewhere(other.lock("a")):
+        both = client.multilock("a", client.lock("b", timeout=0))
+        task = asyncio.create_task(both.acquire(timeout=None))
+        await asyncio.sleep(2.2)
+    await (await task).release()
+
+
+async def test_multilock_that_tries_once_takes_as_long_as_the_store_answers(
+    proxy: FaultProxy, make_client: MakeClient
+) -> None:
+    client = await make_client(proxy.url)
+    proxy.delay(0.3)
+    leases = await client.multilock(*"abcdefgh").acquire(timeout=0)
+    assert leases.held
+    proxy.delay(0)
+    await leases.release()
+
+
 async def test_multilock_that_is_cancelled_while_the_store_is_silent_ends_within_a_second(
     proxy: FaultProxy, make_client: MakeClient
 ) -> None:

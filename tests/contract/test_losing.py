@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 import aiodlock
-from aiodlock import BackendError, Client, Lease, LockLost, NotHeld, WouldBlock
+from aiodlock import BackendError, Client, Lease, LockLost, MultiLease, NotHeld, WouldBlock
 from aiodlock._clock import now
 
 from ..conftest import MakeClient
@@ -532,6 +532,26 @@ async def test_loop_blocked_longer_than_the_ttl_loses_the_lease(
 
 
 # -- forgotten leases ------------------------------------------------------------------------------
+
+
+async def test_multilock_that_was_cancelled_leaves_nothing_to_the_collector(client: Client) -> None:
+    def leases() -> list[object]:
+        return [found for found in gc.get_objects() if isinstance(found, MultiLease)]
+
+    async with client.lock("b"):
+        gc.collect()
+        gc.disable()
+        try:
+            before = len(leases())
+            waiting = asyncio.create_task(client.multilock("a", "b").acquire())
+            await until_waiting(client, "b")
+            waiting.cancel()
+            await asyncio.wait({waiting})
+            del waiting
+            await until_free(client, "a")
+            assert len(leases()) == before
+        finally:
+            gc.enable()
 
 
 async def test_forgotten_bare_lease_is_released_with_a_warning(client: Client) -> None:

@@ -19,6 +19,10 @@ from aiodlock import (
     MultiLock,
     NotHeld,
 )
+from aiodlock._clock import now
+from aiodlock._model import Granted
+from aiodlock._request import Request, State
+from aiodlock.backends.kept import KeptPlace
 
 from ..conftest import MakeClient
 from ..proxy import FaultProxy, named
@@ -232,6 +236,39 @@ async def test_loss_during_the_wait_is_noticed_behind_the_end_of_another_hold(
     await until(taken_again, "a is taken again")
     await blocker.release()
     await (await waiting).release()
+
+
+async def test_loss_that_the_clock_tells_during_the_wait_stays_one_though_an_extension_is_answered(
+    client: Client,
+) -> None:
+    """The end of another hold lets the multilock look, and the answer is read in the same turn."""
+
+    async def holds_already() -> MultiLease:
+        bare.append(await client.lock("a", ttl=1).acquire())
+        return await client.multilock("a", "b", ttl=1).acquire()
+
+    bare: list[Lease] = []
+    blocker = await client.lock("b").acquire()
+    waiting = asyncio.create_task(holds_already())
+    await until_waiting(client, "b")
+    request = bare[0]._request
+    await bare[0].release()
+    time.sleep(max(0.0, request.ends_at - now()) + 0.01)  # a blocked loop
+    asyncio.get_running_loop().call_soon(answered, request)
+    await until(lambda: request.state is State.OVER, "the end of the lease that was lost")
+    assert request.reason == "expired"
+    assert not waiting.done()
+    await blocker.release()
+    leases = await waiting
+    assert set(leases) == {"a", "b"}
+    await leases.release()
+
+
+def answered(request: Request) -> None:
+    """An extension was carried out before the lease was over."""
+    place = request.place
+    if isinstance(place, KeptPlace):
+        place.keeper.on_answer(place, Granted(place.token, now() + 1), place.length, granted=True)
 
 
 async def test_max_hold_over_during_the_wait_is_raised(client: Client) -> None:
