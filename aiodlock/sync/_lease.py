@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("aiodlock")
 
+#: Which functions were told of the loss of a request; each is looked after by its loop's thread alone.
+_told: weakref.WeakKeyDictionary[Request, list[Callable[[LockLost], object]]] = (
+    weakref.WeakKeyDictionary()
+)
+
 
 class Lease:
     """One acquisition of a lock, from the grant to its release or loss.
@@ -289,7 +294,11 @@ class Body(BodyScope):
 def call_when_lost(
     portal: Portal, lease: core.Lease, function: Callable[[LockLost], object]
 ) -> None:
-    """Call the function in a thread of its own once the lease is lost. In the loop's thread."""
+    """Call the function in a thread of its own once the lease is lost. In the loop's thread.
+
+    Once for each loss: that of a re-entry is the loss of the block around it. But each is watched, because
+    any of them may be the last to be released.
+    """
     _look_for_loss(portal, lease._request, lease._serial, function)
 
 
@@ -301,9 +310,12 @@ def _look_for_loss(
     _: asyncio.Future[None] | None = None,
 ) -> None:
     # The lease itself is not kept for this: once nobody else has it, it is released.
-    lost = request.loss_of(serial)
+    lost = request.session.loss_of(request, serial)
     if lost is not None:
-        start_thread(portal, function, lost.copy())
+        told = _told.setdefault(request, [])
+        if function not in told:
+            told.append(function)
+            start_thread(portal, function, lost.copy())
     elif request.state is State.HELD and serial in request.handles:
         watcher: asyncio.Future[None] = request.session.loop.create_future()
         watcher.add_done_callback(partial(_look_for_loss, portal, request, serial, function))

@@ -190,7 +190,7 @@ class Acquirable:
             lease = await lock._acquire(left, own)
             if block:
                 await arm(lease, body)
-            if self._on_lost is not None and len(lease._request.handles) == 1:
+            if self._on_lost is not None:
                 call_when_lost(running.portal, lease, self._on_lost)
             return lease
 

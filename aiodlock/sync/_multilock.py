@@ -140,9 +140,8 @@ class MultiLock:
         """Have the functions called when leases are lost. In the loop's thread."""
         of_all = None if self._on_lost is None else _first_of(self._on_lost)
         for name, lease in leases.items():
-            if len(lease._request.handles) == 1:  # else it is the loss of the block around this one
-                for function in self._on_lost_of.get(name, ()):
-                    call_when_lost(portal, lease, function)
+            for function in self._on_lost_of.get(name, ()):
+                call_when_lost(portal, lease, function)
             if of_all is not None:
                 call_when_lost(portal, lease, of_all)
 

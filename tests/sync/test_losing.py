@@ -193,6 +193,30 @@ def test_on_lost_of_a_lock_is_called_once_though_a_multilock_enters_it_again(
     assert [lost.name for lost in told] == ["a"]
 
 
+@pytest.mark.parametrize("how", ["lock", "multilock"])
+def test_on_lost_is_called_though_only_a_reentry_is_left(threads: sync.Client, how: str) -> None:
+    told: list[sync.LockLost] = []
+    lock = threads.lock("a", on_lost=told.append)
+    with lock:
+        kept = lock.acquire() if how == "lock" else threads.multilock(lock, "b").acquire()
+    threads.break_lock("a")
+    until(lambda: told)
+    kept.wait_lost()
+    with pytest.raises(sync.LockLost):
+        kept.release()
+    assert [lost.name for lost in told] == ["a"]
+
+
+def test_on_lost_of_a_reentry_is_called_too_if_it_is_another(threads: sync.Client) -> None:
+    outer: list[sync.LockLost] = []
+    inner: list[sync.LockLost] = []
+    with pytest.raises(sync.LockLost), threads.lock("a", on_lost=outer.append):
+        with threads.lock("a", on_lost=inner.append), threads.lock("a", on_lost=inner.append):
+            threads.break_lock("a")
+            until(lambda: outer and inner)
+    assert [lost.name for lost in (*outer, *inner)] == ["a", "a"]
+
+
 def test_a_multilock_that_nobody_references_is_released_although_a_lock_has_on_lost(
     threads: sync.Client,
 ) -> None:
