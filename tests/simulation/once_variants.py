@@ -83,7 +83,7 @@ def _confirm_what_is_unknown(simulation: Simulation) -> None:
 
     async def until_deadline(self: Any, request: Any, serial: Any, end: Any = ENDED) -> Left:
         try:
-            left = await right(self, request, end)
+            left = await right(self, request, serial, end)
         except LockLost:
             return Left("recorded")
         return Left("recorded") if end.record else left
