@@ -423,7 +423,7 @@ class Acquirable:
         else:
             return request
         # Out here it has no context: that would keep the cancelled wait, its frames and its tracebacks.
-        raise self._timed_out(session, timeout, away) from (
+        raise self._timed_out(session, timeout, away, request.unanswered) from (
             session.backend.failure if away else None
         )
 
@@ -520,6 +520,7 @@ class Acquirable:
             except BackendUnavailable as error:
                 session.check_usable()
                 request.failures += 1
+                request.unanswered = str(error)
                 silent = now() - started
                 if silent >= session.unavailable_after:
                     raise BackendUnavailable(
@@ -620,13 +621,12 @@ class Acquirable:
         return request.state is ASKING and slow
 
     def _timed_out(
-        self, session: Session, timeout: float | None, away: bool
+        self, session: Session, timeout: float | None, away: bool, unanswered: str = ""
     ) -> AcquireTimeout | BackendUnavailable:
         if away:
-            cause = session.backend.failure
+            why = str(session.backend.failure or "") or unanswered or "no reply"
             return BackendUnavailable(
-                f"the store did not answer about {self._name!r}: {str(cause or '') or 'no reply'}",
-                name=self._name,
+                f"the store did not answer about {self._name!r}: {why}", name=self._name
             )
         return AcquireTimeout(
             f"{self._name!r} was not granted within {timeout:g} s: wait longer (timeout=), or try "

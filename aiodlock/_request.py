@@ -72,11 +72,11 @@ class Request(Hold):
 
     ``state``, ``token``, ``granted_at``, ``queued_at``, ``ttl`` (of its extensions), ``patient`` (it waits
     without a timeout), ``inside`` (the blocks that its thread is in; of a task ``Bodies`` knows them),
-    ``failures`` (attempts to ask without an answer), ``woken`` (the future of the waiting task),
-    ``left`` (resolved when the store knows nothing of it any more, if somebody waits for that),
-    ``reason`` (why the lease was lost), ``failure`` (what bodies get instead of ``LockLost``), ``told``
-    (what hooks were told of the lease, until they are told its end), ``alarm`` (its entry among the
-    deadlines), ``successor`` (the request of the same acquire after this one was lost), ``used`` (its
+    ``failures`` (attempts to ask without an answer), ``unanswered`` (why the last one had none), ``woken``
+    (the future of the waiting task), ``left`` (resolved when the store knows nothing of it any more, if
+    somebody waits for that), ``reason`` (why the lease was lost), ``failure`` (what bodies get instead of
+    ``LockLost``), ``told`` (what hooks were told of the lease, until they are told its end), ``alarm`` (its
+    entry among the deadlines), ``successor`` (the request of the same acquire after this one was lost), ``used`` (its
     body has begun, or may have), ``may_linger`` (its lease may be kept when its body has ended; a
     recall ends that), ``kept_until``, ``kept_alarm`` (when ``Lingering`` looks at it), ``lost_handles``
     (what the loss was the loss of: the handles of that moment), and what a ``Hold`` has.
@@ -116,6 +116,7 @@ class Request(Hold):
         "token",
         "told",
         "ttl",
+        "unanswered",
         "used",
         "woken",
     )
@@ -144,6 +145,7 @@ class Request(Hold):
     token: int
     told: RequestInfo | None
     ttl: float
+    unanswered: str
     used: bool
     woken: Woken | None
 
@@ -172,6 +174,7 @@ class Request(Hold):
         self.token = self.failures = 0
         self.granted_at = self.queued_at = 0.0
         self.lost_handles = ()
+        self.unanswered = ""
         self.woken = self.left = self.reason = self.failure = None
         self.told = self.alarm = self.successor = None
         self.place = session.backend.place(terms, request_id, owner, self)
@@ -339,6 +342,7 @@ class Request(Hold):
 
     def extension_failed(self, error: Exception) -> None:
         """Keeping it alive had no answer."""
+        self.unanswered = str(error)
         self.session.telling.extension_failed(self, error)
 
     def unavailable(self, error: BackendUnavailable) -> None:

@@ -20,6 +20,7 @@ from aiodlock import (
     Unsupported,
     WouldBlock,
 )
+from aiodlock.backends.kept import KeptPlace
 
 TREE: dict[type[LockError], tuple[type[Exception], ...]] = {
     AcquireTimeout: (LockError, TimeoutError),
@@ -89,3 +90,16 @@ def test_copy_of_a_loss_is_another_object_that_says_the_same() -> None:
     again = lost.copy()
     assert again is not lost
     assert (str(again), again.name, again.reason) == ("gone", "x", "gone")
+
+
+@pytest.mark.parametrize("timeout", [0, 0.2])
+async def test_wait_that_a_store_refuses_for_now_ends_with_what_it_said(
+    monkeypatch: pytest.MonkeyPatch, timeout: float
+) -> None:
+    async def acquire(*_: object, **__: object) -> None:
+        raise BackendUnavailable("the tables were emptied: closed for another 3 s")
+
+    async with aiodlock.Client("memory://") as client:
+        monkeypatch.setattr(KeptPlace, "acquire", acquire)
+        with pytest.raises(BackendUnavailable, match="about 'x': the tables were emptied"):
+            await client.lock("x").acquire(timeout=timeout)
