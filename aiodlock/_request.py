@@ -76,10 +76,10 @@ class Request(Hold):
     (the future of the waiting task), ``left`` (resolved when the store knows nothing of it any more, if
     somebody waits for that), ``reason`` (why the lease was lost), ``failure`` (what bodies get instead of
     ``LockLost``), ``told`` (what hooks were told of the lease, until they are told its end), ``alarm`` (its
-    entry among the deadlines), ``successor`` (the request of the same acquire after this one was lost), ``used`` (its
-    body has begun, or may have), ``may_linger`` (its lease may be kept when its body has ended; a
-    recall ends that), ``kept_until``, ``kept_alarm`` (when ``Lingering`` looks at it), ``lost_handles``
-    (what the loss was the loss of: the handles of that moment), and what a ``Hold`` has.
+    entry among the deadlines), ``successor`` (the request of the same acquire after this one was lost),
+    ``used`` (its body has begun, or may have), ``may_linger`` (its lease may be kept when its body has
+    ended; a recall ends that), ``kept_until``, ``kept_alarm`` (when ``Lingering`` looks at it),
+    ``lost_handles`` (what the loss was the loss of: the handles of that moment), and what a ``Hold`` has.
 
     State        Next
     ASKING       WAITING (``queue``), HELD (``hold``), LEAVING
