@@ -11,7 +11,7 @@ import pytest
 
 import aiodlock
 from aiodlock import Unsupported
-from aiodlock._model import ENDED, Gone, Left, Refused, Waiting
+from aiodlock._model import ENDED, Gone, Granted, Left, Refused, Waiting
 from aiodlock.backends.zookeeper import jute
 
 from ..scenes import until
@@ -259,6 +259,43 @@ async def test_lease_that_ran_out_is_deleted_though_the_session_lives(
         assert waiter.heard.told == ["granted"]
         assert await holder.leave() == Left("gone", "expired")
         await waiter.leave()
+
+
+@pytest.mark.parametrize("look", ["inspect", "try once"])
+async def test_look_at_a_queue_waits_for_the_clients_own_leave_on_another_session(
+    server: ZooKeeperServer, name: str, look: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions have connections of their own: what is asked on one may overtake a leave on another."""
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        holder, trying = asker(backend, name=name, ttl=1.0), asker(backend, name=name, ttl=TTL)
+        await holder.acquire()
+        session = holder.place._session
+        assert session is not None
+        loop, slow, transact = asyncio.get_running_loop(), asyncio.Event(), session.transact
+
+        def late(calls: Any) -> asyncio.Future[Any]:
+            async def send() -> Any:
+                await slow.wait()
+                return await transact(calls)
+
+            return loop.create_task(send())
+
+        monkeypatch.setattr(session, "transact", late)
+        left: list[object] = []
+        assert holder.place.leave_soon(ENDED, left.append)
+        asked: Any = (
+            backend.inspect("lock", name) if look == "inspect" else trying.place.acquire(wait=False)
+        )
+        answering = asyncio.create_task(asked)
+        await asyncio.wait([answering], timeout=0.2)
+        slow.set()
+        answer = await answering
+        if look == "inspect":
+            assert answer.holders == ()
+        else:
+            assert isinstance(answer, Granted)
+            await trying.leave()
+        assert left == [Left("released")]
 
 
 async def test_margin_that_no_session_leaves_is_a_lease_that_comes_too_late(

@@ -54,6 +54,7 @@ class Inspection:
 
     async def _inspect(self, session: Session, kind: Kind, name: str) -> LockInfo:
         path = self._store.directory(kind, name)
+        await self._store.until_left(session, path)
         entries = await self._entries(session, path)
         holding = holders(entries)
         held: dict[tuple[str, Mode], HolderInfo] = {}

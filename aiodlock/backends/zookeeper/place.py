@@ -135,6 +135,7 @@ class ZooKeeperPlace:
 
     async def _is_taken(self, session: Session) -> bool:
         """Look at the queue as it is now. What is refused for this costs no commit, and leaves nothing."""
+        await self._store.until_left(session, self._node.directory)
         session.submit(jute.sync(self._node.directory))
         reading = self._store.read_queue(session, self._node.directory)
         try:
@@ -554,8 +555,10 @@ class ZooKeeperPlace:
             return False
         self._leaving.begin(held=self._state is _HELD)
         self._stop()
+        on_its_way = self._store.leaving(session, self._node.directory)
 
         def on_left(left: Left | BackendError) -> None:
+            on_its_way.set_result(None)
             if isinstance(left, Left):
                 self.abandon()
             done(left)

@@ -31,6 +31,8 @@ _IDLE, _SWEEP_EVERY = 60.0, 10.0
 _WATCH_AFTER = 0.05
 #: Of how many queues is it remembered that they exist.
 _MOST_KNOWN = 10_000
+#: So long a look at a queue waits for this client's own leaves that are on their way (seconds).
+_LEFT_WITHIN = 1.0
 
 
 class ZooKeeperBackend:
@@ -39,8 +41,9 @@ class ZooKeeperBackend:
     Mutable state: ``_sessions`` (by ttl in milliseconds), ``_group`` (while it runs), ``_reading``
     (queues that are read at the end of this turn of the loop, and who waits for that), ``_unwatched``
     (places whose nodes are to be watched), ``stands`` (this client's own nodes), ``live`` (the requests
-    whose places have, or may have, a node), ``_known`` (queues whose nodes were there), ``_observing``
-    (what is told at the end).
+    whose places have, or may have, a node), ``_leaving`` (leaves that are on their way, and on which
+    session, by queue), ``_known`` (queues whose nodes were there), ``_observing`` (what is told at the
+    end).
     """
 
     capabilities: Capabilities = Capabilities(
@@ -64,6 +67,7 @@ class ZooKeeperBackend:
         self._unwatched: list[ZooKeeperPlace] = []
         self.stands: Stands = Stands()
         self.live: set[str] = set()
+        self._leaving: dict[str, dict[asyncio.Future[None], Session]] = {}
         self._known: set[str] = set()
         self._observing: list[Callable[[], object]] = []
         self._inspection = Inspection(self, lambda: self._main)
@@ -78,6 +82,7 @@ class ZooKeeperBackend:
         self._known.clear()
         self.stands = Stands()
         self.live.clear()
+        self._leaving.clear()
         self._unwatched = []  # the timer that is to watch them may have ended with its loop
         try:
             async with asyncio.TaskGroup() as group:
@@ -145,6 +150,30 @@ class ZooKeeperBackend:
     def directory(self, kind: str, name: str) -> str:
         """Return the path of a name's queue."""
         return f"{self.root}/{kind}s/{_encoded(name)}"
+
+    def leaving(self, session: Session, path: str) -> asyncio.Future[None]:
+        """Note that a leave is on its way to this queue, until the future is done."""
+        on_its_way: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        leaves = self._leaving.setdefault(path, {})
+        leaves[on_its_way] = session
+
+        def arrived(leave: asyncio.Future[None]) -> None:
+            del leaves[leave]
+            if not leaves and self._leaving.get(path) is leaves:
+                del self._leaving[path]
+
+        on_its_way.add_done_callback(arrived)
+        return on_its_way
+
+    async def until_left(self, session: Session, path: str) -> None:
+        """Wait for the leaves of a queue that this client has sent on other sessions than this one.
+
+        Each session has a connection of its own, perhaps to another server: what is asked on one may
+        overtake what was sent on the other, whatever ``sync`` does.
+        """
+        sent = self._leaving.get(path)
+        if sent and (others := [leave for leave, its in sent.items() if its is not session]):
+            await asyncio.wait(others, timeout=_LEFT_WITHIN)
 
     def is_known(self, path: str) -> bool:
         """Tell whether this queue's node was there when it was used last."""
