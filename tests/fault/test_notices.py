@@ -26,7 +26,7 @@ from aiodlock.backends.redis.scripts import ACQUIRE, EXTEND, LEAVE
 from ..conftest import MakeClient
 from ..protocol.direct import Direct
 from ..proxy import FaultProxy, containing
-from ..scenes import keeper_of, until_waiting
+from ..scenes import keeper_of, soon, until_waiting
 from ..servers import Store
 from . import test_lost_replies
 from .scenes import (
@@ -232,7 +232,10 @@ async def test_break_that_overtakes_the_reply_to_a_single_try_refuses_it(
 
 
 async def test_break_that_comes_with_its_grant_is_not_the_stores_fault(
-    make_client: MakeClient, client: aiodlock.Client, caplog: pytest.LogCaptureFixture
+    make_client: MakeClient,
+    client: aiodlock.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The task of the waiter has not run in between. It waits on, behind who waited behind it."""
     other = await make_client()
@@ -241,17 +244,16 @@ async def test_break_that_comes_with_its_grant_is_not_the_stores_fault(
     await waiting_for_notice(other)
     behind = asyncio.create_task(client.lock("name").acquire())
     await until_waiting(client, "name", 2)
-    keeper: Any = keeper_of(other)
-    granted = keeper.on_granted
+    granted = core.Request.granted
 
-    def on_granted(request_id: str, token: int, *more: Any) -> None:
-        keeper.on_granted = granted
-        granted(request_id, token, *more)
-        keeper.on_broken(request_id, token)
+    def granted_and_broken(self: core.Request) -> None:
+        monkeypatch.setattr(core.Request, "granted", granted)
+        asyncio.get_running_loop().call_soon(self.gone, "broken")  # before what wakes the task
+        granted(self)
 
-    keeper.on_granted = on_granted
+    monkeypatch.setattr(core.Request, "granted", granted_and_broken)
     await held.release()
-    lease = await behind
+    lease = await soon(behind)
     with pytest.raises(aiodlock.AcquireTimeout):
         await task
     assert not [record for record in caplog.records if getattr(record, "event", "") == "late_grant"]
