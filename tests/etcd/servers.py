@@ -23,6 +23,7 @@ from ..ports import free_ports
 _HEARTBEAT, _ELECTION = 50, 500
 
 _REMAINING = "etcd does not tell how long leases have left"
+_NOTICES = "nothing tells of a grant, late or twice: a waiter sees its turn in the queue"
 #: Tests for all stores that are not for etcd, and why.
 DIFFERS = {
     "test_extending_by_hand_again_and_again_takes_no_memory": "it looks into the keeper",
@@ -32,6 +33,11 @@ DIFFERS = {
     "test_waiter_is_let_in_when_the_delay_is_over": "it reads the deadline from Redis or PostgreSQL",
     "test_stale_notice_of_an_earlier_grant_starts_no_body": "it hands a notice to the keeper",
     "test_hint_that_overtakes_the_answer_to_acquire_is_not_forgotten": "it has no hints",
+    "test_request_that_nobody_has_is_given_back_once_and_for_all": "it asks without a place: see "
+    "test_faults.py",
+    "test_notice_that_crossed_its_leave_leaves_nothing": _NOTICES,
+    "test_notice_that_comes_after_its_lease_was_lost_opens_no_name": _NOTICES,
+    "test_notice_that_comes_after_a_leave_that_was_too_late_opens_no_name": _NOTICES,
     "test_longer_body_leaves_it_open": "its shortest hold is a second long: see test_holds.py",
     "test_multilock_that_fails_while_it_begins_closes_nothing": "it is about the keeper",
     "test_resize_grants_all_that_fit_and_others_follow": "its semaphores do not take resize",
