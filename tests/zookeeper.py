@@ -25,6 +25,7 @@ from .ports import free_port
 #: A tick that lets sessions be as short as most tests want them, in seconds.
 TICK = 0.02
 _DELAY, _SESSION = "it takes a lock-delay", "another ttl is another session"
+_WRITES = "a lease is counted from the first of three writes"
 _NOTICES = "nothing tells of a grant, late or twice: a waiter sees its turn in the queue"
 #: What this store does in another way than the tests of all stores have it, by test.
 DIFFERS = {
@@ -41,7 +42,8 @@ DIFFERS = {
     "test_notice_that_crossed_its_leave_leaves_nothing": _NOTICES,
     "test_notice_that_comes_after_its_lease_was_lost_opens_no_name": _NOTICES,
     "test_notice_that_comes_after_a_leave_that_was_too_late_opens_no_name": _NOTICES,
-    "test_extend_by_hand": "a lease is counted from the first of three writes",
+    "test_extend_by_hand": _WRITES,
+    "test_extending_without_a_ttl_starts_the_present_one_anew": _WRITES,
     "test_new_ttl_holds_from_then_on": _SESSION,
     "test_max_hold_ends_the_lease_whatever_happens": _SESSION,
     "test_extending_never_brings_the_deadline_nearer": _SESSION,
