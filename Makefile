@@ -51,6 +51,7 @@ test-servers: setup
 		--store fakeredis,redis62,redis70 -k "fakeredis or redis62 or redis70" $(ARGS)
 
 # What only several servers together can go through, and the contract on them. Failovers take their time.
+# Last, in less than a minute: the faults, and what others test of their locks, on one server each of etcd and ZooKeeper.
 test-topologies: setup
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile tests/topology $(ARGS)
 	$(BIN)/python -m pytest --numprocesses 4 tests/contract --store cluster,sentinel,replicated,quorum,quorum5 $(ARGS)
@@ -63,6 +64,8 @@ test-topologies: setup
 	$(BIN)/python -m pytest --numprocesses 4 tests/contract/test_locking.py tests/contract/test_shared.py \
 		tests/contract/test_semaphore.py tests/contract/test_multilock.py tests/contract/test_client_life.py \
 		tests/contract/test_linger.py tests/acceptance/test_client.py --store zookeeper $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 6 --dist worksteal tests/fault tests/compat \
+		--store etcd,zookeeper -k "etcd or zookeeper" $(ARGS)
 
 # All that is for every store, on ZooKeeper: one server, and an ensemble of three. A quarter of an hour.
 test-zookeeper: setup
