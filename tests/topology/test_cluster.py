@@ -250,6 +250,22 @@ async def test_ready_cluster_client_is_used_for_its_settings(cluster: Cluster) -
         assert await ready.ping()
 
 
+async def test_ready_cluster_client_tells_where_nodes_are_reached_that_call_themselves_otherwise() -> (
+    None
+):
+    """Behind port forwarding, or in containers."""
+    with Cluster(BINARIES["valkey9"](), primaries=1, replicas=0) as cluster:
+        cluster.configure("cluster-announce-ip", "192.0.2.1")
+        ready = RedisCluster(
+            host="127.0.0.1",
+            port=cluster.ports[0],
+            address_remap=lambda address: ("127.0.0.1", address[1]),
+        )
+        async with ready, aiodlock.Client(ready) as client, client.lock("name") as lease:
+            assert lease.held
+            assert "192.0.2.1" in str(_backend(client).topology.nodes)
+
+
 async def test_plain_url_of_a_node_is_refused_with_what_to_write(cluster: Cluster) -> None:
     url = f"redis://127.0.0.1:{cluster.ports[0]}"
     async with aiodlock.Client(url, close_timeout=0.1) as client:

@@ -9,6 +9,8 @@ from contextlib import ExitStack, suppress
 
 import pytest
 import redis
+from redis.asyncio import Redis
+from redis.credentials import CredentialProvider
 
 import aiodlock
 from aiodlock._embedded import EmbeddedServer, find_valkey9
@@ -101,6 +103,81 @@ async def test_entering_with_a_database_that_the_server_does_not_have_is_refused
     with pytest.raises(aiodlock.BackendError, match="DB index is out of range") as refused:
         await aiodlock.Client(f"{_as_user(servers[0])}/9999").__aenter__()
     assert not isinstance(refused.value, aiodlock.BackendUnavailable)
+
+
+@pytest.mark.parametrize("what", ["/1", "/0?client_name=x"])
+async def test_entering_with_a_setting_that_the_user_may_not_use_is_refused_at_once(
+    servers: list[EmbeddedServer], what: str
+) -> None:
+    with redis.Redis(port=port(servers[0])) as admin:
+        admin.execute_command("ACL", "SETUSER", "locks", "-select", "-client|setname")
+    with pytest.raises(aiodlock.BackendError, match="no permissions to run") as refused:
+        await aiodlock.Client(f"{_as_user(servers[0])}{what}").__aenter__()
+    assert not isinstance(refused.value, aiodlock.BackendUnavailable)
+
+
+@pytest.mark.parametrize("command", ["PEXPIRE", "XDEL"])
+async def test_entering_a_server_without_a_command_of_the_scripts_is_refused(command: str) -> None:
+    """A script would be refused half-way, and leave what it has written."""
+    with embedded("valkey9", rename_command=f'{command} ""') as server:
+        with pytest.raises(aiodlock.BackendError, match=f"does not have .*: {command}"):
+            await aiodlock.Client(server.url).__aenter__()
+
+
+# -- what users' code raises ---------------------------------------------------------------------------
+
+
+class TokenError(Exception):
+    """As a cloud's own errors: neither a RedisError nor an OSError."""
+
+
+class Tokens(CredentialProvider):
+    """A service of tokens that may be away."""
+
+    def __init__(self) -> None:
+        self.is_away = False
+        self.refused = 0
+
+    def get_credentials(self) -> tuple[str, str]:
+        if self.is_away:
+            self.refused += 1
+            raise TokenError("too many requests")
+        return "locks", "secret"
+
+    async def get_credentials_async(self) -> tuple[str, str]:
+        return self.get_credentials()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_credential_provider_that_fails_for_a_moment_costs_no_lease(
+    servers: list[EmbeddedServer], count: int
+) -> None:
+    tokens = Tokens()
+    clients = [Redis(port=port(server), credential_provider=tokens) for server in servers[:count]]
+    async with aiodlock.Client(clients if count > 1 else clients[0], ttl=LASTING) as client:
+        async with client.lock("name") as lease:
+            tokens.is_away = True
+            for server in servers[:count]:
+                with redis.Redis(port=port(server)) as admin:
+                    admin.client_kill_filter(_type="normal", skipme=True)
+            await until(lambda: tokens.refused, "an attempt to connect")
+            tokens.is_away = False
+            await lease.extend()
+        async with client.lock("name"):
+            pass
+
+
+async def test_credential_provider_that_fails_on_entering_is_told(
+    servers: list[EmbeddedServer],
+) -> None:
+    tokens = Tokens()
+    tokens.is_away = True
+    raw = Redis(port=port(servers[0]), credential_provider=tokens)
+    with pytest.raises(aiodlock.BackendUnavailable, match="too many requests"):
+        await aiodlock.Client(raw).__aenter__()
+
+
+# -- one node after another ----------------------------------------------------------------------------
 
 
 async def test_nodes_of_a_quorum_that_lose_the_user_one_after_another_are_away_one_by_one(

@@ -21,6 +21,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from weakref import WeakKeyDictionary
 
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
 from ..._backoff import pause_after
 
 #: So many dials of one process to one server are under way at once.
@@ -36,6 +40,20 @@ _FIRST_DEADLINE = 2.0
 _LONGEST_DEADLINE = 8.0
 #: A deadline is counted in so many steps. A step that ends late counts once.
 _STEPS = 8
+
+
+async def connect(connection: AbstractConnection) -> None:
+    """Connect, or raise a RedisError or an OSError.
+
+    A credential provider is users' code, and redis-py lets out what it raises: an outage of a service of
+    tokens, say, is one of this server, too.
+    """
+    try:
+        await connection.connect()  # type: ignore[no-untyped-call]
+    except (RedisError, OSError):
+        raise
+    except Exception as failed:
+        raise RedisConnectionError(f"connecting raised {failed!r}") from failed
 
 
 class Attempts:

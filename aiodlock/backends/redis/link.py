@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
-from .dialing import Attempts, Turn, turns_of, within
+from .dialing import Attempts, Turn, connect, turns_of, within
 from .refusals import ReplyError, is_refusal
 from .source import Source
 from .wire import DriverWire, Wire, open_wire
@@ -201,7 +201,7 @@ class Link:
         try:
             # Once the transport is there, the server has begun to work on it.
             async with within(self._attempts.deadline, lambda: connection._writer is not None):
-                await connection.connect()  # type: ignore[no-untyped-call]
+                await connect(connection)
             return open_wire(connection, reply_timeout, self._on_message)
         except BaseException:
             await connection.disconnect(nowait=True)

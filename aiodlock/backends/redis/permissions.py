@@ -37,6 +37,8 @@ CHECKED_VOTING: dict[str, tuple[str, ...]] = {
     "ZRANGE": ("0", "0"),
     "ZREM": ("f",),
 }
+#: How servers answer to a command that their configuration has taken away.
+_NO_SUCH_COMMAND = "err unknown command"
 
 
 async def check_permissions(
@@ -48,7 +50,8 @@ async def check_permissions(
     publish: str = "PUBLISH",
     checked: Mapping[str, tuple[str, ...]] = CHECKED,
 ) -> None:
-    """Raise BackendError that names every command, key or channel the user may not use.
+    """Raise BackendError that names every command, key or channel the user may not use, or every command
+    that the server does not have.
 
     :param publish: the command that the scripts publish with; SPUBLISH on a cluster's node.
     :param checked: the commands, with arguments after the key.
@@ -61,14 +64,22 @@ async def check_permissions(
     if publish == "SPUBLISH":
         calls += [("SPUBLISH", channel, ""), ("SUNSUBSCRIBE", channel)]
     missing: dict[str, None] = {}  # in order, each once
+    absent: list[str] = []
     for call, reply in [(call, wire.send(*call)) for call in calls]:
         try:
             await reply
         except ReplyError as refused:
             if refused.code == "NOPERM":
                 missing[_what(call[0], str(refused), prefix)] = None
+            elif str(refused).lower().startswith(_NO_SUCH_COMMAND):
+                absent.append(call[0])
             elif call[0] == "SET" and will_pass(refused):
                 raise
+    if absent:
+        raise BackendError(
+            f"the server does not have these commands, which aiodlock needs: {', '.join(absent)} "
+            "(is there a rename-command in its configuration?)"
+        )
     if missing:
         raise BackendError(
             f"the server's ACL does not allow this user what aiodlock needs: {', '.join(missing)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from redis.exceptions import AuthenticationError, ResponseError
+from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from ..._errors import BackendError, BackendUnavailable
 
@@ -69,7 +69,7 @@ def is_refusal(reason: Exception | None) -> bool:
     """Tell whether the server answers, and rejects this user: a retry alone will not help."""
     if isinstance(reason, ResponseError) and str(reason).startswith(_NO_SUCH_DATABASE):
         return True
-    kinds = AuthenticationError | BackendError
+    kinds = AuthenticationError | NoPermissionError | BackendError
     return isinstance(reason, kinds) and not isinstance(reason, BackendUnavailable)
 
 

@@ -12,6 +12,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import RedisError, ResponseError
 
+from .dialing import connect
 from .refusals import ReplyError
 from .wire import Wire, open_wire
 
@@ -86,7 +87,7 @@ class Sentinel:
         connection = self._dial()
         try:
             async with asyncio.timeout(PATIENCE):
-                await connection.connect()  # type: ignore[no-untyped-call]
+                await connect(connection)
             return open_wire(connection, PATIENCE)
         except BaseException as failed:
             await connection.disconnect(nowait=True)

@@ -47,9 +47,17 @@ _NAMES = ("driver_info", "lib_name", "lib_version")
 
 
 class Source:
-    """Connection settings of one server (or of one Sentinel service)."""
+    """Connection settings of one server (or of one Sentinel service).
 
-    def __init__(self, pool: ConnectionPool, described: str) -> None:
+    :param remap: where a node of a cluster is reached that says that it is elsewhere.
+    """
+
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        described: str,
+        remap: Callable[[Address], Address] | None = None,
+    ) -> None:
         self._class: type[AbstractConnection] = pool.connection_class
         self._kwargs = {
             key: value
@@ -61,6 +69,7 @@ class Source:
         self._lookup: PrimaryLookup | None = None
         self.db: int = int(self._kwargs.get("db") or 0)
         self.described = described
+        self.remap = remap
         #: Two sources with the same are the same server, or one database of it each.
         self.address: tuple[object, ...] = _address_of(self._kwargs)
 

@@ -11,6 +11,7 @@ import anyio
 from redis.asyncio import ConnectionPool, RedisCluster
 
 from ...._errors import BackendUnavailable
+from ..dialing import connect
 from ..source import Source
 from ..wire import open_wire
 from .node import SLOTS_WITHIN
@@ -19,13 +20,14 @@ from .node import SLOTS_WITHIN
 def seeds_of(source: str | RedisCluster) -> list[Source]:
     """Return the nodes to ask first: those of a URL or of a client, or raise ValueError."""
     if isinstance(source, RedisCluster):
-        nodes = source.nodes_manager.startup_nodes.values()
+        remap = getattr(source.nodes_manager, "address_remap", None)
         return [
             Source(
                 ConnectionPool(connection_class=node.connection_class, **node.connection_kwargs),
                 f"{type(source).__name__} at {node.host}:{node.port}",
+                remap,
             )
-            for node in nodes
+            for node in source.nodes_manager.startup_nodes.values()
         ]
     parts = urlsplit(source)
     login, at, hosts = parts.netloc.rpartition("@")
@@ -56,10 +58,12 @@ def host_of(source: Source) -> str:
 
 
 def at_address(source: Source, host: str, port: int) -> Source:
-    """Return the same settings for another server."""
+    """Return the same settings for another server. What it is called is where it says that it is."""
     other = copy(source)
-    other._kwargs = source._kwargs | {"host": host, "port": port}
     other.described = f"{host}:{port}"
+    if source.remap is not None:
+        host, port = source.remap((host, port))
+    other._kwargs = source._kwargs | {"host": host, "port": port}
     return other
 
 
@@ -67,7 +71,7 @@ async def ask_seed(seed: Source) -> Any:
     connection = seed.make_connection()
     try:
         with anyio.fail_after(SLOTS_WITHIN):
-            await connection.connect()  # type: ignore[no-untyped-call]
+            await connect(connection)
             wire = open_wire(connection, SLOTS_WITHIN)
             try:
                 return await wire.send("CLUSTER", "SLOTS")
