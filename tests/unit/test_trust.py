@@ -373,6 +373,17 @@ async def test_mark_of_a_client_that_kept_no_time_is_believed(nodes: list[Node])
     assert await Client(nodes).enters() == [True, False, True]
 
 
+async def test_mark_that_somebody_has_written_over_ends_no_client(
+    nodes: list[Node], time: Time
+) -> None:
+    await Client(nodes).enters()
+    nodes[1].mark = nodes[1].run + b" " + b"9" * 5000
+    client = Client(nodes)
+    assert await client.enters() == [True, False, True]
+    time.passes(DELAY)
+    assert await client.judges() == [True, True, True]
+
+
 @pytest.mark.parametrize("step", [-3.0, -0.2, 0.2, 3.0])
 async def test_node_whose_clock_stepped_is_waited_for(
     nodes: list[Node], time: Time, step: float

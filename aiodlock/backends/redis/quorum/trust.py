@@ -145,20 +145,19 @@ class Trust:
 
     def _since_of_mark(self) -> float:
         """Return from when on the mark has the node believed; never when it is about another server."""
-        run, _, met = (self.mark or b"").partition(b" ")
-        if self.mark is None or run != self._run:
+        if self.mark is None or _run_of(self.mark) != self._run:
             return _NEVER
-        if not met.isdigit() or int(met) == _EVER:
+        met = _moment_in(self.mark)
+        if met == _EVER:
             return 0.0
         low, _, _ = self._offset or (0.0, 0.0, 0.0)
-        return min(int(met) / 1e6 - low, now()) + self._delay
+        return min(met / 1e6 - low, now()) + self._delay
 
     @property
     def _met(self) -> float:
         """When it was met first, at the earliest; 0 if the quorum was new then."""
-        _, _, met = (self.mark or b"").partition(b" ")
         _, high, _ = self._offset or (0.0, 0.0, 0.0)
-        return max(0.0, int(met) / 1e6 - high - _SLACK) if met.isdigit() else 0.0
+        return max(0.0, _moment_in(self.mark) / 1e6 - high - _SLACK)
 
     def _latest_us(self) -> int:
         """Return the latest that it can be by the node's clock."""
@@ -308,6 +307,12 @@ async def _ask(wire: Wire, *command: bytes | str | int) -> Any:
 
 def _run_of(mark: bytes | None) -> bytes:
     return (mark or b"").partition(b" ")[0]
+
+
+def _moment_in(mark: bytes | None) -> int:
+    """Return the node's time in a mark: a number of some size, whatever somebody has written there."""
+    _, _, met = (mark or b"").partition(b" ")
+    return int(met[:18]) if met.isdigit() else _EVER
 
 
 def _facts(info: Any) -> dict[bytes, bytes]:
