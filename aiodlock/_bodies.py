@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Generator, Sequence
-from types import CoroutineType, TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
+from contextlib import suppress
+from types import CodeType, CoroutineType, FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeAlias, TypeVar
+
+import anyio
+import anyio.lowlevel
 
 from . import _deadlocks, _process
 from ._errors import BackendError, LockLost
@@ -94,7 +98,7 @@ class Bodies:
     def leave(
         self, task: _Task, left: Sequence[Block], exc_type: type[BaseException] | None
     ) -> bool:
-        """A block is left; return whether what comes out of it is the cancellation by a loss."""
+        """A block is left; return whether a loss is all that there is to say; see ``BodyScope.leave``."""
         blocks = self.open[task]
         if len(blocks) == 1:  # as nearly always
             del self.open[task]
@@ -179,7 +183,7 @@ class Body:
             left = RuntimeError(f"{self!r}: its block was left before, by a call of __aexit__")
             refuse(exc, left)
             return
-        cancelled_by_loss = self._session.bodies.leave(task, self._acquisitions, exc_type)
+        loss_alone = self._session.bodies.leave(task, self._acquisitions, exc_type)
         try:
             # A coroutine that is being closed cannot await.
             loss = await self._leave(wait=exc_type is not GeneratorExit)
@@ -187,49 +191,86 @@ class Body:
             deadlocks = self._session.deadlocks
             if deadlocks is not None and task is not current_task():
                 deadlocks.left_block(task)
-        if loss is None and cancelled_by_loss:
+        if loss is None and loss_alone:
             # Its own was released inside the body, and what else the task had of it was lost.
             lost = (request for request, _ in self._acquisitions if request.reason is not None)
             loss = next((request.error() for request in lost), None)
         if loss is not None:
-            raise_loss(exc, loss, cancelled_by_loss)
+            if not loss_alone and isinstance(exc, asyncio.CancelledError):
+                await _say_again(exc)
+            raise_loss(exc, loss, loss_alone)
 
 
-_L = TypeVar("_L", bound=Body)
+async def _say_again(cancelled: asyncio.CancelledError) -> None:
+    """Let an anyio scope that has ended say so again: it knows its own cancellation by the message. That is
+    lost when a lease is lost in the same turn of the loop, whose cancellation has none."""
+    if not cancelled.args and anyio.current_effective_deadline() == float("-inf"):
+        await anyio.lowlevel.checkpoint_if_cancelled()
+
+
+class _Entered(Protocol):
+    """What a block gives to its body."""
+
+    @property
+    def _session(self) -> Session: ...
+
+
+_L = TypeVar("_L", bound=_Entered)
+#: Where a block stands: a frame, by its id, and its code. An open block's frame is alive. If it was entered
+#: by an exit stack, the frame is gone; but no other with the same code leaves it.
+Where: TypeAlias = tuple[int, CodeType]
+
+
+def where(frame: FrameType) -> Where:
+    """Return where the block stands that this frame enters or leaves."""
+    return id(frame), frame.f_code
 
 
 class Blocks(Generic[_L]):
     """The open blocks of one object that several tasks may share.
 
-    Mutable state: ``open`` (the task and the lease of each, in the order of entering).
+    Mutable state: ``open`` (the task and the lease of each, and where it stands, if that is known; in the
+    order of entering).
     """
 
     __slots__ = ("open",)
 
     def __init__(self) -> None:
-        self.open: list[tuple[_Task, _L]] = []
+        self.open: list[tuple[_Task, _L, Where | None]] = []
 
-    def enter(self, task: _Task, lease: _L) -> None:
-        self.open.append((task, lease))
+    def enter(self, task: _Task, lease: _L, frame: FrameType) -> None:
+        self.open.append((task, lease, where(frame)))
 
-    def take(self, what: object, exc: BaseException | None) -> tuple[_Task, _L] | None:
-        """Take out the block that is meant: this task's latest, else the only one, else the only one whose
+    def take(
+        self, what: object, exc: BaseException | None, frame: FrameType
+    ) -> tuple[_Task, _L] | None:
+        """Take out the block that is meant: the one that stands here, which another task may close (a
+        generator's, when it is collected). Else this task's latest, the only one, or the only one whose
         task has ended. Else None, and an error: any other may be the body of a task that goes on."""
-        if (
-            self.open  # as nearly always, what it has entered last: in this loop; but before a fork?
-            and self.open[-1][0] is current_task()
-            and self.open[-1][1]._session.pid == _process.pid
-        ):
-            return self.open.pop()
-        index = block_meant([task for task, _ in self.open])
-        if index is None:
-            refuse(exc, not_clear(what, len(self.open)))
+        index = self._index_of(frame) if len(self.open) > 1 else len(self.open) - 1
+        if index < 0:
+            # What comes out of a generator that is closed nobody sees, with its notes.
+            seen = None if isinstance(exc, GeneratorExit) else exc
+            refuse(seen, not_clear(what, len(self.open)))
             return None
-        foreign = self.open[index][1]._session.foreign()
-        if foreign is not None:
-            refuse(exc, foreign)
-            return None
-        return self.open.pop(index)
+        task, lease, _ = self.open[index]
+        session = lease._session
+        if task is not current_task() or session.pid != _process.pid:
+            foreign = session.foreign()
+            if foreign is not None:
+                refuse(exc, foreign)
+                return None
+        del self.open[index]
+        return task, lease
+
+    def _index_of(self, frame: FrameType) -> int:
+        """Return the block that is meant; -1 for none."""
+        here = where(frame)
+        for index in range(len(self.open) - 1, -1, -1):
+            if self.open[index][2] == here:
+                return index
+        meant = block_meant([task for task, _, _ in self.open])
+        return -1 if meant is None else meant
 
 
 class _Nothing(Coroutine[Any, Any, None]):
@@ -278,17 +319,26 @@ def refuse(exc: BaseException | None, error: RuntimeError) -> None:
     """Raise the error, or add it to what comes out of the body: that must not be hidden."""
     if exc is None:
         raise error
-    exc.add_note(str(error))
+    _note(exc, error)
 
 
-def raise_loss(
-    exc: BaseException | None, loss: LockLost | BackendError, cancelled_by_loss: bool
-) -> None:
-    """An outer cancellation first; then the body's own exception; then the loss."""
-    if exc is None or cancelled_by_loss:
+def raise_loss(exc: BaseException | None, loss: LockLost | BackendError, alone: bool) -> None:
+    """An outer cancellation first; then the body's own exception; then the loss.
+
+    :param alone: what comes out of the body is only what the loss has caused, or a generator's close.
+    """
+    if exc is None or alone:
         raise loss from loss.__cause__
-    if not isinstance(exc, asyncio.CancelledError | LockLost):
-        exc.add_note(str(loss))
+    # A loss of the same name is this one, told by a block in this one.
+    told = isinstance(exc, LockLost) and exc.name == loss.name
+    if not told and not isinstance(exc, asyncio.CancelledError | GeneratorExit):
+        _note(exc, loss)
+
+
+def _note(exc: BaseException, error: BaseException) -> None:
+    """Add the error to what comes out of the body, if that can have a note (a frozen dataclass cannot)."""
+    with suppress(Exception):
+        exc.add_note(str(error))
 
 
 def current_task() -> _Task | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from types import TracebackType
@@ -147,7 +148,7 @@ class Candidacy:
 
     async def __aenter__(self) -> Lease:
         lease = await self._elect()
-        self._entered.enter(lease._arm(), lease)
+        self._entered.enter(lease._arm(), lease, sys._getframe(1))
         return lease
 
     async def _elect(self, own: OwnRequests | None = None) -> Lease:
@@ -165,7 +166,7 @@ class Candidacy:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        meant = self._entered.take(self, exc)
+        meant = self._entered.take(self, exc, sys._getframe(1))
         if meant is not None:
             task, lease = meant
             await lease._end_block(task, exc_type, exc)

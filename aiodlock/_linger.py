@@ -192,7 +192,7 @@ class Lingering:
                 session.give_up(request, lease._serial)
                 raise
         session.bodies.enter_first(task, request)
-        entered.open.append((task, lease))
+        entered.open.append((task, lease, None))
         return lease
 
     def exit(self, entered: Blocks[Lease]) -> bool:
@@ -200,7 +200,7 @@ class Lingering:
         nothing, and return False: go the long way."""
         if not entered.open:
             return False
-        task, lease = entered.open[-1]
+        task, lease, _ = entered.open[-1]
         session, request = self._session, lease._request
         if (
             request.state is not HELD

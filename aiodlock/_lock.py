@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CoroutineType, TracebackType
@@ -256,7 +257,8 @@ class Acquirable:
                 return kept
         lease = await self._acquire(self._options.timeout)
         whose = lease._request.task
-        self._entered.enter(lease._arm(None if whose is None else whose()), lease)
+        task = lease._arm(None if whose is None else whose())
+        self._entered.enter(task, lease, sys._getframe(1))
         return lease
 
     def __aexit__(
@@ -273,7 +275,7 @@ class Acquirable:
             and session.lingering.exit(self._entered)
         ):
             return NOTHING
-        meant = self._entered.take(self, exc)
+        meant = self._entered.take(self, exc, sys._getframe(1))
         if meant is None:
             return NOTHING
         task, lease = meant

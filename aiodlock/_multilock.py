@@ -10,9 +10,12 @@ What a task held *before* is outside of that order: with it, a deadlock is possi
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Never, TypeVar
+
+import anyio
 
 from ._bodies import Blocks, Body
 from ._clock import now
@@ -87,7 +90,7 @@ class MultiLock:
 
     async def __aenter__(self) -> MultiLease:
         leases = await self._acquire(self._timeout)
-        self._entered.enter(leases._arm(), leases)
+        self._entered.enter(leases._arm(), leases, sys._getframe(1))
         return leases
 
     async def __aexit__(
@@ -96,7 +99,7 @@ class MultiLock:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        meant = self._entered.take(self, exc)
+        meant = self._entered.take(self, exc, sys._getframe(1))
         if meant is not None:
             task, lease = meant
             await lease._end_block(task, exc_type, exc)
@@ -316,6 +319,7 @@ class MultiLease(Body, Mapping[str, Lease]):
             print("lost", lost.name, lost.reason)
         ```
         """
+        self._session.check_loop()
         while (lost := self._look()) is None:
             if self._over or not any(lease.held for lease in self._leases.values()):
                 raise self._not_held()
@@ -444,12 +448,18 @@ async def _together(
         except BaseException as error:
             return None, error
 
-    if len(leases) == 1:
-        return [await attempt(leases[0])]
+    if len(leases) < 2:
+        return [await attempt(lease) for lease in leases]
+    tasks = [asyncio.create_task(attempt(lease)) for lease in leases]
     try:
-        return await asyncio.gather(*map(attempt, leases))
+        await asyncio.wait(tasks)
     except asyncio.CancelledError:
+        for task in tasks:
+            task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait(tasks)
         for lease in leases:
             if not lease._is_over():  # its call had not begun
                 await lease._leave(wait=False)
-        raise
+        raise  # this one: anyio knows its own by the message
+    return [task.result() for task in tasks]

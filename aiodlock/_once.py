@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ._bodies import block_meant, current_task, not_clear, refuse
+from ._bodies import Blocks, current_task
 from ._errors import DeadlockError, LockLost
 from ._lease import Lease
 from ._lock import Acquirable
@@ -38,7 +39,9 @@ class OnceRun:
     Mutable state: ``_result``.
     """
 
-    __slots__ = ("_result", "lease")
+    __slots__ = ("_result", "_session", "lease")
+
+    _session: Session
 
     def __init__(self, lease: Lease | None, result: str | bytes | None = None) -> None:
         self.lease: Lease | None = lease
@@ -116,7 +119,7 @@ class OnceLock(Acquirable):
     def _check_bodies(self, session: Session, bodies: Any) -> None:
         super()._check_bodies(session, bodies)
         for request in bodies:
-            if request.name == self._name and request.terms.kind == "once":
+            if request.name == self._name and request.terms.kind == "once" and request.handles:
                 raise DeadlockError(
                     f"{self._name!r} is entered again in its own body, which would wait for itself",
                     name=self._name,
@@ -137,8 +140,8 @@ class Once:
     def __init__(self, client: Client, name: str, options: LockOptions, keep: float) -> None:
         self._lock = OnceLock(client, name, "exclusive", options)
         self._keep = keep
-        #: The open blocks of all tasks in the order of entering, also those that are not the first.
-        self._open: list[tuple[asyncio.Task[Any], OnceRun]] = []
+        #: The open blocks of all tasks, also those that are not the first.
+        self._entered: Blocks[OnceRun] = Blocks()
 
     def __repr__(self) -> str:
         return f"<Once {self.name!r} keep={self._keep:g} on {self._lock._client!r}>"
@@ -152,7 +155,7 @@ class Once:
         run = await self._start()
         task = current_task() if run.lease is None else run.lease._arm()
         assert task is not None
-        self._open.append((task, run))
+        self._entered.enter(task, run, sys._getframe(1))
         return run
 
     async def __aexit__(
@@ -161,25 +164,21 @@ class Once:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        index = block_meant([task for task, _ in self._open])
-        if index is None:
-            refuse(exc, not_clear(self, len(self._open)))
-            return
-        entered_in, run = self._open[index]
-        foreign = None if run.lease is None else run.lease._session.foreign()
-        if foreign is not None:
-            refuse(exc, foreign)
-            return
-        del self._open[index]
-        if run.lease is not None:
-            await self._finish(run, entered_in, exc_type, exc)
+        meant = self._entered.take(self, exc, sys._getframe(1))
+        if meant is not None and meant[1].lease is not None:
+            task, run = meant
+            await self._finish(run, task, exc_type, exc)
 
     async def _start(self) -> OnceRun:
+        session = self._lock._client._use(self.name)
         try:
             lease = await self._lock._acquire(self._lock._options.timeout)
         except AlreadyDone as done:
-            return OnceRun(None, decode_result(done.result))
-        return OnceRun(lease)
+            run = OnceRun(None, decode_result(done.result))
+        else:
+            run = OnceRun(lease)
+        run._session = session
+        return run
 
     async def _finish(
         self,

@@ -52,11 +52,19 @@ class BodyScope:
         self._task.cancel()
 
     def leave(self, exc_type: type[BaseException] | None) -> bool:
-        """The body has ended; return whether it did by the cancellation that this scope caused."""
+        """The body has ended; return whether a loss is all that there is to say.
+
+        So it is when the cancellation that this scope caused has ended it; and when a generator is closed,
+        perhaps because that cancellation has ended who read it.
+        """
         if self._handle is not None:
             self._handle.cancel()
-        if not self._cancelled or self._task.uncancel() > self._before:
-            return False  # or somebody else has cancelled it too
-        if asyncio.current_task(self._task.get_loop()) is not self._task:
-            return False  # another task ends the block: its cancellation is its own
-        return exc_type is not None and issubclass(exc_type, asyncio.CancelledError)
+        requests = self._task.uncancel() if self._cancelled else self._task.cancelling()
+        if exc_type is None:
+            return False
+        by_other = asyncio.current_task(self._task.get_loop()) is not self._task
+        if exc_type is GeneratorExit:
+            return by_other or requests <= self._before
+        if not self._cancelled or requests > self._before or by_other:
+            return False  # somebody else has cancelled it, too; or whoever ends the block here
+        return issubclass(exc_type, asyncio.CancelledError)

@@ -94,6 +94,8 @@ class Woken(asyncio.Future[None]):
         if self.cancelled_with is None:
             self.cancelled_with = (msg,)
             self.slices.run(self.cancel_now)
+        elif msg is not None:
+            self.cancelled_with = (msg,)  # anyio's, say, whose cancellation came second
         return True
 
     def cancel_now(self) -> None:

@@ -215,7 +215,7 @@ class Lease:
         here().released(self)
         loss = self._leave()
         if loss is not None:
-            raise_loss(exc, loss, False)
+            raise_loss(exc, loss, isinstance(exc, GeneratorExit))
 
     # -- inside ------------------------------------------------------------------------------------
 

@@ -284,7 +284,7 @@ class MultiLease(Mapping[str, Lease]):
         else:
             loss = self._running.portal.call(self._leave)
         if loss is not None:
-            raise_loss(exc, loss, False)
+            raise_loss(exc, loss, isinstance(exc, GeneratorExit))
 
     # -- inside ------------------------------------------------------------------------------------
 

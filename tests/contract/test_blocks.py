@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
+import anyio
 import pytest
 
 import aiodlock
 from aiodlock import Client, Lease, Lock, LockLost, NotHeld, Semaphore, Unsupported, WouldBlock
 
 from ..conftest import MakeClient
+from ..fault.scenes import session_of
 from ..scenes import cancelled, is_held, until, until_cancelled, until_free, until_waiting
 from ..servers import Store
 
@@ -500,3 +505,197 @@ async def test_lease_is_the_body_of_one_task_at_a_time(client: aiodlock.Client) 
     enough.set()
     await task
     assert not lease.held
+
+
+# -- generators ------------------------------------------------------------------------------------
+
+
+async def numbers(block: AbstractAsyncContextManager[object]) -> AsyncGenerator[int, None]:
+    """Give some numbers inside the block."""
+    async with block:
+        for number in range(3):
+            yield number
+
+
+async def free_of_holders(shared: Lock | Semaphore) -> None:
+    async def is_free() -> bool:
+        return not (await shared.inspect()).holders
+
+    await until(is_free, "nobody holds")
+
+
+@pytest.mark.parametrize("kind", SHARED)
+@pytest.mark.parametrize("how", ["cancelled", "broken off"])
+async def test_generators_in_one_shared_object_that_are_collected_release_each_its_own(
+    client: Client, kind: str, how: str
+) -> None:
+    """The loop closes each in a task of its own, which has entered none."""
+
+    async def read() -> None:
+        async for _ in numbers(shared_object):
+            inside.release()
+            if how == "cancelled":
+                await asyncio.Event().wait()
+            break
+        await stop.wait()
+
+    shared_object = shared(client, kind)
+    inside, stop = asyncio.Semaphore(0), asyncio.Event()
+    async with shared_object as stays:
+        readers = [asyncio.create_task(read()) for _ in range(2)]
+        for _ in readers:
+            await inside.acquire()
+        if how == "cancelled":
+            for reader in readers:
+                reader.cancel()
+            await asyncio.wait(readers)
+            readers.clear()
+
+        async def is_alone() -> bool:
+            return sum(holder.count for holder in (await shared_object.inspect()).holders) == 1
+
+        await until(is_alone, "only this body")
+        assert is_held(stays), "each has released its own"
+    stop.set()
+    await asyncio.gather(*readers)
+    await free_of_holders(shared_object)
+
+
+@pytest.mark.parametrize("kind", SHARED)
+async def test_generators_whose_steps_are_tasks_of_their_own_leave_each_its_own(
+    client: Client, kind: str
+) -> None:
+    """As with ``wait_for(anext(...))`` on Python 3.11."""
+
+    async def step(generator: AsyncGenerator[int, None]) -> int | None:
+        return await anext(generator, None)
+
+    shared_object = shared(client, kind)
+    generators = [numbers(shared_object) for _ in range(2)]
+    for wanted in (0, 1, 2, None):
+        for generator in generators:
+            assert await asyncio.create_task(step(generator)) == wanted
+    await free_of_holders(shared_object)
+
+
+async def test_generators_in_something_to_be_done_once_leave_each_its_own(client: Client) -> None:
+    async def read() -> None:
+        async for _ in numbers(once):
+            inside.release()
+            await asyncio.Event().wait()
+
+    try:
+        once = client.once("x", keep=0.5)
+    except Unsupported as unsupported:
+        pytest.skip(str(unsupported))
+    inside = asyncio.Semaphore(0)
+
+    async def readers(number: int) -> None:
+        """Let so many read together, and be cancelled together."""
+        tasks = [asyncio.create_task(read()) for _ in range(number)]
+        for _ in tasks:
+            await inside.acquire()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    async with once as run:
+        assert run.first
+    await readers(2)
+    await asyncio.sleep(0.7)  # the record is over
+    await readers(1)
+    async with client.once("x", keep=60, timeout=5) as run:
+        assert run.first
+
+
+@pytest.mark.parametrize("on_lost", ["cancel", "flag"])
+async def test_loss_comes_out_of_a_generator_that_is_closed(
+    client: Client, on_lost: Literal["cancel", "flag"]
+) -> None:
+    """What is added to GeneratorExit nobody sees."""
+    with pytest.raises(LockLost):
+        async with aclosing(numbers(client.lock("x", on_lost=on_lost))) as read:
+            async for _ in read:
+                assert await client.break_lock("x") == 1
+                with suppress(TimeoutError):  # with "cancel" it is cut short
+                    await asyncio.wait_for(asyncio.Event().wait(), 0.5)
+                break
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await free_of_holders(client.lock("x"))
+
+
+async def test_cancellation_from_outside_comes_out_of_a_generator_that_is_closed_and_lost(
+    client: Client,
+) -> None:
+    async def read() -> None:
+        async with aclosing(numbers(client.lock("x"))) as read:
+            async for _ in read:
+                inside.set()
+                await asyncio.Event().wait()
+
+    inside = asyncio.Event()
+    reader = asyncio.create_task(read())
+    await inside.wait()
+    lease = next(iter(session_of(client).requests.values()))
+    session_of(client).lose(lease, "gone")
+    await cancelled(reader)
+
+
+# -- what else comes out ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["the scope", "the loss"])
+async def test_anyio_scope_that_ends_in_the_turn_of_a_loss_knows_its_cancellation(
+    client: Client, first: str
+) -> None:
+    with anyio.CancelScope() as scope:
+        async with client.lock("x"), asyncio.TaskGroup() as group:
+            group.create_task(asyncio.sleep(60))
+            request = next(iter(session_of(client).requests.values()))
+            lose: Callable[[], object] = partial(session_of(client).lose, request, "gone")
+            ends = [scope.cancel, lose]
+            for end in ends if first == "the scope" else reversed(ends):
+                asyncio.get_running_loop().call_soon(end)
+    assert scope.cancelled_caught
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+@dataclass(frozen=True)
+class PaymentFailed(Exception):
+    """To which no note can be added."""
+
+    order: int
+
+
+async def test_bodys_own_exception_comes_out_of_a_lost_block_though_it_takes_no_note(
+    client: Client,
+) -> None:
+    with pytest.raises(PaymentFailed):
+        async with client.lock("x", on_lost="flag") as lease:
+            await client.break_lock("x")
+            await lease.wait_lost()
+            raise PaymentFailed(3)
+
+
+async def test_loss_of_an_outer_block_is_noted_on_that_of_an_inner_one(client: Client) -> None:
+    with pytest.raises(LockLost) as lost:
+        async with client.lock("a", on_lost="flag") as a, client.lock("b", on_lost="flag") as b:
+            for name in "ab":
+                await client.break_lock(name)
+            await a.wait_lost()
+            await b.wait_lost()
+    assert lost.value.name == "b"
+    assert any("'a'" in note for note in lost.value.__notes__)
+
+
+async def test_inner_block_on_the_same_name_tells_the_loss_once(client: Client) -> None:
+    lock = client.lock("a", on_lost="flag")
+    with pytest.raises(LockLost) as lost:
+        async with lock as lease, lock:
+            await client.break_lock("a")
+            await lease.wait_lost()
+    assert not getattr(lost.value, "__notes__", [])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
+import anyio
 import pytest
 
 import aiodlock
@@ -20,6 +22,7 @@ from aiodlock import (
     NotHeld,
 )
 from aiodlock._clock import now
+from aiodlock._departure import Departure
 from aiodlock._model import Granted
 from aiodlock._request import Request, State
 from aiodlock.backends.kept import KeptPlace
@@ -612,3 +615,35 @@ async def test_multilease_that_is_asked_after_its_end_says_so(client: aiodlock.C
         leases.ensure_held()
     with pytest.raises(aiodlock.LockLost):
         await leases.release()
+
+
+@pytest.mark.parametrize("how", ["block", "by hand"])
+async def test_anyio_scope_that_ends_while_names_are_released_knows_its_cancellation(
+    client: Client, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    async def slow(self: Departure, *arguments: Any) -> Any:
+        left = await awaited(self, *arguments)
+        await asyncio.sleep(BRIEF)  # a store that is far away
+        return left
+
+    name = "awaited" if how == "block" else "until_deadline"
+    awaited = getattr(Departure, name)
+    monkeypatch.setattr(Departure, name, slow)
+    with anyio.CancelScope() as scope:
+        leases = await client.multilock("a", "b").acquire()
+        asyncio.get_running_loop().call_later(BRIEF / 2, scope.cancel)
+        if how == "block":
+            async with leases:
+                pass
+        else:
+            await leases.release()
+    assert scope.cancelled_caught
+    for free in "ab":
+        await until_free(client, free)
+
+
+async def test_loss_of_a_multilock_is_waited_for_in_its_loop_alone(client: Client) -> None:
+    leases = await client.multilock("a", "b", ttl=LASTING).acquire()
+    with pytest.raises(RuntimeError, match="another event loop"):
+        await asyncio.to_thread(asyncio.run, leases.wait_lost())
+    await leases.release()

@@ -387,3 +387,16 @@ async def test_quorum_has_none(store: Store) -> None:
             call()
     with pytest.raises(Unsupported):
         await client.forget("a")
+
+
+async def test_name_is_entered_again_in_its_own_body_once_its_lease_was_released(
+    client: Client,
+) -> None:
+    run = client.once("x", keep=60)
+    first = await run.__aenter__()
+    assert first.lease is not None
+    await first.lease.release()
+    async with client.once("x", keep=60) as again:
+        assert again.first
+    with pytest.raises(NotHeld):
+        await run.__aexit__(None, None, None)

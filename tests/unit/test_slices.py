@@ -7,7 +7,7 @@ import functools
 
 import pytest
 
-from aiodlock._slices import Slices
+from aiodlock._slices import Slices, Woken
 
 
 async def turns() -> None:
@@ -37,3 +37,22 @@ async def test_no_turn_runs_more_than_a_slice() -> None:
         await asyncio.sleep(0)
         in_each.append(len(ran) - sum(in_each))
     assert max(in_each) <= 100
+
+
+@pytest.mark.parametrize(
+    ("messages", "kept"), [((None, "b"), ("b",)), (("a", None), ("a",)), ((None, None), ())]
+)
+async def test_cancellation_that_waits_for_its_turn_takes_a_message_that_comes_meanwhile(
+    messages: tuple[str | None, ...], kept: tuple[str, ...]
+) -> None:
+    """By its message anyio knows a cancellation again, which may come behind that of a timeout."""
+    slices = Slices(asyncio.get_running_loop())
+    while slices.take():
+        pass
+    woken = Woken()
+    woken.slices, woken.cancelled_with = slices, None
+    for message in messages:
+        assert woken.cancel(message)
+    with pytest.raises(asyncio.CancelledError) as ended:
+        await woken
+    assert ended.value.args == kept
