@@ -289,6 +289,14 @@ async def _guarded(wanted: Run, held: Held, signals: asyncio.Queue[signal.Signal
         await guardian.wait()
 
 
+def _words(line: asyncio.Future[bytes]) -> list[str]:
+    """Return what the guardian told; nothing when it has died."""
+    try:
+        return line.result().decode().strip().split(maxsplit=2)
+    except OSError:  # it had not read all that it was told
+        return []
+
+
 class _Supervision:
     """Tells the guardian the deadlines, passes signals on, waits for the end.
 
@@ -321,6 +329,9 @@ class _Supervision:
         ]
         try:
             code = await self._until_ended()
+        except BaseException:
+            await self._kill_and_wait()  # what comes out of here releases the lock
+            raise
         finally:
             for helper in helpers:
                 helper.cancel()
@@ -341,7 +352,7 @@ class _Supervision:
                         line.cancel()
                         self.guardian_failed = True
                         return SOFTWARE
-            match line.result().decode().strip().split(maxsplit=2):
+            match _words(line):
                 case ["pid", pid]:
                     self._pid = int(pid)
                     self._tell("go")

@@ -339,6 +339,22 @@ async def test_dead_guardian_takes_the_command_along(
     assert await process.wait() == 70
 
 
+async def test_guardian_that_dies_before_it_has_read_all_takes_the_command_along(
+    start: Start, client: aiodlock.Client, stubborn: tuple[str, str], tmp_path: Path
+) -> None:
+    process = await start("job", "--json", "--", *stubborn)
+    pids = await pids_of(process, tmp_path)
+    guardian = await guardian_of(pids[0])
+    os.kill(guardian, signal.SIGSTOP)
+    assert await client.break_lock("job") == 1
+    assert process.stderr is not None
+    # It is told before the user is; what it has not read makes an error of its end.
+    assert json.loads(await process.stderr.readline())["event"] == "losing"
+    os.kill(guardian, signal.SIGKILL)
+    assert await process.wait() == 76
+    assert not alive(pids)
+
+
 async def test_stopped_guardian_cannot_keep_the_command_alive(
     start: Start,
     client: aiodlock.Client,
