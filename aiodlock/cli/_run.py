@@ -363,8 +363,8 @@ class _Supervision:
                     return int(code)
                 case _:
                     self.guardian_failed = True
-                    self._wanted.say("failed", "the guardian process died: the command was killed")
                     await self._kill_and_wait()
+                    self._wanted.say("failed", "the guardian process died: the command was killed")
                     return SOFTWARE
 
     async def _kill_and_wait(self) -> None:

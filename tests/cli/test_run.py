@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,13 +42,16 @@ async def start(store: Store, tmp_path: Path) -> AsyncIterator[Start]:
     """Give a way to start ``aiodlock run`` with options; all are ended when the test ends."""
     started: list[asyncio.subprocess.Process] = []
     environment = {**os.environ, "AIODLOCK_URL": store.url, "PIDS": str(tmp_path / "pids")}
+    environment.pop("PYTHONUNBUFFERED", None)  # it hides what fails at the exit
 
-    async def start(*arguments: str) -> asyncio.subprocess.Process:
+    async def start(
+        *arguments: str, shell: str = 'exec "$@"', stderr: int = asyncio.subprocess.PIPE
+    ) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "aiodlock", "run", *arguments),
+            *("sh", "-c", shell, "sh", sys.executable, "-m", "aiodlock", "run", *arguments),
             env=environment,
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+            stderr=stderr,
         )
         started.append(process)
         return process
@@ -57,11 +61,12 @@ async def start(store: Store, tmp_path: Path) -> AsyncIterator[Start]:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGCONT)
             process.kill()
-        await process.communicate()
     with contextlib.suppress(FileNotFoundError):
         for pid in map(int, (tmp_path / "pids").read_text().split()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+    for process in started:
+        await process.communicate()  # to the end of the pipes, which the commands have too
 
 
 @pytest.fixture
@@ -69,6 +74,17 @@ def stubborn(tmp_path: Path) -> tuple[str, str]:
     path = tmp_path / "stubborn.py"
     path.write_text(STUBBORN)
     return sys.executable, str(path)
+
+
+@pytest.fixture(params=["broken", "full", "closed"])
+def start_mute(start: Start, request: pytest.FixtureRequest) -> Iterator[Start]:
+    """Give the same with a standard error that takes nothing: its reader has ended, its disk is full, or it
+    is not open."""
+    reader, broken = os.pipe()
+    os.close(reader)
+    shell = {"broken": 'exec "$@"', "full": 'exec "$@" 2>/dev/full', "closed": 'exec "$@" 2>&-'}
+    yield functools.partial(start, shell=shell[request.param], stderr=broken)
+    os.close(broken)
 
 
 async def pids_of(process: asyncio.subprocess.Process, tmp_path: Path) -> list[int]:
@@ -353,6 +369,38 @@ async def test_guardian_that_dies_before_it_has_read_all_takes_the_command_along
     os.kill(guardian, signal.SIGKILL)
     assert await process.wait() == 76
     assert not alive(pids)
+
+
+async def test_dead_guardian_takes_the_command_along_when_nothing_can_be_told(
+    start_mute: Start, stubborn: tuple[str, str], tmp_path: Path
+) -> None:
+    process = await start_mute("job", "--", *stubborn)
+    pids = await pids_of(process, tmp_path)
+    os.kill(await guardian_of(pids[0]), signal.SIGKILL)
+    assert await process.wait() == 70
+    assert not alive(pids)
+
+
+async def test_exit_codes_are_the_same_when_nothing_can_be_told(
+    start_mute: Start, client: aiodlock.Client
+) -> None:
+    async def ends_with(code: int, *arguments: str) -> None:
+        process = await start_mute(*arguments)
+        out, _ = await process.communicate()
+        assert (process.returncode, out) == (code, b"")
+
+    async with client.lock("job"):
+        await ends_with(75, "job", "--nonblock", "--", "true")
+    await ends_with(69, "job", "--url", "unix:///nowhere", "--", "true")
+    await ends_with(2, "job", "--url", "nothing://", "--", "true")
+    await ends_with(2, "job", "--margin", "0.01", "--", "true")
+    await ends_with(127, "job", "--", "no-such-command")
+    lost = await start_mute("job", "--margin", "0.4", "--", "sh", "-c", "echo; sleep 60")
+    assert lost.stdout is not None
+    assert await lost.stdout.readline() == b"\n"
+    assert await client.break_lock("job") == 1
+    assert (await lost.communicate())[0] == b""
+    assert lost.returncode == 76
 
 
 async def test_stopped_guardian_cannot_keep_the_command_alive(
