@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -19,8 +21,19 @@ from ._dependencies import Locked, parameter
 from ._disconnect import Watch
 from ._problems import as_problems
 
-#: What the handler of this request has answered.
-_answers: ContextVar[list[object]] = ContextVar("aiodlock_answers")
+_T = TypeVar("_T")
+
+
+@dataclass
+class _Answers:
+    """What the handler of a request has answered; the response that its dependencies share tells which."""
+
+    response: Response
+    answers: list[object] = field(default_factory=list)
+
+
+#: Those of the request that is handled here.
+_handled: ContextVar[_Answers | None] = ContextVar("aiodlock_answers", default=None)
 
 
 class _Failed(Exception):
@@ -90,8 +103,7 @@ class Once(Locked):
         inner = self.__dict__
         name, timeout = inner["_template"].fill(connection), inner["_timeout"]
         once = client.once(name, keep=inner["_keep"], **{**inner["_options"], "timeout": timeout})
-        answers = _answers_of(connection)
-        with as_problems(name, timeout):
+        with _answers_to(connection, response) as answers, as_problems(name, timeout):
             watch = Watch(connection) if isinstance(connection, Request) else None
 
             async def take_back(_: OnceRun) -> None:
@@ -125,19 +137,24 @@ def _statuses(
     return answered or [usual or 200]
 
 
-def _answers_of(connection: HTTPConnection) -> list[object]:
-    """Return the list that gets what the handler of this request answers.
+@contextmanager
+def _answers_to(connection: HTTPConnection, response: Response) -> Iterator[list[object]]:
+    """Give the list that gets what the handler of this request answers, the same to each of its ``Once``.
 
     A dependency is not told that, so the handler of its route is wrapped, once.
     """
-    answers: list[object] = []
-    _answers.set(answers)
+    around = _handled.get()
+    if around is not None and around.response is response:
+        handled = around
+    else:
+        handled = _Answers(response)
+    _handled.set(handled)
     route = connection.scope.get("route")
     if isinstance(route, APIRoute):
         handler = route.dependant.call
         if handler is not None and not getattr(handler, "tells_aiodlock", False):
             route.dependant.call = _telling(handler, bool(_is_async(handler)))
-    return answers
+    yield handled.answers
 
 
 def _is_async(handler: Callable[..., Any]) -> bool:
@@ -151,19 +168,22 @@ def _telling(handler: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
 
         @functools.wraps(handler)
         async def answering(*args: Any, **kwargs: Any) -> Any:
-            answer = await handler(*args, **kwargs)
-            _answers.get([]).append(answer)
-            return answer
+            return _tell(await handler(*args, **kwargs))
 
         wrapped: Callable[..., Any] = answering
     else:
 
         @functools.wraps(handler)
         def answering_in_thread(*args: Any, **kwargs: Any) -> Any:
-            answer = handler(*args, **kwargs)
-            _answers.get([]).append(answer)
-            return answer
+            return _tell(handler(*args, **kwargs))
 
         wrapped = answering_in_thread
     wrapped.tells_aiodlock = True  # type: ignore[attr-defined]
     return wrapped
+
+
+def _tell(answer: _T) -> _T:
+    handled = _handled.get()
+    if handled is not None:
+        handled.answers.append(answer)
+    return answer

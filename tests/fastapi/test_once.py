@@ -6,7 +6,7 @@ import asyncio
 from typing import Annotated, Any
 
 import pytest
-from fastapi import FastAPI, HTTPException, Response
+from fastapi import Depends, FastAPI, HTTPException, Response
 from fastapi.responses import JSONResponse
 
 from aiodlock import OnceRun
@@ -16,6 +16,16 @@ from ..servers import Store
 from .conftest import Serve
 
 pytestmark = pytest.mark.stores("memory", "valkey9")
+
+A = Annotated[OnceRun, Once("a", keep=600)]
+B = Annotated[OnceRun, Once("b", keep=600)]
+
+
+def deeper(c: Annotated[OnceRun, Once("c", keep=600)]) -> OnceRun:
+    return c
+
+
+Deep = Annotated[OnceRun, Depends(deeper)]
 
 
 @pytest.fixture
@@ -81,6 +91,33 @@ async def test_handler_that_fails_records_nothing(
         assert first.status_code >= 400
         second = await http.post("/a")
         assert (second.status_code, second.json()) == (200, "second")
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_handler_that_fails_records_nothing_under_any_of_its_names(
+    app: FastAPI, serve: Serve, kind: str
+) -> None:
+    firsts: list[tuple[bool, bool, bool]] = []
+
+    def work(*runs: OnceRun) -> Any:
+        a, b, c = (run.first for run in runs)
+        firsts.append((a, b, c))
+        return JSONResponse("not now", status_code=503) if len(firsts) == 1 else "done"
+
+    if kind == "async":
+
+        @app.post("/a")
+        async def in_loop(a: A, b: B, deep: Deep) -> Any:
+            return work(a, b, deep)
+    else:
+
+        @app.post("/a")
+        def in_thread(a: A, b: B, deep: Deep) -> Any:
+            return work(a, b, deep)
+
+    async with serve(app) as http:
+        assert [(await http.post("/a")).status_code for _ in range(3)] == [503, 200, 200]
+    assert firsts == [(True,) * 3, (True,) * 3, (False,) * 3]
 
 
 async def test_status_that_the_handler_sets_counts_too(app: FastAPI, serve: Serve) -> None:
