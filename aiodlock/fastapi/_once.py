@@ -154,7 +154,10 @@ def _answers_to(connection: HTTPConnection, response: Response) -> Iterator[list
         handler = route.dependant.call
         if handler is not None and not getattr(handler, "tells_aiodlock", False):
             route.dependant.call = _telling(handler, bool(_is_async(handler)))
-    yield handled.answers
+    try:
+        yield handled.answers
+    finally:
+        _handled.set(around)  # a handler may have made this request in its own task
 
 
 def _is_async(handler: Callable[..., Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
+import httpx
 import pytest
 from fastapi import Depends, FastAPI, HTTPException, Response
 from fastapi.responses import JSONResponse
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.stores("memory", "valkey9")
 
 A = Annotated[OnceRun, Once("a", keep=600)]
 B = Annotated[OnceRun, Once("b", keep=600)]
+OUTER = Once("outer", keep=600)
 
 
 def deeper(c: Annotated[OnceRun, Once("c", keep=600)]) -> OnceRun:
@@ -118,6 +120,37 @@ async def test_handler_that_fails_records_nothing_under_any_of_its_names(
     async with serve(app) as http:
         assert [(await http.post("/a")).status_code for _ in range(3)] == [503, 200, 200]
     assert firsts == [(True,) * 3, (True,) * 3, (False,) * 3]
+
+
+@pytest.mark.parametrize("where", ["handler", "dependency"])
+@pytest.mark.parametrize(("inner_status", "status"), [(200, 503), (503, 200)])
+async def test_request_that_is_made_meanwhile_in_the_same_task_is_another(
+    app: FastAPI, serve: Serve, where: str, inner_status: int, status: int
+) -> None:
+    """As a test client or a gateway does it, which call an app without a server."""
+    inside = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://inside")
+
+    async def ask(place: str) -> None:
+        if place == where:
+            assert (await inside.post("/inner")).status_code == inner_status
+
+    async def before() -> None:
+        await ask("dependency")
+
+    dependencies = [OUTER, Depends(before)]
+
+    @app.post("/inner")
+    async def inner(once: Annotated[OnceRun, Once("inner", keep=600)]) -> Any:
+        return JSONResponse(once.first, status_code=inner_status)
+
+    @app.post("/outer", dependencies=dependencies)
+    async def outer(once: Annotated[OnceRun, OUTER]) -> Any:
+        await ask("handler")
+        return JSONResponse(once.first, status_code=status)
+
+    async with serve(app) as http, inside:
+        assert [(await http.post("/outer")).json() for _ in range(2)] == [True, status != 200]
+        assert (await http.post("/inner")).json() is (inner_status != 200)
 
 
 async def test_status_that_the_handler_sets_counts_too(app: FastAPI, serve: Serve) -> None:
