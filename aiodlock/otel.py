@@ -48,6 +48,8 @@ def instrument(
 ) -> None:
     """Let a client report metrics and spans, from now on and for its whole life.
 
+    Requests and leases that the client has already are not reported.
+
     ```python
     import aiodlock.otel
 
@@ -70,7 +72,10 @@ def instrument(
 
 
 class _Reporter(Hooks):
-    """Mutable state: ``_waits`` and ``_holds``, the spans that have not ended, by request id."""
+    """Mutable state: ``_waits`` and ``_holds``, the spans that have not ended, by request id.
+
+    A request that is in neither began before the client was instrumented, and is not reported.
+    """
 
     def __init__(
         self, meter: metrics.Meter, tracer: trace.Tracer, label: Callable[[str], str | None] | None
@@ -111,6 +116,8 @@ class _Reporter(Hooks):
         self._waits[request.id] = self._tracer.start_span("aiodlock wait", attributes=attributes)
 
     def acquired(self, request: RequestInfo, waited: float) -> None:
+        if request.id not in self._waits:
+            return
         about = self._about(request)
         self._end_wait(request, waited, "acquired")
         self._held.add(1, about)
@@ -157,20 +164,24 @@ class _Reporter(Hooks):
         outcome: str,
         error: BaseException | None = None,
     ) -> None:
+        span = self._waits.pop(request.id, None)
+        if span is None:
+            return
         about = self._about(request)
         self._waiting.add(-1, about)
         self._wait_duration.record(waited, {**about, "aiodlock.outcome": outcome})
-        span = self._waits.pop(request.id)
         span.set_attribute("aiodlock.outcome", outcome)
         if outcome in ("timeout", "error"):
             span.set_status(trace.StatusCode.ERROR, str(error))
         span.end()
 
     def _end_hold(self, request: RequestInfo, held: float, outcome: dict[str, str]) -> None:
+        span = self._holds.pop(request.id, None)
+        if span is None:
+            return
         about = self._about(request)
         self._held.add(-1, about)
         self._hold_duration.record(held, {**about, **outcome})
-        span = self._holds.pop(request.id)
         span.set_attributes(outcome)
         if "aiodlock.reason" in outcome:
             span.set_status(trace.StatusCode.ERROR, f"lost: {outcome['aiodlock.reason']}")

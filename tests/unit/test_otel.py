@@ -189,6 +189,31 @@ async def test_once_that_is_done_already_is_no_error(
     assert all(span.status.is_unset for span in telemetry.spans)
 
 
+async def test_requests_that_began_before_are_not_reported(
+    telemetry: Telemetry, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with testing.memory_client() as client:
+        client.add_hooks(aiodlock.Hooks())
+        first = await client.lock("x").acquire()
+        waiters = [asyncio.create_task(client.lock("x").acquire()) for _ in range(2)]
+        lost = await client.lock("y").acquire()
+        async with asyncio.timeout(10):
+            while len((await client.inspect("x")).waiters) < 2:
+                await asyncio.sleep(0.005)
+        otel.instrument(client, meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
+        waiters.pop().cancel()
+        await first.release()
+        await (await waiters.pop()).release()
+        testing.lose(lost, "gone")
+        assert not telemetry.points()
+        async with client.lock("x"):
+            pass
+    points = telemetry.points()
+    assert [points["aiodlock.waiting"][0].value, points["aiodlock.held"][0].value] == [0, 0]
+    assert [span.name for span in telemetry.spans] == ["aiodlock wait", "aiodlock hold"]
+    assert not [record for record in caplog.records if "hook" in record.message]
+
+
 async def test_nothing_is_left_when_the_client_is_left(telemetry: Telemetry) -> None:
     client = testing.memory_client()
     otel.instrument(client, meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
