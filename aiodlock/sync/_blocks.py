@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from .._bodies import refuse
 from .._lock import OwnRequests
@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from ._client import Running
     from ._lease import Lease
 
-_L = TypeVar("_L")
+
+class _Enterable(Protocol):
+    def _leave_soon(self) -> None:
+        """End the block; nobody waits for it. It may have ended already."""
+
+
+_L = TypeVar("_L", bound=_Enterable)
+#: An open block: its thread's ``Here``, weakly, and what was entered.
+Block: TypeAlias = "tuple[weakref.ref[Here], _L]"
 
 _MANY = 64
 
@@ -98,13 +106,17 @@ def here() -> Here:
 class Entered(Generic[_L]):
     """The open blocks of one object, any thread's.
 
-    Mutable state: ``_open`` (in order of entering: a weak reference to the thread's ``Here``, the lease).
+    A signal handler may raise between any two steps of entering or leaving. So entering undoes what it has
+    done, and leaving goes on in the background: see ``__enter__`` and ``__exit__`` of ``Acquirable``. Out
+    of reach is the first instruction of ``__exit__``.
+
+    Mutable state: ``_open`` (in order of entering).
     """
 
     __slots__ = ("_open",)
 
     def __init__(self) -> None:
-        self._open: list[tuple[weakref.ref[Here], _L]] = []
+        self._open: list[Block[_L]] = []
 
     def add(self, lease: _L) -> None:
         self._open.append((here().ref, lease))
@@ -113,8 +125,21 @@ class Entered(Generic[_L]):
         """Forget a block that was never begun."""
         self._open = [entry for entry in self._open if entry[1] is not lease]
 
-    def pop(self, what: object, exc: BaseException | None) -> _L | None:
-        """Return whose block is left: this thread's latest, else the only one, else the only one whose
+    def remove(self, block: Block[_L]) -> None:
+        self._open.remove(block)
+
+    def leave_soon(self, block: Block[_L] | None) -> None:
+        """Leave a block in the background whose leaving was interrupted; None: before it was found."""
+        if block is None:
+            me = here().ref
+            block = next((entry for entry in reversed(self._open) if entry[0] is me), None)
+        if block is not None:
+            if block in self._open:
+                self._open.remove(block)
+            block[1]._leave_soon()
+
+    def find(self, what: object, exc: BaseException | None) -> Block[_L] | None:
+        """Return which block is left: this thread's latest, else the only one, else the only one whose
         thread has ended. Else none is: RuntimeError, or a note to what comes out of the body. (Of a
         generator that is closed nothing comes out that could have a note.)"""
         me, entries = here(), self._open
@@ -134,5 +159,4 @@ class Entered(Generic[_L]):
                 )
                 refuse(None if isinstance(exc, GeneratorExit) else exc, error)
                 return None
-        entries.remove(entry)
-        return entry[1]
+        return entry

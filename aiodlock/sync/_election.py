@@ -10,9 +10,9 @@ from .. import _client as core_client
 from .. import _election as core
 from .. import _lease as core_lease
 from .._errors import LockLost
-from ._blocks import Entered, here
+from ._blocks import Block, Entered, here
 from ._iterate import iterate
-from ._lease import Body, Lease, arm, call_when_lost, enter, leave
+from ._lease import Body, Lease, arm, call_when_lost, leave
 
 if TYPE_CHECKING:
     from ._client import Client
@@ -111,8 +111,14 @@ class Candidacy:
         lease = Lease(
             election._client, running, running.call(elect, lambda lease: leave(lease, body)), body
         )
-        here().acquired(lease)
-        enter(lease, self._entered)
+        try:
+            here().acquired(lease)
+            lease._enter_block()
+            self._entered.add(lease)
+        except BaseException as error:  # a signal handler raised
+            self._entered.discard(lease)
+            lease.__exit__(type(error), error, None)
+            raise
         return lease
 
     def __exit__(
@@ -121,9 +127,15 @@ class Candidacy:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        lease = self._entered.pop(self, exc)
-        if lease is not None:
-            lease.__exit__(exc_type, exc, traceback)
+        block: Block[Lease] | None = None
+        try:
+            block = self._entered.find(self, exc)
+            if block is not None:
+                self._entered.remove(block)
+                block[1].__exit__(exc_type, exc, traceback)
+        except BaseException:  # a signal handler raised, or there was a loss
+            self._entered.leave_soon(block)
+            raise
 
     def __repr__(self) -> str:
         return f"<Candidacy {self._value!r} in {self._election!r}>"

@@ -18,7 +18,7 @@ from .._model import Mode
 from .._options import refuse_keywords
 from .._request import Request, State
 from .._scope import BodyScope
-from ._blocks import Entered, Here, here
+from ._blocks import Here, here
 
 if TYPE_CHECKING:
     from ._client import Client, Running
@@ -199,8 +199,13 @@ class Lease:
             raise RuntimeError(
                 f"the lease on {self.name!r} is the body of another thread already: enter it once"
             )
-        self._running.portal.call(lambda: arm(self._core, self._body))
-        self._enter_block()
+        try:
+            self._running.portal.call(lambda: arm(self._core, self._body))
+            self._enter_block()
+        except BaseException:  # a signal handler raised: it is held as before
+            self._leave_block()
+            self._running.portal.start_soon(lambda: disarm(self._core, self._body))
+            raise
         return self
 
     def __exit__(
@@ -209,11 +214,15 @@ class Lease:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._leave_block()
-        if not self._is_here():
-            return  # the parent's, before a fork
-        here().released(self)
-        loss = self._leave()
+        try:
+            self._leave_block()
+            if not self._is_here():
+                return  # the parent's, before a fork
+            here().released(self)
+            loss = self._leave()
+        except BaseException:  # a signal handler raised
+            self._leave_soon()
+            raise
         if loss is not None:
             raise_loss(exc, loss, isinstance(exc, GeneratorExit))
 
@@ -238,6 +247,11 @@ class Lease:
             return error.copy() if error is not None else None
         return self._running.portal.call(lambda: leave(self._core, self._body))
 
+    def _leave_soon(self) -> None:
+        self._leave_block()
+        if self._is_here():
+            self._running.portal.start_soon(lambda: leave(self._core, self._body))
+
     def _is_over(self) -> bool:
         return self._core._is_over()
 
@@ -253,17 +267,6 @@ class Lease:
             )
 
 
-def enter(lease: Lease, entered: Entered[Lease]) -> None:
-    """Begin the block of a lease that was acquired for it."""
-    try:
-        lease._enter_block()
-        entered.add(lease)
-    except BaseException:  # a signal handler raised
-        entered.discard(lease)
-        lease.__exit__(None, None, None)
-        raise
-
-
 async def arm(lease: core.Lease, body: Body) -> None:
     """Let leaving the client wait for the body. In the loop's thread."""
     request = lease._request
@@ -272,10 +275,15 @@ async def arm(lease: core.Lease, body: Body) -> None:
     request.armed[body] = body  # type: ignore[index]
 
 
-async def leave(lease: core.Lease, body: Body) -> LockLost | BackendError | None:
-    """End a block; return the loss. In the loop's thread."""
+async def disarm(lease: core.Lease, body: Body) -> None:
+    """Let it wait no more. In the loop's thread."""
     if lease._request.armed:
         lease._request.armed.pop(body, None)  # type: ignore[call-overload]
+
+
+async def leave(lease: core.Lease, body: Body) -> LockLost | BackendError | None:
+    """End a block; return the loss. In the loop's thread."""
+    await disarm(lease, body)
     return await lease._leave(wait=True)
 
 

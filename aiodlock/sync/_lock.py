@@ -10,8 +10,8 @@ from .. import _lock as core
 from .._errors import AcquireTimeout, NotHeld, WouldBlock
 from .._model import LockInfo, Mode
 from .._options import ATTRIBUTES_ELSEWHERE, Elsewhere, check_timeout, refuse_keywords
-from ._blocks import Entered, here
-from ._lease import Body, Lease, arm, call_when_lost, enter, leave
+from ._blocks import Block, Entered, here
+from ._lease import Body, Lease, arm, call_when_lost, leave
 from ._options import UNSET
 
 if TYPE_CHECKING:
@@ -153,7 +153,13 @@ class Acquirable:
 
     def __enter__(self) -> Lease:
         lease = self._acquire(self._core._options.timeout, block=True)
-        enter(lease, self._entered)
+        try:
+            lease._enter_block()
+            self._entered.add(lease)
+        except BaseException as error:  # a signal handler raised
+            self._entered.discard(lease)
+            lease.__exit__(type(error), error, None)
+            raise
         return lease
 
     def __exit__(
@@ -162,9 +168,15 @@ class Acquirable:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        lease = self._entered.pop(self, exc)
-        if lease is not None:
-            lease.__exit__(exc_type, exc, traceback)
+        block: Block[Lease] | None = None
+        try:
+            block = self._entered.find(self, exc)
+            if block is not None:
+                self._entered.remove(block)
+                block[1].__exit__(exc_type, exc, traceback)
+        except BaseException:  # a signal handler raised, or there was a loss
+            self._entered.leave_soon(block)
+            raise
 
     # -- inside ------------------------------------------------------------------------------------
 

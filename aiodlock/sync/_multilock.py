@@ -13,8 +13,8 @@ from .. import _multilock as core
 from .._bodies import raise_loss
 from .._errors import LockLost, NotHeld
 from .._options import check_timeout, refuse_keywords
-from ._blocks import Entered, here
-from ._lease import Lease, arm, call_when_lost
+from ._blocks import Block, Entered, here
+from ._lease import Lease, arm, call_when_lost, disarm
 from ._lock import Lock
 from ._options import UNSET
 
@@ -95,9 +95,9 @@ class MultiLock:
         try:
             leases._enter_block()
             self._entered.add(leases)
-        except BaseException:  # a signal handler raised
+        except BaseException as error:  # a signal handler raised
             self._entered.discard(leases)
-            leases.__exit__(None, None, None)
+            leases.__exit__(type(error), error, None)
             raise
         return leases
 
@@ -107,9 +107,15 @@ class MultiLock:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        leases = self._entered.pop(self, exc)
-        if leases is not None:
-            leases.__exit__(exc_type, exc, traceback)
+        block: Block[MultiLease] | None = None
+        try:
+            block = self._entered.find(self, exc)
+            if block is not None:
+                self._entered.remove(block)
+                block[1].__exit__(exc_type, exc, traceback)
+        except BaseException:  # a signal handler raised, or there was a loss
+            self._entered.leave_soon(block)
+            raise
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -264,7 +270,12 @@ class MultiLease(Mapping[str, Lease]):
 
     def __enter__(self) -> Self:
         self.ensure_held()
-        self._enter_block()
+        try:
+            self._enter_block()
+        except BaseException:  # a signal handler raised: they are held as before
+            self._leave_blocks()
+            self._running.portal.start_soon(self._disarm)
+            raise
         return self
 
     def __exit__(
@@ -273,16 +284,19 @@ class MultiLease(Mapping[str, Lease]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for lease in self._leases.values():
-            lease._leave_block()
-        if not self._is_here():
-            return  # the parent's, before a fork
-        if asyncio._get_running_loop() is not None:
-            self._running.portal.start_soon(self._leave)
-            lost = self._core.lost
-            loss = None if lost is None else lost.copy()
-        else:
-            loss = self._running.portal.call(self._leave)
+        try:
+            self._leave_blocks()
+            if not self._is_here():
+                return  # the parent's, before a fork
+            if asyncio._get_running_loop() is not None:
+                self._running.portal.start_soon(self._leave)
+                lost = self._core.lost
+                loss = None if lost is None else lost.copy()
+            else:
+                loss = self._running.portal.call(self._leave)
+        except BaseException:  # a signal handler raised
+            self._leave_soon()
+            raise
         if loss is not None:
             raise_loss(exc, loss, isinstance(exc, GeneratorExit))
 
@@ -297,11 +311,21 @@ class MultiLease(Mapping[str, Lease]):
         for lease in self._leases.values():
             lease._enter_block()
 
-    async def _leave(self) -> Any:
+    def _leave_blocks(self) -> None:
         for lease in self._leases.values():
-            armed = lease._core._request.armed
-            if armed:
-                armed.pop(lease._body, None)  # type: ignore[call-overload]
+            lease._leave_block()
+
+    def _leave_soon(self) -> None:
+        self._leave_blocks()
+        if self._is_here():
+            self._running.portal.start_soon(self._leave)
+
+    async def _disarm(self) -> None:
+        for lease in self._leases.values():
+            await disarm(lease._core, lease._body)
+
+    async def _leave(self) -> Any:
+        await self._disarm()
         return await self._core._leave(wait=True)
 
     def _is_here(self) -> bool:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from .. import _once as core
 from .._request import AlreadyDone
-from ._blocks import Entered
-from ._lease import Lease, enter
+from ._blocks import Block, Entered
+from ._lease import Lease
 from ._lock import Acquirable
 
 if TYPE_CHECKING:
@@ -21,6 +21,10 @@ class OnceRun(core.OnceRun):
     __slots__ = ()
 
     lease: Lease | None  # type: ignore[assignment]
+
+    def _leave_soon(self) -> None:
+        if self.lease is not None:
+            self.lease._leave_soon()
 
 
 class Once:
@@ -50,14 +54,24 @@ class Once:
 
     def __enter__(self) -> OnceRun:
         lock = self._lock
+        lease: Lease | None = None
+        result = None
         try:
             lease = lock._acquire(lock._core._options.timeout, block=True)
         except AlreadyDone as done:
-            run = OnceRun(None, core.decode_result(done.result))
-        else:
-            enter(lease, lock._entered)
-            run = OnceRun(lease)  # type: ignore[arg-type]
-        self._runs.add(run)
+            result = core.decode_result(done.result)
+        run: OnceRun | None = None
+        try:
+            run = OnceRun(lease, result)  # type: ignore[arg-type]
+            if lease is not None:
+                lease._enter_block()
+            self._runs.add(run)
+        except BaseException as error:  # a signal handler raised
+            if run is not None:
+                self._runs.discard(run)
+            if lease is not None:
+                lease.__exit__(type(error), error, None)
+            raise
         return run
 
     def __exit__(
@@ -66,11 +80,19 @@ class Once:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        run = self._runs.pop(self, exc)
-        lease = None if run is None else run.lease
-        if run is None or lease is None:
-            return
-        if exc_type is None and isinstance(lease._core, core.OnceLease):
-            lease._core.record = (core.encode_result(run.result), self._keep)
-        self._lock._entered.discard(lease)
-        lease.__exit__(exc_type, exc, traceback)
+        block: Block[OnceRun] | None = None
+        try:
+            block = self._runs.find(self, exc)
+            if block is None:
+                return
+            self._runs.remove(block)
+            run = block[1]
+            lease = run.lease
+            if lease is None:
+                return
+            if exc_type is None and isinstance(lease._core, core.OnceLease):
+                lease._core.record = (core.encode_result(run.result), self._keep)
+            lease.__exit__(exc_type, exc, traceback)
+        except BaseException:  # a signal handler raised, or there was a loss
+            self._runs.leave_soon(block)
+            raise
