@@ -170,6 +170,26 @@ def test_unlogged_names_stay_closed_after_a_crash_until_the_longest_lease_is_ove
     assert run(turns.acquire("c"))[0] == "granted"
 
 
+@pytest.mark.parametrize("first", ["late leave", "break", "forget"])
+@pytest.mark.parametrize("way", WAYS)
+def test_unlogged_name_is_not_opened_after_a_crash_by_what_makes_its_row_anew(
+    database: Database, way: str, first: str
+) -> None:
+    """Before the acquire: a leave that is unsure whether its request was queued, or an operator."""
+    turns = VirtualTurns(database, "once" if first == "forget" else "lock", (way,))
+    turns.time = MINUTE
+    run(turns.acquire("a", ttl=7 * MINUTE))
+    empty = "truncate aiodlock.name, aiodlock.waiter, aiodlock.marker, aiodlock.present"
+    database.do(database.connection.execute(empty))
+    if first == "late leave":
+        run(turns.leave("b", ambiguous=True))
+    else:
+        run(turns.break_lock() if first == "break" else turns.forget())
+    assert run(turns.acquire("c")) == ["closed", str(7 * MINUTE)]
+    turns.time += 7 * MINUTE
+    assert run(turns.acquire("c"))[0] == "granted"
+
+
 def test_lock_delay_is_part_of_the_longest_lease(database: Database) -> None:
     turns = VirtualTurns(database, "lock", ("turn",))
     turns.time = MINUTE

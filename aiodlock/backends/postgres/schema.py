@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Durability = Literal["logged", "unlogged"]
 
 #: The version of what `schema.sql` makes. A client works with this version and no other.
-VERSION = 7
+VERSION = 8
 #: The advisory lock of those that install.
 _INSTALLING = 1095323470
 #: What the tables need to become those of the next version, by the version that they have.
@@ -26,6 +26,7 @@ _UPGRADES = {
     4: "",  # the same
     5: "",  # the same
     6: "",  # the same
+    7: "",  # the same
 }
 _FUNCTIONS = "-- FUNCTIONS:"
 #: What functions that clients call begin with. With enable_sort, the rows of a name would be collected and

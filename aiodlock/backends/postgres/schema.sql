@@ -452,8 +452,9 @@ begin
           if ends > coalesce(longest, -1) then
             longest := aiodlock.note_length(ends);
           end if;
-          if version is null then
-            -- A name that has a row was locked since the tables were last emptied.
+          if noted = 0 then
+            -- No request for the name has passed here since the tables were last emptied. A row alone says nothing: a
+            -- leave with a marker, a break and a forget make one too.
             opened_at := coalesce(opened_at, aiodlock.opened());
             if now_ms < opened_at then
               answers[number] := 'closed ' || opened_at - now_ms;
