@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 
 from .. import BackendUnavailable
-from ..backends.postgres.connection import FAILURES, Connection, ask
+from ..backends.postgres.connection import FAILURES, Connection, ask, transaction
 from ..backends.postgres.sources import check_url
 from ._doctor import Finding
 
@@ -50,7 +50,7 @@ async def examine(url: str) -> list[Finding]:
 
 async def _value(connection: Connection, sql: str) -> Any:
     async def fetch() -> Any:
-        async with connection.transaction():  # behind a pooler, one session for all of it
+        async with transaction(connection):  # behind a pooler, one session for all of it
             return await connection.fetchval(sql)
 
     return await ask(connection, fetch(), _WITHIN)

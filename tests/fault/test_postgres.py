@@ -53,11 +53,14 @@ unlogged = pytest.mark.parametrize("durability", ["unlogged"], indirect=True)
 
 
 class Proxy:
-    """Passes bytes on. When a message contains ``loses``, its reply is lost and the connection cut."""
+    """Passes bytes on. When a message contains ``loses``, its reply is lost and the connection cut. When one
+    contains ``stops``, nothing is passed on from there: to the server the client stands still."""
 
     def __init__(self, server: PostgresServer) -> None:
         self.loses: bytes | None = None
         self.lost = asyncio.Event()
+        self.stops: bytes | None = None
+        self.stopped = asyncio.Event()
         self._server = server
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -85,6 +88,10 @@ class Proxy:
 
         async def ask() -> None:
             while data := await reader.read(65536):
+                if self.stops is not None and self.stops in data.lower():
+                    self.stops = None
+                    self.stopped.set()
+                    await asyncio.Event().wait()  # until the server ends the session
                 if self.loses is not None and self.loses in data:
                     self.loses = None
                     cutting.set()
@@ -305,6 +312,23 @@ async def test_lost_reply_of_a_waiter_costs_no_place(
                 assert not later.done()
                 await lease.release()
             await (await later).release()
+    await until(lambda: _nothing_left(server), "nothing left")
+
+
+async def test_client_that_stands_still_before_its_commit_keeps_nobody_out(
+    server: PostgresServer,
+) -> None:
+    """With ``listen_source`` a call is a transaction of several messages, and keeps its name until the end."""
+    async with Proxy(server) as proxy, asyncio.timeout(30):
+        async with Client(proxy.url, listen_source=server.url) as one, Client(server.url) as other:
+            connection = store_of(other)._messages.link.connection
+            proxy.stops = b"commit"
+            acquiring = asyncio.create_task(one.lock(NAME).acquire())
+            await proxy.stopped.wait()
+            async with asyncio.timeout(5), other.lock(NAME):
+                pass
+            assert store_of(other)._messages.link.connection is connection
+            await (await acquiring).release()
     await until(lambda: _nothing_left(server), "nothing left")
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 import asyncpg
@@ -30,6 +30,10 @@ _WAIT_UP = 0.5
 
 #: How long an answer may take before the connection counts as dead (seconds).
 ANSWER_WITHIN = 2.0
+
+#: How long the server waits for the next step of a transaction (ms). Less than ANSWER_WITHIN: those who wait
+#: for its locks must not take the server for dead.
+_IDLE_MOST = 1000
 
 #: Everything that asyncpg raises when a server refuses, or a connection cannot be made or used.
 #: InternalClientError also where no host is what target_session_attrs asks for, as for a moment in a
@@ -55,7 +59,6 @@ class Connection(Protocol):
     def fetch(self, query: str, *arguments: object) -> Coroutine[Any, Any, list[Any]]: ...
     def fetchrow(self, query: str, *arguments: object) -> Coroutine[Any, Any, Any]: ...
     def execute(self, query: str, *arguments: object) -> Coroutine[Any, Any, str]: ...
-    def transaction(self) -> AbstractAsyncContextManager[object]: ...
     def add_listener(
         self, channel: str, callback: Callable[..., object]
     ) -> Coroutine[Any, Any, None]: ...
@@ -92,6 +95,20 @@ async def ask(connection: Connection, query: Coroutine[Any, Any, _T], within: fl
     if connection.is_closed() and task.exception() is not None:
         raise ConnectionError(f"the connection was lost: {task.exception()}") from task.exception()
     return task.result()
+
+
+@asynccontextmanager
+async def transaction(connection: Connection) -> AsyncIterator[None]:
+    """A transaction of several steps. Between two of them this process may be paused, or cut off from the
+    server. So the server ends the session then: else the transaction would keep its locks."""
+    await connection.execute(f"begin; set local idle_in_transaction_session_timeout = {_IDLE_MOST}")
+    try:
+        yield
+    except BaseException:
+        if not connection.is_closed():
+            await connection.execute("rollback")
+        raise
+    await connection.execute("commit")
 
 
 class Link:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ..._errors import BackendError
-
-if TYPE_CHECKING:
-    from .connection import Connection
+from .connection import Connection, transaction
 
 Durability = Literal["logged", "unlogged"]
 
@@ -84,7 +82,7 @@ async def install(
         role keeps its rights. No client may run meanwhile.
     :raises BackendError: the schema that is there has another version or durability than asked for.
     """
-    async with connection.transaction():
+    async with transaction(connection):
         # When two processes install at the same time, the second one waits, and finds the schema.
         await connection.execute("select pg_advisory_xact_lock($1)", _INSTALLING)
         found = await installed(connection)

@@ -31,7 +31,7 @@ from ..._model import (
 from .._label import make_label
 from ..base import Unanswered
 from ..kept import Notices
-from .connection import Connection, Link, ask
+from .connection import Connection, Link, ask, transaction
 from .inspection import Inspection
 from .messages import Message, Messages
 from .notifications import Notifications, channel
@@ -155,7 +155,7 @@ class PostgresBackend:
         """
         if not self._messages.link.pooled:
             return await query
-        async with connection.transaction():
+        async with transaction(connection):
             return await query
 
     def _on_connected(self, again: bool) -> None:
