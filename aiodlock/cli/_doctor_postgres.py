@@ -6,10 +6,8 @@ import asyncio
 import secrets
 from typing import Any
 
-import asyncpg
-
 from .. import BackendUnavailable
-from ..backends.postgres.connection import FAILURES, Connection, ask, transaction
+from ..backends.postgres.connection import FAILURES, Connection, ask, connect, transaction
 from ..backends.postgres.sources import check_url
 from ._doctor import Finding
 
@@ -31,7 +29,7 @@ async def examine(url: str) -> list[Finding]:
     connections: list[Connection] = []
     try:
         for _ in range(2):
-            connections.append(await asyncpg.connect(url, timeout=_WITHIN, statement_cache_size=0))
+            connections.append(await connect(url, _WITHIN, statement_cache_size=0))
         one, other = connections
         return [
             await _version(one),

@@ -46,15 +46,13 @@ async def create(url: str, durability: Literal["logged", "unlogged"] | None) -> 
     :raises BackendError: it has a schema of another version or durability, or refuses.
     """
     _check(url)
-    import asyncpg
-
-    from ..backends.postgres.connection import FAILURES, ask
+    from ..backends.postgres.connection import FAILURES, ask, connect
     from ..backends.postgres.schema import VERSION, install, installed
     from ..backends.postgres.sources import check_url
 
     where = check_url("--url", url)
     try:
-        connection = await asyncpg.connect(url, timeout=_WITHIN)
+        connection = await connect(url, _WITHIN)
         try:
             done = await ask(connection, install(connection, durability, upgrade=True), _WITHIN)
             found = await ask(connection, installed(connection), _WITHIN)

@@ -53,8 +53,8 @@ unlogged = pytest.mark.parametrize("durability", ["unlogged"], indirect=True)
 
 
 class Proxy:
-    """Passes bytes on. When a message contains ``loses``, its reply is lost and the connection cut. When one
-    contains ``stops``, nothing is passed on from there: to the server the client stands still."""
+    """Passes bytes on. When a message contains ``loses``, its reply is lost and the connection cut. When
+    one contains ``stops``, nothing is passed on from there: to the server the client stands still."""
 
     def __init__(self, server: PostgresServer) -> None:
         self.loses: bytes | None = None
@@ -318,7 +318,7 @@ async def test_lost_reply_of_a_waiter_costs_no_place(
 async def test_client_that_stands_still_before_its_commit_keeps_nobody_out(
     server: PostgresServer,
 ) -> None:
-    """With ``listen_source`` a call is a transaction of several messages, and keeps its name until the end."""
+    """With ``listen_source`` a call is a transaction of several messages, which keeps its name."""
     async with Proxy(server) as proxy, asyncio.timeout(30):
         async with Client(proxy.url, listen_source=server.url) as one, Client(server.url) as other:
             connection = store_of(other)._messages.link.connection

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from aiodlock import BackendUnavailable, Client
 from aiodlock._clock import now
 from aiodlock.backends.postgres.schema import create_statements
+from aiodlock.cli import _doctor_postgres, _init
 
 from ..postgres import PostgresServer
 from ..scenes import until_held, until_waiting
@@ -68,6 +70,41 @@ async def test_failover_to_a_synchronous_standby_forgets_no_lease_and_no_place(
         second = await asyncio.wait_for(waiting, 20)
         assert second.token > lease.token
         await second.release()
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """Give the port of a host that accepts connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    ["@127.0.0.1:{},127.0.0.1:{}/postgres?", "@/postgres?host=127.0.0.1,127.0.0.1&port={},{}&"],
+)
+async def test_host_that_says_nothing_keeps_nobody_from_the_next_one(
+    primary: PostgresServer, silent: int, hosts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_init, "_WITHIN", 1.0)
+    monkeypatch.setattr(_doctor_postgres, "_WITHIN", 1.0)
+    url = f"postgresql://postgres{hosts}target_session_attrs=read-write".format(
+        silent, primary.port
+    )
+    async with Client(url) as client, client.lock(NAME):
+        pass
+    assert "nothing to do" in await _init.create(url, None)
+    assert await _doctor_postgres.examine(url)
+
+
+async def test_primary_that_hangs_is_left_for_the_standby(
+    primary: PostgresServer, standby: PostgresServer
+) -> None:
+    async with Client(both(primary, standby), ttl=60) as client:
+        primary.pause()
+        await asyncio.to_thread(standby.promote)
+        async with client.lock(NAME, timeout=20):
+            pass
 
 
 async def test_switch_over_in_which_no_server_takes_writes_for_a_while_is_outlived(

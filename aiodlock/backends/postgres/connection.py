@@ -13,6 +13,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import asyncpg
 
@@ -31,8 +32,8 @@ _WAIT_UP = 0.5
 #: How long an answer may take before the connection counts as dead (seconds).
 ANSWER_WITHIN = 2.0
 
-#: How long the server waits for the next step of a transaction (ms). Less than ANSWER_WITHIN: those who wait
-#: for its locks must not take the server for dead.
+#: How long the server waits for the next step of a transaction (ms). Less than ANSWER_WITHIN, because those
+#: who wait for its locks must not take the server for dead.
 _IDLE_MOST = 1000
 
 #: Everything that asyncpg raises when a server refuses, or a connection cannot be made or used.
@@ -48,6 +49,8 @@ FAILURES = (
 #: Refusals that will pass, by SQLSTATE: read-only, transaction rolled back, out of resources, lock not
 #: available, cancelled or shutting down, connection failures.
 _WILL_PASS = ("25006", "40", "53", "55P03", "57", "08")
+#: With these another host of the URL may do.
+_NEXT_HOST = (OSError, asyncpg.CannotConnectNowError, asyncpg.InternalClientError)
 #: A pooler has handed the session to another client: prepared statements are not where they were made.
 POOLED = ("26000", "42P05")
 
@@ -80,6 +83,44 @@ def will_pass(failed: Exception) -> bool:
 def sqlstate_of(failed: Exception) -> str:
     """Return the server's code of a refusal; empty for every other failure."""
     return getattr(failed, "sqlstate", None) or ""
+
+
+async def connect(url: str, within: float, **options: object) -> Connection:
+    """Connect to the first host of a URL that can be used.
+
+    Each host has ``within`` seconds of its own. asyncpg has one timeout for all of them, so one that says
+    nothing would keep from those behind it.
+    """
+    failure: Exception | None = None
+    for one in one_host_each(url):
+        try:
+            connection: Connection = await asyncpg.connect(one, timeout=within, **options)
+        except _NEXT_HOST as failed:
+            # The silence counts: the caller waits longer the next time.
+            if not isinstance(failure, TimeoutError):
+                failure = failed
+        else:
+            return connection
+    assert failure is not None
+    raise failure
+
+
+def one_host_each(url: str) -> list[str]:
+    """Return a URL for each host that a URL names, in their order."""
+    parts = urlsplit(url)
+    user, at, netloc = parts.netloc.rpartition("@")
+    if netloc:
+        return [parts._replace(netloc=user + at + host).geturl() for host in netloc.split(",")]
+    query = dict(parse_qsl(parts.query))
+    hosts, ports = (query.get(word, "").split(",") for word in ("host", "port"))
+    if len(ports) == 1:
+        ports *= len(hosts)
+    if len(hosts) == 1 or len(ports) != len(hosts):
+        return [url]
+    return [
+        parts._replace(query=urlencode({**query, "host": host, "port": port})).geturl()
+        for host, port in zip(hosts, ports, strict=True)
+    ]
 
 
 async def ask(connection: Connection, query: Coroutine[Any, Any, _T], within: float) -> _T:
@@ -171,7 +212,7 @@ class Link:
     async def _connect(self, within: float) -> Connection:
         self._lost.clear()
         cache = {"statement_cache_size": 0} if self.pooled else {}
-        connection: Connection = await asyncpg.connect(self._source, timeout=within, **cache)
+        connection = await connect(self._source, within, **cache)
         try:
             connection.add_termination_listener(self._on_terminated)
             await self._prepare(connection)
