@@ -61,7 +61,7 @@ class Proxy:
         self.lost = asyncio.Event()
         self.stops: bytes | None = None
         self.stopped = asyncio.Event()
-        self._server = server
+        self.server = server
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Proxy:
@@ -69,6 +69,10 @@ class Proxy:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End every connection, and take no more."""
         self._listener.close()
         for task in self._tasks:
             task.cancel()
@@ -83,7 +87,7 @@ class Proxy:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._server.port)
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", self.server.port)
         cutting = asyncio.Event()
 
         async def ask() -> None:
@@ -330,6 +334,62 @@ async def test_client_that_stands_still_before_its_commit_keeps_nobody_out(
             assert store_of(other)._messages.link.connection is connection
             await (await acquiring).release()
     await until(lambda: _nothing_left(server), "nothing left")
+
+
+# -- notifications ----------------------------------------------------------------------------------
+
+
+async def hand_over(holder: Client, waiter: Client) -> None:
+    """Fail unless a hand-over is noticed long before the waiter's next extension."""
+    lease = await holder.lock(NAME).acquire()
+    waiting = asyncio.create_task(waiter.lock(NAME).acquire())
+    await until_waiting(holder, NAME)
+    await lease.release()
+    async with asyncio.timeout(5):
+        await (await waiting).release()
+
+
+async def test_waiters_poll_while_the_listening_connection_is_away(server: PostgresServer) -> None:
+    async with Proxy(server) as proxy:
+        async with (
+            Client(server.url, listen_source=proxy.url, waiter_ttl=60) as one,
+            Client(server.url) as other,
+        ):
+            await proxy.close()
+            await hand_over(other, one)
+
+
+async def test_listening_connection_follows_that_for_messages_to_another_server(
+    server: PostgresServer,
+) -> None:
+    """As after a switch-over, when the old primary is still there and says nothing of the new one."""
+    with postgres_server("postgres") as new:
+        new.execute(create_statements())
+        async with Proxy(server) as proxy, Client(proxy.url, ttl=60, waiter_ttl=60) as one:
+            proxy.server = new
+            store_of(one)._messages.link.give_up(TimeoutError("a hiccup"))
+            async with Client(new.url) as other:
+                await until(lambda: hears(new), "the listener there")
+                await hand_over(other, one)
+                lease = await one.lock(NAME, on_lost="flag").acquire()
+                await other.break_lock(NAME)
+                async with asyncio.timeout(5):
+                    await lease.wait_lost()
+
+
+async def hears(server: PostgresServer) -> bool:
+    """Tell whether both clients listen there."""
+    sessions = "select count(*) from pg_stat_activity where query ~ '^(LISTEN|select 1$)'"
+    return bool((await asyncio.to_thread(server.execute, sessions))[0][0] == 2)
+
+
+async def test_notification_that_comes_late_ends_polling(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiodlock.backends.postgres.notifications._PROBE_WITHIN", 0.0)
+    async with Client(server.url) as client, asyncio.timeout(10):
+        while store_of(client)._notifications.polls:
+            await asyncio.sleep(0.01)
 
 
 # -- limits of the session ---------------------------------------------------------------------------

@@ -15,7 +15,8 @@ class Listening:
     """The connection that hears notifications. It is watched, because a listener may die without a sign.
 
     Mutable state: ``_heard_by`` (whom the payloads of each channel go to), ``_listened`` (the channels that
-    the present connection listens to), ``_changed`` (set when these two differ).
+    the present connection listens to), ``_examined`` (the connection of which ``on_up`` knows),
+    ``_changed`` (set when there is something to do).
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Listening:
         self._on_up = on_up
         self._heard_by: dict[str, list[Callable[[str], object]]] = {}
         self._listened: set[str] = set()
+        self._examined: Connection | None = None
         self._changed = asyncio.Event()
 
     def listen(self, channel: str, heard: Callable[[str], object]) -> Callable[[], None]:
@@ -47,6 +49,11 @@ class Listening:
                 self._changed.set()
 
         return stop
+
+    def examine(self) -> None:
+        """Have ``on_up`` called again, as for a new connection."""
+        self._examined = None
+        self._changed.set()
 
     async def _prepare(self, connection: Connection) -> None:
         self._listened = set()
@@ -67,7 +74,6 @@ class Listening:
 
     async def run(self) -> None:
         """Watch until cancelled. ``link.run`` runs beside it."""
-        known: Connection | None = None
         while True:
             await self.link.first_up()
             connection = self.link.connection
@@ -76,9 +82,11 @@ class Listening:
                 continue
             try:
                 self._changed.clear()
-                if known is not connection:
-                    known = connection
+                if self._examined is not connection:
+                    self._examined = connection
                     await self._on_up()
+                if self.link.connection is not connection:
+                    continue
                 await self._listen_to_all(connection)
                 await ask(connection, _alive(connection), ANSWER_WITHIN)
             except FAILURES as failed:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from ..._errors import BackendError
 from ..kept import Notices
+from .connection import Connection
 from .listening import Listening
 from .messages import Messages
 
@@ -27,7 +28,8 @@ class Notifications:
     """Those for one client.
 
     Mutable state: ``listener`` (while the store runs), ``polls`` (no notifications arrive here), ``known``
-    (set once it is known whether they do), ``_probed`` (set when a notification of our own arrives).
+    (set once it is known whether they do), ``_probes`` (how many notifications of our own were sent),
+    ``_probed`` (set when the last one arrives), ``_heard_on`` (the connection where the latest arrived).
     """
 
     def __init__(self, messages: Messages, source: str, described: str, label: str) -> None:
@@ -37,7 +39,9 @@ class Notifications:
         self.listening: Listening = Listening(source, described, on_up=self._on_up)
         self._messages = messages
         self._channel = channel(label)
+        self._probes = 0
         self._probed = asyncio.Event()
+        self._heard_on: Connection | None = None
 
     def begin(self, listener: Notices) -> None:
         """Tell this one what is said from now on."""
@@ -45,42 +49,59 @@ class Notifications:
         self.listening.listen(self._channel, self._hear_one)
 
     async def _on_up(self) -> None:
-        """See whether notifications arrive. Through a pooler that shares its connections they do not."""
+        """See whether notifications arrive. Through a pooler that shares its connections they do not, nor
+        from another server than that of the messages."""
         await self._messages.link.first_up()
+        connection = self.listening.link.connection
+        self._probes += 1
         self._probed.clear()
-        sql = f"select pg_notify('{self._channel}', 'probe')"
+        sql = f"select pg_notify('{self._channel}', '{self._probe}')"
         try:
             await self._messages.query(lambda shared: shared.execute(sql))
             async with asyncio.timeout(_PROBE_WITHIN):
                 await self._probed.wait()
-            self.polls = False
         except BackendError:
-            pass  # the connection for messages was lost: nothing is known
+            pass  # the connection for messages was lost: this is called again when there is another one
         except TimeoutError:
-            if not self.polls:
-                _logger.warning(
-                    "no notifications arrive from %s, as behind a pooler in transaction mode: waiters of "
-                    "this client poll every %g s; listen_source= names a way around the pooler",
-                    self.listening.link.described,
-                    POLL_EVERY,
-                    extra={"event": "polling"},
-                )
-            self.polls = True
+            if connection is not None and self._heard_on is connection:
+                # The messages may go to another server now. Of a new connection we shall know.
+                self.listening.link.give_up(TimeoutError("no notifications arrive any more"))
+                return
+            self._begin_to_poll()
         self.known.set()
         if self.listener is not None:
             self.listener.on_look(None)  # notifications may have been missed
+
+    @property
+    def _probe(self) -> str:
+        return f"probe {self._probes}"
+
+    def _begin_to_poll(self) -> None:
+        if not self.polls:
+            _logger.warning(
+                "no notifications arrive from %s, as behind a pooler in transaction mode: waiters of "
+                "this client poll every %g s; listen_source= names a way around the pooler",
+                self.listening.link.described,
+                POLL_EVERY,
+                extra={"event": "polling"},
+            )
+        self.polls = True
 
     async def poll(self) -> None:
         """Have waiters look now and then while none arrive."""
         while True:
             await asyncio.sleep(POLL_EVERY)
-            if self.polls and self.listener is not None:
+            deaf = self.polls or self.listening.link.connection is None
+            if deaf and self._messages.link.connection is not None and self.listener is not None:
                 self.listener.on_look(None)
 
     def _hear_one(self, message: str) -> None:
-        if message == "probe":
+        if message == self._probe:
+            # However late.
+            self._heard_on = self.listening.link.connection
+            self.polls = False
             self._probed.set()
-        elif message:
+        elif message and not message.startswith("probe"):
             self.hear([message])
 
     def hear(self, messages: Sequence[str]) -> None:

@@ -159,9 +159,11 @@ class PostgresBackend:
             return await query
 
     def _on_connected(self, again: bool) -> None:
-        listener = self._notifications.listener
-        if again and listener is not None:
-            listener.on_back()
+        if not again:
+            return
+        self._listening.examine()  # this may be another server
+        if self._notifications.listener is not None:
+            self._notifications.listener.on_back()
 
     async def _sweep(self) -> None:
         try:
