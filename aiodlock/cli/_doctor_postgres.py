@@ -14,6 +14,8 @@ from ._doctor import Finding
 _OLDEST = 14
 #: A transaction that has been open for so many seconds keeps dead rows in every table.
 _LONG = 600
+#: The server itself warns from here on, in its log.
+_QUEUE_MOST = 0.5
 _WITHIN = 5.0
 _OPEN = """
 select coalesce(extract(epoch from max(clock_timestamp() - xact_start)), 0)::float8
@@ -111,6 +113,16 @@ async def _durability(connection: Connection) -> Finding:
 
 
 async def _notifications(one: Connection, other: Connection) -> Finding:
+    used = await _value(one, "select pg_notification_queue_usage()")
+    if used >= _QUEUE_MOST:
+        return Finding(
+            "notifications",
+            "warning",
+            f"their queue is {used:.0%} full",
+            "From 90 % on nobody is notified: a waiter learns of its turn with its next extension. A "
+            "session that has listened keeps the queue while its transaction stays open.",
+            "End that session: the server's log names its process.",
+        )
     channel, heard = f"aiodlock_doctor_{secrets.token_hex(6)}", asyncio.Event()
     await ask(one, one.add_listener(channel, lambda *_: heard.set()), _WITHIN)
     await ask(other, other.execute(f"select pg_notify('{channel}', '')"), _WITHIN)
@@ -125,7 +137,7 @@ async def _notifications(one: Connection, other: Connection) -> Finding:
             "Waiters poll every second instead. The URL probably leads to a pooler in transaction mode.",
             "Give Client(listen_source=…) a URL that goes around the pooler.",
         )
-    return Finding("notifications", "ok", "arrive")
+    return Finding("notifications", "ok", f"arrive; their queue is {used:.0%} full")
 
 
 async def _transactions(connection: Connection) -> Finding:

@@ -161,7 +161,7 @@ def test_doctor_looks_at_everything(empty: PostgresServer) -> None:
     assert set(found) == {"lock", "server", "schema", "commits", "notifications", "transactions"}
     assert found["lock"]["level"] == found["server"]["level"] == "ok"
     assert "unlogged" in found["schema"]["found"]
-    assert found["notifications"]["found"] == "arrive"
+    assert found["notifications"]["found"] == "arrive; their queue is 0% full"
     assert found["commits"]["level"] == "warning", "fsync is off on this server"
 
 

@@ -6,13 +6,15 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine, Iterator
 
+import asyncpg
 import pytest
 
 from aiodlock import BackendError, BackendUnavailable, Client, LockLost
 from aiodlock._clock import now
 from aiodlock.backends.postgres.schema import create_statements
+from aiodlock.cli import _doctor_postgres
 
-from ..postgres import PostgresServer
+from ..postgres import PostgresServer, find_wheel
 from ..scenes import store_of, until, until_cancelled, until_held, until_waiting
 from ..servers import installed, postgres_server
 
@@ -390,6 +392,41 @@ async def test_notification_that_comes_late_ends_polling(
     async with Client(server.url) as client, asyncio.timeout(10):
         while store_of(client)._notifications.polls:
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.skipif(not installed("postgres18"), reason="older servers have a queue of 8 GB")
+async def test_full_queue_of_notifications_costs_time_and_no_more() -> None:
+    """A session that listens, and leaves a transaction open, keeps all notifications since."""
+    programs = find_wheel()
+    assert programs is not None
+    with PostgresServer(programs, max_notify_queue_pages=64) as server:
+        server.execute(create_statements())
+        keeper, other = [await asyncpg.connect(server.url) for _ in range(2)]
+        await keeper.execute("listen elsewhere")
+        await keeper.execute("begin; select 1")
+        many = "select pg_notify('elsewhere', repeat('a', 7900) || i) from generate_series(1, {}) i"
+        for number in (20, 1):
+            with pytest.raises(asyncpg.ProgramLimitExceededError):  # noqa: PT012
+                while True:
+                    await other.execute(many.format(number))
+        (finding,) = [
+            one for one in await _doctor_postgres.examine(server.url) if "queue" in one.found
+        ]
+        assert finding.level == "warning"
+        async with (
+            asyncio.timeout(20),
+            Client(server.url) as one,
+            Client(server.url, ttl=3, waiter_ttl=3) as two,
+        ):
+            lease = await one.lock(NAME).acquire()
+            waiting = asyncio.create_task(two.lock(NAME, on_lost="flag").acquire())
+            await until_waiting(one, NAME)
+            await lease.release()
+            second = await waiting
+            assert await one.break_lock(NAME) == 1
+            assert (await second.wait_lost()).reason == "broken"
+        await keeper.close()
+        await other.close()
 
 
 # -- limits of the session ---------------------------------------------------------------------------

@@ -46,9 +46,9 @@ FAILURES = (
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,
 )
-#: Refusals that will pass, by SQLSTATE: read-only, transaction rolled back, out of resources, lock not
-#: available, cancelled or shutting down, connection failures.
-_WILL_PASS = ("25006", "40", "53", "55P03", "57", "08")
+#: Refusals that will pass, by SQLSTATE: read-only, transaction rolled back, out of resources, no room for
+#: notifications, lock not available, cancelled or shutting down, connection failures.
+_WILL_PASS = ("25006", "40", "53", "54000", "55P03", "57", "08")
 #: With these another host of the URL may do.
 _NEXT_HOST = (OSError, asyncpg.CannotConnectNowError, asyncpg.InternalClientError)
 #: A pooler has handed the session to another client: prepared statements are not where they were made.

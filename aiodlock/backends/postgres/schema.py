@@ -11,7 +11,7 @@ from .connection import Connection, transaction
 Durability = Literal["logged", "unlogged"]
 
 #: The version of what `schema.sql` makes. A client works with this version and no other.
-VERSION = 8
+VERSION = 9
 #: The advisory lock of those that install.
 _INSTALLING = 1095323470
 #: What the tables need to become those of the next version, by the version that they have.
@@ -25,6 +25,7 @@ _UPGRADES = {
     5: "",  # the same
     6: "",  # the same
     7: "",  # the same
+    8: "",  # the same
 }
 _FUNCTIONS = "-- FUNCTIONS:"
 #: What functions that clients call begin with. With enable_sort, the rows of a name would be collected and

@@ -104,6 +104,11 @@ $$ select (extract(epoch from clock_timestamp()) * 1000000)::bigint $$;
 create function aiodlock.channel(client text) returns text language sql immutable as
 $$ select 'aiodlock_' || md5(client) $$;
 
+-- Notify a client, unless nearly no room is left for notifications. Where there is none, the server refuses the whole
+-- transaction. Each notification is a hint: the client's next extension has the same answer.
+create function aiodlock.tell(client text, message text) returns void language sql volatile as
+$$ select case when pg_notification_queue_usage() < 0.9 then pg_notify(aiodlock.channel(client), message) end $$;
+
 -- When a holder stops blocking others, if it is never heard of again.
 create function aiodlock.closed_until(h aiodlock.holder) returns bigint language sql immutable as
 $$ select case when h.rest > 0 then h.deadline + h.rest
@@ -426,7 +431,7 @@ begin
                            || mine.deadline - now_ms;
         continue;
       elsif verb = 'announce' then
-        perform pg_notify(aiodlock.channel('changes ' || k), k);
+        perform aiodlock.tell('changes ' || k, k);
         answers[number] := 'announced';
         continue;
       elsif verb in ('acquire', 'extend') and now_ms < recorded_until then
@@ -542,7 +547,7 @@ begin
             if client = caller then
               heard := coalesce(heard, '') || E'\n' || message;
             else
-              perform pg_notify(aiodlock.channel(client), message);
+              perform aiodlock.tell(client, message);
             end if;
           end loop;
           holding := '{}';
@@ -615,7 +620,7 @@ begin
             if h.client = caller then
               heard := coalesce(heard, '') || E'\n' || message;
             else
-              perform pg_notify(aiodlock.channel(h.client), message);
+              perform aiodlock.tell(h.client, message);
             end if;
           end if;
         end loop;
@@ -690,7 +695,7 @@ begin
             elsif head.client = caller then
               heard := coalesce(heard, '') || E'\n' || message;
             else
-              perform pg_notify(aiodlock.channel(head.client), message);
+              perform aiodlock.tell(head.client, message);
             end if;
           end loop;
           head_at := coalesce(head.arrival, 0);
@@ -715,7 +720,7 @@ begin
                 if h.client = caller then
                   heard := coalesce(heard, '') || E'\n' || message;
                 else
-                  perform pg_notify(aiodlock.channel(h.client), message);
+                  perform aiodlock.tell(h.client, message);
                 end if;
               end if;
             end loop;
@@ -839,7 +844,7 @@ begin
               if h.client = caller then
                 heard := coalesce(heard, '') || E'\n' || message;
               else
-                perform pg_notify(aiodlock.channel(h.client), message);
+                perform aiodlock.tell(h.client, message);
               end if;
             end if;
           end loop;
@@ -892,7 +897,7 @@ begin
           if head.client = caller then
             heard := coalesce(heard, '') || E'\n' || message;
           else
-            perform pg_notify(aiodlock.channel(head.client), message);
+            perform aiodlock.tell(head.client, message);
           end if;
         end if;
       end if;
@@ -1070,7 +1075,7 @@ begin
   if its_client = caller then
     return answer || E'\n' || message;
   end if;
-  done := pg_notify(aiodlock.channel(its_client), message) is null;
+  done := aiodlock.tell(its_client, message) is null;
   return answer;
 end $$;
 
