@@ -98,7 +98,10 @@ async def _examine(url: str, prefix: str, fix: bool) -> list[Finding]:
             return [Finding("server", "ok", "memory store", "Locks exist in this process only.")]
     if scheme in ("postgresql", "postgres"):
         # First: it says what to install where the driver is missing.
-        lock = await try_a_lock(url, prefix)
+        try:
+            lock = await try_a_lock(url, prefix)
+        except BackendUnavailable as error:  # perhaps it is there, and read-only
+            lock = _no_lock(error)
         from ._doctor_postgres import examine as examine_postgres
 
         return [lock, *await examine_postgres(url)]

@@ -8,6 +8,7 @@ from typing import Any
 
 from .. import BackendUnavailable
 from ..backends.postgres.connection import FAILURES, Connection, ask, connect, transaction
+from ..backends.postgres.schema import READ_ONLY
 from ..backends.postgres.sources import check_url
 from ._doctor import Finding
 
@@ -33,6 +34,10 @@ async def examine(url: str) -> list[Finding]:
         for _ in range(2):
             connections.append(await connect(url, _WITHIN, statement_cache_size=0))
         one, other = connections
+        read_only = await _value(one, READ_ONLY)
+        if read_only:
+            what, _, fix = read_only.partition(": ")
+            return [Finding("server", "error", what, "Nothing can be acquired here.", fix)]
         return [
             await _version(one),
             await _schema(one),

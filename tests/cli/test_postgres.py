@@ -165,6 +165,20 @@ def test_doctor_looks_at_everything(empty: PostgresServer) -> None:
     assert found["commits"]["level"] == "warning", "fsync is off on this server"
 
 
+def test_doctor_tells_that_sessions_are_read_only(empty: PostgresServer) -> None:
+    assert command("init", "--url", empty.url).returncode == 0
+    empty.execute(
+        "drop role if exists reader; create role reader login;"
+        "grant usage on schema aiodlock to reader;"
+        "grant execute on all functions in schema aiodlock to reader;"
+        "alter role reader set default_transaction_read_only = on;"
+    )
+    done = command("doctor", "--url", empty.url_of("reader"), "--json")
+    found = {one["subject"]: one for one in json.loads(done.stdout)}
+    assert found["server"]["level"] == "error"
+    assert "default_transaction_read_only" in found["server"]["fix"]
+
+
 def test_doctor_tells_that_the_schema_is_missing(empty: PostgresServer) -> None:
     done = command("doctor", "--url", empty.url)
     assert done.returncode != 0

@@ -176,6 +176,19 @@ async def test_isolation_level_that_cannot_work_is_refused(empty: PostgresServer
             pytest.fail("entered")
 
 
+@pytest.mark.usefixtures("brief_entering")
+async def test_role_whose_sessions_are_read_only_is_told(empty: PostgresServer) -> None:
+    install(empty)
+    empty.execute(
+        "grant usage on schema aiodlock to locker;"
+        "grant execute on all functions in schema aiodlock to locker;"
+        "alter role locker set default_transaction_read_only = on;"
+    )
+    with pytest.raises(BackendUnavailable, match="switch default_transaction_read_only off"):
+        async with Client(empty.url_of("locker")):
+            pytest.fail("entered")
+
+
 async def test_wrong_database_is_refused_at_once(empty: PostgresServer) -> None:
     with pytest.raises(BackendError, match="refused"):
         async with Client(empty.url_of("postgres", "nowhere")):

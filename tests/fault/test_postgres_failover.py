@@ -126,6 +126,20 @@ async def test_switch_over_in_which_no_server_takes_writes_for_a_while_is_outliv
         await second.release()
 
 
+async def test_server_that_takes_no_writes_is_asked_with_pauses(
+    primary: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Client(primary.url) as client:
+        set_read_only(primary, "on")
+        acquiring = asyncio.create_task(client.lock(NAME).acquire())
+        await asyncio.sleep(3)
+        lost = [record.getMessage() for record in caplog.records]
+        set_read_only(primary, "off")
+        async with asyncio.timeout(10):
+            await (await acquiring).release()
+    assert len(lost) == 2, lost  # both connections, once
+
+
 def set_read_only(server: PostgresServer, to: str) -> None:
     """Let a server take writes, or none, and end the sessions that it has."""
     server.execute(f"alter system set default_transaction_read_only = {to}")

@@ -14,6 +14,17 @@ Durability = Literal["logged", "unlogged"]
 VERSION = 9
 #: The advisory lock of those that install.
 _INSTALLING = 1095323470
+#: Why nothing can be written by this session: what the server is, and what to do. Empty where it can.
+READ_ONLY = """
+select case
+  when pg_is_in_recovery() then
+    'is a standby, which is read-only: name the primary, or several hosts and '
+    'target_session_attrs=read-write'
+  when current_setting('transaction_read_only')::boolean then
+    'has read-only sessions for this role: switch default_transaction_read_only off, for the server, the '
+    'database or the role (ALTER ROLE the_role SET default_transaction_read_only = off)'
+  else '' end
+"""
 #: What the tables need to become those of the next version, by the version that they have.
 _UPGRADES = {
     2: """

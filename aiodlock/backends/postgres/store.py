@@ -36,7 +36,7 @@ from .inspection import Inspection
 from .messages import Message, Messages
 from .notifications import Notifications, channel
 from .replies import Extended, left_of, outcome_of
-from .schema import VERSION, install, missing, wrong_version
+from .schema import READ_ONLY, VERSION, install, missing, wrong_version
 
 _logger = logging.getLogger("aiodlock")
 
@@ -123,11 +123,9 @@ class PostgresBackend:
 
     async def _meet(self, connection: Connection) -> None:
         """Check that the server can be written to, and has the schema in the right version."""
-        if await self._ask(connection, "select pg_is_in_recovery()"):
-            raise BackendUnavailable(
-                f"{self._described} is a standby, which is read-only: name the primary, or several hosts "
-                "and target_session_attrs=read-write"
-            )
+        read_only = await self._ask(connection, READ_ONLY)
+        if read_only:
+            raise BackendUnavailable(f"{self._described} {read_only}")
         if self._create:
             await ask(connection, install(connection), 2 * _HELLO_WITHIN)
         try:
