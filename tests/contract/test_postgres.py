@@ -49,6 +49,40 @@ async def test_schema_is_created_when_asked_for(empty: PostgresServer) -> None:
             assert await other.lock(NAME).locked()
 
 
+async def test_client_that_may_create_needs_no_more_than_others_when_the_schema_is_there(
+    empty: PostgresServer,
+) -> None:
+    """Neither rights on the tables, nor the lock of those who install: a stopped one may have it."""
+    install(empty)
+    empty.execute(
+        "grant usage on schema aiodlock to locker;"
+        "grant execute on all functions in schema aiodlock to locker;"
+    )
+    stopped = await asyncpg.connect(empty.url)
+    try:
+        async with stopped.transaction():
+            await stopped.execute("select pg_advisory_xact_lock(1095323470)")
+            async with Client(empty.url_of("locker"), create=True) as client, client.lock(NAME):
+                pass
+    finally:
+        await stopped.close()
+
+
+@pytest.mark.usefixtures("brief_entering")
+async def test_installation_that_another_one_holds_up_is_told(
+    empty: PostgresServer,
+) -> None:
+    stopped = await asyncpg.connect(empty.url)
+    try:
+        async with stopped.transaction():
+            await stopped.execute("select pg_advisory_xact_lock(1095323470)")
+            with pytest.raises(BackendUnavailable, match="another process installs the schema"):
+                async with Client(empty.url, create=True):
+                    pytest.fail("entered")
+    finally:
+        await stopped.close()
+
+
 async def test_schema_of_another_version_is_refused(empty: PostgresServer) -> None:
     install(empty)
     empty.execute(f"update aiodlock.meta set version = {VERSION + 1};")

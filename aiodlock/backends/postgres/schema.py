@@ -5,7 +5,9 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Literal
 
-from ..._errors import BackendError
+import asyncpg
+
+from ..._errors import BackendError, BackendUnavailable
 from .connection import Connection, transaction
 
 Durability = Literal["logged", "unlogged"]
@@ -14,6 +16,8 @@ Durability = Literal["logged", "unlogged"]
 VERSION = 9
 #: The advisory lock of those that install.
 _INSTALLING = 1095323470
+#: How long one who installs waits for each lock (ms).
+_LOCKED_MOST = 1500
 #: Why nothing can be written by this session: what the server is, and what to do. Empty where it can.
 READ_ONLY = """
 select case
@@ -93,18 +97,26 @@ async def install(
     :param upgrade: make the present version of an older one. Nothing that is stored is lost, and every
         role keeps its rights. No client may run meanwhile.
     :raises BackendError: the schema that is there has another version or durability than asked for.
+    :raises BackendUnavailable: another process is at it, and does not end.
     """
-    async with transaction(connection):
-        # When two processes install at the same time, the second one waits, and finds the schema.
-        await connection.execute("select pg_advisory_xact_lock($1)", _INSTALLING)
-        found = await installed(connection)
-        if found is None:
-            await connection.execute(create_statements(durability or "logged"))
-            return "created"
-        version, present = found
-        if upgrade and min(_UPGRADES) <= version < VERSION and durability in (None, present):
-            await _upgrade(connection, version, present)
-            return "upgraded"
+    try:
+        async with transaction(connection):
+            await connection.execute(f"set local lock_timeout = {_LOCKED_MOST}")
+            # When two processes install at the same time, the second one waits, and finds the schema.
+            await connection.execute("select pg_advisory_xact_lock($1)", _INSTALLING)
+            found = await installed(connection)
+            if found is None:
+                await connection.execute(create_statements(durability or "logged"))
+                return "created"
+            version, present = found
+            if upgrade and min(_UPGRADES) <= version < VERSION and durability in (None, present):
+                await _upgrade(connection, version, present)
+                return "upgraded"
+    except asyncpg.LockNotAvailableError as locked:
+        raise BackendUnavailable(
+            "another process installs the schema aiodlock, or has used its tables, and its transaction "
+            "does not end: look for it in pg_stat_activity"
+        ) from locked
     if version != VERSION:
         raise BackendError(wrong_version(version))
     if durability not in (None, present):

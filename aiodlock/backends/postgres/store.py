@@ -46,6 +46,8 @@ _SWEEP_EVERY = 60.0
 _SWEEP_MOST = 1000
 #: How long a question may take while a connection is prepared.
 _HELLO_WITHIN = 2.0
+#: And how long the installation, which waits for that of others.
+_INSTALL_WITHIN = 4.0
 
 _ACQUIRE_ONE = "select aiodlock.acquire_one($1, $2, $3, $4, $5, $6)"
 _LEAVE_ONE = "select aiodlock.leave_one($1, $2, $3, $4, $5)"
@@ -126,20 +128,28 @@ class PostgresBackend:
         read_only = await self._ask(connection, READ_ONLY)
         if read_only:
             raise BackendUnavailable(f"{self._described} {read_only}")
-        if self._create:
-            await ask(connection, install(connection), 2 * _HELLO_WITHIN)
         try:
-            version = await self._ask(connection, "select version from aiodlock.hello()")
+            version = await self._installed(connection)
         except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError) as absent:
-            raise BackendError(missing(self._described)) from absent
+            if not self._create:
+                raise BackendError(missing(self._described)) from absent
+            # Only here: with a lock of all who install, and rights that a client need not have.
+            await ask(connection, install(connection), _INSTALL_WITHIN)
+            version = await self._installed(connection)
+        if version != VERSION:
+            raise BackendError(f"{self._described}: {wrong_version(version)}")
+
+    async def _installed(self, connection: Connection) -> int:
+        """Return the version of the schema that is there."""
+        try:
+            version: int = await self._ask(connection, "select version from aiodlock.hello()")
         except asyncpg.InsufficientPrivilegeError as refused:
             raise BackendError(
                 f"{self._described}: this role may not use the schema aiodlock ({refused}). The owner of "
                 "the schema has to run: GRANT USAGE ON SCHEMA aiodlock TO the_role; "
                 "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA aiodlock TO the_role"
             ) from refused
-        if version != VERSION:
-            raise BackendError(f"{self._described}: {wrong_version(version)}")
+        return version
 
     async def _ask(self, connection: Connection, sql: str) -> Any:
         return await ask(
