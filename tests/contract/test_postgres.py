@@ -256,6 +256,21 @@ async def test_silence_is_told() -> None:
                 pytest.fail("entered")
 
 
+@pytest.mark.parametrize("pooled", [False, True])
+async def test_silence_in_a_call_is_told(empty: PostgresServer, pooled: bool) -> None:
+    install(empty)
+    keeper = await asyncpg.connect(empty.url)
+    options = {"listen_source": empty.url} if pooled else {}
+    try:
+        async with keeper.transaction():
+            await keeper.execute("lock table aiodlock.meta")
+            with pytest.raises(BackendUnavailable, match="no answer for 2 s"):
+                async with Client(empty.url, **options):  # type: ignore[arg-type]
+                    pytest.fail("entered")
+    finally:
+        await keeper.close()
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [

@@ -126,13 +126,17 @@ def one_host_each(url: str) -> list[str]:
 async def ask(connection: Connection, query: Coroutine[Any, Any, _T], within: float) -> _T:
     """Return a query's answer. Give the connection up after ``within`` seconds, and when cancelled."""
     task = asyncio.ensure_future(query)
+    silent = False
     try:
         await asyncio.wait({task}, timeout=within)
     finally:
         if not task.done():
+            silent = True
             connection.terminate()
             await asyncio.wait({task})
             task.exception()  # it is told that the connection was closed
+    if silent:
+        raise TimeoutError(f"no answer for {within:g} s")
     if connection.is_closed() and task.exception() is not None:
         raise ConnectionError(f"the connection was lost: {task.exception()}") from task.exception()
     return task.result()
