@@ -321,6 +321,19 @@ async def test_lost_reply_of_a_waiter_costs_no_place(
     await until(lambda: _nothing_left(server), "nothing left")
 
 
+async def test_call_whose_transaction_does_not_begin_leaves_no_coroutine(
+    server: PostgresServer,
+) -> None:
+    """It would be told as never awaited, which fails every test."""
+    async with Proxy(server) as proxy:
+        async with Client(proxy.url, listen_source=server.url) as client:
+            async with client.lock("warm"):
+                pass
+            proxy.loses = b"begin; set"
+            async with asyncio.timeout(20), client.lock(NAME):
+                assert proxy.lost.is_set()
+
+
 async def test_client_that_stands_still_before_its_commit_keeps_nobody_out(
     server: PostgresServer,
 ) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -152,19 +153,20 @@ class PostgresBackend:
         return version
 
     async def _ask(self, connection: Connection, sql: str) -> Any:
-        return await ask(
-            connection, self._one_step(connection, connection.fetchval(sql)), _HELLO_WITHIN
-        )
+        query = partial(connection.fetchval, sql)
+        return await ask(connection, self._one_step(connection, query), _HELLO_WITHIN)
 
-    async def _one_step(self, connection: Connection, query: Awaitable[Any]) -> Any:
+    async def _one_step(
+        self, connection: Connection, query: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> Any:
         """Return a query's answer. Behind a pooler, keep the session for as long as the query takes.
 
         asyncpg prepares a statement and runs it in two steps. Between them a pooler may change the session.
         """
         if not self._messages.link.pooled:
-            return await query
+            return await query()
         async with transaction(connection):
-            return await query
+            return await query()
 
     def _on_connected(self, again: bool) -> None:
         if not again:
@@ -201,7 +203,7 @@ class PostgresBackend:
                 _, statement, more = messages[1]  # as when many tasks take one name again and again
             else:
                 statement = _TURN
-        call = connection.fetchval(statement, self.label, self._retention, text, *more)
+        call = partial(connection.fetchval, statement, self.label, self._retention, text, *more)
         answers: str = await self._one_step(connection, call)
         return answers.split("\n")
 
@@ -220,7 +222,7 @@ class PostgresBackend:
         """Return a query's rows."""
 
         def fetch(connection: Connection) -> Any:
-            return self._one_step(connection, connection.fetch(sql, *arguments))
+            return self._one_step(connection, partial(connection.fetch, sql, *arguments))
 
         rows: list[Any] = await self._messages.query(fetch)
         return rows
