@@ -8,10 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from aiodlock import Client, WouldBlock
-from aiodlock.backends.postgres.schema import VERSION
+from aiodlock.backends.postgres.schema import VERSION, create_statements
 
 from ..postgres import PostgresServer
 
@@ -110,6 +111,25 @@ async def test_init_upgrades_the_functions_of_older_versions(
         assert f"upgraded the schema aiodlock (version {VERSION}, logged)" in done.stdout
         assert (await client.inspect("one")).token == lease.token
         await lease.release()
+
+
+async def test_upgrade_and_a_call_do_not_wait_for_each_other(empty: PostgresServer) -> None:
+    """The call has used the names, and is about to note the longest lease of unlogged tables."""
+    empty.execute(create_statements("unlogged"))
+    empty.execute(f"update aiodlock.meta set version = {VERSION - 1};")
+    calling = await asyncpg.connect(empty.url)
+    try:
+        async with calling.transaction():
+            await calling.execute("select from aiodlock.name")
+            upgrading = asyncio.create_task(asyncio.to_thread(command, "init", "--url", empty.url))
+            while not await calling.fetchval(
+                "select exists (select from pg_locks where not granted)"
+            ):
+                await asyncio.sleep(0.01)
+            await calling.execute("select aiodlock.note_length(99999)")
+        assert "upgraded" in (await upgrading).stdout
+    finally:
+        await calling.close()
 
 
 @pytest.mark.parametrize("durability", ["logged", "unlogged"])

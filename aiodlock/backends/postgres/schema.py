@@ -129,9 +129,10 @@ async def install(
 
 
 async def _upgrade(connection: Connection, version: int, durability: Durability) -> None:
-    # Clients of before wait here, and are refused then.
+    # Clients of before wait here, and are refused then. In the order of their calls: else one of them and
+    # this one could wait for each other.
     await connection.execute(
-        "lock table aiodlock.meta, aiodlock.name, aiodlock.waiter in access exclusive mode"
+        "lock table aiodlock.name, aiodlock.waiter, aiodlock.meta in access exclusive mode"
     )
     grantees = [row[0] for row in await connection.fetch(_GRANTEES)]
     await connection.execute(_DROP_FUNCTIONS)
