@@ -44,7 +44,8 @@ _logger = logging.getLogger("aiodlock")
 #: For how long a marker refuses late duplicates, at the least (seconds).
 _REMEMBERED = 60.0
 _SWEEP_EVERY = 60.0
-_SWEEP_MOST = 1000
+#: Few, because each name's lock takes a place in the server's table of locks until the call has ended.
+_SWEEP_MOST = 200
 #: How long a question may take while a connection is prepared.
 _HELLO_WITHIN = 2.0
 #: And how long the installation, which waits for that of others.
