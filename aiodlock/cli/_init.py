@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from .. import BackendUnavailable
+from .. import BackendError, BackendUnavailable
 from ..backends.sources import check_scheme
 
 Durability = Annotated[
@@ -46,7 +46,7 @@ async def create(url: str, durability: Literal["logged", "unlogged"] | None) -> 
     :raises BackendError: it has a schema of another version or durability, or refuses.
     """
     _check(url)
-    from ..backends.postgres.connection import FAILURES, ask, connect
+    from ..backends.postgres.connection import FAILURES, ask, connect, sqlstate_of, will_pass
     from ..backends.postgres.schema import VERSION, install, installed
     from ..backends.postgres.sources import check_url
 
@@ -58,7 +58,15 @@ async def create(url: str, durability: Literal["logged", "unlogged"] | None) -> 
             found = await ask(connection, installed(connection), _WITHIN)
         finally:
             connection.terminate()
+    except BackendUnavailable as busy:  # an OSError too
+        raise BackendUnavailable(f"{where}: {busy}") from busy
     except FAILURES as failed:
+        if not will_pass(failed):
+            rights = sqlstate_of(failed) == "42501"
+            hint = (
+                ": init needs a role that may create a schema, or owns this one" if rights else ""
+            )
+            raise BackendError(f"{where} refused: {failed}{hint}") from failed
         away = isinstance(failed, OSError)
         hint = " (is the server running, and the URL right?)" if away else ""
         raise BackendUnavailable(

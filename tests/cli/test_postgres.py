@@ -11,8 +11,9 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from aiodlock import Client, WouldBlock
+from aiodlock import BackendError, BackendUnavailable, Client, WouldBlock
 from aiodlock.backends.postgres.schema import VERSION, create_statements
+from aiodlock.cli import _init
 
 from ..postgres import PostgresServer
 
@@ -150,6 +151,31 @@ def test_init_refuses_stores_that_need_nothing() -> None:
     done = command("init", "--url", "redis://localhost")
     assert done.returncode == 2
     assert "init is for postgresql://" in done.stderr
+
+
+@pytest.mark.parametrize("there", [False, True])
+async def test_init_without_rights_is_a_refusal(empty: PostgresServer, there: bool) -> None:
+    empty.execute("drop role if exists reader; create role reader login;")
+    if there:
+        empty.execute(create_statements())
+        empty.execute("grant usage on schema aiodlock to reader;")
+    with pytest.raises(
+        BackendError, match=r"refused: permission denied .*: init needs a role"
+    ) as told:
+        await _init.create(empty.url_of("reader"), None)
+    assert not isinstance(told.value, BackendUnavailable)
+
+
+async def test_init_that_another_one_holds_up_tells_it(empty: PostgresServer) -> None:
+    keeper = await asyncpg.connect(empty.url)
+    try:
+        async with keeper.transaction():
+            await keeper.execute("select pg_advisory_xact_lock(1095323470)")
+            with pytest.raises(BackendUnavailable, match="another process installs") as told:
+                await _init.create(empty.url, None)
+        assert "is the server running" not in str(told.value)
+    finally:
+        await keeper.close()
 
 
 def test_init_tells_that_the_server_is_away() -> None:
