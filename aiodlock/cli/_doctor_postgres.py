@@ -22,6 +22,7 @@ _OPEN = """
 select coalesce(extract(epoch from max(clock_timestamp() - xact_start)), 0)::float8
 from pg_stat_activity where backend_xmin is not null and pid <> pg_backend_pid()
 """
+_SEES_ALL = "select pg_has_role('pg_read_all_stats', 'usage')"
 
 
 async def examine(url: str) -> list[Finding]:
@@ -147,6 +148,14 @@ async def _notifications(one: Connection, other: Connection) -> Finding:
 
 async def _transactions(connection: Connection) -> Finding:
     oldest = await _value(connection, _OPEN)
+    if oldest < _LONG and not await _value(connection, _SEES_ALL):
+        return Finding(
+            "transactions",
+            "note",
+            f"the oldest of this role is {oldest:.0f} s old; those of others are hidden from it",
+            "If one stays open, the server keeps dead rows of all tables for it: locks become slower.",
+            "To see them: GRANT pg_read_all_stats TO the_role, or run doctor as a role that has it.",
+        )
     if oldest < _LONG:
         return Finding("transactions", "ok", f"the oldest is {oldest:.0f} s old")
     return Finding(

@@ -13,7 +13,7 @@ import pytest
 
 from aiodlock import BackendError, BackendUnavailable, Client, WouldBlock
 from aiodlock.backends.postgres.schema import VERSION, create_statements
-from aiodlock.cli import _init
+from aiodlock.cli import _doctor_postgres, _init
 
 from ..postgres import PostgresServer
 
@@ -209,6 +209,19 @@ def test_doctor_looks_at_everything(empty: PostgresServer) -> None:
     assert "unlogged" in found["schema"]["found"]
     assert found["notifications"]["found"] == "arrive; their queue is 0% full"
     assert found["commits"]["level"] == "warning", "fsync is off on this server"
+
+
+async def test_doctor_tells_what_a_role_cannot_see(empty: PostgresServer) -> None:
+    empty.execute(create_statements())
+    empty.execute(
+        "drop role if exists reader; create role reader login;"
+        "grant usage on schema aiodlock to reader;"
+        "grant execute on all functions in schema aiodlock to reader;"
+    )
+    for role, sees in (("reader", False), ("postgres", True)):
+        found = {one.subject: one for one in await _doctor_postgres.examine(empty.url_of(role))}
+        assert ("hidden" in found["transactions"].found) != sees
+        assert ("pg_read_all_stats" in found["transactions"].fix) != sees
 
 
 def test_doctor_tells_that_sessions_are_read_only(empty: PostgresServer) -> None:
