@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Coroutine, Generator, Sequence
 from contextlib import suppress
-from types import CodeType, CoroutineType, FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeAlias, TypeVar
+from types import CoroutineType, FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -216,27 +217,29 @@ class _Entered(Protocol):
 
 
 _L = TypeVar("_L", bound=_Entered)
-#: Where a block stands: a frame, by its id, and its code. An open block's frame is alive. If it was entered
-#: by an exit stack, the frame is gone; but no other with the same code leaves it.
-Where: TypeAlias = tuple[int, CodeType]
+_OF_ITS_OWN = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-def where(frame: FrameType) -> Where:
-    """Return where the block stands that this frame enters or leaves."""
-    return id(frame), frame.f_code
+def where(frame: FrameType) -> FrameType | None:
+    """Return what enters or leaves a block: a coroutine or a generator, which is in it until it leaves it.
+
+    The frame itself, not its id, which another one would get when an exit stack's has ended. A frame of
+    another kind may be the event loop's own.
+    """
+    return frame if frame.f_code.co_flags & _OF_ITS_OWN else None
 
 
 class Blocks(Generic[_L]):
     """The open blocks of one object that several tasks may share.
 
-    Mutable state: ``open`` (the task and the lease of each, and where it stands, if that is known; in the
-    order of entering).
+    Mutable state: ``open`` (the task, the lease, and what has entered it, if that is known; in the order of
+    entering).
     """
 
     __slots__ = ("open",)
 
     def __init__(self) -> None:
-        self.open: list[tuple[_Task, _L, Where | None]] = []
+        self.open: list[tuple[_Task, _L, FrameType | None]] = []
 
     def enter(self, task: _Task, lease: _L, frame: FrameType) -> None:
         self.open.append((task, lease, where(frame)))
@@ -244,8 +247,8 @@ class Blocks(Generic[_L]):
     def take(
         self, what: object, exc: BaseException | None, frame: FrameType
     ) -> tuple[_Task, _L] | None:
-        """Take out the block that is meant: the one that stands here, which another task may close (a
-        generator's, when it is collected). Else this task's latest, the only one, or the only one whose
+        """Take out the block that is meant: the one that this frame has entered (a generator's, when it is
+        collected, is left in another task). Else this task's latest, the only one, or the only one whose
         task has ended. Else None, and an error: any other may be the body of a task that goes on."""
         index = self._index_of(frame) if len(self.open) > 1 else len(self.open) - 1
         if index < 0:
@@ -265,9 +268,8 @@ class Blocks(Generic[_L]):
 
     def _index_of(self, frame: FrameType) -> int:
         """Return the block that is meant; -1 for none."""
-        here = where(frame)
         for index in range(len(self.open) - 1, -1, -1):
-            if self.open[index][2] == here:
+            if self.open[index][2] is frame:
                 return index
         meant = block_meant([task for task, _, _ in self.open])
         return -1 if meant is None else meant

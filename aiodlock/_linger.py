@@ -14,6 +14,7 @@ import asyncio
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import count
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from . import _process
@@ -139,7 +140,12 @@ class Lingering:
     # -- the short way -------------------------------------------------------------------------------
 
     def enter(
-        self, terms: Terms, options: LockOptions, entered: Blocks[Lease], kind: type[Lease]
+        self,
+        terms: Terms,
+        options: LockOptions,
+        entered: Blocks[Lease],
+        kind: type[Lease],
+        frame: FrameType,
     ) -> Lease | Literal[Later.NEXT_TURN] | None:
         """Begin a block of the lock that was the last to have what is kept, or of one that is described
         like it; None: go the long way.
@@ -192,7 +198,7 @@ class Lingering:
                 session.give_up(request, lease._serial)
                 raise
         session.bodies.enter_first(task, request)
-        entered.open.append((task, lease, None))
+        entered.enter(task, lease, frame)
         return lease
 
     def exit(self, entered: Blocks[Lease]) -> bool:

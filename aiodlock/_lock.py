@@ -248,11 +248,12 @@ class Acquirable:
 
     async def __aenter__(self) -> Lease:
         if self._short and (session := self._client._session) is not None:
-            short_way = session.lingering.enter
-            kept = short_way(self._terms, self._options, self._entered, self._lease_type)
+            short_way, frame = session.lingering.enter, sys._getframe(1)
+            kept = short_way(self._terms, self._options, self._entered, self._lease_type, frame)
             if kept is NEXT_TURN:
                 await asyncio.sleep(0)
-                kept = short_way(self._terms, self._options, self._entered, self._lease_type)
+                kept = short_way(self._terms, self._options, self._entered, self._lease_type, frame)
+            del frame  # what waits below would keep it in a cycle
             if kept is not None and kept is not NEXT_TURN:
                 return kept
         lease = await self._acquire(self._options.timeout)

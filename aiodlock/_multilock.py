@@ -456,10 +456,12 @@ async def _together(
     except asyncio.CancelledError:
         for task in tasks:
             task.cancel()
-        with anyio.CancelScope(shield=True):
-            await asyncio.wait(tasks)
-        for lease in leases:
-            if not lease._is_over():  # its call had not begun
-                await lease._leave(wait=False)
+        try:
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait(tasks)
+        finally:
+            for lease in leases:
+                if not lease._is_over():  # its call had not begun
+                    await lease._leave(wait=False)
         raise  # this one: anyio knows its own by the message
     return [task.result() for task in tasks]

@@ -16,7 +16,7 @@ What holds at every moment (``check`` asserts it):
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -79,7 +79,8 @@ class Request(Hold):
     entry among the deadlines), ``successor`` (the request of the same acquire after this one was lost),
     ``used`` (its body has begun, or may have), ``may_linger`` (its lease may be kept when its body has
     ended; a recall ends that), ``kept_until``, ``kept_alarm`` (when ``Lingering`` looks at it),
-    ``lost_handles`` (what the loss was the loss of: the handles of that moment), and what a ``Hold`` has.
+    ``lost_handles`` (what the loss was the loss of: the handles of that moment), ``told_to`` (which
+    functions of threads were told of it; set with the loss), and what a ``Hold`` has.
 
     State        Next
     ASKING       WAITING (``queue``), HELD (``hold``), LEAVING
@@ -115,6 +116,7 @@ class Request(Hold):
         "terms",
         "token",
         "told",
+        "told_to",
         "ttl",
         "unanswered",
         "used",
@@ -144,6 +146,7 @@ class Request(Hold):
     terms: Terms
     token: int
     told: RequestInfo | None
+    told_to: list[Callable[[LockLost], object]]
     ttl: float
     unanswered: str
     used: bool
@@ -268,6 +271,7 @@ class Request(Hold):
         self.state = LOST
         self.reason, self.failure = reason, failure
         self.lost_handles = self.handles
+        self.told_to = []
         self.wake_watchers()
         self._cancel_bodies(spare)
 
@@ -278,6 +282,7 @@ class Request(Hold):
         moment = now()
         self.reason = self.overdue_reason(moment) if moment >= self.ends_at else reason
         self.lost_handles = (serial,)
+        self.told_to = []
         self._cancel_bodies()  # it may have been left in a body, that goes on
 
     def one_ended(self) -> None:

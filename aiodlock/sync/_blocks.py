@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from types import FrameType
 from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from .._bodies import refuse
@@ -21,8 +22,8 @@ class _Enterable(Protocol):
 
 
 _L = TypeVar("_L", bound=_Enterable)
-#: An open block: its thread's ``Here``, weakly, and what was entered.
-Block: TypeAlias = "tuple[weakref.ref[Here], _L]"
+#: An open block: its thread's ``Here``, weakly, what was entered, and the frame that has entered it.
+Block: TypeAlias = "tuple[weakref.ref[Here], _L, FrameType]"
 
 _MANY = 64
 
@@ -118,8 +119,8 @@ class Entered(Generic[_L]):
     def __init__(self) -> None:
         self._open: list[Block[_L]] = []
 
-    def add(self, lease: _L) -> None:
-        self._open.append((here().ref, lease))
+    def add(self, lease: _L, frame: FrameType) -> None:
+        self._open.append((here().ref, lease, frame))
 
     def discard(self, lease: _L) -> None:
         """Forget a block that was never begun."""
@@ -128,35 +129,41 @@ class Entered(Generic[_L]):
     def remove(self, block: Block[_L]) -> None:
         self._open.remove(block)
 
-    def leave_soon(self, block: Block[_L] | None) -> None:
+    def leave_soon(self, block: Block[_L] | None, frame: FrameType) -> None:
         """Leave a block in the background whose leaving was interrupted; None: before it was found."""
         if block is None:
-            me = here().ref
-            block = next((entry for entry in reversed(self._open) if entry[0] is me), None)
+            block = self._own(frame)
         if block is not None:
             if block in self._open:
                 self._open.remove(block)
             block[1]._leave_soon()
 
-    def find(self, what: object, exc: BaseException | None) -> Block[_L] | None:
-        """Return which block is left: this thread's latest, else the only one, else the only one whose
-        thread has ended. Else none is: RuntimeError, or a note to what comes out of the body. (Of a
-        generator that is closed nothing comes out that could have a note.)"""
-        me, entries = here(), self._open
-        for entry in reversed(entries):
-            if entry[0]() is me:
-                break
-        else:
-            gone = [entry for entry in entries if entry[0]() is None]
-            if len(entries) == 1:
-                entry = entries[0]
-            elif len(gone) == 1:
-                entry = gone[0]
-            else:
-                error = RuntimeError(
-                    f"{what!r}: {len(entries)} blocks of other threads are open, and it is not clear which "
-                    "of them is left here: enter the lease instead, 'with lock.acquire() as lease'"
-                )
-                refuse(None if isinstance(exc, GeneratorExit) else exc, error)
-                return None
-        return entry
+    def find(self, what: object, exc: BaseException | None, frame: FrameType) -> Block[_L] | None:
+        """Return which block is left: the one that this frame has entered (a generator's may be closed in
+        any block or thread), else this thread's latest, else the only one, else the only one whose thread
+        has ended. Else none is: RuntimeError, or a note to what comes out of the body. (Of a generator that
+        is closed nothing comes out that could have a note.)"""
+        own = self._own(frame)
+        if own is not None:
+            return own
+        entries = self._open
+        gone = [entry for entry in entries if entry[0]() is None]
+        if len(entries) == 1:
+            return entries[0]
+        if len(gone) == 1:
+            return gone[0]
+        error = RuntimeError(
+            f"{what!r}: {len(entries)} blocks of other threads are open, and it is not clear which "
+            "of them is left here: enter the lease instead, 'with lock.acquire() as lease'"
+        )
+        refuse(None if isinstance(exc, GeneratorExit) else exc, error)
+        return None
+
+    def _own(self, frame: FrameType) -> Block[_L] | None:
+        me, latest = here().ref, None
+        for entry in reversed(self._open):
+            if entry[2] is frame:
+                return entry
+            if latest is None and entry[0] is me:
+                latest = entry
+        return latest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -114,7 +115,7 @@ class Candidacy:
         try:
             here().acquired(lease)
             lease._enter_block()
-            self._entered.add(lease)
+            self._entered.add(lease, sys._getframe(1))
         except BaseException as error:  # a signal handler raised
             self._entered.discard(lease)
             lease.__exit__(type(error), error, None)
@@ -129,12 +130,12 @@ class Candidacy:
     ) -> None:
         block: Block[Lease] | None = None
         try:
-            block = self._entered.find(self, exc)
+            block = self._entered.find(self, exc, sys._getframe(1))
             if block is not None:
                 self._entered.remove(block)
                 block[1].__exit__(exc_type, exc, traceback)
         except BaseException:  # a signal handler raised, or there was a loss
-            self._entered.leave_soon(block)
+            self._entered.leave_soon(block, sys._getframe(1))
             raise
 
     def __repr__(self) -> str:

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("aiodlock")
 
-#: Which functions were told of the loss of a request; each is looked after by its loop's thread alone.
-_told: weakref.WeakKeyDictionary[Request, list[Callable[[LockLost], object]]] = (
-    weakref.WeakKeyDictionary()
-)
-
 
 class Lease:
     """One acquisition of a lock, from the grant to its release or loss.
@@ -320,9 +315,8 @@ def _look_for_loss(
     # The lease itself is not kept for this: once nobody else has it, it is released.
     lost = request.session.loss_of(request, serial)
     if lost is not None:
-        told = _told.setdefault(request, [])
-        if function not in told:
-            told.append(function)
+        if function not in request.told_to:
+            request.told_to.append(function)
             start_thread(portal, function, lost.copy())
     elif request.state is State.HELD and serial in request.handles:
         watcher: asyncio.Future[None] = request.session.loop.create_future()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self, TypeAlias
@@ -94,7 +95,7 @@ class MultiLock:
         leases = self._acquire(self._timeout)
         try:
             leases._enter_block()
-            self._entered.add(leases)
+            self._entered.add(leases, sys._getframe(1))
         except BaseException as error:  # a signal handler raised
             self._entered.discard(leases)
             leases.__exit__(type(error), error, None)
@@ -109,12 +110,12 @@ class MultiLock:
     ) -> None:
         block: Block[MultiLease] | None = None
         try:
-            block = self._entered.find(self, exc)
+            block = self._entered.find(self, exc, sys._getframe(1))
             if block is not None:
                 self._entered.remove(block)
                 block[1].__exit__(exc_type, exc, traceback)
         except BaseException:  # a signal handler raised, or there was a loss
-            self._entered.leave_soon(block)
+            self._entered.leave_soon(block, sys._getframe(1))
             raise
 
     # -- inside ------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -65,7 +66,7 @@ class Once:
             run = OnceRun(lease, result)  # type: ignore[arg-type]
             if lease is not None:
                 lease._enter_block()
-            self._runs.add(run)
+            self._runs.add(run, sys._getframe(1))
         except BaseException as error:  # a signal handler raised
             if run is not None:
                 self._runs.discard(run)
@@ -82,7 +83,7 @@ class Once:
     ) -> None:
         block: Block[OnceRun] | None = None
         try:
-            block = self._runs.find(self, exc)
+            block = self._runs.find(self, exc, sys._getframe(1))
             if block is None:
                 return
             self._runs.remove(block)
@@ -94,5 +95,5 @@ class Once:
                 lease._core.record = (core.encode_result(run.result), self._keep)
             lease.__exit__(exc_type, exc, traceback)
         except BaseException:  # a signal handler raised, or there was a loss
-            self._runs.leave_soon(block)
+            self._runs.leave_soon(block, sys._getframe(1))
             raise

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 import anyio
 import pytest
@@ -24,6 +25,7 @@ from ..fault.scenes import session_of
 from ..scenes import cancelled, is_held, until, until_cancelled, until_free, until_waiting
 from ..servers import Store
 
+T = TypeVar("T")
 #: Makes an object that two tasks can be in at the same time, each with a lease of its own.
 Shared = Callable[[Client], Lock | Semaphore]
 SHARED: dict[str, Shared] = {
@@ -606,6 +608,55 @@ async def test_generators_in_something_to_be_done_once_leave_each_its_own(client
     await readers(1)
     async with client.once("x", keep=60, timeout=5) as run:
         assert run.first
+
+
+@pytest.mark.parametrize("kind", SHARED)
+async def test_blocks_that_a_helper_enters_and_leaves_are_their_tasks_own(
+    client: Client, kind: str
+) -> None:
+    """The helper's frame ends with the entering, and the next one may be made in its place."""
+
+    async def call(function: Callable[..., Awaitable[T]], *arguments: object) -> T:
+        return await function(*arguments)
+
+    async def body(number: int) -> None:
+        await asyncio.sleep(number * 0.01)
+        lease = await call(shared_object.__aenter__)
+        await asyncio.sleep(0.02)
+        assert is_held(lease)
+        await call(shared_object.__aexit__, None, None, None)
+        assert not is_held(lease)
+
+    shared_object = shared(client, kind)
+    await asyncio.gather(*(body(number) for number in range(12)))
+    await free_of_holders(shared_object)
+
+
+async def test_generator_in_a_lock_that_lingers_leaves_its_own(client: Client) -> None:
+    async def stays() -> None:
+        async with lock:
+            inside.set()
+            await stop.wait()
+
+    async def read() -> None:
+        async for _ in numbers(lock):
+            break
+        await stays()  # a re-entry
+
+    try:
+        lock = client.lock("x", linger=0.2)
+    except Unsupported as unsupported:
+        pytest.skip(str(unsupported))
+    inside, stop = asyncio.Event(), asyncio.Event()
+    async with lock:
+        pass
+    reader = asyncio.create_task(read())
+    await inside.wait()
+    gc.collect()
+    await asyncio.sleep(0.1)
+    stop.set()
+    await reader
+    await until_free(client, "x")
 
 
 @pytest.mark.parametrize("on_lost", ["cancel", "flag"])

@@ -271,3 +271,24 @@ def test_sixty_threads_of_which_half_gives_up(threads: sync.Client, in_thread: I
     assert all(results[0::2])
     until(lambda: waiters(threads, "x") == 0)
     assert not threads.lock("x").locked()
+
+
+@pytest.mark.parametrize("kind", ["lock", "semaphore"])
+def test_generator_that_is_closed_in_another_block_leaves_its_own(
+    threads: sync.Client, kind: str
+) -> None:
+    def numbers() -> Iterator[int]:
+        with shared as lease:
+            leases.append(lease)
+            yield 1
+            yield 2
+
+    leases: list[sync.Lease] = []
+    shared = threads.rwlock("x").read if kind == "lock" else threads.semaphore("x", limit=3)
+    for _ in (generator := numbers()):
+        break
+    with shared as mine:
+        generator.close()  # type: ignore[attr-defined]
+        assert mine.held
+        assert not leases[0].held
+    assert not shared.inspect().holders

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import threading
+import weakref
 
 import pytest
 
@@ -235,3 +237,29 @@ def test_waiting_for_a_loss_ends_with_the_release(
     lease.release()
     with pytest.raises(sync.NotHeld):
         watching.result(10)
+
+
+def test_lost_lease_is_not_kept_by_the_function_that_was_told(threads: sync.Client) -> None:
+    class Job:
+        def __init__(self) -> None:
+            self.told = 0
+            self.lock = threads.lock("x", on_lost=self.lost)
+
+        def lost(self, _: sync.LockLost) -> None:
+            self.told += 1
+
+        def run(self) -> None:
+            with pytest.raises(sync.LockLost), self.lock as self.lease:
+                threads.break_lock("x")
+                until(lambda: self.told)
+
+    job = Job()
+    job.run()
+    known = weakref.ref(job)
+    del job
+
+    def is_gone() -> bool:
+        gc.collect()
+        return known() is None
+
+    until(is_gone)
