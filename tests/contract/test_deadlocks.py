@@ -84,7 +84,7 @@ async def test_wait_that_was_told_as_late_as_it_may_be_is_met_at_the_second_look
         looks._looked_at = now() + AFTER + 0.05
         first, second = await asyncio.gather(
             take(one.lock("a"), one.lock("b"), both),
-            take(two.lock("b"), two.lock("a"), both, after=0.01),
+            take(two.lock("b"), two.lock("a"), both, after=0.1),
         )
     assert first is None
     assert second is not None
