@@ -6,8 +6,9 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -161,16 +162,12 @@ def test_refusal_to_leave_a_block_hides_nothing_that_comes_out_of_the_body(
     read = threads.rwlock("x").read
     shared: Any = {"lock": read, "multilock": threads.multilock(read), "once": once}[kind]
 
-    def entered() -> Generator[None, None, None]:
-        with shared:
-            yield
-
-    block, error = entered(), ValueError("mine")
+    stack, error = ExitStack(), ValueError("mine")
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
-        one.submit(next, block).result(10)
+        one.submit(stack.enter_context, shared).result(10)
         other.submit(shared.__enter__).result(10)
-        with pytest.raises(ValueError, match="mine") as raised:
-            block.throw(error)
+        with pytest.raises(ValueError, match="mine") as raised, stack:
+            raise error
         for thread in (one, other):
             thread.submit(shared.__exit__, None, None, None).result(10)
     assert raised.value is error

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
@@ -71,18 +72,14 @@ def test_block_that_is_not_clear_ends_none(client: sync.Client) -> None:
     with once as run:
         run.result = "done"
 
-    def entered() -> Generator[bool, None, None]:
-        with once as run:
-            yield run.first
-
-    blocks = entered()
+    stack = ExitStack()
     with ThreadPoolExecutor(1) as second, ThreadPoolExecutor(1) as first:
-        assert not second.submit(next, blocks).result()
+        assert not second.submit(stack.enter_context, once).result().first
         client.forget("a")
         run = first.submit(once.__enter__).result()
         assert run.first
         with pytest.raises(RuntimeError, match="not clear"):
-            blocks.close()
+            stack.close()
         assert run.lease is not None
         assert run.lease.held
         run.result = "again"
