@@ -4,7 +4,7 @@ Bodies swallow their cancellation, run task groups, are suspended in generators 
 and block their loop. On Python 3.12 and later, half of the processes start tasks eagerly. One more checker:
 
 steps       after its lease has ended, a body takes no second step; a body that swallowed its cancellation
-            is not left as if nothing had happened
+            is not left as if nothing had happened, and a generator is not closed so
 """
 
 from __future__ import annotations
@@ -116,19 +116,24 @@ class _Habits(_Base):
             await asyncio.sleep(rng.uniform(0.001, 0.05))
 
     async def _by_a_generator(self, process: Process, client: SimClient) -> None:
-        """Enter the block in a generator, take the steps outside of it, and close it, perhaps elsewhere."""
-        lock, _ = self._some_lock(client)
+        """Enter the block in a generator, take the steps outside of it, and close it, perhaps elsewhere.
+
+        Often the lock is an object that other generators are in, too.
+        """
+        rng = self.habits
+        lock = self._common_lock(client) if rng.random() < 0.6 else self._some_lock(client)[0]
+        last: Lease | None = None
 
         async def leases() -> AsyncGenerator[Lease, None]:
             async with lock as lease, self._body(process, lease):
                 while True:
                     yield lease
 
-        rng = self.habits
         found = leases()
         try:
             ends = self.world.time + rng.expovariate(1 / self.style.hold)
             async for lease in found:
+                last = lease
                 self._step(process, lease)
                 if self.world.time > ends:
                     break
@@ -138,6 +143,10 @@ class _Habits(_Base):
                 await found.aclose()
             else:
                 await _in_another_task(found.aclose(), cancel=False)
+        if last is not None and last.lost is not None:
+            self._wrong = (
+                f"{process}: {last._request.id} was lost, and its generator is closed as if well"
+            )
 
     async def _block(self, process: Process, client: SimClient) -> None:
         """Block the loop, often for longer than the lease, and go on."""

@@ -41,6 +41,7 @@ from aiodlock.backends.redis.sentinel import Named
 from ..model.mutant import mutated
 from .failover import FailoverSimulation
 from .forgotten import Forgotten
+from .habits import Habits
 from .lingers import Lingers, LingersOnTheMachine
 from .memory import MachineSimulation
 from .quorum import QuorumSimulation
@@ -303,6 +304,11 @@ def _guess_whose_block_ends(simulation: Simulation) -> None:
 
     simulation.patch(_bodies, "block_meant", guess)
     _mostly_odd(simulation)
+
+
+def _forget_who_entered(simulation: Simulation) -> None:
+    """Know a block by its task alone: of two generators that other tasks close, none leaves its own."""
+    simulation.patch(_bodies, "where", lambda frame: None)
 
 
 def _disarm_with_the_first_block(simulation: Simulation) -> None:
@@ -784,6 +790,9 @@ VARIANTS = {
     "the loss is marked some turns later": Variant(_mark_in_a_task, ("told",), seed=22),
     "any block ends when it is not clear which": Variant(
         _guess_whose_block_ends, ("told",), seed=4
+    ),
+    "a block is known by its task alone": Variant(
+        _forget_who_entered, ("failure",), seed=10, kind=Habits
     ),
     "the first block that is left disarms the body": Variant(
         _disarm_with_the_first_block, ("told",), seed=3
