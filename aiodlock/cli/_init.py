@@ -47,7 +47,8 @@ async def create(url: str, durability: Literal["logged", "unlogged"] | None) -> 
     """
     _check(url)
     from ..backends.postgres.connection import FAILURES, ask, connect, sqlstate_of, will_pass
-    from ..backends.postgres.schema import VERSION, install, installed
+    from ..backends.postgres.installing import install, installed
+    from ..backends.postgres.schema import VERSION
     from ..backends.postgres.sources import check_url
 
     where = check_url("--url", url)

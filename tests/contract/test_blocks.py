@@ -234,14 +234,15 @@ async def test_name_is_not_to_be_had_inside_a_block_whose_lease_is_lost_while_it
         await until_waiting(operator, "x")
         await operator.break_lock("x")
 
-    breaking = asyncio.create_task(break_it())
     with pytest.raises(LockLost) as lost:
         async with client.lock("x", on_lost="flag"):
+            # Now: a quorum tells of a request as a waiter that is about to hold.
+            breaking = asyncio.create_task(break_it())
             # Another owner: it waits for the block around it.
             with pytest.raises(LockLost):
                 await client.lock("x", owner="me").acquire(timeout=10)
+            await breaking
     assert lost.value.reason == "broken"
-    await breaking
     await until_free(client, "x")
 
 

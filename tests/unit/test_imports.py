@@ -91,3 +91,11 @@ def test_memory_works_with_nothing_but_anyio() -> None:
 
 def test_importing_and_constructing_needs_no_event_loop() -> None:
     _imported("import aiodlock; aiodlock.Client('memory://x').lock('n')")
+
+
+def test_the_schema_of_postgresql_is_to_be_had_without_its_driver() -> None:
+    """To give it to whoever may make it, say."""
+    modules = _imported(
+        "from aiodlock.backends.postgres.schema import create_statements; create_statements()"
+    )
+    assert "asyncpg" not in modules

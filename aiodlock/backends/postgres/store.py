@@ -34,10 +34,11 @@ from ..base import Unanswered
 from ..kept import Notices
 from .connection import Connection, Link, ask, transaction
 from .inspection import Inspection
+from .installing import install
 from .messages import Message, Messages
 from .notifications import Notifications, channel
 from .replies import Extended, left_of, outcome_of
-from .schema import READ_ONLY, VERSION, install, missing, wrong_version
+from .schema import READ_ONLY, VERSION, missing, wrong_version
 
 _logger = logging.getLogger("aiodlock")
 
