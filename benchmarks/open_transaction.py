@@ -136,7 +136,7 @@ def main() -> None:
 
 
 async def _measure(server: PostgresServer, asked: argparse.Namespace) -> None:
-    from aiodlock.backends.postgres.schema import install
+    from aiodlock.backends.postgres.installing import install
 
     admin = await asyncpg.connect(server.url)
     version = await admin.fetchval("show server_version")

@@ -73,7 +73,7 @@ async def _measure(server: PostgresServer, others: Servers, asked: argparse.Name
 
 
 async def _install(url: str, durability: Any) -> None:
-    from aiodlock.backends.postgres.schema import install
+    from aiodlock.backends.postgres.installing import install
 
     connection = await asyncpg.connect(url)
     await install(connection, durability)
