@@ -142,7 +142,11 @@ class Body:
 
     async def __aenter__(self) -> Self:
         self._session.check_here()
-        self.ensure_held()
+        try:
+            self.ensure_held()
+        except (LockLost, BackendError):
+            await self._leave(wait=False)  # there is no body, and nobody will leave it later
+            raise
         self._arm()
         return self
 

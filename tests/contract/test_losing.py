@@ -20,6 +20,7 @@ from aiodlock import BackendError, Client, Lease, LockLost, MultiLease, NotHeld,
 from aiodlock._clock import now
 
 from ..conftest import MakeClient
+from ..fault.scenes import session_of
 from ..scenes import (
     LASTING,
     PATIENCE,
@@ -532,6 +533,23 @@ async def test_loop_blocked_longer_than_the_ttl_loses_the_lease(
 
 
 # -- forgotten leases ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+async def test_lease_that_was_lost_before_its_block_is_left_by_entering_it(
+    client: Client, names: str
+) -> None:
+    lease = await (client.lock("a") if names == "a" else client.multilock(*names)).acquire()
+    await client.break_lock("a")
+    async with takes(at_most=SOON):
+        await lease.wait_lost()
+    with pytest.raises(LockLost):
+        async with lease:
+            raise AssertionError
+    await until(lambda: not session_of(client).requests, "the end of the lease")
+    with pytest.raises(NotHeld):
+        await lease.release()
+    await until_free(client, *names)
 
 
 async def test_multilock_that_was_cancelled_leaves_nothing_to_the_collector(client: Client) -> None:
