@@ -266,6 +266,16 @@ async def test_ready_cluster_client_tells_where_nodes_are_reached_that_call_them
             assert "192.0.2.1" in str(_backend(client).topology.nodes)
 
 
+async def test_remapping_that_does_not_know_a_node_ends_no_client() -> None:
+    known: dict[tuple[str, int], tuple[str, int]] = {}
+    with Cluster(BINARIES["valkey9"](), primaries=1, replicas=0) as cluster:
+        ready = RedisCluster(
+            host="127.0.0.1", port=cluster.ports[0], address_remap=lambda address: known[address]
+        )
+        async with aiodlock.Client(ready) as client, client.lock("name") as lease:
+            assert lease.held
+
+
 async def test_plain_url_of_a_node_is_refused_with_what_to_write(cluster: Cluster) -> None:
     url = f"redis://127.0.0.1:{cluster.ports[0]}"
     async with aiodlock.Client(url, close_timeout=0.1) as client:

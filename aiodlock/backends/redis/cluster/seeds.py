@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import copy
 from typing import Any
 from urllib.parse import urlsplit
@@ -62,7 +63,9 @@ def at_address(source: Source, host: str, port: int) -> Source:
     other = copy(source)
     other.described = f"{host}:{port}"
     if source.remap is not None:
-        host, port = source.remap((host, port))
+        # Users' code: what it does not know (a node that has joined) is dialled where it says that it is.
+        with suppress(Exception):
+            host, port = source.remap((host, port))
     other._kwargs = source._kwargs | {"host": host, "port": port}
     return other
 
