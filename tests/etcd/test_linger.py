@@ -119,9 +119,11 @@ async def test_recall_is_missed_and_compacted(make: MakeClient, one_node: EtcdCl
     place = _kept(client)["a"].place
     watch = place._successors._watch
     assert watch is not None
-    watch.heard = lambda events, revision: None  # what is told now is lost
+    told = asyncio.Event()
+    watch.heard = lambda events, revision: told.set()  # and what is told now is lost
     task = asyncio.create_task(other.lock("a", timeout=PATIENCE).acquire())
     await until_waiting(other, "a")
+    await told.wait()  # told later, it would set the start anew
     watch.start = 1
     revision = (await store.read(place.keys)).revision
     await asyncio.to_thread(one_node.call, "kv/compaction", revision=str(revision))
