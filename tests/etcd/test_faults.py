@@ -16,7 +16,9 @@ from aiodlock._model import ENDED, LOST, Granted, Left, Waiting
 from aiodlock.backends.base import Unanswered
 from aiodlock.backends.etcd import link as api
 from aiodlock.backends.etcd import messages as m
+from aiodlock.backends.etcd.link import Access, Link
 from aiodlock.backends.etcd.place import EtcdPlace
+from aiodlock.backends.etcd.watching import Watches
 
 from .conftest import Direct, Heard
 from .servers import EtcdCluster, EtcdNode
@@ -354,6 +356,29 @@ async def test_run_out_lease_of_a_live_client_opens_the_name(
     await waiter_heard.until("granted")
     assert deadline <= now() <= deadline + 1.0
     await waiter.leave(ENDED)
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_stream_that_breaks_while_it_is_cancelled_ends(
+    one_node: EtcdCluster, turns: int
+) -> None:
+    link = Link(Access((one_node.nodes[0].endpoint,)), "etcd")
+    running = asyncio.create_task(link.run())
+    await link.opened()
+    watches = Watches(link)
+    streaming = asyncio.create_task(watches.run())
+    watches.watch(b"a", b"b", 0, lambda events, revision: None, lambda: None)
+    await watches.first_answer()
+    link.failed(link.generation, Unanswered("cut by the test"))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    streaming.cancel()
+    await asyncio.wait([streaming], timeout=5.0)
+    ended = streaming.cancelled()
+    running.cancel()
+    await asyncio.wait([running])
+    streaming.cancel()
+    assert ended
 
 
 # -- what the server does ------------------------------------------------------------------------------

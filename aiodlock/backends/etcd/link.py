@@ -416,6 +416,9 @@ class Link:
             await call.ended
             raise Lost("the stream was closed")
 
+        task = asyncio.current_task()
+        assert task is not None
+        before = task.cancelling()
         try:
             # A member that has lost its leader ends such a stream, instead of being silent.
             call = connection.begin(
@@ -430,6 +433,9 @@ class Link:
                     await opened(send)
                     reading.cancel()
             except BaseExceptionGroup as group:
+                # Until Python 3.13 a group that fails while its task is cancelled keeps that to itself.
+                if task.cancelling() > before:
+                    raise asyncio.CancelledError from None
                 raise _first(group) from None
             finally:
                 way.streams.pop(call, None)
