@@ -148,6 +148,8 @@ class QuorumCheckers(Checkers):
             self.wrong("kept", f"{process}: {request.id} is kept by {kept} alone until {ends:.6f}")
 
     def _check_delays(self, process: Process, request: Any) -> None:
+        if self._breaks_of(request):
+            return  # it came to hold although it was broken: perhaps after those that came next
         delays = self._delays.setdefault(base_of(request), {})
         moment = self.world.time
         for id, (owner, mode, ends, delay) in delays.items():
@@ -158,7 +160,7 @@ class QuorumCheckers(Checkers):
             early = ends + delay - moment
             if early > 1e-3:
                 self.wrong("delay", f"{request.id} holds {early:.6f} s early after {id}")
-        if request.terms.lock_delay and not self._breaks_of(request):
+        if request.terms.lock_delay:
             ends = process.true_time_of(request.place.deadline)
             delays[request.id] = request.owner, request.terms.mode, ends, request.terms.lock_delay
 
