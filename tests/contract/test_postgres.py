@@ -16,7 +16,7 @@ from aiodlock import BackendError, BackendUnavailable, Client, LockLost, Unsuppo
 from aiodlock.backends.postgres.schema import VERSION, create_statements
 
 from ..postgres import PostgresServer
-from ..scenes import until_cancelled
+from ..scenes import until, until_cancelled
 from ..servers import POSTGRES, Store
 
 NAME = "order:42"
@@ -245,15 +245,20 @@ async def test_option_of_the_url_that_the_driver_does_not_take_is_told_at_once(o
 
 
 async def test_silence_is_told() -> None:
+    connections: list[asyncio.StreamWriter] = []
+
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
         await reader.read()
         writer.close()
+        connections.remove(writer)
 
     async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(BackendUnavailable, match="no answer in time"):
             async with Client(f"postgresql://postgres@127.0.0.1:{port}/postgres"):
                 pytest.fail("entered")
+        await until(lambda: not connections, "an end of all connections")
 
 
 @pytest.mark.parametrize("pooled", [False, True])
