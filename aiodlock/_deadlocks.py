@@ -44,7 +44,7 @@ _logger = logging.getLogger("aiodlock")
 #: The kind of name under which waits are told. ``locks()`` does not list it.
 KIND: Kind = "wait"
 #: Of what kinds names are that requests wait for each other at.
-_KINDS: tuple[Kind, ...] = ("lock", "semaphore")
+_KINDS: tuple[Kind, ...] = ("lock", "semaphore", "once")
 #: What a dead client told of its waits ends so many seconds later.
 _TOLD_FOR = 5.0
 #: A client looks at most once in so many seconds, however many of its waits become long. So others may tell
@@ -463,4 +463,4 @@ def _kinds(blocks: Iterable[tuple[Name, int]]) -> set[str]:
 def _is_watched(request: Request) -> bool:
     """Whether it makes edges: a semaphore with more places is had when any of them is free."""
     terms = request.terms
-    return terms.kind == "lock" or (terms.kind == "semaphore" and terms.limit == 1)
+    return terms.kind in ("lock", "once") or (terms.kind == "semaphore" and terms.limit == 1)

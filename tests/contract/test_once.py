@@ -20,7 +20,7 @@ from aiodlock import (
 from aiodlock.backends.kept_backend import KeptBackend
 
 from ..conftest import MakeClient
-from ..scenes import until, until_waiting
+from ..scenes import PATIENCE, until, until_waiting
 from ..servers import CLUSTER, ETCD, MEMORY, POSTGRES, SCRIPTED, SENTINEL, Store
 
 pytestmark = pytest.mark.stores(MEMORY, *SCRIPTED, *POSTGRES, *ETCD, CLUSTER, SENTINEL)
@@ -373,6 +373,30 @@ async def test_blocks_of_one_object_and_task_are_left_in_the_opposite_order(clie
     await once.__aexit__(None, None, None)  # the inner one
     assert await enter(client) == (False, "again")
     await once.__aexit__(None, None, None)
+
+
+async def test_body_that_waits_for_who_waits_for_it_is_a_deadlock(make_client: MakeClient) -> None:
+    one, two = await make_client(deadlock_after=0.3), await make_client(deadlock_after=0.3)
+    both = asyncio.Barrier(2)
+
+    async def do_it(client: Client) -> None:
+        async with client.once("order", keep=60) as once:
+            await both.wait()
+            async with client.lock("row"):
+                once.result = "done"
+
+    async def use_it(client: Client) -> None:
+        async with client.lock("row"):
+            await both.wait()
+            await asyncio.sleep(0.1)  # the younger one
+            with pytest.raises(DeadlockError) as error:
+                async with client.once("order", keep=60):
+                    raise AssertionError("it is being done")
+            assert [member[0] for member in error.value.cycle] == ["order", "row"]
+
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(do_it(one), use_it(two))
+    assert await enter(two, "order") == (False, "done")
 
 
 @pytest.mark.stores(MEMORY)
