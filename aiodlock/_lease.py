@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING, Never, NoReturn
 from urllib.parse import quote
 
 from . import _process
@@ -12,7 +12,7 @@ from ._backoff import pause_after
 from ._bodies import Body
 from ._capabilities import refuse_short
 from ._clock import now
-from ._errors import BackendError, LockLost, NotHeld
+from ._errors import BackendError, LockLost, NotHeld, Unsupported
 from ._model import Mode
 from ._options import LARGEST_MARGIN, SHORTEST_TTL, check_seconds, refuse_keywords
 from ._request import HELD, Block, Request
@@ -162,6 +162,7 @@ class Lease(Body):
 
         :raises LockLost: when the lease is lost, before or meanwhile.
         :raises NotHeld: after a release.
+        :raises Unsupported: for another ``ttl`` than the lock's, on a store that cannot change it.
         """
         if wrong:
             refuse_keywords("extend()", wrong, ["ttl"])
@@ -176,9 +177,14 @@ class Lease(Body):
         session.check_here()
         self.ensure_held()
         session.check_usable()
+        before = request.ttl
         if ttl is not None:
             request.ttl = ttl
-        await self._ask(lambda: request.place.extend(ttl))
+        try:
+            await self._ask(lambda: request.place.extend(ttl))
+        except Unsupported:
+            request.ttl = before
+            raise
 
     async def _begin(self) -> None:
         """Tell the store that the body begins, if it has not begun with the grant.
@@ -272,6 +278,9 @@ class Lease(Body):
 
     def _not_held(self) -> NotHeld:
         return NotHeld(f"the lease on {self.name!r} was released before", name=self.name)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(f"{self!r} is one acquisition: it cannot be copied or pickled")
 
     def __del__(self) -> None:
         # On any thread, in the middle of anything.

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
+import pickle
 import threading
 import time
 import warnings
@@ -16,7 +18,16 @@ import anyio
 import pytest
 
 import aiodlock
-from aiodlock import BackendError, Client, Lease, LockLost, MultiLease, NotHeld, WouldBlock
+from aiodlock import (
+    BackendError,
+    Client,
+    Lease,
+    LockLost,
+    MultiLease,
+    NotHeld,
+    Unsupported,
+    WouldBlock,
+)
 from aiodlock._clock import now
 
 from ..conftest import MakeClient
@@ -35,7 +46,7 @@ from ..scenes import (
     until_outlived,
     until_waiting,
 )
-from ..servers import SERVED, Store
+from ..servers import SERVED, ZOOKEEPER, Store
 
 
 async def lose(client: Client, lease: Lease) -> None:
@@ -146,6 +157,14 @@ async def test_new_ttl_holds_from_then_on(client: Client) -> None:
         assert 10 < lease.remaining() < 20
         remaining = (await client.inspect("x")).holders[0].remaining
         assert remaining is None or remaining > 10
+
+
+@pytest.mark.stores(*ZOOKEEPER)
+async def test_ttl_that_the_store_cannot_change_stays(client: Client) -> None:
+    async with client.lock("x", ttl=LASTING) as lease:
+        with pytest.raises(Unsupported, match="ttl=20"):
+            await lease.extend(20)
+        assert lease.ttl == LASTING
 
 
 async def test_extending_never_brings_the_deadline_nearer(client: Client) -> None:
@@ -570,6 +589,16 @@ async def test_multilock_that_was_cancelled_leaves_nothing_to_the_collector(clie
             assert len(leases()) == before
         finally:
             gc.enable()
+
+
+async def test_lease_cannot_be_copied(client: Client) -> None:
+    """It is one acquisition, which would be released with the first copy that is forgotten."""
+    lease = await client.lock("x").acquire()
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"'x'.*cannot be copied"):
+            copied(lease)
+    assert lease.held
+    await lease.release()
 
 
 async def test_forgotten_bare_lease_is_released_with_a_warning(client: Client) -> None:
