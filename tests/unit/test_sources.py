@@ -347,6 +347,14 @@ def test_option_that_the_driver_does_not_know_is_a_value_error(url: str) -> None
 
 
 @pytest.mark.parametrize(
+    "where", ["rediss://h/0", "rediss+cluster://h:1", "rediss+sentinel://h:1/s"]
+)
+def test_value_that_the_driver_does_not_take_is_a_value_error(where: str) -> None:
+    with pytest.raises(ValueError, match=r"source.*CERT_NONE"):
+        Client(f"{where}?ssl_cert_reqs=CERT_NONE")
+
+
+@pytest.mark.parametrize(
     ("source", "options", "stores"),
     [
         ("zookeeper://h", {"hold_at_least": 1}, "PostgreSQL, etcd or memory"),

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import redis
 from redis.asyncio import Redis, RedisCluster
+from redis.exceptions import RedisError
 
 from ..._errors import Unsupported
 from ..._model import Capabilities
@@ -164,7 +165,7 @@ def _source_of(node: Source | str) -> Source:
 def _unless_unreadable(read: Callable[[str], _T], url: str) -> _T:
     try:
         return read(url)
-    except ValueError as wrong:
+    except (ValueError, RedisError) as wrong:
         why = without_password(url, str(wrong))
     # Not from that error: it quotes what it could not read, which may be a part of the password.
     raise ValueError(f"source cannot be read as the URL of a server: {why}")
