@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import anyio
 import pytest
 
 from aiodlock import BackendError
@@ -46,3 +47,45 @@ async def test_pauses_begin_anew_when_a_refusing_node_was_of_use(
         await until(lambda: len(failures_in_a_row) >= 7)
         node.scope.cancel()
     assert failures_in_a_row[:7] == [1, 2, 3, 1, 2, 1, 2]
+
+
+async def test_node_that_refuses_while_the_client_is_left_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On its way out, a server's group of tasks fails, and keeps its cancellation to itself."""
+    attempts = 0
+
+    async def ask_for_owners(self: topology.Topology) -> bool:
+        self.start(("localhost", 1))
+        return True
+
+    async def run(self: Server, listener: Notices, ready: Callable[[], None]) -> None:
+        nonlocal attempts
+        attempts += 1
+        ready()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_refuse_when_cancelled)
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(topology.Topology, "_ask_for_owners", ask_for_owners)
+    monkeypatch.setattr(Server, "run", run)
+    settings = Settings("p", token_retention=60.0, unavailable_after=30.0)
+    cluster = topology.Topology([Source.from_url("redis://localhost:1")], settings, "label")
+    up = asyncio.Event()
+    running = asyncio.create_task(cluster.run(object(), up.set))  # type: ignore[arg-type]
+    await up.wait()
+    running.cancel()
+    await asyncio.wait([running], timeout=3.0)
+    ended = running.cancelled()
+    if not ended:
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+    assert ended
+    assert attempts == 1
+
+
+async def _refuse_when_cancelled() -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        raise BackendError("refused")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
@@ -12,7 +13,9 @@ from fakeredis.aioredis import FakeRedis
 import aiodlock
 from aiodlock._embedded import EmbeddedServer
 from aiodlock.backends.base import Unanswered
+from aiodlock.backends.kept import Notices
 from aiodlock.backends.redis.quorum.broadcast import failure_of
+from aiodlock.backends.redis.server import Server
 
 
 async def test_stores_in_memory_make_a_quorum() -> None:
@@ -51,3 +54,32 @@ def test_refusal_of_a_minority_is_not_raised_while_the_others_may_answer_soon() 
     assert isinstance(failure_of("q", 5, 1, [refusal, refusal, silent, silent]), Unanswered)
     assert failure_of("q", 3, 0, [silent, refusal, refusal]) is refusal
     assert failure_of("q", 4, 1, [silent, refusal, refusal]) is refusal
+
+
+async def test_node_that_refuses_while_the_client_is_left_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On its way out, a server's group of tasks fails, and keeps its cancellation to itself."""
+    run, left = Server.run, 0
+
+    async def run_and_refuse(self: Server, listener: Notices, ready: Callable[[], None]) -> None:
+        nonlocal left
+        try:
+            await run(self, listener, ready)
+        finally:
+            left += 1
+            raise ExceptionGroup("a group", [aiodlock.BackendError("refused")])
+
+    async def be_left() -> None:
+        async with aiodlock.Client([f"memory://leaving-{number}" for number in range(3)]):
+            pass
+
+    monkeypatch.setattr(Server, "run", run_and_refuse)
+    leaving = asyncio.create_task(be_left())
+    await asyncio.wait([leaving], timeout=3.0)
+    ended = leaving.done()
+    if not ended:
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+    assert ended
+    assert left == 3

@@ -49,8 +49,8 @@ class Topology:
     ``_learned`` (the same, as the nodes said last; the former follows redirections too), ``observers``,
     ``changed`` (set when somebody noticed that these may be wrong), ``_told`` (set when the next question
     for the owners has been answered), ``_entering`` (until nodes are
-    connected; until then a refusal is fatal), ``_failure`` (why the last question for the owners had no
-    answer).
+    connected; until then a refusal is fatal), ``_leaving``, ``_failure`` (why the last question for the
+    owners had no answer).
     """
 
     def __init__(self, seeds: Sequence[Source], settings: Settings, label: str) -> None:
@@ -67,6 +67,7 @@ class Topology:
         self._listener: Notices | None = None
         self._failure: Exception | None = None
         self._entering = True
+        self._leaving = False
 
     def __repr__(self) -> str:
         return f"<Topology {self._seeds[0].described}, {len(self.nodes)} nodes>"
@@ -76,29 +77,35 @@ class Topology:
     async def run(self, listener: Notices, ready: Callable[[], None]) -> None:
         """Keep all primaries connected, and know the owners of slots, until cancelled."""
         self._listener = listener
-        self._entering = True
+        self._entering, self._leaving = True, False
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                while not await self._ask_for_owners():  # noqa: ASYNC110
-                    await asyncio.sleep(_ASK_AGAIN)
-                with anyio.move_on_after(_WAIT_FOR_ALL):
-                    for node in list(self.nodes.values()):
-                        await node.up.wait()
-                while not any(node.up.is_set() for node in self.nodes.values()):
-                    await asyncio.sleep(_ASK_AGAIN)
-                    await self._ask_for_owners()
-                self._entering = False
-                ready()
-                while True:
-                    await self.changed.wait()
-                    # Whoever wants to know from now on is told by the next answer.
-                    told, self._told = self._told, asyncio.Event()
-                    await self._ask_for_owners()
-                    told.set()
-                    await asyncio.sleep(_ASK_AGAIN * random.uniform(1.0, 2.0))
+                try:
+                    await self._know_owners(ready)
+                finally:
+                    self._leaving = True
         finally:
             self._tasks = None
             self.nodes.clear()
+
+    async def _know_owners(self, ready: Callable[[], None]) -> None:
+        while not await self._ask_for_owners():  # noqa: ASYNC110
+            await asyncio.sleep(_ASK_AGAIN)
+        with anyio.move_on_after(_WAIT_FOR_ALL):
+            for node in list(self.nodes.values()):
+                await node.up.wait()
+        while not any(node.up.is_set() for node in self.nodes.values()):
+            await asyncio.sleep(_ASK_AGAIN)
+            await self._ask_for_owners()
+        self._entering = False
+        ready()
+        while True:
+            await self.changed.wait()
+            # Whoever wants to know from now on is told by the next answer.
+            told, self._told = self._told, asyncio.Event()
+            await self._ask_for_owners()
+            told.set()
+            await asyncio.sleep(_ASK_AGAIN * random.uniform(1.0, 2.0))
 
     async def _run_node(self, node: Node) -> None:
         assert self._listener is not None
@@ -115,6 +122,8 @@ class Topology:
                     node.begun.set()
                     await node.server.run(self._listener, on_up)
                 except (BackendError, ExceptionGroup) as failed:
+                    if self._leaving:
+                        return  # it was cancelled, which a task group that fails keeps to itself
                     refusal = refusal_in(failed)
                     if self._entering:
                         raise

@@ -31,8 +31,9 @@ class Nodes:
     """All nodes.
 
     Mutable state: ``_refusals`` (nodes that refuse this client, and why), ``_entering`` (until a majority
-    is connected), ``doubles`` (nodes that turned out to be the same server as another one), ``_believed``
-    (which nodes counted when they were judged last), ``_is_distrusted`` (no majority counted then).
+    is connected), ``_leaving``, ``doubles`` (nodes that turned out to be the same server as another one),
+    ``_believed`` (which nodes counted when they were judged last), ``_is_distrusted`` (no majority counted
+    then).
 
     :param on_restarted: called when another server, or an empty one, answers at a node's address.
     """
@@ -62,6 +63,7 @@ class Nodes:
         ]
         self._refusals: dict[int, BackendError] = {}
         self._entering = True
+        self._leaving = False
         self.doubles: dict[int, str] = {}
         self._believed: list[bool] = []
         self._is_distrusted = False
@@ -76,10 +78,21 @@ class Nodes:
         on_trust_changed: Callable[[], None],
     ) -> None:
         """Keep the nodes connected and judge them, until cancelled; see ``Backend.run``."""
-        self._entering = True
+        self._entering, self._leaving = True, False
         came_up = asyncio.Event()
         for voter in self.voters:
             tasks.create_task(self._run_voter(voter, notices(voter), came_up))
+        try:
+            await self._judge_all(came_up, ready, on_trust_changed)
+        finally:
+            self._leaving = True
+
+    async def _judge_all(
+        self,
+        came_up: asyncio.Event,
+        ready: Callable[[], None],
+        on_trust_changed: Callable[[], None],
+    ) -> None:
         while sum(voter.up.is_set() for voter in self.voters) < self.majority:
             came_up.clear()
             await came_up.wait()
@@ -106,6 +119,8 @@ class Nodes:
             try:
                 await voter.server.run(notices, on_up)
             except (BackendError, ExceptionGroup) as failed:
+                if self._leaving:
+                    return  # it was cancelled, which a task group that fails keeps to itself
                 error = refusal_in(failed)
                 if error is not None:
                     self._on_refusal(voter, error, failed)
