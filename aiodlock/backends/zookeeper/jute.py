@@ -340,11 +340,15 @@ def frame(xid: int, call: Call[Any]) -> bytes:
     return b"".join((_INT.pack(8 + len(call.body)), _TWO_INTS.pack(xid, call.opcode), call.body))
 
 
+#: Milliseconds that a first message has room for.
+LONGEST_TIMEOUT = 2**31 - 1
+
+
 def hello(last_seen: int, timeout: int, session: int, password: bytes) -> bytes:
     """Return the first message of a connection: for a new session (0), or to go on with one.
 
     :param last_seen: the newest transaction that the client knows of. A server that is behind refuses.
-    :param timeout: of the session, in milliseconds.
+    :param timeout: of the session, in milliseconds, up to ``LONGEST_TIMEOUT``.
     """
     body = b"".join(
         (

@@ -294,7 +294,7 @@ class Session:
                 host, port, self._ensemble.tls, self._on_event, self._on_commit
             )
             try:
-                timeout = round(self.timeout * 1000)
+                timeout = min(round(self.timeout * 1000), jute.LONGEST_TIMEOUT)
                 welcome = await connection.hello(self._seen, timeout, self._id, self._password)
                 if not welcome.timeout:
                     self._expire()
