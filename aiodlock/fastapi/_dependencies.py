@@ -21,6 +21,10 @@ from ._disconnect import Watch
 from ._names import Template
 from ._problems import as_problems, responses
 
+_YIELDS = (
+    "the handler yields, so FastAPI runs it while the response is sent, when the lock is released already; "
+    "take the lock inside the handler, with the client of LockClient"
+)
 _PATH_FIELD = re.compile(r"{(\w+)(?::\w+)?}")
 
 
@@ -44,13 +48,14 @@ def lifespan(
     :param source: where locks live, as of ``Client``.
     :param client_options: as of ``Client``.
     :raises BackendUnavailable: (when the app starts) when the store does not answer within 5 s.
-    :raises ValueError: (when the app starts) for a ``Locked`` with a field that its path and handler lack.
+    :raises ValueError: (when the app starts) for a ``Locked`` with a field that its path and handler lack,
+        and for one whose handler yields.
     """
     client = Client(source, **client_options)
 
     @asynccontextmanager
     async def own_client(app: FastAPI) -> AsyncIterator[None]:
-        _check_templates(app)
+        _check_routes(app)
         _show_responses(app)
         async with client:
             app.state.aiodlock = client
@@ -62,10 +67,12 @@ def lifespan(
     return own_client
 
 
-def _check_templates(app: FastAPI) -> None:
-    """Refuse a field that no request can fill, such as a misspelt one."""
+def _check_routes(app: FastAPI) -> None:
+    """Refuse a field that no request can fill, such as a misspelt one, and a handler that yields."""
     for route, prefix, more in _all_routes(app.routes):
         for locked in _locked(route.dependant):
+            if _yields(route.endpoint):
+                raise ValueError(f"{locked!r} at {prefix + route.path!r}: {_YIELDS}")
             for field in locked.__dict__["_template"].fields:
                 known = _parameters_of(route.dependant)
                 known["path"] = set(_PATH_FIELD.findall(prefix + route.path))
@@ -76,6 +83,20 @@ def _check_templates(app: FastAPI) -> None:
                     f"{route.endpoint.__name__!r} has the parameter {field.name!r}; declare it in the "
                     f"handler, or write {{query.{field.name}}} or {{header.{field.name}}}"
                 )
+
+
+def _yields(handler: object) -> bool:
+    ways = (handler, getattr(handler, "__call__", None))  # noqa: B004 (a method that yields)
+    return any(inspect.isasyncgenfunction(way) or inspect.isgeneratorfunction(way) for way in ways)
+
+
+def check_handler(connection: HTTPConnection) -> None:
+    """Refuse a request whose handler would run without what is held, also where no lifespan has checked.
+
+    :raises RuntimeError: the handler yields.
+    """
+    if _yields(getattr(connection.scope.get("route"), "endpoint", None)):
+        raise RuntimeError(_YIELDS)
 
 
 def _parameters_of(dependant: Any) -> dict[str, set[str]]:
@@ -255,6 +276,7 @@ class Locked(_Dependency):
         self, connection: HTTPConnection, client: Client, **fields: str
     ) -> AsyncIterator[Lease]:
         inner = self.__dict__
+        check_handler(connection)
         name = inner["_template"].fill(connection)
         timeout = inner["_timeout"]
         lock: Lock = client.lock(name, **{**inner["_options"], "timeout": timeout})

@@ -17,7 +17,7 @@ from starlette.requests import HTTPConnection
 from .._client import Client
 from .._once import OnceRun, check_hold
 from .._options import check_seconds
-from ._dependencies import Locked, parameter
+from ._dependencies import Locked, check_handler, parameter
 from ._disconnect import Watch
 from ._problems import as_problems
 
@@ -101,6 +101,7 @@ class Once(Locked):
         **fields: str,
     ) -> AsyncIterator[OnceRun]:
         inner = self.__dict__
+        check_handler(connection)
         name, timeout = inner["_template"].fill(connection), inner["_timeout"]
         once = client.once(name, keep=inner["_keep"], **{**inner["_options"], "timeout": timeout})
         with _answers_to(connection, response) as answers, as_problems(name, timeout):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -24,7 +24,7 @@ from fastapi.responses import StreamingResponse
 
 import aiodlock
 from aiodlock import Client, Lease
-from aiodlock.fastapi import LockClient, Locked, lifespan
+from aiodlock.fastapi import LockClient, Locked, Once, lifespan
 
 from ..scenes import BRIEF, PATIENCE, keeper_of, until, until_cancelled
 from ..servers import Store
@@ -500,6 +500,40 @@ async def test_a_field_that_no_request_can_fill_is_refused_when_the_app_starts()
         with pytest.raises(ValueError, match="neither the path nor the handler"):
             async with app.router.lifespan_context(app):
                 pass
+
+
+class Yields:
+    """A handler that is an object."""
+
+    async def __call__(self) -> AsyncIterator[int]:
+        yield 1
+
+
+async def yields() -> AsyncIterator[int]:
+    yield 1
+
+
+def yields_in_a_thread() -> Iterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("handler", [yields, yields_in_a_thread, Yields()])
+@pytest.mark.parametrize("dependency", [Locked("s"), Once("s", keep=600)])
+async def test_handler_that_yields_would_run_without_the_lock_and_is_refused(
+    handler: Any, dependency: Any, client: Client
+) -> None:
+    app = FastAPI(lifespan=aiodlock.fastapi.lifespan("memory://"))
+    app.get("/", dependencies=[dependency])(handler)
+    with pytest.raises(ValueError, match="the handler yields"):
+        async with app.router.lifespan_context(app):
+            pass
+    app.dependency_overrides[LockClient] = lambda: client  # an app that never starts
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+        with pytest.raises(RuntimeError, match="the handler yields"):
+            await http.get("/")
+    if isinstance(dependency, Once):
+        async with client.once("s", keep=1) as once:
+            assert once.first
 
 
 def test_keywords_of_other_libraries_are_answered() -> None:
