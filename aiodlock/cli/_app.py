@@ -500,7 +500,7 @@ def bench(
     header: Header = False,
     as_json: Json = False,
 ) -> None:
-    """Measure how fast locks are on your server, and for comparison a bare round trip.
+    """Measure how fast locks are in your store. On one Redis or Valkey, also a bare round trip.
 
     The locks have names of their own. The load slows down other users of the server.
     """

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from .. import Client
 from . import _show
-from ._source import read_source
+from ._source import is_one_server, read_source
 
 #: The columns in a pipe, and what they mean.
 COLUMNS = {
@@ -42,7 +42,7 @@ async def measure(url: str, *, prefix: str, seconds: float) -> list[Result]:
     results = []
     source = read_source(url)
     async with Client(source, prefix=prefix, token_retention=1.0) as client:
-        if isinstance(source, str) and not url.startswith("memory:"):
+        if is_one_server(source):
             async with Redis.from_url(url, single_connection_client=True) as server:
                 results.append(await _case("one PING, one task", [lambda: _ping(server)], seconds))
         own = f"aiodlock bench {secrets.token_hex(4)}"

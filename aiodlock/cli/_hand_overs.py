@@ -11,7 +11,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
 from ..backends.redis.keys import channel_prefix
-from ._source import read_source
+from ._source import is_one_server, read_source
 
 
 class HandOvers:
@@ -39,8 +39,8 @@ class HandOvers:
 
 @asynccontextmanager
 async def counting(url: str, prefix: str) -> AsyncIterator[HandOvers]:
-    """Count while the block lasts. On a cluster, on a quorum and in memory nothing is known."""
-    if not url.startswith(("redis:", "rediss:", "unix:")) or read_source(url) != url:
+    """Count while the block lasts. On other stores than one server nothing is known."""
+    if not is_one_server(read_source(url)):
         yield HandOvers(None)
         return
     async with Redis.from_url(url) as server, server.pubsub() as pubsub:

@@ -12,3 +12,8 @@ def read_source(url: str) -> str | list[str]:
     """Return the URL, or a list where several whole URLs are separated by commas."""
     urls = _NEXT_URL.split(url.strip())
     return urls if len(urls) > 1 else url
+
+
+def is_one_server(source: str | list[str]) -> bool:
+    """Return whether it is one Redis or Valkey that redis-py can be pointed at."""
+    return isinstance(source, str) and source.startswith(("redis:", "rediss:", "unix:"))

@@ -51,3 +51,9 @@ def test_doctor_examines_every_member(servers: Servers) -> None:
     assert found["member 127.0.0.1:1"] == "warning"
     assert found["alarms"] == "ok"
     assert "writes" in found
+
+
+def test_bench_measures_other_stores_too(servers: Servers) -> None:
+    done = command("bench", "--seconds", "0.1", "--url", servers.store("etcd").url)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 3
