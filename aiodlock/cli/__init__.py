@@ -5,7 +5,7 @@ _top.py       ``top``: the live table, and the key that ends it
 _run.py       ``run``: the parent, which holds the lease
 _guardian.py  ``run``: the process beside the command, which ends it in time by itself
 _doctor.py    ``doctor``: what was found on a server, what it means, how to fix it
-_stderr.py    standard error that never fails
+_streams.py   standard error that never fails, and what a failing output means
 _web.py       ``web``: the page, served on this machine
 _deadlocks.py  ``deadlocks``: the cycles that stand
 _init.py      ``init``: what PostgreSQL needs before the first lock
@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import sys
 
-from ._stderr import forgive
+from ._streams import prepare
 
 
 def main() -> None:
     """Run the command line."""
-    forgive()
+    prepare()
     try:
         import rich as rich
         import typer as typer

@@ -107,8 +107,6 @@ def _do(work: Coroutine[Any, Any, _T]) -> _T:
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    except BrokenPipeError:
-        raise typer.Exit(1) from None
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import aiodlock
 from aiodlock.cli import _app, _show
 
 from ..conftest import MakeClient
-from ..scenes import PATIENCE, until_waiting
+from ..scenes import PATIENCE, STARTING, until_waiting
 from ..servers import Store
 
 pytestmark = pytest.mark.stores("valkey9")
@@ -186,3 +187,61 @@ async def test_top_counts_the_hand_overs_between_two_looks(
     busy = False
     await asyncio.gather(*tasks)
     assert max(rates) > 10
+
+
+#: How standard output may be, and the exit code of a command that prints and would end with 1.
+OUTPUTS = {"closed": ('exec "$@" >&-', 1), "full": ('exec "$@" >/dev/full', 74)}
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+async def test_output_that_fails_is_no_finding(store: Store, output: str) -> None:
+    shell, code = OUTPUTS[output]
+
+    def run(*words: str) -> tuple[int, str]:
+        done = subprocess.run(
+            ["sh", "-c", shell, "sh", sys.executable, "-m", "aiodlock", *words],
+            env={**os.environ, "AIODLOCK_URL": store.url},
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=STARTING,
+        )
+        return done.returncode, done.stderr
+
+    told = (
+        "" if code == 1 else "aiodlock: cannot write to standard output: No space left on device\n"
+    )
+    for words in (("ls",), ("deadlocks",)):
+        assert await asyncio.to_thread(run, *words) == (0, "")  # nothing to print
+    assert await asyncio.to_thread(run, "forget", "nothing") == (code, told)
+    assert await asyncio.to_thread(run, "show", "x") == (0 if code == 1 else code, told)
+
+
+async def test_reader_that_has_seen_enough_ends_top_without_a_word(store: Store) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "aiodlock", "top", "--interval", "0.05"),
+        env={**os.environ, "AIODLOCK_URL": store.url},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    await process.stdout.readline()
+    process._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
+    assert await asyncio.wait_for(process.stderr.read(), STARTING) == b""
+    assert await process.wait() == 74
+
+
+async def test_name_that_the_terminal_cannot_show_is_escaped(store: Store) -> None:
+    async with aiodlock.Client(store.url) as client, client.lock("日本"):
+        found = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "aiodlock", "ls"],
+            env={**os.environ, "AIODLOCK_URL": store.url, "PYTHONIOENCODING": "ascii"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=STARTING,
+        )
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.startswith(r"\u65e5\u672c" + "\t")
