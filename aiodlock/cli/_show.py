@@ -35,6 +35,10 @@ COLUMNS = {
 #: In a terminal they are shorter, the kind follows the name, and the token is left out.
 _HEADINGS = ("name", "kind", "mode", "holders", "held by", "s left", "waiters", "s waited")
 _TEXTS = ("name", "kind", "mode", "held by")
+#: The columns that are cut, and how many cells they need together to be of use.
+_CUT, _LEAST = {"name", "held by"}, 16
+#: What a narrow terminal does without, in this order.
+_LEFT_OUT = ("mode", "holders", "s left", "kind", "s waited", "waiters", "held by")
 
 
 def console() -> Console:
@@ -82,21 +86,38 @@ def summary(info: LockInfo) -> tuple[str, ...]:
 
 
 def table(infos: list[LockInfo]) -> Table:
-    """Return a table with a line for each lock; names and holders are cut when they do not fit."""
-    rows = [_row(*summary(info)) for info in infos]
-    widths = [max(map(len, column)) for column in zip(_HEADINGS, *rows, strict=True)]
-    name, held_by = _HEADINGS.index("name"), _HEADINGS.index("held by")
-    room = console().width - 2 * len(widths) - sum(widths) + widths[name] + widths[held_by]
-    # The name gets what it needs, two thirds of the room at least; the holders get the rest.
-    wanted = min(widths[name], max(room * 2 // 3, room - widths[held_by]))
-    widths[name], widths[held_by] = max(1, wanted), max(1, min(widths[held_by], room - wanted))
+    """Return a table with a line for each lock. What does not fit is cut or left out, the name last."""
+    rows = [dict(zip(_HEADINGS, _row(*summary(info)), strict=True)) for info in infos]
+    widths = {
+        heading: max(cell_len(heading), *(cell_len(row[heading]) for row in rows))
+        for heading in _HEADINGS
+    }
+    room = _room(widths)
+    for heading in _LEFT_OUT:
+        if room >= min(_LEAST, widths["name"] + widths.get("held by", 0)):
+            break
+        del widths[heading]
+        room = _room(widths)
+    if "held by" in widths:
+        # The name gets what it needs, two thirds of the room at least; the holders get the rest.
+        wanted = min(widths["name"], max(room * 2 // 3, room - widths["held by"]))
+        widths["held by"] = max(1, min(widths["held by"], room - wanted))
+    else:
+        wanted = min(widths["name"], room)
+    widths["name"] = max(1, wanted)
     found = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for heading, width in zip(_HEADINGS, widths, strict=True):
+    for heading, width in widths.items():
         justify: Literal["left", "right"] = "left" if heading in _TEXTS else "right"
         found.add_column(heading, justify=justify, no_wrap=True, width=width)
     for row in rows:
-        found.add_row(*(Text(cell) for cell in row))
+        found.add_row(*(Text(row[heading]) for heading in widths))
     return found
+
+
+def _room(widths: dict[str, int]) -> int:
+    """Return how many cells a terminal has for the name and the holders, beside the other columns."""
+    others = sum(width + 2 for heading, width in widths.items() if heading not in _CUT)
+    return console().width - others - 2 * len(_CUT & widths.keys())
 
 
 def _row(name: str, *others: str) -> tuple[str, ...]:

@@ -37,3 +37,29 @@ def test_table_fits_into_the_terminal_and_no_name_breaks_it(
     assert "\x1b" not in first
     if name.startswith("["):
         assert name in first
+
+
+@pytest.mark.parametrize("width", range(10, 80, 3))
+def test_narrow_terminal_shows_names_and_holders_and_fewer_columns(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    written = io.StringIO()
+    console = Console(file=written, width=width, force_terminal=True, color_system=None)
+    monkeypatch.setattr(_show, "console", lambda: console)
+    console.print(_show.table([LockInfo("order:42", (HOLDER,), (WAITER,), 1795214966688300)]))
+    heading, first = (line.rstrip() for line in written.getvalue().splitlines())
+    assert max(map(len, (heading, first))) <= width
+    assert first.startswith("order:42")
+    assert "…" not in heading.replace("held …", "")
+    if width >= 28:
+        assert "  a-ho" in first
+    if width >= 40:
+        assert heading.endswith("waiters  s waited")
+
+
+def test_wide_letters_are_counted_as_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    console = Console(file=written, width=120, force_terminal=True, color_system=None)
+    monkeypatch.setattr(_show, "console", lambda: console)
+    console.print(_show.table([LockInfo("日本語の名前", (HOLDER,), (), 1)]))
+    assert "日本語の名前  " in written.getvalue()
