@@ -6,6 +6,7 @@ Over 400 lines: a command is its options, and each has its help here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import sys
@@ -17,7 +18,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from .. import BackendError, Client, LockInfo
+from .. import BackendError, Client, LockInfo, Unsupported
 from .._model import Kind
 from . import _doctor, _init, _run, _show
 from ._source import read_source
@@ -304,7 +305,22 @@ def show(
 
 async def _inspect(url: str, prefix: str, name: str, kind: Kind) -> LockInfo:
     async with Client(read_source(url), prefix=prefix) as client:
-        return await client.inspect(name, kind=kind)
+        info = await client.inspect(name, kind=kind)
+        if not (info.holders or info.waiters):
+            await _hint_at_others(client, name, kind)
+        return info
+
+
+async def _hint_at_others(client: Client, name: str, kind: Kind) -> None:
+    """Say that the name is in use as something else, for ``ls`` shows all kinds."""
+    for other in ("lock", "semaphore", "once"):
+        if other == kind:
+            continue
+        with contextlib.suppress(Unsupported):
+            info = await client.inspect(name, kind=other)
+            if info.holders or info.waiters:
+                text = f"{name!r} of the kind {other} is held or waited for: --kind {other}"
+                print(f"aiodlock: {text}", file=sys.stderr)
 
 
 @app.command("break")
@@ -333,7 +349,10 @@ def break_lock(
 
     async def work() -> int:
         async with Client(read_source(url), prefix=prefix) as client:
-            return await client.break_lock(name, kind=kind)
+            count = await client.break_lock(name, kind=kind)
+            if not count:
+                await _hint_at_others(client, name, kind)
+            return count
 
     count = _do(work())
     if as_json:

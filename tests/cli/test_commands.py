@@ -189,6 +189,19 @@ async def test_top_counts_the_hand_overs_between_two_looks(
     assert max(rates) > 10
 
 
+@pytest.mark.parametrize("words", [("show", "mail"), ("break", "mail", "--yes")])
+async def test_name_that_is_held_as_another_kind_is_not_just_free(
+    store: Store, client: aiodlock.Client, words: tuple[str, ...]
+) -> None:
+    hint = "aiodlock: 'mail' of the kind semaphore is held or waited for: --kind semaphore\n"
+    assert hint not in (await call(store, *words))[1]
+    async with client.semaphore("mail", 2):
+        code, out = await call(store, *words)
+        assert hint in out
+        assert code == (1 if words[0] == "break" else 0)
+        assert hint not in (await call(store, "show", "mail", "--kind", "semaphore"))[1]
+
+
 #: How standard output may be, and the exit code of a command that prints and would end with 1.
 OUTPUTS = {"closed": ('exec "$@" >&-', 1), "full": ('exec "$@" >/dev/full', 74)}
 
