@@ -15,8 +15,9 @@ import aiodlock
 
 async def pay(client: aiodlock.Client, order_id: int) -> bool:
     async with client.lock(f"order:{order_id}", timeout=10) as lease:
-        # shop.pay blocks, so it runs in a thread. The token goes with what it writes.
-        return await asyncio.to_thread(shop.pay, order_id, lease.token)
+        # The lock is released when the thread has ended. The token goes with what it writes.
+        paid_now: bool = await shop.pay_in_thread(order_id, lease.token)
+        return paid_now
 
 
 async def main() -> None:

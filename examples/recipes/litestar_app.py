@@ -3,7 +3,6 @@
 litestar --app litestar_app:app run
 """
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -26,7 +25,7 @@ async def pay(order_id: int, state: State) -> dict[str, bool]:
     locks: aiodlock.Client = state.locks
     try:
         async with locks.lock(f"order:{order_id}", timeout=10) as lease:
-            return {"paid_now": await asyncio.to_thread(shop.pay, order_id, lease.token)}
+            return {"paid_now": await shop.pay_in_thread(order_id, lease.token)}
     except aiodlock.AcquireTimeout as busy:
         raise HTTPException("this order is being paid", status_code=423) from busy
 

@@ -5,6 +5,7 @@ It keeps its records in Redis, where a program of yours has a database.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 
@@ -22,6 +23,23 @@ def pay(order_id: int, token: int) -> bool:
     records.incr(f"charged:{order_id}")
     records.set(f"paid:{order_id}", token)
     return True
+
+
+async def pay_in_thread(order_id: int, token: int) -> bool:
+    """Pay without blocking the event loop, and return when the thread has ended, also if cancelled.
+
+    A cancellation ends an await at once, and stops no thread: the lock would be free while it still pays.
+    """
+    paying = asyncio.get_running_loop().run_in_executor(None, pay, order_id, token)
+    cancelled: asyncio.CancelledError | None = None
+    while not paying.done():
+        try:
+            await asyncio.wait([paying])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return paying.result()
 
 
 def write_report() -> None:

@@ -5,7 +5,6 @@ uvicorn --workers 2 starlette_app:app
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypedDict
@@ -34,7 +33,7 @@ async def pay(request: Request) -> JSONResponse:
     locks: aiodlock.Client = request.state.locks
     try:
         async with locks.lock(f"order:{order_id}", timeout=10) as lease:
-            paid_now = await asyncio.to_thread(shop.pay, order_id, lease.token)
+            paid_now = await shop.pay_in_thread(order_id, lease.token)
     except aiodlock.AcquireTimeout:
         return JSONResponse({"error": "this order is being paid"}, 423)
     return JSONResponse({"paid_now": paid_now})

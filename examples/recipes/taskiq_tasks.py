@@ -7,7 +7,6 @@ This broker keeps its tasks in memory, for the example; use taskiq-redis or anot
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import shop
@@ -32,4 +31,5 @@ async def stop(state: TaskiqState) -> None:
 async def pay(order_id: int, context: Annotated[Context, TaskiqDepends()]) -> bool:
     locks: aiodlock.Client = context.state.locks
     async with locks.lock(f"order:{order_id}", timeout=60) as lease:
-        return await asyncio.to_thread(shop.pay, order_id, lease.token)
+        paid_now: bool = await shop.pay_in_thread(order_id, lease.token)
+        return paid_now

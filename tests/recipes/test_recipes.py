@@ -10,12 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import httpx
@@ -158,6 +159,33 @@ async def test_a_view_a_task_and_an_asyncio_service_take_turns(shop: Shop) -> No
                 await asyncio.sleep(0.01)
             assert shop.charged(7) == 0
         await asyncio.gather(*paying)
+    assert shop.charged(7) == 1
+
+
+async def test_a_service_that_is_cancelled_pays_to_the_end_before_the_next_one_may(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = recipe("asyncio_service")
+    begun, answered = threading.Event(), threading.Event()
+
+    def provider(_: float) -> None:
+        begun.set()
+        assert answered.wait(40)
+
+    monkeypatch.setattr(service.shop, "time", SimpleNamespace(sleep=provider))
+    async with aiodlock.Client(shop.url) as client:
+        first = asyncio.create_task(service.pay(client, 7))
+        await asyncio.to_thread(begun.wait, 40)
+        first.cancel()
+        second = asyncio.create_task(service.pay(client, 7))
+        while not (await client.inspect("order:7")).waiters:
+            assert not second.done()
+            await asyncio.sleep(0.01)
+        first.cancel()  # once more
+        answered.set()
+        assert await second is False
+        with pytest.raises(asyncio.CancelledError):
+            await first
     assert shop.charged(7) == 1
 
 
