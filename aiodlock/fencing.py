@@ -20,6 +20,9 @@ In SQL the token is a column of the row, and a clause of the UPDATE::
     if not changed:
         ...                          # no such row, or a stale token: roll back, stop writing
 
+A value that is made from the old one: raise the fence before the read, by an UPDATE that sets it
+alone. Else a stale writer may write between the read and the write, and is written over.
+
 Tokens are below 2**53: a BIGINT column and a double both hold them exactly. They are comparable for one
 name only, so guard each resource with the token of one lock, always the same.
 """
@@ -61,7 +64,7 @@ class RedisGuard:
     """Values in Redis that a stale writer cannot overwrite.
 
     Each is a hash with the fields ``value`` and ``token``, under ``prefix`` + key. Everybody who writes
-    it has to do so by a guard.
+    it has to do so by a guard, and writes it whole: between ``get`` and ``set`` a stale writer may get in.
 
     ```python
     from aiodlock.fencing import RedisGuard

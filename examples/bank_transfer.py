@@ -9,6 +9,7 @@ import asyncio
 import random
 import sqlite3
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 
 from aiodlock import Client, LockLost, MultiLease
@@ -41,14 +42,38 @@ def balance(database: sqlite3.Connection, account: int) -> int:
     return int(row[0])
 
 
+def read(database: sqlite3.Connection, account: int, token: int) -> int:
+    """Return what is in the account, and raise its fence.
+
+    Else a paused writer could wake up between this and our own write, and we would write its change away.
+    """
+    check(
+        database.execute(
+            f"UPDATE account SET {FENCE.assignment} WHERE id = ? AND {FENCE.condition}",
+            (token, account, token),
+        ),
+        account,
+        token,
+    )
+    return balance(database, account)
+
+
 def write(database: sqlite3.Connection, account: int, amount: int, token: int) -> None:
     """Set a balance, unless a newer token has been here."""
-    changed = database.execute(
-        f"UPDATE account SET balance = ?, {FENCE.assignment} WHERE id = ? AND {FENCE.condition}",
-        (amount, token, account, token),
-    ).rowcount
-    if not changed:
-        raise StaleWriter(f"account {account} was written with a newer token than {token}")
+    check(
+        database.execute(
+            f"UPDATE account SET balance = ?, {FENCE.assignment} WHERE id = ? AND {FENCE.condition}",
+            (amount, token, account, token),
+        ),
+        account,
+        token,
+    )
+
+
+def check(done: sqlite3.Cursor, account: int, token: int) -> None:
+    """Refuse what has changed no row."""
+    if not done.rowcount:
+        raise StaleWriter(f"account {account} was used with a newer token than {token}")
 
 
 def name_of(account: int) -> str:
@@ -57,12 +82,20 @@ def name_of(account: int) -> str:
 
 
 async def transfer(
-    client: Client, database: sqlite3.Connection, source: int, target: int, amount: int
+    client: Client,
+    database: sqlite3.Connection,
+    source: int,
+    target: int,
+    amount: int,
+    think: Callable[[], object] = lambda: None,
 ) -> None:
     """Move money. The locks are taken in one order, whichever direction it moves in."""
     async with client.multilock(name_of(source), name_of(target)) as leases:
-        have, had = balance(database, source), balance(database, target)
-        await asyncio.sleep(0)  # whatever takes time: others run meanwhile
+        with database:
+            have = read(database, source, leases[name_of(source)].token)
+            had = read(database, target, leases[name_of(target)].token)
+        think()  # whatever takes time: others run meanwhile
+        await asyncio.sleep(0)
         if have >= amount:
             move(database, leases, source, target, have - amount, had + amount)
 
@@ -84,21 +117,26 @@ def move(
 async def prove_that_a_stale_writer_is_refused(
     client: Client, database: sqlite3.Connection
 ) -> None:
-    """One client reads and is paused for so long that its lease ends; another one writes meanwhile."""
+    """One client reads and is paused for so long that its lease ends; it wakes up at the worst moment."""
     rich = max(range(ACCOUNTS), key=lambda account: balance(database, account))
-    other = (rich + 1) % ACCOUNTS
-    paused = await client.multilock(name_of(rich), name_of(other), on_lost="flag").acquire()
-    read_before = balance(database, rich), balance(database, other)
-    for account in (rich, other):
+    poor, other = (rich + 1) % ACCOUNTS, (rich + 2) % ACCOUNTS
+    paused = await client.multilock(name_of(rich), name_of(poor), on_lost="flag").acquire()
+    read_before = balance(database, rich), balance(database, poor)
+    for account in (rich, poor):
         await client.break_lock(name_of(account))  # as if the lease had run out
-    await asyncio.create_task(transfer(client, database, rich, other, 1))
-    try:
+
+    def wake_up() -> None:
         # It goes on as if nothing had happened; a lock alone could not stop it.
-        move(database, paused, rich, other, read_before[0] - 50, read_before[1] + 50)
-    except StaleWriter as refused:
-        print(f"refused: {refused}")
-    else:
-        raise AssertionError("the stale writer was let in")
+        try:
+            move(database, paused, rich, poor, read_before[0] - 50, read_before[1] + 50)
+        except StaleWriter as refused:
+            print(f"refused: {refused}")
+        else:
+            raise AssertionError("the stale writer was let in")
+
+    # The next holder has read, and has not written yet.
+    await asyncio.create_task(transfer(client, database, rich, other, 1, think=wake_up))
+    wake_up()  # and when it has written
     with suppress(LockLost):
         await paused.release()
 

@@ -258,4 +258,8 @@ def test_a_fence_column_of_sqlalchemy(shop: Shop, tmp_path: Path) -> None:
         with pytest.raises(fence.Stale):
             fence.set_balance(session, 1, 0, stale)
         assert session.get_one(fence.Account, 1).balance == 120
+        # A late writer that wakes up when the next holder has read, and has not written yet.
+        fence.read(session, 1, stale + 10**12)
+        with pytest.raises(fence.Stale):
+            fence.set_balance(session, 1, 0, stale + 10**12 - 1)
     engine.dispose()
