@@ -20,18 +20,19 @@ class Catalogue:
         self._lock = client.rwlock("catalogue", ttl=10, timeout=30)
         self._prices: dict[str, int] = {}
         self._total = 0
-        self._stale = True
+        self._changes = 1  # known of
+        self._loaded = 0  # as many of them are in the prices
         self.loads = 0
 
     def invalidate(self) -> None:
         """Say that the prices have changed where they come from."""
-        self._stale = True
+        self._changes += 1
 
     async def read(self) -> int:
         """Return the sum of the prices. Any number of readers at a time."""
         while True:
             async with self._lock.read:
-                if not self._stale:
+                if self._loaded == self._changes:
                     await asyncio.sleep(0)  # whatever takes time
                     assert self._total == sum(self._prices.values()), "half of a refresh was seen"
                     return self._total
@@ -41,16 +42,18 @@ class Catalogue:
 
     async def _refresh(self) -> None:
         async with self._lock.write as lease:
-            if not self._stale:
+            if self._loaded == self._changes:
                 return  # another one did it while this one waited: look again, load once
             self.loads += 1
+            changes = self._changes  # one that comes while this loads is not in what it loads
+            self._loaded = 0  # until all of it is there, also if this is cancelled
             self._prices.clear()
             for number in range(10):
                 await asyncio.sleep(0.001)  # the slow part, with a half-filled cache
                 lease.ensure_held()
                 self._prices[f"thing {number}"] = number + self.loads
             self._total = sum(self._prices.values())
-            self._stale = False
+            self._loaded = changes
 
 
 async def main(readers: int = 50, changes: int = 3) -> Catalogue:

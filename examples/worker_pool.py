@@ -28,10 +28,12 @@ class Pool:
         """Throw old results away. Two at a time would count, and throw away, twice."""
         self.cleaning += 1
         assert self.cleaning == 1, "two workers clean at the same time"
-        print(f"{who} cleans up, token {token}")
-        await asyncio.sleep(0.01)
-        self.cleaned_by.append(who)
-        self.cleaning -= 1
+        try:
+            print(f"{who} cleans up, token {token}")
+            await asyncio.sleep(0.01)
+            self.cleaned_by.append(who)
+        finally:
+            self.cleaning -= 1  # also if the lock is lost
 
 
 async def clean_if_nobody_does(client: aiodlock.Client, pool: Pool, who: str) -> bool:
