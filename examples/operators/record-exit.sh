@@ -15,3 +15,12 @@ aiodlock_run_exit_code{name="$1"} $code
 aiodlock_run_ended_seconds{name="$1"} $(date +%s)
 END
 mv "$file.new" "$file"
+# In a file of its own: no later run of this host writes it over.
+if [ "$code" = 0 ]; then
+    file="$directory/aiodlock_$1_success.prom"
+    cat >"$file.new" <<END
+# TYPE aiodlock_run_succeeded_seconds gauge
+aiodlock_run_succeeded_seconds{name="$1"} $(date +%s)
+END
+    mv "$file.new" "$file"
+fi

@@ -144,10 +144,32 @@ def test_exit_code_is_recorded_for_prometheus(tmp_path: Path) -> None:
     for code in ("76", "KILL", ""):
         command = [str(FILES / "record-exit.sh"), "nightly-report", code]
         subprocess.run(command, env=environment, check=True, timeout=60)
-        (file,) = tmp_path.iterdir()
+        (file,) = tmp_path.iterdir()  # none of a success
         assert file.name == "aiodlock_nightly-report.prom"
         expected = code if code.isdigit() else "255"
         assert f'aiodlock_run_exit_code{{name="nightly-report"}} {expected}\n' in file.read_text()
+
+
+def test_last_success_stays_on_record_when_another_host_has_the_lock(tmp_path: Path) -> None:
+    environment = {**os.environ, "TEXTFILES": str(tmp_path)}
+
+    def record(code: str) -> str:
+        command = [str(FILES / "record-exit.sh"), "nightly-report", code]
+        subprocess.run(command, env=environment, check=True, timeout=60)
+        return "".join(file.read_text() for file in tmp_path.iterdir())
+
+    success = re.compile(
+        r'^aiodlock_run_succeeded_seconds{name="nightly-report"} [0-9]+$', re.MULTILINE
+    )
+    (at,) = success.findall(record("0"))
+    for code in ("75", "1"):
+        told = record(code)
+        assert success.findall(told) == [at]
+        assert f'aiodlock_run_exit_code{{name="nightly-report"}} {code}\n' in told
+    # The alert on a job that nobody has finished must not ask for hosts whose last code is 0: on the night
+    # of a lock that is held for ever, there is none.
+    names, _ = names_and_labels(rules()["LockedJobDidNotRun"])
+    assert names == {"aiodlock_run_succeeded_seconds"}
 
 
 @pytest.mark.stores("valkey9")
