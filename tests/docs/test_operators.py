@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -175,6 +176,7 @@ def test_last_success_stays_on_record_when_another_host_has_the_lock(tmp_path: P
 @pytest.mark.stores("valkey9")
 async def test_second_host_of_the_cron_job_ends_with_0_and_prints_nothing(store: Store) -> None:
     command, arguments = container()["command"], ["sh", "-c", "echo out; echo trouble >&2; exit 3"]
+    command[command.index("--timeout") + 1] = "1"  # what a test can wait for
     environment = {**os.environ, "AIODLOCK_URL": store.url}
 
     def run() -> tuple[int, str, str]:
@@ -198,6 +200,35 @@ def container() -> dict[str, Any]:
     job: dict[str, Any] = yaml.safe_load((FILES / "cronjob.yaml").read_text())
     (container,) = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     return dict(container)
+
+
+@pytest.mark.stores("valkey9")
+async def test_pod_that_follows_a_killed_one_makes_the_report(store: Store) -> None:
+    command = container()["command"]
+    position = command.index("--timeout") + 1
+    assert float(command[position]) >= 2 * 30  # the default ttl
+    # The same with a ttl that a test can wait for.
+    command[position] = "20"
+    command[-1:] = ["--ttl", "4", "--"]
+    environment = {**os.environ, "AIODLOCK_URL": store.url}
+
+    def start(*report: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [f"{HERE}/aiodlock", *command[1:], *report],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    killed = start("sh", "-c", "echo begun; exec sleep 60")
+    assert killed.stdout is not None
+    assert await asyncio.to_thread(killed.stdout.readline) == "begun\n"
+    killed.kill()
+    killed.wait()
+    killed.stdout.close()
+    successor = start("echo", "made")
+    told, _ = await asyncio.to_thread(successor.communicate, timeout=STARTING)
+    assert (successor.returncode, told) == (0, "made\n")
 
 
 def test_cron_job_of_kubernetes_says_what_the_page_says() -> None:
