@@ -1,10 +1,13 @@
-"""A shop that charges each order once, and needs no table for that: the store keeps the record.
+"""A shop that charges each order once a day, and needs no table for that: the store keeps the record.
 
 ``Once`` lets the first click charge. The other clicks wait, and get the receipt that is on record; a click
 that comes hours later gets it too. What fails records nothing, and the next click charges.
 
 The idempotency key stays: if a worker dies after the charge and before the record, the next click
 charges again, and the provider recognizes the key.
+
+A click after ``KEEP`` charges again, when the provider may have forgotten the key, too. An order that can
+be clicked later than that needs a row: ``examples/web_service.py``.
 
 uvicorn examples.payment_provider:app --port 8001 &
 AIODLOCK_URL=redis://localhost:6379/0 uvicorn examples.once_service:app --workers 3
@@ -27,7 +30,8 @@ from aiodlock.fastapi import Once
 
 URL = os.environ.get("AIODLOCK_URL", "memory://")
 PROVIDER = os.environ.get("PROVIDER", "http://localhost:8001")
-DAY = 86400
+#: Longer than anybody can click on an order: this shop's orders are void after some hours.
+KEEP = 86400
 #: A kept connection may be closed by the provider just when it is used again.
 FRESH = httpx.Limits(max_keepalive_connections=0)
 
@@ -44,7 +48,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 app = FastAPI(lifespan=lifespan)
 #: A click waits for up to 30 s for the first one, and gets 423 then.
-charged_once = Once("orders:{order_id}", keep=DAY, timeout=30)
+charged_once = Once("orders:{order_id}", keep=KEEP, timeout=30)
 
 
 @app.post("/orders/{order_id}/pay")
