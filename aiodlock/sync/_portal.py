@@ -15,11 +15,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, TypeAlias, TypeVar
+from concurrent.futures import Executor
+from typing import Any, Generic, TypeAlias, TypeVar, TypeVarTuple
 
 from .._errors import ClientClosed
 
 _T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
 TakeBack: TypeAlias = Callable[[_T], Coroutine[Any, Any, object]]
 
 #: An interrupted call waits so long for its request to leave the queue (seconds).
@@ -111,6 +113,39 @@ else:
         return loop.create_task(coro, context=context)
 
 
+class _Loop(asyncio.SelectorEventLoop):
+    """Looks names up also when the main thread has ended: others go on, and executors take nothing then."""
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*_Args], _T], *args: *_Args
+    ) -> asyncio.Future[_T]:
+        try:
+            return super().run_in_executor(executor, func, *args)
+        except RuntimeError:
+            if executor is not None or self.is_closed():
+                raise
+            return self._in_a_thread(lambda: func(*args))
+
+    def _in_a_thread(self, call: Callable[[], _T]) -> asyncio.Future[_T]:
+        called: asyncio.Future[_T] = self.create_future()
+
+        def tell(tell_it: Callable[[Any], None], what: object) -> None:
+            if not called.done():
+                tell_it(what)
+
+        def run() -> None:
+            then: tuple[Callable[[Any], None], object]
+            try:
+                then = (called.set_result, call())
+            except Exception as error:
+                then = (called.set_exception, error)
+            with contextlib.suppress(RuntimeError):  # the process is ending
+                self.call_soon_threadsafe(tell, *then)
+
+        threading.Thread(target=run, name="aiodlock.sync: a name", daemon=True).start()
+        return called
+
+
 class Portal:
     """The thread and its loop.
 
@@ -120,7 +155,7 @@ class Portal:
     def __init__(self) -> None:
         self.pid: int = os.getpid()
         # Not the policy's: what a fork does to another loop is not known here.
-        self.loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop()
+        self.loop: asyncio.AbstractEventLoop = _Loop()
         self.ended: bool = False
         self._signals: set[Any] = set()
         self._at_exit: dict[object, Callable[[], Coroutine[Any, Any, None]]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread
 import gc
 import multiprocessing
 import os
@@ -372,6 +373,21 @@ def a_waiter_that_is_a_daemon_at_the_end() -> None:
     global kept
     kept = lease
     print("held", flush=True)
+
+
+@scenario
+def first_used_when_the_main_thread_has_ended() -> None:
+    def work() -> None:
+        until(lambda: concurrent.futures.thread._shutdown)
+        with client.lock("x"):
+            print("held by a thread", flush=True)
+
+    def at_exit() -> None:
+        with sync.Client(URL) as another, another.lock("x"):
+            print("held at the end", flush=True)
+
+    threading.Thread(target=work).start()
+    atexit.register(at_exit)
 
 
 class UsesALockWhenCollected:

@@ -11,7 +11,7 @@ import pytest
 
 from aiodlock import sync
 
-from ..servers import Store
+from ..servers import Store, embedded
 from .process import SCENARIOS
 
 pytestmark = pytest.mark.stores("valkey9")
@@ -19,6 +19,7 @@ pytestmark = pytest.mark.stores("valkey9")
 _AT_THE_END = (
     "the_end_of_the_process_releases",
     "used_by_other_handlers_of_atexit",
+    "first_used_when_the_main_thread_has_ended",
     "threads_at_the_end",
     "a_waiter_that_is_a_daemon_at_the_end",
     "the_parent_ends_and_the_child_goes_on",
@@ -66,6 +67,21 @@ def test_the_end_of_a_process_releases_what_it_holds(store: Store) -> None:
 def test_handlers_of_atexit_may_use_it(store: Store) -> None:
     printed = run("used_by_other_handlers_of_atexit", store.url)
     assert printed.count("held at the end") == 2
+
+
+def test_threads_that_outlive_the_main_thread_connect_by_name() -> None:
+    server = embedded(
+        "valkey9", tcp=True
+    )  # an address is looked up in an executor, a socket is not
+    server.start()
+    try:
+        url = server.url.replace("127.0.0.1", "localhost")
+        assert "localhost" in url
+        printed = run("first_used_when_the_main_thread_has_ended", url)
+    finally:
+        server.stop()
+    assert "held by a thread" in printed
+    assert "held at the end" in printed
 
 
 def test_the_end_waits_for_threads_but_not_for_daemons(store: Store) -> None:
