@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -20,6 +21,7 @@ from .._options import LockOptions, check_flag, check_timeout, refuse_keywords
 from ._disconnect import Watch
 from ._names import Template
 from ._problems import as_problems, responses
+from ._threads import handler_thread
 
 _YIELDS = (
     "the handler yields, so FastAPI runs it while the response is sent, when the lock is released already; "
@@ -290,6 +292,11 @@ class Locked(_Dependency):
             watch = Watch(connection)
             try:
                 async with await watch.acquire(lock) as lease:
-                    yield lease
+                    with handler_thread(connection) as thread:
+                        try:
+                            yield lease
+                        except asyncio.CancelledError:
+                            await thread.leave(lease)
+                            raise
             finally:
                 watch.end()

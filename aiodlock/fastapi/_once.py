@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from .._options import check_seconds
 from ._dependencies import Locked, check_handler, parameter
 from ._disconnect import Watch
 from ._problems import as_problems
+from ._threads import handler_thread
 
 _T = TypeVar("_T")
 
@@ -116,7 +118,12 @@ class Once(Locked):
                 else:
                     run = await watch.wait_for(name, once.__aenter__, take_back)
                 try:
-                    yield run
+                    with handler_thread(connection) as thread:
+                        try:
+                            yield run
+                        except asyncio.CancelledError:
+                            await thread.leave(run.lease)
+                            raise
                 except BaseException as failure:
                     await once.__aexit__(type(failure), failure, failure.__traceback__)
                     raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Annotated, Any
 from uuid import UUID
@@ -24,6 +25,7 @@ from fastapi.responses import StreamingResponse
 
 import aiodlock
 from aiodlock import Client, Lease
+from aiodlock._model import Kind
 from aiodlock.fastapi import LockClient, Locked, Once, lifespan
 
 from ..scenes import BRIEF, PATIENCE, keeper_of, until, until_cancelled
@@ -357,6 +359,45 @@ async def test_sync_handlers_hold_the_lock_too(app: FastAPI, serve: Serve) -> No
 
     async with serve(app) as http:
         assert (await http.get("/sync")).json() is True
+
+
+@pytest.mark.parametrize("dependency", [Locked("s"), Once("s", keep=600)], ids=["lock", "once"])
+async def test_cancelled_request_keeps_its_lock_until_the_handlers_thread_has_ended(
+    client: Client, dependency: Any
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    inside: list[int] = []
+    most: list[int] = []
+    app = FastAPI()
+    app.dependency_overrides[LockClient] = lambda: client
+
+    @app.get("/sync", dependencies=[dependency, Locked("outer")])
+    def sync() -> None:
+        inside.append(1)
+        most.append(len(inside))
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        inside.pop()
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+        cancelled = asyncio.create_task(http.get("/sync"))
+        await asyncio.to_thread(begun.wait, PATIENCE)
+        cancelled.cancel()
+        second = asyncio.create_task(http.get("/sync"))
+        kind: Kind = "once" if isinstance(dependency, Once) else "lock"
+
+        async def waits() -> bool:
+            return bool((await client.inspect("s", kind=kind)).waiters)
+
+        await until(waits, "queued")
+        cancelled.cancel()  # once more
+        await asyncio.sleep(BRIEF)
+        assert await waits()
+        go_on.set()
+        assert (await second).status_code == 200
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+    assert most == [1, 1]
 
 
 async def test_lock_client_gives_the_client_and_maps_errors(app: FastAPI, serve: Serve) -> None:
