@@ -98,7 +98,14 @@ def lose(lease: Lease, reason: LossReason) -> asyncio.Future[None]:
     ```
 
     :raises ValueError: for an unknown reason, or when the lease is not held.
+    :raises TypeError: for what is no lease of ``aiodlock.Client``: give one of those of a ``MultiLease``;
+        in threads, use ``break_lock``.
     """
+    if not isinstance(lease, Lease):
+        raise TypeError(
+            f"lease must be a lease of aiodlock.Client, not {lease!r}: of a MultiLease, give one of its "
+            "leases; in threads, call the client's break_lock"
+        )
     if reason not in get_args(LossReason):
         raise ValueError(f"reason must be one of {get_args(LossReason)}, not {reason!r}")
     if not lease.held:

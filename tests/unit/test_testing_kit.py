@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodlock import AcquireTimeout, BackendError, BackendUnavailable, LockLost
+from aiodlock import AcquireTimeout, BackendError, BackendUnavailable, LockLost, sync
 from aiodlock.testing import (
     drop_next_notice,
     expire,
@@ -106,6 +106,22 @@ async def test_unknown_reason_is_refused() -> None:
     async with memory_client() as client, client.lock("x") as lease:
         with pytest.raises(ValueError):
             lose(lease, "bored")  # type: ignore[arg-type]
+
+
+async def test_what_is_no_lease_of_the_client_is_refused_with_what_to_do() -> None:
+    async with memory_client() as client, client.multilock("a", "b") as leases:
+        with pytest.raises(TypeError, match="give one of its leases"):
+            expire(leases)  # type: ignore[arg-type]
+
+    def in_thread() -> None:
+        with sync.Client(memory_url()) as locks, locks.lock("x") as lease:
+            with pytest.raises(TypeError, match="break_lock"):
+                lose(lease, "gone")  # type: ignore[arg-type]
+            locks.break_lock("x")
+            assert lease.wait_lost().reason == "broken"
+
+    with pytest.raises(LockLost):
+        await asyncio.to_thread(in_thread)
 
 
 async def test_held_lock_keeps_also_the_same_task_out() -> None:
