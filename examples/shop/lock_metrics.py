@@ -5,6 +5,9 @@ Give each worker's client a ``Report()``, and serve ``metrics`` at ``/metrics``.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from fastapi import Response
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -14,7 +17,7 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 import aiodlock
 from aiodlock import Hooks, RequestInfo
@@ -87,4 +90,17 @@ async def metrics() -> Response:
     """Add up what all workers have written, whichever worker answers."""
     registry = CollectorRegistry()
     MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    forget_the_dead()
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def forget_the_dead() -> None:
+    """Take a worker that was killed out of the gauges: what it held and waited for has ended without it."""
+    for file in Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).glob("gauge_live*.db"):
+        worker = int(file.stem.rpartition("_")[2])
+        try:
+            os.kill(worker, 0)  # nothing is sent
+        except ProcessLookupError:
+            mark_process_dead(worker)  # type: ignore[no-untyped-call]
+        except PermissionError:
+            pass  # it lives

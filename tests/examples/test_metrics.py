@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import os
 import shutil
 import sys
 from collections import Counter
@@ -100,6 +101,40 @@ async def test_any_worker_adds_up_all_of_them_for_prometheus(store: Store, tmp_p
             acquired = samples["aiodlock_wait_duration_seconds_count", "acquired"]
             assert acquired == 20
             assert samples["aiodlock_held", None] == 0
+
+
+KILLED = """
+import os
+from lock_metrics import Report
+from aiodlock import RequestInfo
+
+held, report = RequestInfo("1", "lock", "order:1", "exclusive", "me", 7), Report()
+report.acquiring(held)
+report.acquired(held, 0.1)
+os.kill(os.getpid(), 9)
+"""
+SHOWN = "import asyncio, lock_metrics; print(asyncio.run(lock_metrics.metrics()).body.decode())"
+
+
+async def test_killed_worker_holds_nothing_any_more(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "PROMETHEUS_MULTIPROC_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(SHOP), str(SHOP.parents[1])]),
+    }
+
+    async def run(code: str) -> tuple[int | None, str]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", code), env=environment, stdout=asyncio.subprocess.PIPE
+        )
+        printed, _ = await asyncio.wait_for(process.communicate(), STARTING)
+        return process.returncode, printed.decode()
+
+    assert (await run(KILLED))[0] == -9
+    code, page = await run(SHOWN)
+    assert code == 0
+    assert "aiodlock_held{" not in page
+    assert 'aiodlock_outcome="acquired"} 1.0' in page
 
 
 async def test_the_tests_of_the_shop_pass_as_a_reader_runs_them(tmp_path: Path) -> None:
