@@ -160,6 +160,8 @@ class EtcdCluster:
         self.options: dict[str, str | int] = {
             name.replace("_", "-"): value for name, value in options.items()
         }
+        #: As whom ``call`` calls, where there are users.
+        self.token: str = ""
         self.directory: Path = Path(tempfile.mkdtemp(prefix="aiodlock-etcd-"))
         self._owner = os.getpid()
         ports = free_ports(2 * nodes)
@@ -206,7 +208,10 @@ class EtcdCluster:
         """Call the JSON gateway of a member, as an operator's tool would."""
         node = next(node for node in self.nodes if node.running)
         request = urllib.request.Request(
-            f"http://{node.endpoint}/v3/{path}", data=json.dumps(body).encode(), method="POST"
+            f"http://{node.endpoint}/v3/{path}",
+            data=json.dumps(body).encode(),
+            headers={"Authorization": self.token} if self.token else {},
+            method="POST",
         )
         with urllib.request.urlopen(request, timeout=10.0) as answer:
             found: dict[str, Any] = json.load(answer)

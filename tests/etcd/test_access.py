@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trustme
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from aiodlock import BackendError, Client
 
@@ -20,24 +23,27 @@ pytestmark = pytest.mark.skipif(find_etcd() is None, reason="etcd is not install
 def guarded() -> Iterator[EtcdCluster]:
     """Give a server with a user that may lock below one prefix alone."""
     with EtcdCluster() as cluster:
-
-        def text(key: str) -> str:
-            return base64.b64encode(key.encode()).decode()
-
-        for user in ("root", "locker"):
-            cluster.call("auth/user/add", name=user, password=f"{user}'s pass")
-        cluster.call("auth/role/add", name="root")
-        cluster.call("auth/user/grant", user="root", role="root")
-        cluster.call("auth/role/add", name="locks")
-        permission = {
-            "permType": "READWRITE",
-            "key": text("mine/"),
-            "range_end": text("mine0"),
-        }
-        cluster.call("auth/role/grant", name="locks", perm=permission)
-        cluster.call("auth/user/grant", user="locker", role="locks")
-        cluster.call("auth/enable")
+        _guard(cluster)
         yield cluster
+
+
+def _guard(cluster: EtcdCluster) -> None:
+    def text(key: str) -> str:
+        return base64.b64encode(key.encode()).decode()
+
+    for user in ("root", "locker"):
+        cluster.call("auth/user/add", name=user, password=f"{user}'s pass")
+    cluster.call("auth/role/add", name="root")
+    cluster.call("auth/user/grant", user="root", role="root")
+    cluster.call("auth/role/add", name="locks")
+    permission = {
+        "permType": "READWRITE",
+        "key": text("mine/"),
+        "range_end": text("mine0"),
+    }
+    cluster.call("auth/role/grant", name="locks", perm=permission)
+    cluster.call("auth/user/grant", user="locker", role="locks")
+    cluster.call("auth/enable")
 
 
 def _login(cluster: EtcdCluster, password: str) -> str:
@@ -76,6 +82,75 @@ async def test_token_that_ended_is_renewed(guarded: EtcdCluster) -> None:
         session.backend._link._token = "ended"  # type: ignore[attr-defined]
         async with client.lock("b"):
             pass
+
+
+def _as_root(cluster: EtcdCluster, path: str, **body: object) -> None:
+    """Do what needs the rights of root. Each change of a user has the tokens of before end: that user's, or
+    all, if they are JWTs."""
+    cluster.token = cluster.call("auth/authenticate", name="root", password="root's pass")["token"]
+    cluster.call(path, **body)
+
+
+async def test_waiter_is_granted_although_the_token_of_its_stream_has_ended(
+    guarded: EtcdCluster,
+) -> None:
+    """A stream has the token of when it was opened, and a client that does nothing for five minutes has
+    none that counts."""
+    url = _login(guarded, "locker's pass")
+    async with Client(url, prefix="mine") as client, Client(url, prefix="mine") as other:
+        _as_root(guarded, "auth/user/changepw", name="locker", password="locker's pass")
+        async with asyncio.timeout(5.0):
+            for _ in range(2):
+                lease = await client.lock("a").acquire()
+                waiting = asyncio.create_task(other.lock("a").acquire())
+                while not (await client.inspect("a")).waiters:
+                    await asyncio.sleep(0.01)
+                await lease.release()
+                await (await waiting).release()
+
+
+async def test_one_of_many_calls_asks_for_a_new_token(guarded: EtcdCluster) -> None:
+    """A member checks ten passwords in a second: of 300 calls, all ended without an answer."""
+    async with Client(_login(guarded, "locker's pass"), prefix="mine") as client:
+        _as_root(guarded, "auth/user/changepw", name="locker", password="locker's pass")
+        await asyncio.gather(*(client.inspect(f"name {n}") for n in range(300)))
+
+
+@pytest.fixture
+def signing(tmp_path: Path) -> Iterator[EtcdCluster]:
+    """Give a server whose tokens are JWTs."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    (tmp_path / "key.pem").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.TraditionalOpenSSL,
+            serialization.NoEncryption(),
+        )
+    )
+    (tmp_path / "public.pem").write_bytes(
+        key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    )
+    token = f"jwt,pub-key={tmp_path}/public.pem,priv-key={tmp_path}/key.pem,sign-method=RS256"
+    with EtcdCluster(auth_token=token) as cluster:
+        _guard(cluster)
+        yield cluster
+
+
+async def test_change_of_another_user_ends_nothing(signing: EtcdCluster) -> None:
+    """After each change of a user or a role, etcd takes no JWT of before."""
+    url = _login(signing, "locker's pass")
+    async with Client(url, prefix="mine") as client, Client(url, prefix="mine") as other:
+        async with client.lock("a") as lease:
+            _as_root(signing, "auth/user/add", name="other", password="other's pass")
+            waiting = asyncio.create_task(other.lock("a").acquire())
+            async with asyncio.timeout(5.0):
+                while not (await client.inspect("a")).waiters:
+                    await asyncio.sleep(0.01)
+            assert lease.held
+        async with asyncio.timeout(5.0):
+            await (await waiting).release()
 
 
 @pytest.fixture

@@ -49,6 +49,10 @@ class LeaseNotFound(BackendError):
     """The lease that a message names has ended."""
 
 
+class TokenEnded(BackendError):
+    """The user's token counts no more: another one is asked for."""
+
+
 class NoSpace(BackendError):
     """The database is full: the cluster takes deletions alone."""
 
@@ -134,7 +138,8 @@ class Link:
     Mutable state: ``_way`` (None while it does not run) and ``generation`` (it grows with each change of
     the endpoint), ``_at`` (the endpoint's number), ``_switched_at``, ``_switches`` (changes of the
     endpoint since the last answer), ``_tasks``, ``_context`` (of TLS), ``_token`` (of the user),
-    ``failure`` (why the last call had no answer; None after one that had).
+    ``_asking`` (held while it is asked for), ``failure`` (why the last call had no answer; None after one
+    that had).
     """
 
     def __init__(self, access: Access, described: str) -> None:
@@ -150,6 +155,7 @@ class Link:
         self._tasks: asyncio.TaskGroup | None = None
         self._opened_once = asyncio.Event()
         self._token: str | None = None
+        self._asking = asyncio.Lock()
 
     @property
     def endpoint(self) -> str:
@@ -259,17 +265,18 @@ class Link:
         :raises BackendError: if the cluster has refused it.
         """
         for attempt in range(2):
-            if self.access.user is not None and self._token is None:
-                await self._authenticate(within)
+            token = await self._get_token(within)
             try:
-                return await self._call(method, request, within)
-            except _TokenExpired:
-                self._token = None
+                return await self._call(method, request, within, token)
+            except TokenEnded:
+                self._drop(token)
                 if attempt:
                     raise
         raise AssertionError("unreachable")
 
-    async def _call(self, method: Method[_Q, _A], request: _Q, within: float) -> _A:
+    async def _call(
+        self, method: Method[_Q, _A], request: _Q, within: float, token: str | None
+    ) -> _A:
         generation, began = self.generation, now()
         way, connection = await self._connected(within)
         answers: list[bytes] = []
@@ -280,7 +287,7 @@ class Link:
                 answers.append,
                 request.encode(),
                 within=within,
-                metadata=self._metadata(),
+                metadata=_with_token(token),
             )
             patience = within - (now() - began)
             timer = loop.call_later(patience, connection.cancel, call, Lost("no answer in time"))
@@ -324,13 +331,24 @@ class Link:
                 f"{self.described}: an answer that is not etcd's: {wrong}"
             ) from wrong
 
-    async def _authenticate(self, within: float) -> None:
-        assert self.access.user is not None
-        request = m.AuthenticateRequest(self.access.user, self.access.password or "")
-        self._token = (await self._call(AUTHENTICATE, request, within)).token
+    async def _get_token(self, within: float) -> str | None:
+        """Return the user's token. One call asks for it, and the others wait: to check a password takes a
+        member a tenth of a second of its processor."""
+        if self.access.user is None or self._token is not None:
+            return self._token
+        try:
+            async with asyncio.timeout(within), self._asking:
+                if self._token is None:
+                    request = m.AuthenticateRequest(self.access.user, self.access.password or "")
+                    answer = await self._call(AUTHENTICATE, request, within, None)
+                    self._token = answer.token
+        except TimeoutError as silent:
+            raise BackendUnavailable(f"{self.described}: no token in time") from silent
+        return self._token
 
-    def _metadata(self) -> tuple[tuple[str, str], ...]:
-        return () if self._token is None else (("token", self._token),)
+    def _drop(self, token: str | None) -> None:
+        if self._token == token:  # else another call has asked for a new one already
+            self._token = None
 
     def _translate(self, failed: CallFailed, way: _Way) -> BackendError:
         text, where = str(failed), self._where(way)
@@ -358,7 +376,10 @@ class Link:
             case x.RESOURCE_EXHAUSTED:
                 return BackendUnavailable(f"{where} is too busy: {text}")
             case x.UNAUTHENTICATED:
-                return _TokenExpired(f"{where}: {text}")
+                return TokenEnded(f"{where}: {text}")
+            case x.INVALID_ARGUMENT if "revision of auth store is old" in text:
+                # Somebody has changed a user or a role: no token of before counts, if it is a JWT.
+                return TokenEnded(f"{where} has refused: {text}")
             case (
                 x.PERMISSION_DENIED
                 | x.INVALID_ARGUMENT
@@ -382,17 +403,20 @@ class Link:
 
         :param opened: called each time with what sends a message; while it runs, answers are heard. When it
             returns or the stream breaks, the stream is opened anew.
+        :param heard: called with each answer. It raises ``TokenEnded`` if the stream has to be opened anew
+            with a token that counts.
         """
         pause = FIRST_PAUSE
         while True:
             generation, began = self.generation, now()
+            token = self._token
             try:
-                await self._stream_once(method, opened, heard)
-            except BackendError as error:
-                if isinstance(error, _TokenExpired):
-                    self._token = None
-                if not isinstance(error, BackendUnavailable | _TokenExpired):
-                    raise
+                token = await self._get_token(CALL_WITHIN)
+                await self._stream_once(method, opened, heard, token)
+            except TokenEnded as ended:
+                _logger.debug("etcd: %s", ended)
+                self._drop(token)
+            except BackendUnavailable as error:
                 self.failed(generation, error)
             if now() - began > LONGEST_PAUSE:
                 pause = FIRST_PAUSE
@@ -404,9 +428,8 @@ class Link:
         method: Method[_Q, _A],
         opened: Callable[[Callable[[_Q], Awaitable[None]]], Awaitable[None]],
         heard: Callable[[_A], None],
+        token: str | None,
     ) -> None:
-        if self.access.user is not None and self._token is None:
-            await self._authenticate(CALL_WITHIN)
         way, connection = await self._connected(CALL_WITHIN)
 
         async def send(message: _Q) -> None:
@@ -424,7 +447,7 @@ class Link:
             call = connection.begin(
                 method.path,
                 lambda data: heard(self._decode(method.answer, data)),
-                metadata=(*self._metadata(), ("hasleader", "true")),
+                metadata=(*_with_token(token), ("hasleader", "true")),
             )
             way.streams[call] = connection
             try:
@@ -444,8 +467,8 @@ class Link:
             raise self._translate(failed, way) from failed
 
 
-class _TokenExpired(BackendError):
-    """The user's token has ended: another one is asked for."""
+def _with_token(token: str | None) -> tuple[tuple[str, str], ...]:
+    return () if token is None else (("token", token),)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -96,13 +96,17 @@ class Watches:
             await send(await self._unsent.get())
 
     def _heard(self, answer: m.WatchResponse) -> None:
+        if answer.canceled and answer.created:
+            # A stream has the user's token of when it was opened, and etcd looks at it for each watch. Once
+            # it has refused one, 3.4 reads nothing more from the stream; 3.5 does not say which it was.
+            raise api.TokenEnded(f"a watch was refused: {answer.cancel_reason}")
         self._first.set()
         watch = self._watches.get(answer.watch_id)
         if watch is None:
             return
         revision = answer.header.revision if answer.header is not None else 0
         if answer.canceled:
-            # Compacted, or refused: its owner has to find out.
+            # Compacted: its owner has to find out.
             del self._watches[watch.id]
             watch.missed()
             return
