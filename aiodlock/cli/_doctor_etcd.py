@@ -36,12 +36,14 @@ async def examine(url: str) -> list[Finding]:
         for endpoint, found in zip(access.endpoints, members, strict=True)
     ]
     findings.append(_alarms(answered))
-    reached = tuple(
+    writing = tuple(
         endpoint
         for endpoint, found in zip(access.endpoints, members, strict=True)
-        if isinstance(found, m.StatusResponse)
+        if isinstance(found, m.StatusResponse) and found.leader and not found.is_learner
     )
-    findings.append(await _write(replace(access, endpoints=reached), described))
+    if not writing:
+        raise BackendUnavailable(f"{described}: no member that answers can write")
+    findings.append(await _write(replace(access, endpoints=writing), described))
     return findings
 
 
@@ -87,6 +89,14 @@ def _about(endpoint: str, found: m.StatusResponse | BackendError, members: int) 
             f"{text}, knows no leader",
             "This member is cut off from the majority: clients go on with another one.",
             "Check the network between the members.",
+        )
+    if found.is_learner:
+        return Finding(
+            f"member {endpoint}",
+            "note",
+            f"{text}, a learner",
+            "A learner answers no client: clients go on with another member.",
+            "Promote it, or leave it out of the URL.",
         )
     if honest is not None:
         level: Level = "warning" if members > 1 else "note"

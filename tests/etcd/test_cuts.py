@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import urllib.error
-from collections.abc import AsyncIterator, Callable, Coroutine
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 
+from aiodlock import Client
 from aiodlock._clock import now
 from aiodlock._model import LOST, Waiting
+from aiodlock.cli._doctor_etcd import examine
 
 from ..ports import free_ports
 from .conftest import Direct
@@ -259,3 +263,51 @@ async def test_member_is_replaced_by_a_new_one_under_load(
         await _under_load(direct, replace)
     finally:
         old.kill()
+
+
+@pytest.fixture
+def learning() -> Iterator[tuple[EtcdCluster, EtcdNode]]:
+    """Give a member, and one that learns from it."""
+    with EtcdCluster() as cluster:
+        learner = EtcdNode(cluster, 1, *free_ports(2))
+        peer = f"http://127.0.0.1:{learner.peer}"
+        cluster.call("cluster/member/add", peerURLs=[peer], isLearner=True)
+        learner.start(state="existing", members=f"{cluster.members},{learner.name}={peer}")
+        try:
+            while b"isLearner" not in _status(learner):
+                time.sleep(0.05)
+            yield cluster, learner
+        finally:
+            learner.kill()
+
+
+def _status(node: EtcdNode) -> bytes:
+    url = f"http://{node.endpoint}/v3/maintenance/status"
+    try:
+        with urllib.request.urlopen(url, data=b"{}", timeout=2.0) as answer:
+            found: bytes = answer.read()
+            return found
+    except OSError:
+        return b""
+
+
+async def test_client_enters_past_a_learner(
+    learning: tuple[EtcdCluster, EtcdNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, learner = learning
+    monkeypatch.setattr("random.randrange", lambda _: 0)  # the learner is asked first
+    async with Client(f"etcd://{learner.endpoint},{cluster.nodes[0].endpoint}") as client:
+        async with client.lock("name") as lease:
+            assert lease.held
+
+
+async def test_doctor_tells_of_a_learner(
+    learning: tuple[EtcdCluster, EtcdNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, learner = learning
+    monkeypatch.setattr("random.randrange", lambda _: 0)
+    found = await examine(f"etcd://{learner.endpoint},{cluster.nodes[0].endpoint}")
+    assert [one.subject for one in found if "learner" in one.found] == [
+        f"member {learner.endpoint}"
+    ]
+    assert found[-1].subject == "writes"

@@ -135,12 +135,15 @@ class EtcdBackend:
             self._tasks = None
 
     async def _meet(self) -> None:
-        """Wait until the cluster answers; look at its version."""
+        """Wait until a member answers that can read and write; look at its version."""
         pause = api.FIRST_PAUSE
         while True:
             try:
                 status = await self._link.call(api.STATUS, m.StatusRequest(), within=1.0)
                 if status.leader:
+                    # Who may not read is told now. A learner tells its status alone, and a member may
+                    # know a leader that is gone: the next one is asked then.
+                    await self._link.call(api.RANGE, self._probe)
                     break
                 self._link.failed(
                     self._link.generation,
@@ -150,8 +153,6 @@ class EtcdBackend:
                 _logger.debug("etcd: %s", away)
             await asyncio.sleep(pause)
             pause = min(2 * pause, api.LONGEST_PAUSE)
-        # Who may not read is told now.
-        await self._link.call(api.RANGE, self._probe)
         self.version = status.version
         if (honest := too_old(status.version)) is not None:
             _logger.warning(
