@@ -156,12 +156,7 @@ async def test_change_of_another_user_ends_nothing(signing: EtcdCluster) -> None
 @pytest.fixture
 def encrypted(tmp_path: Path) -> Iterator[tuple[EtcdCluster, str]]:
     """Give a server that asks for certificates, and the options of a URL for it."""
-    authority = trustme.CA()
-    for name in ("server", "client"):
-        certificate = authority.issue_cert("127.0.0.1", "localhost")
-        certificate.private_key_pem.write_to_path(tmp_path / f"{name}.key")
-        certificate.cert_chain_pems[0].write_to_path(tmp_path / f"{name}.pem")
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    _write_certificates(tmp_path)
     with EtcdCluster(
         tls=True,
         cert_file=str(tmp_path / "server.pem"),
@@ -171,6 +166,15 @@ def encrypted(tmp_path: Path) -> Iterator[tuple[EtcdCluster, str]]:
     ) as cluster:
         options = f"ca={tmp_path}/ca.pem&cert={tmp_path}/client.pem&key={tmp_path}/client.key"
         yield cluster, options
+
+
+def _write_certificates(folder: Path) -> None:
+    authority = trustme.CA()
+    for name in ("server", "client"):
+        certificate = authority.issue_cert("127.0.0.1", "localhost")
+        certificate.private_key_pem.write_to_path(folder / f"{name}.key")
+        certificate.cert_chain_pems[0].write_to_path(folder / f"{name}.pem")
+    authority.cert_pem.write_to_path(folder / "ca.pem")
 
 
 async def test_locks_work_with_certificates(encrypted: tuple[EtcdCluster, str]) -> None:
@@ -184,3 +188,20 @@ async def test_file_that_is_not_there_is_told(encrypted: tuple[EtcdCluster, str]
     cluster, _ = encrypted
     with pytest.raises(BackendError, match="cannot be read"):
         await Client(f"etcds://{cluster.nodes[0].endpoint}?ca=/nowhere.pem").__aenter__()
+
+
+async def test_certificates_are_replaced_while_a_client_runs(
+    encrypted: tuple[EtcdCluster, str], tmp_path: Path
+) -> None:
+    cluster, options = encrypted
+    async with Client(f"etcds://{cluster.nodes[0].endpoint}?{options}") as client:
+        async with client.lock("a"):
+            pass
+        cluster.nodes[0].kill()
+        whole = (tmp_path / "client.key").read_bytes()
+        (tmp_path / "client.key").write_bytes(whole[:100])  # as one may find it meanwhile
+        await asyncio.sleep(0.3)
+        _write_certificates(tmp_path)
+        await asyncio.to_thread(cluster.start)
+        async with client.lock("a", timeout=10.0) as lease:
+            assert lease.held

@@ -194,6 +194,16 @@ class Link:
         context.set_alpn_protocols(["h2"])
         return context
 
+    async def _get_context(self) -> ssl.SSLContext | None:
+        """Return what the files of the TLS options say now: certificates are replaced while clients run."""
+        access = self.access
+        if access.ca is not None or access.cert is not None:
+            try:
+                self._context = await asyncio.to_thread(self._read_context)
+            except BackendError as failed:  # just being replaced
+                _logger.warning("etcd: going on with the files as they were: %s", failed)
+        return self._context
+
     def _choose(self, delay: float) -> None:
         """Go on with the endpoint that ``_at`` says."""
         assert self._tasks is not None
@@ -211,7 +221,8 @@ class Link:
         host, _, port = way.endpoint.rpartition(":")
         try:
             async with asyncio.timeout(_CONNECT_WITHIN):
-                connection = await connect(host.strip("[]"), int(port), self._context)
+                context = await self._get_context()
+                connection = await connect(host.strip("[]"), int(port), context)
         except (OSError, CallFailed) as failed:  # TimeoutError is an OSError
             text = str(failed) or "no answer"
             self._switch(way, BackendUnavailable(f"{self._where(way)} cannot be reached: {text}"))
