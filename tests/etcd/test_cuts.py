@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 import urllib.error
 import urllib.request
@@ -15,6 +16,8 @@ import pytest
 from aiodlock import Client
 from aiodlock._clock import now
 from aiodlock._model import LOST, Waiting
+from aiodlock.backends.etcd import link as api
+from aiodlock.backends.etcd import messages as m
 from aiodlock.cli._doctor_etcd import examine
 
 from ..ports import free_ports
@@ -311,3 +314,43 @@ async def test_doctor_tells_of_a_learner(
         f"member {learner.endpoint}"
     ]
     assert found[-1].subject == "writes"
+
+
+async def _write_often(client: Client, times: int) -> None:
+    session = client._session
+    assert session is not None
+    link = session.backend._link  # type: ignore[attr-defined]
+    put = m.RequestOp(request_put=m.PutRequest(b"other", b""))
+
+    async def write() -> None:
+        for _ in range(times // 50):
+            await link.call(api.TXN, m.TxnRequest(success=[put]))
+
+    await asyncio.gather(*(write() for _ in range(50)))
+
+
+async def test_store_that_was_restored_from_a_backup_serves_its_clients_at_once() -> None:
+    """Its revision is smaller than what they know. They asked again and again until it was as large."""
+    with EtcdCluster() as cluster:
+        (node,) = cluster.nodes
+        url, kept = cluster.url, cluster.directory / "backup"
+        node.kill()
+        shutil.copytree(node.directory, kept)
+        await asyncio.to_thread(cluster.start)
+        async with Client(url) as client, Client(url) as one, Client(url) as other:
+            await _write_often(client, 5000)
+            lease = await client.lock("name").acquire()
+            waiting = [asyncio.create_task(each.lock("name").acquire()) for each in (one, other)]
+            while len((await client.inspect("name")).waiters) < 2:
+                await asyncio.sleep(0.01)
+            assert lease.token > 5000
+            node.kill()
+            shutil.rmtree(node.directory)
+            shutil.copytree(kept, node.directory)
+            await asyncio.to_thread(cluster.start)
+            async with asyncio.timeout(10.0):
+                for next_one in asyncio.as_completed(waiting):
+                    async with await next_one as its_lease:
+                        assert its_lease.token < 100
+                        await asyncio.sleep(0.3)
+            assert lease.lost

@@ -307,8 +307,9 @@ class Room:
             waiter.on_turn(turn)
 
     def _missed(self) -> None:
-        """The store has forgotten the changes since the last event, or refuses to tell."""
+        """The store has forgotten the changes since the last event, or is not as far as that."""
         self._end_watches()
+        self.queue = None  # restored from a backup, it has a smaller revision, which counts
         self._read_anew()
 
 

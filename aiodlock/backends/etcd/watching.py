@@ -110,6 +110,12 @@ class Watches:
             del self._watches[watch.id]
             watch.missed()
             return
+        if answer.created and watch.start > revision + 1:
+            # A member that lags behind, or the store was restored from a backup: then its changes count
+            # from a smaller revision on, and nothing would be told until it is as far as before.
+            self.end(watch)
+            watch.missed()
+            return
         if answer.created:
             watch.created = True
             if not watch.start:
