@@ -423,6 +423,9 @@ async def test_full_store_refuses_and_releases(
     waiter, waiter_heard = direct.place(ttl=2.0)
     await _acquire(holder, heard)
     assert isinstance(await waiter.acquire(wait=True), Waiting)
+    unsure, _ = direct.place(ttl=2.0)
+    assert isinstance(await unsure.acquire(wait=True), Waiting)
+    unsure.ambiguous = True  # as after a lost answer
     put = m.RequestOp(request_put=m.PutRequest(b"ballast", bytes(1_000_000)))
 
     async def fill() -> None:
@@ -438,6 +441,7 @@ async def test_full_store_refuses_and_releases(
     await asyncio.sleep(2.5)  # leases are renewed all the same
     assert heard.words == []
     assert holder.deadline > now()
+    assert await unsure.leave(ENDED) == Left("withdrawn")
     assert await holder.leave(ENDED) == Left("released")
     await waiter_heard.until("granted")
     assert await waiter.leave(ENDED) == Left("released")

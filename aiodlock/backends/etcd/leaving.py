@@ -27,21 +27,20 @@ async def leave(place: EtcdPlace, end: End, *, repeated: bool, passed: bool = Fa
         return await _record(place, message, *end.record)
     if end.lost and own.delay_lease is not None:
         return await _close(place, message)
-    marker = await store.leases.make(store.marker_ttl) if place.ambiguous else None
-    opens = end.unused and terms.hold_at_least > 0
-    leaving = transactions.leave(
-        place.keys,
-        place.id,
-        message,
-        delay=terms.lock_delay > 0,
-        opens=opens,
-        marker_lease=marker.id if marker is not None else 0,
-    )
+    delayed, opens = terms.lock_delay > 0, end.unused and terms.hold_at_least > 0
     try:
+        marker = await store.leases.make(store.marker_ttl) if place.ambiguous else None
+        leaving = transactions.leave(
+            place.keys,
+            place.id,
+            message,
+            delay=delayed,
+            opens=opens,
+            marker_lease=marker.id if marker is not None else 0,
+        )
         answer = await store.transact(place.keys, leaving, own=True, gather=passed)
     except NoSpace:
         # Nothing can be written, so no late duplicate either: delete alone.
-        delayed = terms.lock_delay > 0
         leaving = transactions.leave(place.keys, place.id, message, delay=delayed, opens=opens)
         answer = await store.transact(place.keys, leaving)
     if answer.succeeded:
