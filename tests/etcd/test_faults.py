@@ -288,6 +288,28 @@ async def test_key_of_a_request_that_is_over_is_deleted(
     await place.leave(ENDED)
 
 
+async def test_lock_delay_that_began_while_the_keys_are_compared_is_not_deleted(
+    one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct = await make_direct(one_node)
+    place, heard = direct.place(lock_delay=10.0)
+    await _acquire(place, heard)
+    lease = place.own.delay_lease
+    assert lease is not None
+    link = direct.store._link
+    call = link.call
+
+    async def slow(method: Any, request: Any, within: float = 2.0) -> Any:
+        answer = await call(method, request, within)
+        if method is api.LEASE_TIME_TO_LIVE:
+            assert await place.leave(LOST) == Left("gone", "expired")
+        return answer
+
+    monkeypatch.setattr(link, "call", slow)
+    await direct.store._audit._compare(lease)
+    assert await _left(direct) == [place.keys.delay(place.id)]
+
+
 async def test_dead_client_costs_its_lease(
     one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

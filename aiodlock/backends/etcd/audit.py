@@ -87,12 +87,8 @@ class Audit:
         for key in there:
             id = recipe.text_of(key.rpartition(b"/")[2])
             if not store.knows(id) and id.startswith(store.label):
-                await self._delete_unknown(key)
-
-    async def _delete_unknown(self, key: bytes) -> None:
-        _logger.info("etcd: deleting a key of a request that is over: %r", key)
-        deletion = m.RequestOp(request_delete_range=m.DeleteRangeRequest(key))
-        await self._link.call(api.TXN, m.TxnRequest(success=[deletion]))
+                _logger.info("etcd: deleting a key of a request that is over: %r", key)
+                await self._link.call(api.TXN, transactions.delete_at(key, lease.id))
 
 
 async def why_gone(place: EtcdPlace) -> LossReason | None:

@@ -283,6 +283,7 @@ NOT_EQUAL: Final = 3
 VERSION: Final = 0
 CREATE: Final = 1
 MOD: Final = 2
+LEASE: Final = 4
 
 
 @dataclass(slots=True)
@@ -296,6 +297,7 @@ class Compare(Message):
     version: int | None = _int_or_none(4)
     create_revision: int | None = _int_or_none(5)
     mod_revision: int | None = _int_or_none(6)
+    lease: int | None = _int_or_none(8)
     range_end: bytes = _bytes(64)
 
 

@@ -129,6 +129,12 @@ def move(
     return m.TxnRequest([_written_in(key, written)], steps, [_read(key)])
 
 
+def delete_at(key: bytes, lease: int) -> m.TxnRequest:
+    """Delete a key of a request that is over, if it ends with this lease still: its lock-delay may have
+    begun meanwhile."""
+    return m.TxnRequest([m.Compare(m.EQUAL, m.LEASE, key, lease=lease)], [_delete(key)])
+
+
 def together(requests: list[m.TxnRequest]) -> m.TxnRequest:
     """Make one transaction of several, of which none looks at what another one writes."""
     return m.TxnRequest(success=[m.RequestOp(request_txn=request) for request in requests])
