@@ -4,7 +4,8 @@ nobody."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -28,15 +29,16 @@ MakeDirect = Callable[..., Coroutine[Any, Any, Direct]]
 
 
 class FakeLink:
-    """A member that answers as it is told. Mutable state: ``term`` of its answers, ``silent`` (reads have
-    no answer), ``changing`` (so many leases are made while the leader changes), ``revoked``, ``renewals``
-    that wait for an answer."""
+    """A member that answers as it is told. Mutable state: ``term`` of its answers, ``members`` that give
+    them, ``silent`` (reads have no answer), ``changing`` (so many leases are made while the leader
+    changes), ``revoked``, ``renewals`` that wait for an answer."""
 
     described = endpoint = "fake"
     generation = 0
 
     def __init__(self) -> None:
         self.term = 7
+        self.members: Iterator[int] = itertools.repeat(1)
         self.silent = False
         self.changing = 0
         self.revoked: list[int] = []
@@ -46,7 +48,7 @@ class FakeLink:
 
     @property
     def header(self) -> m.Header:
-        return m.Header(member_id=1, revision=1, raft_term=self.term)
+        return m.Header(member_id=next(self.members), revision=1, raft_term=self.term)
 
     async def call(self, method: Any, request: Any, within: float = 2.0) -> Any:
         await asyncio.sleep(0)
@@ -178,8 +180,17 @@ async def test_lease_is_made_again_if_the_leader_changed_meanwhile() -> None:
     async with _kept() as kept:
         kept.link.changing = 2
         lease = await kept.leases.get(20.0)
-        assert lease.where == (1, 9)
+        assert lease.term == 9
         assert kept.link.revoked == [1, 2]
+
+
+async def test_lease_is_of_one_term_whichever_members_have_answered() -> None:
+    """A proxy may send each call to another member."""
+    async with _kept() as kept:
+        kept.link.members = itertools.count(1)
+        lease = await kept.leases.get(20.0)
+        assert lease.term == 7
+        assert kept.link.revoked == []
 
 
 # -- moving to a lease that counts -----------------------------------------------------------------------

@@ -45,13 +45,10 @@ _PAUSE = 0.1
 #: So often a lease is made again because the leader changed meanwhile.
 _TRIES = 5
 
-#: A member and the term of the last entry that it has carried out.
-Where = tuple[int, int]
-
 
 class SharedLease:
-    """One lease. ``seconds`` is what the server made of the length that was asked for; ``where`` tells in
-    which term it was made.
+    """One lease. ``seconds`` is what the server made of the length that was asked for; ``term`` is that in
+    which it was made.
 
     Mutable state: ``renewed_at`` (when the last renewal was sent that counts), ``alive``, ``outdated``
     (renewals do not count any more),
@@ -73,18 +70,16 @@ class SharedLease:
         "renewed_at",
         "seconds",
         "silent_since",
+        "term",
         "unused_since",
         "users",
-        "where",
     )
 
-    def __init__(
-        self, id: int, asked: int, seconds: int, sent: float, where: Where = (0, 0)
-    ) -> None:
+    def __init__(self, id: int, asked: int, seconds: int, sent: float, term: int = 0) -> None:
         self.id: int = id
         self.asked: int = asked
         self.seconds: int = seconds
-        self.where: Where = where
+        self.term: int = term
         self.renewed_at: float = sent
         self.alive: bool = True
         self.outdated: bool = False
@@ -224,22 +219,24 @@ class Leases:
         """Return a lease that nobody renews."""
         asked, sent = _seconds(seconds), now()
         answer = await self._link.call(api.LEASE_GRANT, m.LeaseGrantRequest(ttl=asked))
-        return SharedLease(answer.id, asked, answer.ttl, sent, _where(answer.header))
+        return SharedLease(answer.id, asked, answer.ttl, sent, _term(answer.header))
 
     async def _make_in_one_term(self, seconds: float) -> SharedLease:
         """Return a lease of which is known in which term it was made."""
         for _ in range(_TRIES):
-            # A member's term only grows. If it is the same before and after, the lease is of that term.
-            before = await self._ask_where(api.CALL_WITHIN)
+            # In the log it stands behind what the first answer has seen, and before what its own has seen.
+            # So if both have the same term, it is of that term, whichever members have answered: behind a
+            # proxy each call may go to another one.
+            before = await self._ask_term(api.CALL_WITHIN)
             lease = await self.make(seconds)
-            if lease.where == before:
+            if lease.term == before:
                 return lease
             await self.revoke(lease)
         raise BackendUnavailable(f"{self._link.described}: the leader changes all the time")
 
-    async def _ask_where(self, within: float) -> Where:
+    async def _ask_term(self, within: float) -> int:
         answer = await self._link.call(api.RANGE, self._probe, within)
-        return _where(answer.header)
+        return _term(answer.header)
 
     def by_id(self, id: int) -> SharedLease | None:
         """Return one of this client's leases."""
@@ -338,13 +335,13 @@ class Leases:
         sent = lease.heard(answer.ttl)
         if sent is None:
             return
-        term = _where(answer.header)[1]
+        term = _term(answer.header)
         self._saw(term)
         if lease.outdated:
             lease.confirm(lease.renewed_at)  # it is not silent
         elif now() >= lease.deadline(lease.seconds):
             self._outdate(lease)
-        elif term == lease.where[1]:  # else the member lags behind
+        elif term == lease.term:  # else the member lags behind
             self._answered[lease.id] = sent
             self._to_confirm.set()
 
@@ -355,7 +352,7 @@ class Leases:
             self._to_confirm.clear()
             answered, self._answered = self._answered, {}
             try:
-                _, term = await self._ask_where(_PATIENCE)
+                term = await self._ask_term(_PATIENCE)
             except BackendError as failed:
                 _logger.debug("confirming renewals failed: %s", failed)
                 self._answered = answered | self._answered
@@ -365,13 +362,13 @@ class Leases:
             self._saw(term)
             for id, sent in answered.items():
                 lease = self._by_id.get(id)
-                if lease is not None and not lease.outdated and term == lease.where[1]:
+                if lease is not None and not lease.outdated and term == lease.term:
                     lease.confirm(sent)
 
     def _saw(self, term: int) -> None:
         """There is a leader of this term: leases of earlier ones count no more."""
         for lease in self.all():
-            if lease.where[1] < term and not lease.outdated:
+            if lease.term < term and not lease.outdated:
                 self._outdate(lease)
 
     def _outdate(self, lease: SharedLease) -> None:
@@ -396,9 +393,10 @@ class Leases:
             _logger.debug("a lease was not revoked, it ends by itself: %s", failed)
 
 
-def _where(header: m.Header | None) -> Where:
+def _term(header: m.Header | None) -> int:
+    """Return the term of the last entry that the member had carried out."""
     assert header is not None
-    return header.member_id, header.raft_term
+    return header.raft_term
 
 
 def _seconds(length: float) -> int:
