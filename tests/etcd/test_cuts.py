@@ -329,7 +329,9 @@ async def _write_often(client: Client, times: int) -> None:
     await asyncio.gather(*(write() for _ in range(50)))
 
 
-async def test_store_that_was_restored_from_a_backup_serves_its_clients_at_once() -> None:
+async def test_store_that_was_restored_from_a_backup_serves_its_clients_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Its revision is smaller than what they know. They asked again and again until it was as large."""
     with EtcdCluster() as cluster:
         (node,) = cluster.nodes
@@ -354,3 +356,5 @@ async def test_store_that_was_restored_from_a_backup_serves_its_clients_at_once(
                         assert its_lease.token < 100
                         await asyncio.sleep(0.3)
             assert lease.lost
+        told = [one for one in caplog.records if getattr(one, "event", "") == "store_set_back"]
+        assert len(told) == 3  # each client tells it once

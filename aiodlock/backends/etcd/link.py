@@ -139,7 +139,7 @@ class Link:
     the endpoint), ``_at`` (the endpoint's number), ``_switched_at``, ``_switches`` (changes of the
     endpoint since the last answer), ``_tasks``, ``_context`` (of TLS), ``_token`` (of the user),
     ``_asking`` (held while it is asked for), ``failure`` (why the last call had no answer; None after one
-    that had).
+    that had), ``_revision`` (the largest that an answer had).
     """
 
     def __init__(self, access: Access, described: str) -> None:
@@ -156,6 +156,9 @@ class Link:
         self._opened_once = asyncio.Event()
         self._token: str | None = None
         self._asking = asyncio.Lock()
+        self._revision = 0
+        #: Called with the revision when that is smaller than what was known before.
+        self.on_set_back: Callable[[int], object] = lambda _: None
 
     @property
     def endpoint(self) -> str:
@@ -288,7 +291,7 @@ class Link:
     async def _call(
         self, method: Method[_Q, _A], request: _Q, within: float, token: str | None
     ) -> _A:
-        generation, began = self.generation, now()
+        generation, began, known = self.generation, now(), self._revision
         way, connection = await self._connected(within)
         answers: list[bytes] = []
         loop = asyncio.get_running_loop()
@@ -318,7 +321,27 @@ class Link:
             raise error from failed
         self.failure = None
         self._switches = 0
-        return self._decode(method.answer, answers[0])
+        answer = self._decode(method.answer, answers[0])
+        if isinstance(answer, m.RangeResponse | m.TxnResponse) and answer.header is not None:
+            self._look_at(answer.header.revision, known)
+        return answer
+
+    def _look_at(self, revision: int, known: int) -> None:
+        """Reads and transactions see whatever was answered before they began (``known``), unless the
+        cluster has lost it."""
+        if revision >= known:
+            self._revision = max(self._revision, revision)
+        elif known <= self._revision:  # else another answer has told it already
+            _logger.error(
+                "%s was at revision %d and is at %d: it was restored from a backup. What it was told "
+                "since is lost, and new tokens may be smaller than earlier ones",
+                self.described,
+                known,
+                revision,
+                extra={"event": "store_set_back"},
+            )
+            self._revision = revision
+            self.on_set_back(revision)
 
     async def _connected(self, within: float) -> tuple[_Way, Connection]:
         way, generation = self._way, self.generation

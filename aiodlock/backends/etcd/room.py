@@ -307,7 +307,7 @@ class Room:
             waiter.on_turn(turn)
 
     def _missed(self) -> None:
-        """The store has forgotten the changes since the last event, or is not as far as that."""
+        """The store has forgotten the changes since the last event, or was set back."""
         self._end_watches()
         self.queue = None  # restored from a backup, it has a smaller revision, which counts
         self._read_anew()

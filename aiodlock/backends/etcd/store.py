@@ -88,6 +88,7 @@ class EtcdBackend:
         self.watches: Watches = Watches(self._link)
         self.rooms: Rooms = Rooms(self.label, self.watches, self.read, self.start)
         self._audit = Audit(self, self._link)
+        self._link.on_set_back = self._on_set_back
         self._inspection = Inspection(self, self._link, prefix)
         self._places: dict[str, EtcdPlace] = {}
         self._mates: Counter[str] = Counter()
@@ -292,6 +293,10 @@ class EtcdBackend:
             request = m.LeaseTimeToLiveRequest(lease.id)
             if (await self._link.call(api.LEASE_TIME_TO_LIVE, request)).ttl < 0:
                 self.leases.ended(lease)
+
+    def _on_set_back(self, revision: int) -> None:
+        self.watches.set_back(revision)
+        self._audit.hurry()  # it finds the keys that are lost
 
     def _on_silent(self, lease: SharedLease, error: Exception) -> None:
         for place in self.places_with(lease):

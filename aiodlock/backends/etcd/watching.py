@@ -79,6 +79,14 @@ class Watches:
         if self._watches.pop(watch.id, None) is not None:
             self._unsent.put_nowait(m.WatchRequest(cancel_request=m.WatchCancelRequest(watch.id)))
 
+    def set_back(self, revision: int) -> None:
+        """The store was restored from a backup. Watches that begin later would be told nothing until it is
+        as far as before."""
+        for watch in list(self._watches.values()):
+            if watch.start > revision + 1:
+                self.end(watch)
+                watch.missed()
+
     async def first_answer(self) -> None:
         """Wait until the cluster has confirmed a watch."""
         await self._first.wait()
@@ -108,12 +116,6 @@ class Watches:
         if answer.canceled:
             # Compacted: its owner has to find out.
             del self._watches[watch.id]
-            watch.missed()
-            return
-        if answer.created and watch.start > revision + 1:
-            # A member that lags behind, or the store was restored from a backup: then its changes count
-            # from a smaller revision on, and nothing would be told until it is as far as before.
-            self.end(watch)
             watch.missed()
             return
         if answer.created:
