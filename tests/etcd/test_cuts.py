@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -13,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from aiodlock import Client
+from aiodlock import BackendError, BackendUnavailable, Client
 from aiodlock._clock import now
 from aiodlock._model import LOST, Waiting
 from aiodlock.backends.etcd import link as api
@@ -358,3 +360,26 @@ async def test_store_that_was_restored_from_a_backup_serves_its_clients_at_once(
             assert lease.lost
         told = [one for one in caplog.records if getattr(one, "event", "") == "store_set_back"]
         assert len(told) == 3  # each client tells it once
+
+
+async def test_grpc_proxy_of_etcd_is_refused(one_node: EtcdCluster) -> None:
+    """With it, nobody is told a turn, and renewals are answered too late."""
+    (port,) = free_ports(1)
+    words = ["grpc-proxy", "start", f"--endpoints={one_node.nodes[0].endpoint}"]
+    proxy = subprocess.Popen(
+        [one_node.program, *words, f"--listen-addr=127.0.0.1:{port}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "ETCD_UNSUPPORTED_ARCH": "arm64"},
+    )
+    try:
+        async with asyncio.timeout(20.0):
+            while True:
+                with pytest.raises(BackendError) as refused:
+                    await Client(f"etcd://127.0.0.1:{port}").__aenter__()
+                if not isinstance(refused.value, BackendUnavailable):  # it is there
+                    break
+        assert "grpc-proxy" in str(refused.value)
+    finally:
+        proxy.kill()
+        proxy.wait()

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import count
 
+from ..._errors import BackendError
 from . import link as api
 from . import messages as m
 from .link import Link
@@ -108,6 +109,12 @@ class Watches:
             # A stream has the user's token of when it was opened, and etcd looks at it for each watch. Once
             # it has refused one, 3.4 reads nothing more from the stream; 3.5 does not say which it was.
             raise api.TokenEnded(f"a watch was refused: {answer.cancel_reason}")
+        if answer.created and not answer.watch_id:
+            # Ours begin with 1. It tells changes under numbers of its own, and renews leases when it likes.
+            raise BackendError(
+                "this is an etcd grpc-proxy, which is not supported: use the members' own endpoints, or a "
+                "proxy that passes calls on as they are"
+            )
         self._first.set()
         watch = self._watches.get(answer.watch_id)
         if watch is None:
