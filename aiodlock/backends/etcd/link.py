@@ -43,6 +43,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 
 #: How gRPC, and etcd itself, refuse a message for its size.
 _TOO_LARGE = re.compile("larger than max|request is too large")
+#: How etcd 3.4, and 3.5, refuse what was sent before the last change of users and roles.
+_CHANGED = re.compile("revision of auth store is old|revision in header is old")
 
 
 class LeaseNotFound(BackendError):
@@ -411,7 +413,7 @@ class Link:
                 return BackendUnavailable(f"{where} is too busy: {text}")
             case x.UNAUTHENTICATED:
                 return TokenEnded(f"{where}: {text}")
-            case x.INVALID_ARGUMENT if "revision of auth store is old" in text:
+            case x.INVALID_ARGUMENT | x.UNKNOWN if _CHANGED.search(text):
                 # Somebody has changed a user or a role: no token of before counts, if it is a JWT.
                 return TokenEnded(f"{where} has refused: {text}")
             case (
