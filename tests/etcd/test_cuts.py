@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -383,3 +385,29 @@ async def test_grpc_proxy_of_etcd_is_refused(one_node: EtcdCluster) -> None:
     finally:
         proxy.kill()
         proxy.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it needs a second address of this machine")
+async def test_each_address_of_a_name_has_its_turn(
+    one_node: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = one_node.nodes[0].port
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            await reader.read(-1)
+        writer.transport.abort()
+
+    silent = await asyncio.start_server(say_nothing, "127.0.0.2", port)
+    loop = asyncio.get_running_loop()
+
+    async def resolve(host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
+        found = ("127.0.0.2", "127.0.0.1") if host == "etcd.internal" else (host,)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in found]
+
+    monkeypatch.setattr(loop, "getaddrinfo", resolve)
+    try:
+        async with Client(f"etcd://etcd.internal:{port}") as client, client.lock("name") as lease:
+            assert lease.held
+    finally:
+        silent.close()

@@ -7,6 +7,7 @@ rule of the protocol ends the connection, and each call on it is told why.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -419,16 +420,22 @@ class Connection(asyncio.Protocol):
                 call.end(NotSent(str(reason)))
 
 
-async def connect(host: str, port: int, tls: ssl.SSLContext | None) -> Connection:
+async def connect(host: str, port: int, tls: ssl.SSLContext | None, *, turn: int = 0) -> Connection:
     """Return a connection whose server has answered.
 
+    :param turn: how often this was tried in vain. Of a name with several addresses, each has its turn:
+        one that says nothing would else take all the time, again and again.
     :raises OSError: if there is none, ``CallFailed`` if what answers is no server of HTTP/2.
     """
     loop = asyncio.get_running_loop()
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = host
+    if turn:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        address = str(found[turn % len(found)][4][0])
     _, connection = await loop.create_connection(
         lambda: Connection(authority, "http" if tls is None else "https"),
-        host,
+        address,
         port,
         ssl=tls,
         server_hostname=host if tls is not None else None,

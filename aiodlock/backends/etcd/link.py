@@ -227,7 +227,8 @@ class Link:
         try:
             async with asyncio.timeout(_CONNECT_WITHIN):
                 context = await self._get_context()
-                connection = await connect(host.strip("[]"), int(port), context)
+                turn = self._switches // len(self.access.endpoints)
+                connection = await connect(host.strip("[]"), int(port), context, turn=turn)
         except (OSError, CallFailed) as failed:  # TimeoutError is an OSError
             text = str(failed) or "no answer"
             self._switch(way, BackendUnavailable(f"{self._where(way)} cannot be reached: {text}"))
