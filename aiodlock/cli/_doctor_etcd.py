@@ -35,6 +35,17 @@ async def examine(url: str) -> list[Finding]:
         _about(endpoint, found, len(access.endpoints))
         for endpoint, found in zip(access.endpoints, members, strict=True)
     ]
+    clusters = {found.header.cluster_id for found in answered if found.header is not None}
+    if len(clusters) > 1:
+        findings.append(
+            Finding(
+                "cluster",
+                "error",
+                f"the members belong to {len(clusters)} clusters",
+                "Each client uses one member at a time: two of them can hold the same name.",
+                "Name the members of one cluster in the URL.",
+            )
+        )
     findings.append(_alarms(answered))
     writing = tuple(
         endpoint

@@ -411,3 +411,22 @@ async def test_each_address_of_a_name_has_its_turn(
             assert lease.held
     finally:
         silent.close()
+
+
+async def test_endpoints_of_different_clusters_are_told(
+    one_node: EtcdCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    with EtcdCluster() as other:
+        url = f"{one_node.url},{other.nodes[0].endpoint}"
+        found = await examine(url)
+        assert [one.subject for one in found if one.level == "error"] == ["cluster"]
+        async with Client(url) as client:
+            async with client.lock("name", ttl=2.0):
+                pass
+            session = client._session
+            assert session is not None
+            link = session.backend._link  # type: ignore[attr-defined]
+            link.failed(link.generation, BackendUnavailable("moved by the test"))
+            async with client.lock("name", ttl=2.0, timeout=10.0) as lease:
+                assert lease.held
+    assert any(getattr(one, "event", "") == "store_set_back" for one in caplog.records)

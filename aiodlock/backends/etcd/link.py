@@ -141,7 +141,7 @@ class Link:
     the endpoint), ``_at`` (the endpoint's number), ``_switched_at``, ``_switches`` (changes of the
     endpoint since the last answer), ``_tasks``, ``_context`` (of TLS), ``_token`` (of the user),
     ``_asking`` (held while it is asked for), ``failure`` (why the last call had no answer; None after one
-    that had), ``_revision`` (the largest that an answer had).
+    that had), ``_revision`` (the largest that an answer had), ``_cluster`` (that has given the last one).
     """
 
     def __init__(self, access: Access, described: str) -> None:
@@ -158,7 +158,7 @@ class Link:
         self._opened_once = asyncio.Event()
         self._token: str | None = None
         self._asking = asyncio.Lock()
-        self._revision = 0
+        self._revision = self._cluster = 0
         #: Called with the revision when that is smaller than what was known before.
         self.on_set_back: Callable[[int], object] = lambda _: None
 
@@ -326,13 +326,24 @@ class Link:
         self._switches = 0
         answer = self._decode(method.answer, answers[0])
         if isinstance(answer, m.RangeResponse | m.TxnResponse) and answer.header is not None:
-            self._look_at(answer.header.revision, known)
+            self._look_at(answer.header, known)
         return answer
 
-    def _look_at(self, revision: int, known: int) -> None:
+    def _look_at(self, header: m.Header, known: int) -> None:
         """Reads and transactions see whatever was answered before they began (``known``), unless the
         cluster has lost it."""
-        if revision >= known:
+        revision, before = header.revision, self._cluster
+        self._cluster = header.cluster_id
+        if before not in (0, header.cluster_id):
+            _logger.error(
+                "%s is another cluster than before: restored from a backup, or the endpoints belong to "
+                "several clusters, which do not know of each other's holders",
+                self.described,
+                extra={"event": "store_set_back"},
+            )
+            self._revision = revision
+            self.on_set_back(0)
+        elif revision >= known:
             self._revision = max(self._revision, revision)
         elif known <= self._revision:  # else another answer has told it already
             _logger.error(

@@ -190,11 +190,13 @@ def _by_number(cls: type[Any]) -> dict[int, tuple[str, _Kind, bool, str]]:
 
 @dataclass(slots=True)
 class Header(Message):
-    """``revision``: the store's when the answer was made. Every write makes it one larger.
+    """``cluster_id``: the same for all members. ``revision``: the store's when the answer was made. Every
+    write makes it one larger.
 
     ``raft_term``: of the last entry that the member had carried out then.
     """
 
+    cluster_id: int = _int(1)
     member_id: int = _int(2)
     revision: int = _int(3)
     raft_term: int = _int(4)
