@@ -363,3 +363,21 @@ async def test_lease_that_is_not_renewed_ends_for_the_reason_that_made_it_short(
         assert request.place.deadline < request.granted_at + max_hold
         assert request.overdue_reason(request.place.deadline) == reason
         await lease.release()
+
+
+@pytest.mark.parametrize("limits", [(16, 1_572_864), (128, 2048)])
+async def test_requests_are_moved_one_by_one_where_a_member_takes_no_more(
+    make_direct: MakeDirect, limits: tuple[int, int]
+) -> None:
+    steps, size = limits
+    with EtcdCluster(1, max_txn_ops=steps, max_request_bytes=size) as cluster:
+        direct = await make_direct(cluster)
+        places = [direct.place(f"name {number}", ttl=20.0) for number in range(30)]
+        for place, heard in places:
+            await _acquire(place, heard)
+        old = await _old_leases(direct)
+        cluster.nodes[0].kill()
+        await asyncio.to_thread(cluster.start)
+        async with asyncio.timeout(15.0):
+            while any(place.lease is None or place.lease.id in old for place, _ in places):
+                await asyncio.sleep(0.02)

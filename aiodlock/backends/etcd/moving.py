@@ -7,7 +7,7 @@ import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from ..._errors import BackendError
+from ..._errors import BackendError, BackendUnavailable
 from . import link as api
 from . import transactions
 from .leases import SharedLease
@@ -58,12 +58,21 @@ class Moving:
             self._outdated.clear()
             while places := [place for place in self._store.all_places() if place.outdated]:
                 some = places[:_TOGETHER]
-                try:
-                    await self._move_together(some)
-                except BackendError as failed:
-                    _logger.debug("moving requests to another lease failed: %s", failed)
+                if not await self._move(some):
+                    # Together they are more than the cluster takes in a transaction, or one of them is.
+                    for place in some:
+                        await self._move([place])
                 if any(place.outdated for place in some):
                     await asyncio.sleep(_PAUSE)
+
+    async def _move(self, places: list[EtcdPlace]) -> bool:
+        """Try once; return whether it makes sense to try the same again."""
+        try:
+            await self._move_together(places)
+        except BackendError as failed:
+            _logger.debug("moving requests to another lease failed: %s", failed)
+            return isinstance(failed, BackendUnavailable | LeaseNotFound)
+        return True
 
     async def _move_together(self, places: list[EtcdPlace]) -> None:
         async with AsyncExitStack() as stack:
