@@ -121,7 +121,8 @@ class ZooKeeperServer:
         self.port = port or free_port()
         self._number = number
         shortest = 2 * tick if shortest is None else shortest
-        self._lines = [
+        #: Of its configuration. The last one of a name counts, from the next start on.
+        self.lines = [
             f"tickTime={round(tick * 1000)}",
             f"clientPort={self.port}",
             "clientPortAddress=127.0.0.1",
@@ -130,7 +131,7 @@ class ZooKeeperServer:
             f"minSessionTimeout={round(shortest * 1000)}",
             f"maxSessionTimeout={round(longest * 1000)}",
             "4lw.commands.whitelist=*",
-            *("syncLimit=200", "initLimit=400"),  # the last one of a name counts
+            *("syncLimit=200", "initLimit=400"),
             *lines,
         ]
         self._java = [f"-Dzookeeper.forceSync={'yes' if sync else 'no'}", *_LOGGING, *java]
@@ -172,7 +173,7 @@ class ZooKeeperServer:
         if self._number:
             (data / "myid").write_text(f"{self._number}\n")
         configuration = self.directory / "zoo.cfg"
-        configuration.write_text("\n".join([*self._lines, f"dataDir={data}"]))
+        configuration.write_text("\n".join([*self.lines, f"dataDir={data}"]))
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 ["java", *_JAVA, *self._java, "-cp", self._classes, _MAIN, str(configuration)],

@@ -362,6 +362,22 @@ async def test_session_moves_to_another_server_when_its_own_stops() -> None:
             assert session.lifetime.deadline > now()
 
 
+@pytest.mark.parametrize("longest", [100.0, 1.0])
+async def test_session_that_servers_shorten_is_not_counted_on(longest: float) -> None:
+    with ZooKeeperServer(tick=TICK) as server:
+        async with _running(_ensemble(server.port), 20.0) as session:
+            lifetime, member, number = session.lifetime, _Member(session), session.id
+            server.crash()
+            server.lines.append(f"maxSessionTimeout={round(longest * 1000)}")
+            await asyncio.to_thread(server.start)
+            await session.wait_up(10.0)
+            if longest < 20.0:
+                assert (session.id != number, member.told[-1]) == (True, "over")
+                assert lifetime.deadline < now() + longest
+            else:
+                assert (session.id, member.told[-1]) == (number, "up")
+
+
 async def test_waiting_for_a_connection_that_was_lost_in_this_turn_leaves_the_loop_its_turns(
     server: ZooKeeperServer,
 ) -> None:

@@ -39,7 +39,8 @@ _GAP = 0.75
 class Lifetime:
     """One session's, from its creation to its end.
 
-    Mutable state: ``deadline`` (it certainly lives until then; grows only), ``over`` (a server said so),
+    Mutable state: ``deadline`` (it certainly lives until then; grows only, unless the servers shorten the
+    session, which ends it), ``over`` (a server said so, or it is not used any more),
     ``_timeout`` (milliseconds), ``_attached`` (when the message that began this connection was sent,
     until a write is committed), ``_heard`` (writes: when they were sent and when answered), ``_told``
     (when the write that followed on a question of the leader was answered, and the moment of which it
@@ -60,6 +61,10 @@ class Lifetime:
         self._heard.clear()
         self._told.clear()
         self._attached, self._timeout = sent, timeout
+
+    def shortened(self, sent: float, timeout: int) -> None:
+        """A server has taken the session over, and lets it live for less than the one before did."""
+        self.deadline = min(self.deadline, local_deadline(sent, timeout))
 
     def committed(self, sent: float, answered: float) -> None:
         """A write was answered: a majority of the servers has it."""

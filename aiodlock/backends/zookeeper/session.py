@@ -300,6 +300,11 @@ class Session:
                     self._expire()
                     raise BackendUnavailable("the session has expired")
                 fresh = welcome.session != self._id
+                if not fresh and welcome.timeout < round(self.negotiated * 1000):
+                    # The session may end before what leases count on: they end now, while it lives.
+                    self.lifetime.shortened(sent, welcome.timeout)
+                    self._expire()
+                    raise BackendUnavailable(f"sessions are {welcome.timeout / 1000:g} s long now")
                 self._id, self._password = welcome.session, welcome.password
                 self.negotiated = welcome.timeout / 1000
                 self.lifetime.attached(sent, welcome.timeout)
@@ -398,7 +403,7 @@ class Session:
                 member.on_down(error, silent)
 
     def _expire(self) -> None:
-        """A server said that the session is no more, and with it whatever lived in it."""
+        """The session is no more, or not to be used any more, and with it whatever lived in it."""
         self.lifetime.over = True
         self._id, self._password = 0, bytes(16)
         self.lifetime = Lifetime(self._ensemble.tick)
