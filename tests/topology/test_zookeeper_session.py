@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -360,6 +361,23 @@ async def test_session_moves_to_another_server_when_its_own_stops() -> None:
             assert session.id == number
             assert (await session.ask(jute.exists(path))).value.ephemeral_owner == number
             assert session.lifetime.deadline > now()
+
+
+async def test_servers_that_lost_their_data_are_used_again() -> None:
+    """They have seen less than their clients, and refuse whoever says so."""
+    with ZooKeeperServer(tick=TICK) as server:
+        async with _running(_ensemble(server.port), 0.5) as session:
+            member, number = _Member(session), session.id
+            for _ in range(20):
+                await session.heartbeat()
+            for _ in range(2):  # the second time in the session of after that
+                server.crash()
+                if session.id == number:
+                    shutil.rmtree(server.directory / "data")
+                await asyncio.to_thread(server.start)
+                await _until_it_beats(session)
+            assert session.id != number
+            assert "over" in member.told
 
 
 @pytest.mark.parametrize("longest", [100.0, 1.0])

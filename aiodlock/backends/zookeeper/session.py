@@ -89,10 +89,10 @@ class Session:
     heartbeat), ``used_at`` (when a member last left), ``negotiated`` (the timeout that the servers
     granted, 0 before), ``failure``; ``_connection`` (None while there is none, or it is not ready),
     ``_up`` (resolved while there is one), ``_id``, ``_password``, ``_number`` (of the present session),
-    ``_seen`` (the newest transaction), ``_data_watches`` and ``_child_watches`` (by path), ``_progress``
-    (who waits for the deadline to move), ``_beating`` (the heartbeat on its way), ``_beats`` (since all
-    members were put on the round) and ``_round`` (those that have not looked after themselves in it yet),
-    ``_transactions`` (of this turn of the loop).
+    ``_seen`` (the newest transaction that the last connection told of), ``_data_watches`` and
+    ``_child_watches`` (by path), ``_progress`` (who waits for the deadline to move), ``_beating`` (the
+    heartbeat on its way), ``_beats`` (since all members were put on the round) and ``_round`` (those that
+    have not looked after themselves in it yet), ``_transactions`` (of this turn of the loop).
     """
 
     def __init__(self, ensemble: Ensemble, timeout: float, label: str) -> None:
@@ -295,7 +295,10 @@ class Session:
             )
             try:
                 timeout = min(round(self.timeout * 1000), jute.LONGEST_TIMEOUT)
-                welcome = await connection.hello(self._seen, timeout, self._id, self._password)
+                # Servers whose data was restored or deleted have seen less than that, for ever: once nobody
+                # holds any more, the write that is committed below has to do.
+                seen = self._seen if sent < self.lifetime.deadline else 0
+                welcome = await connection.hello(seen, timeout, self._id, self._password)
                 if not welcome.timeout:
                     self._expire()
                     raise BackendUnavailable("the session has expired")
@@ -390,7 +393,7 @@ class Session:
     def _on_down(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            self._seen = max(self._seen, connection.last_zxid)
+            self._seen = connection.last_zxid
         self._up = self._loop.create_future()
         self._hosts.append(self._hosts.pop(0))
         self._tell_down(0.0)
@@ -405,7 +408,7 @@ class Session:
     def _expire(self) -> None:
         """The session is no more, or not to be used any more, and with it whatever lived in it."""
         self.lifetime.over = True
-        self._id, self._password = 0, bytes(16)
+        self._id, self._password, self._seen = 0, bytes(16), 0
         self.lifetime = Lifetime(self._ensemble.tick)
         self._data_watches.clear()
         members, self.members = self.members, set()
