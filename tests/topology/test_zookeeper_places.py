@@ -332,6 +332,21 @@ async def test_break_deletes_the_holders_and_tells_them(server: ZooKeeperServer,
         assert await far.break_lock(name) == 0
 
 
+async def test_more_holders_than_one_message_can_name_are_broken(server: ZooKeeperServer) -> None:
+    """Servers close the connection on a message of a megabyte."""
+    name, many = "é" * 256, 700
+    async with (
+        running(server.url, tick=TICK, ttl=4.0) as near,
+        running(server.url, tick=TICK, ttl=4.0) as far,
+    ):
+        held = [asker(near, name=name, ttl=4.0, mode="shared") for _ in range(many)]
+        await asyncio.gather(*(one.acquire() for one in held))
+        assert await far.break_lock(name) == many
+        await until(lambda: all(one.heard.told == ["broken"] for one in held))
+        assert await far.break_lock(name) == 0
+        await asyncio.gather(*(one.leave() for one in held))
+
+
 @pytest.mark.parametrize("odd", [".", "..", "a/b", "\0", "\n", "😀", "zookeeper", "%2E", "a:b"])
 async def test_any_text_is_a_name(server: ZooKeeperServer, odd: str) -> None:
     async with running(server.url, tick=TICK, ttl=TTL) as backend:

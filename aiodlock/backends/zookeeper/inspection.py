@@ -13,14 +13,14 @@ from ..._errors import BackendError, Unsupported
 from ..._model import HolderInfo, Kind, LockInfo, Mode, WaiterInfo
 from . import jute
 from .node import BROKEN
-from .queue import Queue, holders
+from .queue import Entry, Queue, holders
 from .session import Session
 
 if TYPE_CHECKING:
     from .store import ZooKeeperBackend
 
 _WAIT_UP = 1.0
-#: How many nodes are asked about at once.
+#: How many nodes are asked about, or broken, at once.
 _AT_ONCE = 200
 #: How often a break is tried whose holders come and go meanwhile.
 _TRIES = 20
@@ -121,30 +121,38 @@ class Inspection:
     async def break_lock(self, name: str, kind: Kind = "lock") -> int:
         session, path = self._session(), self._store.directory(kind, name)
         await session.wait_up(_WAIT_UP)
-        missing: set[str] = set()
+        broken, missing = 0, set[str]()
         for _ in range(_TRIES):
-            entries = await self._entries(session, path)
-            holding = holders(entries)
-            if not holding:
-                return 0
-            calls: list[jute.Call[Any]] = []
-            for entry in holding:
-                calls.append(jute.delete(f"{path}/{entry.node}"))
-            # Each holder's receipt tells it that this was no accident.
-            receipts = [f"{self._store.root}/ids/{entry.request}" for entry in holding]
-            receipts = [receipt for receipt in receipts if receipt not in missing]
-            calls += [jute.set_data(receipt, BROKEN) for receipt in receipts]
+            holding = holders(await self._entries(session, path))
             try:
-                await session.ask(jute.multi(calls))
+                # Servers refuse messages of a megabyte. Who is behind all of these waits for the last one.
+                for first in range(0, len(holding), _AT_ONCE):
+                    some = holding[first : first + _AT_ONCE]
+                    await self._break(session, path, some, missing)
+                    broken += len(some)
             except jute.ZooKeeperError as refused:
                 if refused.code != jute.NO_NODE:
                     raise self._refused(refused) from refused
-                # One of them has left meanwhile, or somebody has deleted its receipt alone.
-                if isinstance(refused, jute.Aborted) and refused.index >= len(holding):
-                    missing.add(receipts[refused.index - len(holding)])
                 continue
-            return len(holding)
+            return broken
         raise BackendError(f"the holders of {name!r} change too fast to be broken", name=name)
+
+    async def _break(
+        self, session: Session, path: str, holding: Sequence[Entry], missing: set[str]
+    ) -> None:
+        """Delete these nodes, all or none. ``missing``: receipts that are known not to be there."""
+        calls: list[jute.Call[Any]] = [jute.delete(f"{path}/{entry.node}") for entry in holding]
+        # Each holder's receipt tells it that this was no accident.
+        receipts = [f"{self._store.root}/ids/{entry.request}" for entry in holding]
+        receipts = [receipt for receipt in receipts if receipt not in missing]
+        calls += [jute.set_data(receipt, BROKEN) for receipt in receipts]
+        try:
+            await session.ask(jute.multi(calls))
+        except jute.Aborted as refused:
+            # One of them has left meanwhile, or somebody has deleted its receipt alone.
+            if refused.code == jute.NO_NODE and refused.index >= len(holding):
+                missing.add(receipts[refused.index - len(holding)])
+            raise
 
     async def forget(self, name: str) -> bool:
         raise Unsupported("ZooKeeper keeps no record of what was done once", name=name)
