@@ -259,6 +259,30 @@ async def test_waiter_whose_move_into_its_owners_seat_had_no_answer_holds(
         assert await _nodes(far, name) == []
 
 
+async def test_holder_whose_move_into_its_owners_seat_had_no_answer_hears_of_a_break(
+    server: ZooKeeperServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers may take longer to tell where its node is than it is left unwatched."""
+    monkeypatch.setattr("aiodlock.backends.zookeeper.store._WATCH_AFTER", 0.0)
+    async with (
+        FrameProxy(server.port) as proxy,
+        running(proxy.url, tick=TICK, ttl=TTL) as near,
+        running(server.url, tick=TICK, ttl=TTL) as far,
+    ):
+        holder, first = asker(far, name=name, ttl=TTL), asker(far, "ubob", name=name, ttl=TTL)
+        second = asker(near, "ubob", name=name, ttl=TTL)
+        await holder.acquire()
+        await first.queue()
+        await second.queue()
+        proxy.lose("answer", jute.MULTI)
+        await holder.leave()
+        await until(lambda: second.heard.told == ["granted"])
+        assert await far.break_lock(name) == 2
+        await until(lambda: second.heard.told == ["granted", "broken"])
+        await first.leave()
+        await second.leave()
+
+
 async def test_waiter_whose_node_is_deleted_is_told(server: ZooKeeperServer, name: str) -> None:
     """It would sleep for ever if it watched its predecessor alone (as in etcd #19597)."""
     async with running(server.url, tick=TICK, ttl=TTL) as backend:

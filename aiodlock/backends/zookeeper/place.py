@@ -358,6 +358,7 @@ class ZooKeeperPlace:
             await self._node.adopt(session, entries)
         except (jute.ZooKeeperError, BackendError):
             pass  # it has gone meanwhile, or it looks again when there is a connection
+        self._store.watch_soon(self)  # before, it was not known which node to watch
         self._look()
 
     def _on_progress(self) -> None:
