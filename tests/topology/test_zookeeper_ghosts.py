@@ -87,7 +87,7 @@ async def test_connection_lost_at_any_message_costs_no_place_and_leaves_no_ghost
         left = await _leave(asked)
         assert left == Left("released")
         assert await _nodes(far, name) == []
-        if nth <= 4:  # the multi that fails for the directory, the queue, the directory, the multi
+        if nth <= 4:  # the multi that fails for the directory, the queue, both again
             assert loss.happened.is_set()
         began = now()
         after = asker(far, name=name, ttl=TTL)
@@ -281,6 +281,30 @@ async def test_holder_whose_move_into_its_owners_seat_had_no_answer_hears_of_a_b
         await until(lambda: second.heard.told == ["granted", "broken"])
         await first.leave()
         await second.leave()
+
+
+@pytest.mark.parametrize("nth", range(1, 5))
+async def test_acquire_that_ends_at_any_message_leaves_no_queue_that_nothing_was_in(
+    server: ZooKeeperServer, name: str, nth: int
+) -> None:
+    """The servers never delete such a container."""
+    async with (
+        FrameProxy(server.port) as proxy,
+        running(proxy.url, tick=TICK, ttl=TTL) as near,
+        running(server.url, tick=TICK, ttl=TTL) as far,
+    ):
+        loss = proxy.lose("answer", *ON_THE_WAY, nth=nth)
+        asked = asker(near, name=name, ttl=TTL)
+        asking = asyncio.ensure_future(asked.place.acquire(wait=True))
+        await loss.happened.wait()
+        asking.cancel()
+        await _leave(asked)
+        await far._main.ask(jute.sync("/"))
+        try:
+            stat = (await far._main.ask(jute.exists(near.directory("lock", name)))).value
+        except jute.ZooKeeperError:
+            return
+        assert stat.children_version > 0
 
 
 async def test_waiter_whose_node_is_deleted_is_told(server: ZooKeeperServer, name: str) -> None:

@@ -127,9 +127,11 @@ class QueueNode:
 
         Without ``reads`` it returns None when the node was made, and the queue was not read.
         """
-        rooted = False
+        rooted = makes = False
         while self.path is None and not self.is_over():
-            if self._store.is_known(self.directory):
+            if makes:
+                making = session.submit(jute.multi(self.creation(queue=True)))
+            elif self._store.is_known(self.directory):
                 # Two nodes of one queue must not have the same transaction: it is their token.
                 making = session.transact(self.creation(), once=self.directory)
             else:
@@ -145,14 +147,19 @@ class QueueNode:
                 if aborted.code == jute.NODE_EXISTS and aborted.index == 0:
                     # An attempt that had no answer was carried out.
                     return await self._read_and_adopt(session, reading)
-                if aborted.code != jute.NO_NODE or (aborted.index == 0 and rooted):
+                if makes and aborted.code == jute.NODE_EXISTS:
+                    makes = False  # others have made it meanwhile
+                    continue
+                # What all receipts stand in, or all queues: somebody has deleted it.
+                rootless = aborted.index == 0 or makes
+                if aborted.code != jute.NO_NODE or (rootless and rooted):
                     raise
-                if aborted.index == 0:  # somebody has deleted what all receipts stand in
+                if rootless:
                     rooted = True
                     await session.make_root()
                     continue
                 self._store.note(self.directory, exists=False)
-                await self._store.make_directory(session, self.directory)
+                makes = True
                 continue
             if reading is None:
                 return None
@@ -192,18 +199,20 @@ class QueueNode:
                 raise
             return Queue()
 
-    def creation(self) -> tuple[jute.Call[Any], ...]:
-        """Return the calls of the transaction that makes a receipt and the node.
+    def creation(self, *, queue: bool = False) -> tuple[jute.Call[Any], ...]:
+        """Return the calls of the transaction that makes a receipt and the node, and the queue with them.
 
-        Both or none are made. The receipt has the request's id for its name, so repeating it makes nothing.
+        All or none are made. The receipt has the request's id for its name, so repeating it makes nothing.
+        The servers delete a queue that has become empty, and never one that nothing was ever in.
         """
         acl = self._store.acl
         path = f"{self.directory}/{node_name(self._mode, self.id, self._tag)}"
         flags = jute.EPHEMERAL | jute.SEQUENTIAL
-        return (
-            jute.create(self._receipt, b"", jute.EPHEMERAL, acl),
-            jute.create(path, self.about(), flags, acl),
-        )
+        receipt = jute.create(self._receipt, b"", jute.EPHEMERAL, acl)
+        node = jute.create(path, self.about(), flags, acl)
+        if not queue:
+            return receipt, node
+        return receipt, jute.create2(self.directory, b"", jute.CONTAINER, acl), node
 
     def about(self, token: int = 0) -> bytes:
         """Return what the node tells people, and a joined one's token."""
@@ -217,7 +226,7 @@ class QueueNode:
         error = making.exception()
         if error is None:
             answer = making.result()
-            self.path, self.created = cast("str", answer.value[1]), answer.zxid
+            self.path, self.created = cast("str", answer.value[-1]), answer.zxid
             self._store.note(self.directory, exists=True)
         elif isinstance(error, Unanswered):
             self.ambiguous = True

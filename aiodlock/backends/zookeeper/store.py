@@ -188,20 +188,6 @@ class ZooKeeperBackend:
             self._known.clear()
         self._known.add(path)
 
-    async def make_directory(self, session: Session, path: str) -> None:
-        """Make the node of a queue. The servers delete it when it has been empty for a while."""
-        call = jute.create2(path, b"", jute.CONTAINER, self.acl)
-        for _ in range(2):
-            try:
-                await session.ask(call)
-                return
-            except jute.ZooKeeperError as refused:
-                if refused.code == jute.NODE_EXISTS:
-                    return
-                if refused.code != jute.NO_NODE:
-                    raise
-                await session.make_root()
-
     def read_queue(self, session: Session, path: str) -> asyncio.Future[Queue]:
         """Read a queue at the end of this turn of the loop; once for all that ask."""
         loop = asyncio.get_running_loop()
