@@ -13,6 +13,9 @@ import aiodlock
 from aiodlock import Unsupported
 from aiodlock._model import ENDED, Gone, Granted, Left, Refused, Waiting
 from aiodlock.backends.zookeeper import jute
+from aiodlock.backends.zookeeper.node import QueueNode
+from aiodlock.backends.zookeeper.queue import Entry
+from aiodlock.backends.zookeeper.session import Session
 
 from ..scenes import until
 from ..zookeeper import ZooKeeperServer, installed, looking
@@ -215,6 +218,35 @@ async def test_session_that_is_about_to_be_used_is_not_closed_as_idle(
         again = asker(backend, name=name, ttl=1.0)
         await again.acquire()
         await again.leave()
+
+
+async def test_exclusive_hold_does_not_begin_where_a_downgrade_has_let_a_reader_in(
+    server: ZooKeeperServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner held exclusively when the queue was read, and in shared mode alone when its node moves."""
+    async with (
+        running(server.url, tick=TICK, ttl=TTL) as near,
+        running(server.url, tick=TICK, ttl=TTL) as far,
+    ):
+        writing = asker(near, "ubob", name=name, ttl=TTL)
+        reading = asker(near, "ubob", name=name, ttl=TTL, mode="shared")
+        await writing.acquire()
+        await reading.acquire()
+        reader = asker(far, name=name, ttl=TTL, mode="shared")
+        await reader.queue()
+        again = asker(near, "ubob", name=name, ttl=TTL)
+        join = QueueNode.join
+
+        async def later(node: QueueNode, session: Session, seat: Entry) -> None:
+            await writing.leave()
+            await until(lambda: reader.heard.told == ["granted"])
+            monkeypatch.setattr(QueueNode, "join", join)
+            await join(node, session, seat)
+
+        monkeypatch.setattr(QueueNode, "join", later)
+        assert await again.place.acquire(wait=True) == Refused("deadlock", unsure=True)
+        for asked in (again, reading, reader):
+            await asked.leave()
 
 
 async def test_downgrade_lets_a_waiting_reader_in(server: ZooKeeperServer, name: str) -> None:

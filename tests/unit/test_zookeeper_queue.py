@@ -79,6 +79,13 @@ def test_owner_that_holds_joins_its_seat_past_every_waiter() -> None:
     assert isinstance(standing(left, _mine(left, "w")), Blocked)
 
 
+def test_exclusive_request_moves_only_while_an_exclusive_node_of_its_owner_is_there() -> None:
+    tag = owner_tag("ubob", "r")
+    nodes = (f"s:a:{tag}:0000000001", f"x:b:{tag}:0000000001", f"x:c:{tag}:0000000002")
+    assert _where(nodes, "c") == Joins(_queue(*nodes)[1])
+    assert _where((nodes[0], nodes[2]), "c") == Barred(0)
+
+
 def test_task_that_holds_exclusively_joins_its_own_seat_in_shared_mode() -> None:
     first = "x:c-1::0000000001"
     tag = owner_tag("tc-1", "c-2")

@@ -168,8 +168,11 @@ def standing(
         return _standing_of_a_semaphore(earlier, mine, followed)
     if mine.owner and not joined:
         own = [entry for entry in holders(earlier) if _owner_of(entry) == mine.owner]
-        if own and (mine.mode == "s" or any(entry.mode == "x" for entry in own)):
-            return Joins(own[0])
+        # The move is made only if this node is there still: when the last exclusive one has gone, others
+        # may hold beside the shared ones.
+        fit = own if mine.mode == "s" else [entry for entry in own if entry.mode == "x"]
+        if fit:
+            return Joins(fit[0])
         if own:
             return Barred(0)
     return _standing_alone(entries, seat, mine, followed)
