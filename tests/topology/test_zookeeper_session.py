@@ -209,6 +209,17 @@ async def test_chroot_is_made(server: ZooKeeperServer) -> None:
         await session.ask(jute.exists(f"{root}/locks"))
 
 
+async def test_chroot_that_may_not_be_made_is_told(server: ZooKeeperServer) -> None:
+    closed = f"/{os.urandom(4).hex()}"
+    async with _running(_ensemble(server.port)) as session:
+        await session.ask(
+            jute.create(closed, b"", jute.PERSISTENT, (jute.Acl(1, "world", "anyone"),))
+        )
+    with pytest.raises(BackendError, match=f"{closed}/deep does not exist, and the ACL"):
+        async with _running(_ensemble(server.port, root=f"{closed}/deep/aiodlock")):
+            pass
+
+
 async def test_everything_that_was_deleted_is_made_anew(server: ZooKeeperServer) -> None:
     root = f"/{os.urandom(4).hex()}"
     async with _running(_ensemble(server.port, root=root)) as session:

@@ -365,7 +365,7 @@ class Session:
 
     async def _make_root(self, connection: Connection) -> None:
         """Make the nodes under which everything is kept; those that exist stay."""
-        path = ""
+        path = barred = ""
         steps = self._ensemble.root.strip("/").split("/")
         paths = [path := f"{path}/{step}" for step in steps]
         paths += [f"{path}/{part}" for part in ("clients", "ids", "locks", "semaphores", "waits")]
@@ -373,9 +373,16 @@ class Session:
             try:
                 await connection.submit(jute.create(path, b"", jute.PERSISTENT, self._ensemble.acl))
             except jute.ZooKeeperError as refused:
+                if refused.code == jute.NO_NODE and barred:
+                    raise BackendError(
+                        f"{self._ensemble.described}: {barred} does not exist, and the ACL of the node "
+                        "above does not let this client create it"
+                    ) from refused
                 # Above the root others may have decided who creates what.
                 if refused.code not in (jute.NODE_EXISTS, jute.NO_AUTH):
                     raise
+                if refused.code == jute.NO_AUTH:
+                    barred = path
 
     async def make_root(self) -> None:
         """Make the nodes under which everything is kept anew, after somebody has deleted them."""
