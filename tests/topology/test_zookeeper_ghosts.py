@@ -384,6 +384,26 @@ async def test_node_that_no_request_counts_as_its_own_is_deleted_for_a_waiter(
     assert "node_left" in [getattr(record, "event", "") for record in caplog.records]
 
 
+async def test_node_that_no_request_counts_as_its_own_is_deleted_though_others_wait_behind_it(
+    server: ZooKeeperServer, name: str
+) -> None:
+    """Others cannot know that it is nobody's. Its client does when it reads the queue."""
+    async with (
+        running(server.url, tick=TICK, ttl=1.0) as near,
+        running(server.url, tick=TICK, ttl=1.0) as far,
+    ):
+        left, waiter = asker(near, name=name, ttl=1.0), asker(far, name=name, ttl=1.0)
+        await left.acquire()
+        await waiter.queue()
+        left.place.abandon()  # without a leave
+        last = asker(near, name=name, ttl=1.0)
+        await last.queue()
+        await until(lambda: waiter.heard.told == ["granted"])
+        await waiter.leave()
+        await last.leave()
+        assert await _nodes(far, name) == []
+
+
 async def test_waiter_deletes_no_node_of_a_request_that_is_alive(
     server: ZooKeeperServer, name: str
 ) -> None:

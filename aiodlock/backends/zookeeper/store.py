@@ -54,6 +54,7 @@ class ZooKeeperBackend:
         self, ensemble: Ensemble, *, ttl: float, unavailable_after: float, description: str = ""
     ) -> None:
         self.label: str = make_label()
+        self._ours = f"{self.label.rpartition('-')[2]}-"  # what our requests' ids begin with
         self.described: str = ensemble.described
         self.root: str = ensemble.root
         self.acl: tuple[jute.Acl, ...] = ensemble.acl
@@ -208,6 +209,7 @@ class ZooKeeperBackend:
             if error is None:
                 entries = read_queue(answer.result().value[0])
                 entries.zxid = answer.result().zxid
+                self._clear_left(session, path, entries)
             for one in waiting:
                 _resolve(one, entries, error)
 
@@ -227,6 +229,20 @@ class ZooKeeperBackend:
                     await session.ask(jute.set_data(path, data))
         except (jute.ZooKeeperError, BackendError) as failed:
             _logger.debug("recalling a lease that lingers failed: %s", failed)
+
+    def _clear_left(self, session: Session, path: str, entries: Queue) -> None:
+        """Delete nodes of this client's that no request counts as its own, whoever waits behind them."""
+        for entry in entries:
+            if entry.request.startswith(self._ours) and entry.request not in self.live:
+                self.start(self._clear_unless_live(session, entry.request, f"{path}/{entry.node}"))
+
+    async def _clear_unless_live(self, session: Session, request: str, path: str) -> None:
+        try:
+            stat = (await session.ask(jute.exists(path))).value
+        except (jute.ZooKeeperError, BackendError):
+            return  # it has gone, on another session perhaps
+        if stat.ephemeral_owner == session.id and request not in self.live:
+            await self.clear(session, path)
 
     async def clear(self, session: Session, path: str) -> None:
         """Delete a node of this client's that no request counts as its own. None is known to come about;
