@@ -16,10 +16,11 @@ from aiodlock.backends.zookeeper import jute
 from aiodlock.backends.zookeeper.node import QueueNode
 from aiodlock.backends.zookeeper.queue import Entry
 from aiodlock.backends.zookeeper.session import Session
+from aiodlock.backends.zookeeper.store import ZooKeeperBackend
 
 from ..scenes import until
 from ..zookeeper import ZooKeeperServer, installed, looking
-from .zookeeper_places import asker, running
+from .zookeeper_places import Asker, asker, running
 from .zookeeper_proxy import FrameProxy
 
 pytestmark = pytest.mark.skipif(not installed(), reason="no ZooKeeper")
@@ -37,6 +38,11 @@ def server() -> Iterator[ZooKeeperServer]:
 @pytest.fixture
 def name() -> str:
     return f"name-{os.urandom(4).hex()}"
+
+
+async def _receipts(backend: ZooKeeperBackend, *asked: Asker) -> list[str]:
+    ids = (await backend._main.ask(jute.get_children(f"{backend.root}/ids"))).value[0]
+    return [one.place._node.id for one in asked if one.place._node.id in ids]
 
 
 async def test_ttl_that_the_servers_do_not_grant_is_refused_with_their_figure(
@@ -159,6 +165,42 @@ async def test_waiter_that_moves_into_its_owners_seat_does_not_miss_the_node_it_
         assert second.heard.told == ["granted"]
         await first.leave()
         await second.leave()
+
+
+async def test_acquire_that_is_cancelled_while_its_node_moves_leaves_no_receipt(
+    server: ZooKeeperServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would stay for as long as its client."""
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        first, second = (asker(backend, "ujob", name=name, ttl=TTL) for _ in range(2))
+        await first.acquire()
+        acquiring = asyncio.ensure_future(second.place.acquire(wait=True))
+        session = backend._main
+        submit = session.submit
+
+        def cancelled(call: jute.Call[Any]) -> asyncio.Future[Any]:
+            if call.opcode == jute.MULTI:
+                acquiring.cancel()
+            return submit(call)
+
+        monkeypatch.setattr(session, "submit", cancelled)
+        await asyncio.wait({acquiring})
+        assert acquiring.cancelled()
+        monkeypatch.undo()
+        for asked in (second, first):
+            await asked.leave()
+        await session.ask(jute.sync("/"))
+        assert await _receipts(backend, first, second) == []
+
+
+async def test_lease_that_was_broken_leaves_no_receipt(server: ZooKeeperServer, name: str) -> None:
+    async with running(server.url, tick=TICK, ttl=TTL) as backend:
+        asked = asker(backend, name=name, ttl=TTL)
+        await asked.acquire()
+        await backend.break_lock(name)
+        assert await asked.leave() == Left("gone", "broken")
+        await backend._main.ask(jute.sync("/"))
+        assert await _receipts(backend, asked) == []
 
 
 @pytest.mark.parametrize("how", ["leave", "leave_soon"])

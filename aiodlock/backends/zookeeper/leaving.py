@@ -46,7 +46,7 @@ class Leaving:
     async def delete(self, session: Session, *, granted: bool) -> Left:
         """Delete the node."""
         node = self._node
-        if node.path is None and node.ambiguous:
+        if node.path is None and (node.ambiguous or node.astray):
             await node.find(session)
         repeated, self.sent = self.sent, True
         try:
@@ -104,6 +104,7 @@ class Leaving:
     async def _why(self, session: Session, repeated: bool) -> Left:
         """Return what a leave finds whose node has gone."""
         self._broken = self._broken or await self._node.is_broken(session)
+        self._node.forget_receipt(session)
         if self._discards:
             return Left("gone", "expired")
         if repeated and not self._broken:

@@ -43,7 +43,8 @@ class QueueNode:
 
     Mutable state: ``lifetime`` (of the session in which it is made), ``path`` (once known), ``created``
     (by which transaction; of its owner's first node if that is earlier), ``making`` (the transaction that
-    makes it, on its way), ``ambiguous`` (one went unanswered: a late duplicate may come), ``_joined`` (it
+    makes it, on its way), ``ambiguous`` (one went unanswered: a late duplicate may come), ``astray`` (its
+    move to a seat did, or nobody waited for the answer: it is at one of two places), ``_joined`` (it
     is in its owner's seat).
     """
 
@@ -54,6 +55,7 @@ class QueueNode:
         self.created: int = 0
         self.making: asyncio.Future[_Made] | None = None
         self.ambiguous: bool = False
+        self.astray: bool = False
         self._store = store
         self._terms = terms
         self._owner = owner
@@ -271,8 +273,9 @@ class QueueNode:
                 raise
             return
         except BaseException:
-            # It is one of the two. The next attempt adopts it, or a leave finds it.
-            self.path, self.ambiguous = None, True
+            # It is one of the two. The next attempt adopts it, or a leave finds it. A late duplicate of the
+            # move fails without the node that it deletes.
+            self.path, self.astray = None, True
             raise
         self.path, self._joined, self.created = node, True, token
 
@@ -303,6 +306,11 @@ class QueueNode:
         mine = self._find(entries)
         if mine is not None:
             self.path = f"{self.directory}/{mine.node}"
+
+    def forget_receipt(self, session: Session) -> None:
+        """Its node has gone by itself: delete the receipt alone. One attempt: it ends with the session."""
+        if not self.ambiguous and session.is_up:
+            session.submit(jute.delete(self._receipt))
 
     async def is_broken(self, session: Session) -> bool:
         """Tell whether an operator has deleted it: the receipt says so."""
