@@ -40,7 +40,7 @@ from ._options import (
     refuse_keywords,
 )
 from ._session import Session
-from .backends.base import Backend
+from .backends.base import Backend, Unanswered
 from .backends.sources import StoreOptions, read_source
 
 if TYPE_CHECKING:
@@ -439,11 +439,13 @@ class Client:
         ```
 
         :returns: whether a success was on record.
+        :raises BackendUnavailable: when nothing answered within 2 s, or the connection was lost before the
+            answer came: then it may be done, and is not tried again, since it could take a newer success.
         """
         check_text("name", name)
         self._check_records()
         session = self._use(name)
-        return await self._answer_soon(lambda: session.backend.forget(name), name)
+        return await self._answer_soon(lambda: session.backend.forget(name), name, changes=True)
 
     def _check_records(self) -> None:
         if not self._store.capabilities.once:
@@ -647,20 +649,24 @@ class Client:
     async def break_lock(self, name: str, *, kind: Kind = "lock") -> int:
         """Release all holders by force; return their number. Waiters stay; lock-delay is ignored.
 
-        The holders learn it at once, at worst at their next extension. When the connection is lost before
-        the answer comes, it is done again, and 0 may mean that the first attempt did it.
+        The holders learn it at once, at worst at their next extension.
 
         ```python
         released = await client.break_lock("order:42")
         print(released, "holders have lost it")
         ```
+
+        :raises BackendUnavailable: when nothing answered within 2 s, or the connection was lost before the
+            answer came: then it may be done, and is not tried again, since it could hit the next holder.
         """
         check_text("name", name)
         check_kind(kind)
         if not self._store.capabilities.break_lock:
             raise Unsupported(f"{self._described}: this store cannot break a lock")
         session = self._use(name)
-        return await self._answer_soon(lambda: session.backend.break_lock(name, kind), name)
+        return await self._answer_soon(
+            lambda: session.backend.break_lock(name, kind), name, changes=True
+        )
 
     async def check_sequencer(self, sequencer: str) -> bool:
         """Return whether exactly the grant that this string was made from holds at this moment.
@@ -715,23 +721,29 @@ class Client:
         session = self._use(name)
         return await self._answer_soon(lambda: session.backend.inspect(kind, name), name)
 
-    async def _answer_soon(self, call: Callable[[], Awaitable[_T]], name: str) -> _T:
+    async def _answer_soon(
+        self, call: Callable[[], Awaitable[_T]], name: str, *, changes: bool = False
+    ) -> _T:
         backend = self._use(name).backend
+        unsure = ", it may be done" if changes else ""
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
                 try:
                     return await call()
-                except BackendUnavailable:
+                except BackendUnavailable as lost:
+                    if changes and isinstance(lost, Unanswered):
+                        raise
                     return await call()  # the connection may just have been lost: reconnect once
         except BackendUnavailable as away:
-            raise BackendUnavailable(f"no answer about {name!r}: {away}", name=name) from (
-                away.__cause__ or away
+            text = (
+                f"no answer about {name!r}{unsure if isinstance(away, Unanswered) else ''}: {away}"
             )
+            raise BackendUnavailable(text, name=name) from (away.__cause__ or away)
         except BackendError as error:
             raise concerning(error, name) from error.__cause__
         except TimeoutError:
             raise BackendUnavailable(
-                f"no answer about {name!r} within 2 s from {self._described}", name=name
+                f"no answer about {name!r} within 2 s from {self._described}{unsure}", name=name
             ) from backend.failure
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import aiodlock
 from aiodlock._clock import now
-from aiodlock.backends.redis.scripts import ACQUIRE, EXTEND, LEAVE
+from aiodlock.backends.redis.scripts import ACQUIRE, BREAK, EXTEND, LEAVE
 
 from ..conftest import MakeClient
 from ..protocol.direct import Direct
@@ -526,3 +526,19 @@ async def test_repeated_acquire_whose_first_grant_was_overdue_holds_what_it_is_t
     assert tokens == {other.token, lease.token}
     await lease.release()
     await other.release()
+
+
+async def test_lost_reply_to_a_break_does_not_break_the_next_holder(
+    proxy: FaultProxy, unlucky: aiodlock.Client, client: aiodlock.Client
+) -> None:
+    stuck = await client.lock("name", on_lost="flag").acquire()
+    waiting = asyncio.create_task(client.lock("name").acquire())
+    await queued(client, 1)
+    lost = proxy.drop_reply(calling(BREAK))
+    with pytest.raises(aiodlock.BackendUnavailable, match=r"it may be done"):
+        await unlucky.break_lock("name")
+    assert lost.happened.is_set()
+    lease = await waiting
+    await stuck.wait_lost()
+    await lease.extend()
+    await lease.release()
