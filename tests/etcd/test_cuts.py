@@ -28,6 +28,7 @@ from ..ports import free_ports
 from .conftest import Direct
 from .cuts import Cut
 from .servers import EtcdCluster, EtcdNode, find_etcd
+from .test_access import _guard
 from .test_faults import _acquire, _leader, _leave, _left, _use
 
 MakeDirect = Callable[..., Coroutine[Any, Any, Direct]]
@@ -179,6 +180,31 @@ async def test_leader_that_is_cut_from_its_peers_keeps_nothing_alive(
         await asyncio.to_thread(members.until_healthy)
         assert (await _leave(waiter)).what == "released"
         assert await _left(direct) == []
+        for node in members.nodes:
+            node.kill()
+
+
+async def test_client_with_a_user_enters_past_a_member_that_is_cut_from_its_peers(
+    members: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To give a token, a member asks the others."""
+    async with AsyncExitStack() as stack:
+        cuts = {
+            node: await stack.enter_async_context(Cut(node.advertised, node.peer))
+            for node in members.nodes
+        }
+        await asyncio.to_thread(members.start)
+        lonely = members.nodes[0]
+        identity = await asyncio.to_thread(_identity, members, lonely)
+        await asyncio.to_thread(_guard, members)
+        cuts[lonely].cut()
+        for cut in cuts.values():
+            cut.is_cut = lambda sender: sender == identity
+        endpoints = ",".join(node.endpoint for node in members.nodes)
+        monkeypatch.setattr("random.randrange", lambda _: 0)  # the lonely one is asked first
+        async with Client(f"etcd://locker:locker's pass@{endpoints}", prefix="mine") as client:
+            async with client.lock("name", timeout=10.0) as lease:
+                assert lease.held
         for node in members.nodes:
             node.kill()
 

@@ -384,6 +384,7 @@ class Link:
         member a tenth of a second of its processor."""
         if self.access.user is None or self._token is not None:
             return self._token
+        generation = self.generation
         try:
             async with asyncio.timeout(within), self._asking:
                 if self._token is None:
@@ -391,7 +392,10 @@ class Link:
                     answer = await self._call(AUTHENTICATE, request, within, None)
                     self._token = answer.token
         except TimeoutError as silent:
-            raise BackendUnavailable(f"{self.described}: no token in time") from silent
+            # A member that is cut off from the others may answer much, and give no token.
+            error = BackendUnavailable(f"{self.described}: no token in time")
+            self.failed(generation, error)
+            raise error from silent
         return self._token
 
     def _drop(self, token: str | None) -> None:
