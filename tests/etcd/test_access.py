@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -205,3 +206,24 @@ async def test_certificates_are_replaced_while_a_client_runs(
         await asyncio.to_thread(cluster.start)
         async with client.lock("a", timeout=10.0) as lease:
             assert lease.held
+
+
+async def test_connection_is_made_although_all_threads_of_the_loop_are_busy(
+    encrypted: tuple[EtcdCluster, str],
+) -> None:
+    """Bodies that wait for a thread (``asyncio.to_thread``) may need all of them for long."""
+    cluster, options = encrypted
+    ended = threading.Event()
+    loop = asyncio.get_running_loop()
+    async with Client(f"etcds://{cluster.nodes[0].endpoint}?{options}") as client:
+        async with client.lock("a"):
+            pass
+        jobs = [loop.run_in_executor(None, ended.wait) for _ in range(100)]
+        try:
+            cluster.nodes[0].kill()
+            cluster.start()
+            async with client.lock("a", timeout=10.0) as lease:
+                assert lease.held
+        finally:
+            ended.set()
+            await asyncio.gather(*jobs)

@@ -7,6 +7,7 @@ rule of the protocol ends the connection, and each call on it is told why.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 import ssl
 from collections import deque
@@ -430,7 +431,7 @@ async def connect(host: str, port: int, tls: ssl.SSLContext | None, *, turn: int
     loop = asyncio.get_running_loop()
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     address = host
-    if turn:
+    if turn and not _is_address(host):  # to look a name up takes one of the loop's threads
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         address = str(found[turn % len(found)][4][0])
     _, connection = await loop.create_connection(
@@ -447,3 +448,11 @@ async def connect(host: str, port: int, tls: ssl.SSLContext | None, *, turn: int
         connection.abort()
         raise
     return connection
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -35,6 +35,8 @@ _A = TypeVar("_A", bound=m.Message)
 CALL_WITHIN = 2.0
 #: The same while it is connected to.
 _CONNECT_WITHIN = 1.5
+#: And reading the files of TLS, before.
+_READ_WITHIN = 0.5
 _CLOSE_WITHIN = 1.0
 #: No more than one change of the endpoint in so many seconds.
 _SWITCH_PAUSE = 0.1
@@ -204,9 +206,12 @@ class Link:
         access = self.access
         if access.ca is not None or access.cert is not None:
             try:
-                self._context = await asyncio.to_thread(self._read_context)
-            except BackendError as failed:  # just being replaced
-                _logger.warning("etcd: going on with the files as they were: %s", failed)
+                async with asyncio.timeout(_READ_WITHIN):
+                    self._context = await asyncio.to_thread(self._read_context)
+            except (BackendError, TimeoutError, RuntimeError) as failed:
+                # Just being replaced; or no thread is to be had: all are busy, or the main one has ended.
+                text = str(failed) or "no thread was free to read them"
+                _logger.warning("etcd: going on with the files as they were: %s", text)
         return self._context
 
     def _choose(self, delay: float) -> None:
