@@ -167,8 +167,9 @@ async def test_waiter_that_moves_into_its_owners_seat_does_not_miss_the_node_it_
         await second.leave()
 
 
+@pytest.mark.parametrize("broken", [False, True])
 async def test_acquire_that_is_cancelled_while_its_node_moves_leaves_no_receipt(
-    server: ZooKeeperServer, name: str, monkeypatch: pytest.MonkeyPatch
+    server: ZooKeeperServer, name: str, monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
     """It would stay for as long as its client."""
     async with running(server.url, tick=TICK, ttl=TTL) as backend:
@@ -187,6 +188,8 @@ async def test_acquire_that_is_cancelled_while_its_node_moves_leaves_no_receipt(
         await asyncio.wait({acquiring})
         assert acquiring.cancelled()
         monkeypatch.undo()
+        if broken:
+            await backend.break_lock(name)
         for asked in (second, first):
             await asked.leave()
         await session.ask(jute.sync("/"))

@@ -52,6 +52,8 @@ class Leaving:
         try:
             if node.path is not None:
                 await node.delete(session, node.path, self._on_deleted)
+            elif node.astray:
+                node.forget_receipt(session)
         except jute.ZooKeeperError as refused:
             if refused.code != jute.NO_NODE:
                 raise
