@@ -14,7 +14,7 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from aiodlock import BackendError, BackendUnavailable
+from aiodlock import BackendError, BackendUnavailable, Client
 from aiodlock._clock import now
 from aiodlock.backends.zookeeper import jute
 from aiodlock.backends.zookeeper.address import read_url
@@ -389,6 +389,28 @@ async def test_servers_that_lost_their_data_are_used_again() -> None:
                 await _until_it_beats(session)
             assert session.id != number
             assert "over" in member.told
+
+
+async def test_node_that_a_restored_backup_brings_back_blocks_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its session lives on, and no request counts it: it would be there for as long as its client."""
+    with ZooKeeperServer(tick=TICK) as server:
+        data = server.directory / "data"
+        async with Client(server.url, ttl=TTL) as one, Client(server.url, ttl=TTL) as other:
+            async with one.lock("name"):
+                await asyncio.to_thread(shutil.copytree, data, server.directory / "backup")
+            for _ in range(50):
+                async with other.lock("another name"):
+                    pass
+            await asyncio.sleep(TTL / 2)  # both have seen newer transactions than the backup's
+            server.crash()
+            shutil.rmtree(data)
+            (server.directory / "backup").rename(data)
+            await asyncio.to_thread(server.start)
+            async with other.lock("name", timeout=15.0):
+                pass
+    assert any(getattr(one, "event", "") == "store_set_back" for one in caplog.records)
 
 
 @pytest.mark.parametrize("longest", [100.0, 1.0])

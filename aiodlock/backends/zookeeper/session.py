@@ -6,6 +6,7 @@ Over 400 lines: connecting, replies, watches and the end of a session share thei
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import ssl
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ from .sasl import DigestMd5, SaslError
 from .transactions import Transactions
 
 T = TypeVar("T")
+
+_logger = logging.getLogger("aiodlock")
 
 #: Heartbeats per timeout of the session.
 _BEATS = 8
@@ -312,11 +315,26 @@ class Session:
                 self.negotiated = welcome.timeout / 1000
                 self.lifetime.attached(sent, welcome.timeout)
                 await self._prepare(connection, fresh)
+                if not fresh and connection.last_zxid < self._seen:
+                    await self._end_set_back(connection)
             except BaseException as failed:
                 connection.abort(failed)
                 raise
         self._on_ready(connection)
         return connection
+
+    async def _end_set_back(self, connection: Connection) -> None:
+        """The servers were restored from a backup: nodes are there again that were deleted since, and would
+        be for as long as the session lives. It ends, and a new one begins."""
+        _logger.error(
+            "%s was restored from a backup. What it was told since is lost, and new tokens may be smaller "
+            "than earlier ones",
+            self._ensemble.described,
+            extra={"event": "store_set_back"},
+        )
+        await connection.submit(jute.CLOSE_CALL)
+        self._expire()
+        raise BackendUnavailable("the servers were restored from a backup")
 
     async def _prepare(self, connection: Connection, fresh: bool) -> None:
         """Authenticate, set the watches of before, and have a write committed."""
