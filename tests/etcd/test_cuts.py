@@ -390,6 +390,37 @@ async def test_store_that_was_restored_from_a_backup_serves_its_clients_at_once(
         assert len(told) == 3  # each client tells it once
 
 
+async def test_acquire_whose_event_the_backup_has_forgotten_asks_again() -> None:
+    """It was answered, and the store stopped before the watch told the same."""
+    with EtcdCluster() as cluster:
+        (node,) = cluster.nodes
+        kept = cluster.directory / "backup"
+        node.kill()
+        shutil.copytree(node.directory, kept)
+        await asyncio.to_thread(cluster.start)
+        async with Client(cluster.url) as client, Client(cluster.url) as other:
+            await _write_often(client, 1000)
+            held = await client.lock("name").acquire()
+            waiting = [asyncio.create_task(other.lock("name").acquire())]
+            while len((await client.inspect("name")).waiters) < 1:
+                await asyncio.sleep(0.01)
+            session = other._session
+            assert session is not None
+            for watch in session.backend.watches._watches.values():  # type: ignore[attr-defined]
+                watch.heard = lambda *_: None
+            waiting.append(asyncio.create_task(other.lock("name").acquire()))
+            while len((await client.inspect("name")).waiters) < 2:
+                await asyncio.sleep(0.01)
+            node.kill()
+            shutil.rmtree(node.directory)
+            shutil.copytree(kept, node.directory)
+            await asyncio.to_thread(cluster.start)
+            async with asyncio.timeout(10.0):
+                for next_one in asyncio.as_completed(waiting):
+                    await (await next_one).release()
+            assert held.lost
+
+
 async def test_grpc_proxy_of_etcd_is_refused(one_node: EtcdCluster) -> None:
     """With it, nobody is told a turn, and renewals are answered too late."""
     (port,) = free_ports(1)

@@ -86,7 +86,7 @@ class Room:
         self._watch: Watch | None = None
         self._far: list[Watch] = []
         self._rereading = False
-        self._expected: list[tuple[int, asyncio.Future[None]]] = []
+        self._expected: list[tuple[int, asyncio.Future[int]]] = []
 
     # -- who waits here --------------------------------------------------------------------------
 
@@ -218,13 +218,13 @@ class Room:
         return None
 
     async def reached(self, revision: int) -> Queue:
-        """Return the queue once it is known up to this revision of the name."""
+        """Return the queue once it is known up to this revision of the name, or to what is left of it."""
         while self.queue is None or self.queue.revision < revision:
             if self._far:
                 self._read_anew()
-            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            waiting: asyncio.Future[int] = asyncio.get_running_loop().create_future()
             self._expected.append((revision, waiting))
-            await waiting
+            revision = await waiting
         return self.queue
 
     def _advance(self) -> None:
@@ -234,7 +234,13 @@ class Room:
             if revision > self.queue.revision:
                 self._expected.append((revision, waiting))
             elif not waiting.done():
-                waiting.set_result(None)
+                waiting.set_result(revision)
+
+    def set_back(self, revision: int) -> None:
+        """The store has lost what it was told after this revision: nobody is to wait for that."""
+        self._expected = [(min(known, revision), waiting) for known, waiting in self._expected]
+        if self.queue is not None:
+            self._advance()
 
     def _heard(self, events: list[m.Event], revision: int) -> None:
         queue = self.queue
@@ -344,6 +350,11 @@ class Rooms:
     def find(self, keys: Keys) -> Room | None:
         """Return the room of a name if there is one."""
         return self._rooms.get(keys.base)
+
+    def set_back(self, revision: int) -> None:
+        """The store was restored from a backup, to this revision."""
+        for room in list(self._rooms.values()):
+            room.set_back(revision)
 
     def close_unused(self, after: float) -> None:
         """Stop following names that nobody has waited for of late."""

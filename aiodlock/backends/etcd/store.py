@@ -296,6 +296,7 @@ class EtcdBackend:
 
     def _on_set_back(self, revision: int) -> None:
         self.watches.set_back(revision)
+        self.rooms.set_back(revision)
         self._audit.hurry()  # it finds the keys that are lost
 
     def _on_silent(self, lease: SharedLease, error: Exception) -> None:
