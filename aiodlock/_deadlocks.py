@@ -189,7 +189,7 @@ class Deadlocks:
         if parent is None or parent is task:
             return False
         return any(
-            one.name == request.name and one.terms.kind == "lock"
+            one.name == request.name and one.terms.kind == request.terms.kind == "lock"
             for one in self._session.bodies.held(parent)
         )
 

@@ -317,6 +317,37 @@ async def test_task_that_waits_for_what_its_creator_has_open_is_warned_about(
 
 
 @pytest.mark.stores("memory")
+@pytest.mark.parametrize("kind", ["once", "semaphore"])
+async def test_nobody_is_warned_about_a_creator_that_has_another_thing_of_the_name_open(
+    make_client: MakeClient, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    client = await make_client(deadlock_after=0.05)
+    other = await make_client(deadlock_after=None)
+
+    def named(client: aiodlock.Client) -> Any:
+        return client.once("a", keep=60) if kind == "once" else client.semaphore("a", 1)
+
+    async def wait_for_it() -> None:
+        async with named(client):
+            pass
+
+    async with client.lock("a"):
+        async with named(other):
+            async with gathered(wait_for_it()) as (task,):
+                await until_waiting_for(other, kind)
+                await asyncio.sleep(0.3)
+                assert not task.done()
+    assert events(caplog) == []
+
+
+async def until_waiting_for(client: aiodlock.Client, kind: Any) -> None:
+    async def is_waiting() -> bool:
+        return bool((await client.inspect("a", kind=kind)).waiters)
+
+    await until(is_waiting)
+
+
+@pytest.mark.stores("memory")
 async def test_nobody_is_warned_about_a_creator_that_is_not_inside_any_more(
     make_client: MakeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
