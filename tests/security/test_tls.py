@@ -123,6 +123,23 @@ async def test_who_does_not_fit_is_told_within_five_seconds(secured: Secured) ->
         await asyncio.gather(*(is_refused(*attempt) for attempt in attempts.values()))
 
 
+@pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile", "ssl_keyfile"])
+async def test_file_that_cannot_be_read_is_named_at_once(secured: Secured, option: str) -> None:
+    absent = str(secured.folder / "absent.pem")
+    async with takes(at_most=2.0):
+        with pytest.raises(aiodlock.BackendError, match=f"{option}: '{absent}'") as error:
+            async with aiodlock.Client(secured.url(**{option: absent})):
+                pass
+    assert not isinstance(error.value, aiodlock.BackendUnavailable)
+
+
+async def test_file_that_is_no_certificate_is_named_at_once(secured: Secured) -> None:
+    key = str(secured.folder / "client.key")
+    with pytest.raises(aiodlock.BackendError, match=f"no TLS with ssl_ca_certs='{key}'"):
+        async with aiodlock.Client(secured.url(ssl_ca_certs=key)):
+            pass
+
+
 async def test_server_that_does_not_speak_tls_at_all_is_named_with_what_it_did_not_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = aiodlock.Client(f"rediss://127.0.0.1:{silent.getsockname()[1]}/0")

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
 from .dialing import Attempts, Turn, connect, turns_of, within
-from .refusals import ReplyError, is_refusal
+from .refusals import ReplyError, Unusable, is_refusal
 from .source import Source
 from .wire import DriverWire, Wire, open_wire
 
@@ -125,7 +125,8 @@ class Link:
             refused = is_refusal(reason)
             described, extra = self._source.described, {"event": "no_connection"}
             if refused and self.entering:
-                raise BackendError(f"{described} refuses this client: {reason}") from reason
+                words = "" if isinstance(reason, Unusable) else " refuses this client"
+                raise BackendError(f"{described}{words}: {reason}") from reason
             # Once per outage, and again when it turns out to be a refusal. Calls meanwhile raise errors.
             news = not attempts.failures or (refused and not refused_before)
             refused_before = refused

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from ..._errors import BackendError, BackendUnavailable
 
@@ -52,6 +52,10 @@ class ReplyError(ResponseError):
         return code_of(self)
 
 
+class Unusable(RedisError):
+    """What the source says cannot be used, whatever the server would say: a file of TLS, say."""
+
+
 class Redirected(BackendError):
     """A node of a cluster says that another node owns the name."""
 
@@ -66,10 +70,11 @@ class Redirected(BackendError):
 
 
 def is_refusal(reason: Exception | None) -> bool:
-    """Tell whether the server answers, and rejects this user: a retry alone will not help."""
+    """Tell whether the server answers, and rejects this user, or is not asked at all: a retry alone will not
+    help."""
     if isinstance(reason, ResponseError) and str(reason).startswith(_NO_SUCH_DATABASE):
         return True
-    kinds = AuthenticationError | NoPermissionError | BackendError
+    kinds = AuthenticationError | NoPermissionError | BackendError | Unusable
     return isinstance(reason, kinds) and not isinstance(reason, BackendUnavailable)
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from redis.asyncio.connection import RedisSSLContext
 
+from .refusals import Unusable
+
 _Key = tuple[object, ...]
 #: So many different settings are remembered.
 _MOST = 16
@@ -30,8 +32,23 @@ def share_context(connection: Any) -> None:
     if context is None:
         if len(_contexts) >= _MOST:
             _contexts.clear()
-        context = _contexts[key] = settings.get()
+        context = _contexts[key] = _read(settings)
     settings.context = context
+
+
+def _read(settings: RedisSSLContext) -> ssl.SSLContext:
+    """Make a context; tell which file cannot be read, which Python's error does not."""
+    try:
+        return settings.get()
+    except OSError as wrong:
+        named = {
+            name: getattr(settings, name) for name in ("ca_certs", "ca_path", "certfile", "keyfile")
+        }
+        for name, path in named.items():
+            if path and not os.access(path, os.R_OK):
+                raise Unusable(f"ssl_{name}: {path!r} cannot be read: {wrong}") from wrong
+        given = ", ".join(f"ssl_{name}={path!r}" for name, path in named.items() if path)
+        raise Unusable(f"no TLS with {given or 'the files of this system'}: {wrong}") from wrong
 
 
 def _key_of(settings: RedisSSLContext) -> _Key:
