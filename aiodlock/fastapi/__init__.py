@@ -15,7 +15,7 @@ A map of the package::
 
     _dependencies.py  lifespan, LockClient, Locked      _names.py       a lock's name out of a request
     _disconnect.py    leaving the queue when the client is gone      _once.py    requests that are done once
-    _problems.py      what goes wrong, as HTTP errors
+    _handlers.py      being around a handler          _problems.py    what goes wrong, as HTTP errors
     _threads.py       keeping the lock until a handler's thread has ended
 """
 

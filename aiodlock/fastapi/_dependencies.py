@@ -19,14 +19,11 @@ from .._lease import Lease
 from .._lock import Lock
 from .._options import LockOptions, check_flag, check_timeout, refuse_keywords
 from ._disconnect import Watch
+from ._handlers import YIELDS, check_handler, yields
 from ._names import Template
 from ._problems import as_problems, responses
 from ._threads import handler_thread
 
-_YIELDS = (
-    "the handler yields, so FastAPI runs it while the response is sent, when the lock is released already; "
-    "take the lock inside the handler, with the client of LockClient"
-)
 _PATH_FIELD = re.compile(r"{(\w+)(?::\w+)?}")
 
 
@@ -73,8 +70,8 @@ def _check_routes(app: FastAPI) -> None:
     """Refuse a field that no request can fill, such as a misspelt one, and a handler that yields."""
     for route, prefix, more in _all_routes(app.routes):
         for locked in _locked(route.dependant):
-            if _yields(route.endpoint):
-                raise ValueError(f"{locked!r} at {prefix + route.path!r}: {_YIELDS}")
+            if yields(route.endpoint):
+                raise ValueError(f"{locked!r} at {prefix + route.path!r}: {YIELDS}")
             for field in locked.__dict__["_template"].fields:
                 known = _parameters_of(route.dependant)
                 known["path"] = set(_PATH_FIELD.findall(prefix + route.path))
@@ -85,20 +82,6 @@ def _check_routes(app: FastAPI) -> None:
                     f"{route.endpoint.__name__!r} has the parameter {field.name!r}; declare it in the "
                     f"handler, or write {{query.{field.name}}} or {{header.{field.name}}}"
                 )
-
-
-def _yields(handler: object) -> bool:
-    ways = (handler, getattr(handler, "__call__", None))  # noqa: B004 (a method that yields)
-    return any(inspect.isasyncgenfunction(way) or inspect.isgeneratorfunction(way) for way in ways)
-
-
-def check_handler(connection: HTTPConnection) -> None:
-    """Refuse a request whose handler would run without what is held, also where no lifespan has checked.
-
-    :raises RuntimeError: the handler yields.
-    """
-    if _yields(getattr(connection.scope.get("route"), "endpoint", None)):
-        raise RuntimeError(_YIELDS)
 
 
 def _parameters_of(dependant: Any) -> dict[str, set[str]]:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
-from fastapi.routing import APIRoute
 from starlette.requests import HTTPConnection
 
 from .._client import Client
 from .._once import OnceRun, check_hold
 from .._options import check_seconds
-from ._dependencies import Locked, check_handler, parameter
+from ._dependencies import Locked, parameter
 from ._disconnect import Watch
+from ._handlers import check_handler, go_around
 from ._problems import as_problems
 from ._threads import handler_thread
 
@@ -157,40 +156,20 @@ def _answers_to(connection: HTTPConnection, response: Response) -> Iterator[list
     else:
         handled = _Answers(response)
     _handled.set(handled)
-    route = connection.scope.get("route")
-    if isinstance(route, APIRoute):
-        handler = route.dependant.call
-        if handler is not None and not getattr(handler, "tells_aiodlock", False):
-            route.dependant.call = _telling(handler, bool(_is_async(handler)))
+    go_around(connection, "tells_aiodlock", _answer)
     try:
         yield handled.answers
     finally:
         _handled.set(around)  # a handler may have made this request in its own task
 
 
-def _is_async(handler: Callable[..., Any]) -> bool:
-    from starlette._utils import is_async_callable
+def _answer(handler: Callable[[], Any]) -> Any:
+    answer = handler()
+    return _answer_later(answer) if inspect.isawaitable(answer) else _tell(answer)
 
-    return is_async_callable(handler)
 
-
-def _telling(handler: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
-    if is_async:
-
-        @functools.wraps(handler)
-        async def answering(*args: Any, **kwargs: Any) -> Any:
-            return _tell(await handler(*args, **kwargs))
-
-        wrapped: Callable[..., Any] = answering
-    else:
-
-        @functools.wraps(handler)
-        def answering_in_thread(*args: Any, **kwargs: Any) -> Any:
-            return _tell(handler(*args, **kwargs))
-
-        wrapped = answering_in_thread
-    wrapped.tells_aiodlock = True  # type: ignore[attr-defined]
-    return wrapped
+async def _answer_later(answer: Awaitable[_T]) -> _T:
+    return _tell(await answer)
 
 
 def _tell(answer: _T) -> _T:

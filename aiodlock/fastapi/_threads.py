@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any
 
-from fastapi.routing import APIRoute
 from starlette.requests import HTTPConnection
 
 from .._lease import Lease
+from ._handlers import go_around
 
 
 class HandlerThread:
@@ -68,15 +67,7 @@ def handler_thread(connection: HTTPConnection) -> Iterator[HandlerThread]:
     if around is not None and around.scope is connection.scope:
         yield around
         return
-    route = connection.scope.get("route")
-    if isinstance(route, APIRoute):
-        handler = route.dependant.call
-        if (
-            handler is not None
-            and not _is_async(handler)
-            and not hasattr(handler, "tells_its_thread")
-        ):
-            route.dependant.call = _telling(handler)
+    go_around(connection, "tells_its_thread", _in_thread)
     made = HandlerThread(connection.scope)
     _thread.set(made)
     try:
@@ -85,20 +76,7 @@ def handler_thread(connection: HTTPConnection) -> Iterator[HandlerThread]:
         _thread.set(around)
 
 
-def _is_async(handler: Callable[..., Any]) -> bool:
-    from starlette._utils import is_async_callable
-
-    return bool(is_async_callable(handler))
-
-
-def _telling(handler: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(handler)
-    def handled(*args: Any, **kwargs: Any) -> Any:
-        thread = _thread.get()
-        if thread is None:
-            return handler(*args, **kwargs)
-        with thread.running():
-            return handler(*args, **kwargs)
-
-    handled.tells_its_thread = True  # type: ignore[attr-defined]
-    return handled
+def _in_thread(handler: Callable[[], Any]) -> Any:
+    thread = _thread.get()
+    with nullcontext() if thread is None else thread.running():
+        return handler()  # what is async returns at once, and is cancelled with its request

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Annotated, Any
@@ -361,23 +362,28 @@ async def test_sync_handlers_hold_the_lock_too(app: FastAPI, serve: Serve) -> No
         assert (await http.get("/sync")).json() is True
 
 
+@pytest.mark.parametrize("included", [False, True])
 @pytest.mark.parametrize("dependency", [Locked("s"), Once("s", keep=600)], ids=["lock", "once"])
 async def test_cancelled_request_keeps_its_lock_until_the_handlers_thread_has_ended(
-    client: Client, dependency: Any
+    client: Client, dependency: Any, included: bool
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
     inside: list[int] = []
     most: list[int] = []
     app = FastAPI()
     app.dependency_overrides[LockClient] = lambda: client
+    router = APIRouter()
 
-    @app.get("/sync", dependencies=[dependency, Locked("outer")])
+    @(router if included else app).get("/sync", dependencies=[dependency, Locked("outer")])
     def sync() -> None:
         inside.append(1)
         most.append(len(inside))
         begun.set()
         assert go_on.wait(PATIENCE)
         inside.pop()
+
+    if included:
+        app.include_router(router)
 
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
         cancelled = asyncio.create_task(http.get("/sync"))
@@ -558,7 +564,12 @@ def yields_in_a_thread() -> Iterator[int]:
     yield 1
 
 
-@pytest.mark.parametrize("handler", [yields, yields_in_a_thread, Yields()])
+@functools.wraps(yields)
+def decorated(*args: Any) -> AsyncIterator[int]:
+    return yields(*args)
+
+
+@pytest.mark.parametrize("handler", [yields, yields_in_a_thread, Yields(), decorated])
 @pytest.mark.parametrize("dependency", [Locked("s"), Once("s", keep=600)])
 async def test_handler_that_yields_would_run_without_the_lock_and_is_refused(
     handler: Any, dependency: Any, client: Client
