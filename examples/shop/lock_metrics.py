@@ -6,6 +6,7 @@ Give each worker's client a ``Report()``, and serve ``metrics`` at ``/metrics``.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from fastapi import Response
@@ -101,6 +102,7 @@ def forget_the_dead() -> None:
         try:
             os.kill(worker, 0)  # nothing is sent
         except ProcessLookupError:
-            mark_process_dead(worker)  # type: ignore[no-untyped-call]
+            with suppress(FileNotFoundError):  # another worker answers, too
+                mark_process_dead(worker)  # type: ignore[no-untyped-call]
         except PermissionError:
             pass  # it lives

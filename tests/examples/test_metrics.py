@@ -113,10 +113,25 @@ report.acquiring(held)
 report.acquired(held, 0.1)
 os.kill(os.getpid(), 9)
 """
+TWO_WORKERS_ANSWER = """
+import asyncio, lock_metrics, os, prometheus_client.multiprocess as of_prometheus
+
+found = of_prometheus.glob.glob
+def found_and_gone(pattern):
+    files = found(pattern)
+    if "_live" in pattern:
+        for file in files:
+            os.remove(file)  # by another worker
+    return files
+
+of_prometheus.glob.glob = found_and_gone
+print(asyncio.run(lock_metrics.metrics()).body.decode())
+"""
 SHOWN = "import asyncio, lock_metrics; print(asyncio.run(lock_metrics.metrics()).body.decode())"
 
 
-async def test_killed_worker_holds_nothing_any_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shown", [SHOWN, TWO_WORKERS_ANSWER], ids=["one answers", "two answer"])
+async def test_killed_worker_holds_nothing_any_more(tmp_path: Path, shown: str) -> None:
     environment = {
         **os.environ,
         "PROMETHEUS_MULTIPROC_DIR": str(tmp_path),
@@ -131,7 +146,7 @@ async def test_killed_worker_holds_nothing_any_more(tmp_path: Path) -> None:
         return process.returncode, printed.decode()
 
     assert (await run(KILLED))[0] == -9
-    code, page = await run(SHOWN)
+    code, page = await run(shown)
     assert code == 0
     assert "aiodlock_held{" not in page
     assert 'aiodlock_outcome="acquired"} 1.0' in page
