@@ -9,6 +9,7 @@ import asyncio
 import os
 import time
 
+import anyio
 import redis
 
 URL = os.environ.get("AIODLOCK_URL", "redis://localhost:6379/0")
@@ -32,11 +33,12 @@ async def pay_in_thread(order_id: int, token: int) -> bool:
     """
     paying = asyncio.get_running_loop().run_in_executor(None, pay, order_id, token)
     cancelled: asyncio.CancelledError | None = None
-    while not paying.done():
-        try:
-            await asyncio.wait([paying])
-        except asyncio.CancelledError as error:
-            cancelled = error
+    with anyio.CancelScope(shield=True):  # anyio cancels again at each turn of the event loop
+        while not paying.done():
+            try:
+                await asyncio.wait([paying])
+            except asyncio.CancelledError as error:
+                cancelled = error
     if cancelled is not None:
         raise cancelled
     return paying.result()

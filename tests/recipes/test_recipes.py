@@ -18,7 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
+import anyio.lowlevel
 import httpx
 import pytest
 import redis
@@ -187,6 +189,23 @@ async def test_a_service_that_is_cancelled_pays_to_the_end_before_the_next_one_m
         with pytest.raises(asyncio.CancelledError):
             await first
     assert shop.charged(7) == 1
+
+
+async def test_a_cancelled_scope_of_anyio_waits_for_the_thread_without_spinning(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = recipe("shop")
+    answered = threading.Event()
+    monkeypatch.setattr(code, "time", SimpleNamespace(sleep=lambda _: answered.wait(40)))
+    wait = Mock(wraps=asyncio.wait)
+    monkeypatch.setattr(asyncio, "wait", wait)
+    asyncio.get_running_loop().call_later(0.3, answered.set)
+    with anyio.move_on_after(0.1) as scope:
+        await code.pay_in_thread(7, 1)
+        await anyio.lowlevel.checkpoint()  # after the thread, the scope is cancelled as ever
+    assert scope.cancelled_caught
+    assert shop.charged(7) == 1
+    assert wait.call_count == 1
 
 
 def test_apscheduler_on_several_hosts(shop: Shop) -> None:
