@@ -11,6 +11,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+import trustme
 
 from aiodlock import BackendError, BackendUnavailable, Client, LockLost, Unsupported, WouldBlock
 from aiodlock.backends.postgres.schema import VERSION, create_statements
@@ -242,6 +243,28 @@ async def test_option_of_the_url_that_the_driver_does_not_take_is_told_at_once(o
         async with Client(f"postgresql://postgres@127.0.0.1:1/postgres?{option}"):
             pytest.fail("entered")
     assert not isinstance(refused.value, BackendUnavailable)
+
+
+@pytest.mark.parametrize("option", ["sslrootcert", "sslcrl", "sslcert", "sslkey"])
+@pytest.mark.parametrize("told_by", ["url", "environment"])
+async def test_file_of_tls_that_is_not_there_is_told_at_once(
+    option: str, told_by: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    authority, own = trustme.CA(), tmp_path / "own.pem"
+    authority.cert_pem.write_to_path(own)
+    files: dict[str, object] = {"sslrootcert": own, "sslcert": own, option: "/nowhere/it.pem"}
+    if told_by == "environment":
+        for name, path in files.items():
+            monkeypatch.setenv(f"PG{name.upper()}", str(path))
+        files = {}
+    query = "".join(f"&{name}={path}" for name, path in files.items())
+    url = f"postgresql://postgres@127.0.0.1:1/postgres?sslmode=verify-full{query}"
+    with pytest.raises(
+        BackendError, match=f"cannot be used: {option}: .*'/nowhere/it.pem'"
+    ) as told:
+        async with Client(url):
+            pytest.fail("entered")
+    assert not isinstance(told.value, BackendUnavailable)
 
 
 async def test_silence_is_told() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -51,6 +52,8 @@ FAILURES = (
 _WILL_PASS = ("25006", "40", "53", "54000", "55P03", "57", "08")
 #: With these another host of the URL may do.
 _NEXT_HOST = (OSError, asyncpg.CannotConnectNowError, asyncpg.InternalClientError)
+#: Options of a URL that name a file of TLS.
+_FILES = ("sslrootcert", "sslcrl", "sslcert", "sslkey")
 #: A pooler has handed the session to another client: prepared statements are not where they were made.
 POOLED = ("26000", "42P05")
 
@@ -102,7 +105,24 @@ async def connect(url: str, within: float, **options: object) -> Connection:
         else:
             return connection
     assert failure is not None
+    if isinstance(failure, OSError) and not isinstance(failure, ConnectionError | TimeoutError):
+        _check_files(url)
     raise failure
+
+
+def _check_files(url: str) -> None:
+    """Name a file of TLS that cannot be read: what asyncpg raises does not.
+
+    :raises asyncpg.ClientConfigurationError: there is one.
+    """
+    told = dict(parse_qsl(urlsplit(url).query))
+    for option in _FILES:
+        path = told.get(option) or os.environ.get(f"PG{option.upper()}")
+        if path:
+            try:
+                open(path, "rb").close()
+            except OSError as wrong:
+                raise asyncpg.ClientConfigurationError(f"{option}: {wrong}") from wrong
 
 
 def one_host_each(url: str) -> list[str]:
