@@ -89,7 +89,7 @@ def table(infos: list[LockInfo]) -> Table:
     """Return a table with a line for each lock. What does not fit is cut or left out, the name last."""
     rows = [dict(zip(_HEADINGS, _row(*summary(info)), strict=True)) for info in infos]
     widths = {
-        heading: max(cell_len(heading), *(cell_len(row[heading]) for row in rows))
+        heading: max([cell_len(heading), *(cell_len(row[heading]) for row in rows)])
         for heading in _HEADINGS
     }
     room = _room(widths)

@@ -57,6 +57,14 @@ def test_narrow_terminal_shows_names_and_holders_and_fewer_columns(
         assert heading.endswith("waiters  s waited")
 
 
+def test_table_of_nothing_is_its_heading(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    console = Console(file=written, width=80, force_terminal=True, color_system=None)
+    monkeypatch.setattr(_show, "console", lambda: console)
+    console.print(_show.table([]))
+    assert written.getvalue().split()[:2] == ["name", "kind"]
+
+
 def test_wide_letters_are_counted_as_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.StringIO()
     console = Console(file=written, width=120, force_terminal=True, color_system=None)
