@@ -32,16 +32,18 @@ class _Forgiving(io.FileIO):
 
 
 class _Output(_Forgiving):
-    """Ends the command instead, once. Mutable state: ``_broken``."""
+    """Ends the command instead, once, and says why on ``stderr``. Mutable state: ``_broken``."""
 
     _broken = False
+    #: Not ``sys.stderr``: a live display of rich turns that into what it prints here.
+    stderr: TextIO
 
     def _failed(self, error: OSError) -> None:
         if self._broken:
             return  # what was still in the buffer
         self._broken = True
         if error.errno != errno.EPIPE:  # the reader has what it wanted
-            print(f"aiodlock: cannot write to standard output: {error.strerror}", file=sys.stderr)
+            print(f"aiodlock: cannot write to standard output: {error.strerror}", file=self.stderr)
         raise SystemExit(OUTPUT_FAILED)
 
 
@@ -51,7 +53,7 @@ def prepare() -> None:
     Else a message would end ``run`` in the middle of its work, and what could not be written would turn
     the exit code into 1 or 120. Without a standard error, ``print`` would take standard output.
     """
-    sys.stderr = _around(sys.stderr, _Forgiving, 2)
+    sys.stderr = _Output.stderr = _around(sys.stderr, _Forgiving, 2)
     sys.stdout = _around(sys.stdout, _Output, 1)
 
 

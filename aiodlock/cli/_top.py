@@ -151,4 +151,5 @@ def _q_pressed() -> Iterator[asyncio.Event]:
         yield pressed
     finally:
         loop.remove_reader(keyboard)
-        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+        with contextlib.suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(keyboard, termios.TCSADRAIN, before)

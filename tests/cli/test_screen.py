@@ -95,6 +95,29 @@ async def test_q_leaves_top_and_the_terminal_is_as_before(
             assert termios.tcgetattr(shown.theirs) == before
 
 
+def test_top_ends_in_order_when_its_terminal_is_gone(store: Store) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "aiodlock", "top", "--interval", "0.1"],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "AIODLOCK_URL": store.url, "TERM": "xterm"},
+            start_new_session=True,  # no signal tells it
+        )
+        os.close(theirs)
+        printed = b""
+        while b"0 locks" not in printed:
+            printed += os.read(ours, 65536)
+    finally:
+        os.close(ours)
+    _, told = process.communicate(timeout=STARTING)
+    # What is noticed first: that nothing is printed, or the end of the keyboard, which is as q.
+    cannot = (74, b"aiodlock: cannot write to standard output: Input/output error\n")
+    assert (process.returncode, told) in (cannot, (0, b""))
+
+
 async def test_top_goes_on_while_the_store_is_away(store: Store, client: aiodlock.Client) -> None:
     assert store.server is not None
     async with client.lock("x", on_lost="flag"):
