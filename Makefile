@@ -101,7 +101,7 @@ model: setup
 	$(BIN)/python -m tests.spin $(ARGS)
 
 # The oldest versions that pyproject.toml allows; click's is as old as typer's.
-OLDEST := redis==6.0.0 anyio==4.4.0 fakeredis==2.40.0 fastapi==0.121.0 rich==13.0.0 typer==0.19.0 \
+OLDEST := redis==6.0.0 anyio==4.4.0 fakeredis==2.40.0 fastapi==0.121.1 rich==13.0.0 typer==0.19.0 \
 	click==8.1.8 opentelemetry-api==1.30.0 opentelemetry-sdk==1.30.0
 
 test-oldest:
