@@ -54,7 +54,7 @@ def test_narrow_terminal_shows_names_and_holders_and_fewer_columns(
     if width >= 28:
         assert "  a-ho" in first
     if width >= 40:
-        assert heading.endswith("waiters  s waited")
+        assert heading.split()[-3:] == ["waiters", "s", "waited"]
 
 
 def test_table_of_nothing_is_its_heading(monkeypatch: pytest.MonkeyPatch) -> None:
