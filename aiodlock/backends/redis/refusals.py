@@ -70,8 +70,7 @@ class Redirected(BackendError):
 
 
 def is_refusal(reason: Exception | None) -> bool:
-    """Tell whether the server answers, and rejects this user, or is not asked at all: a retry alone will not
-    help."""
+    """Tell whether the server rejects this user, or cannot be asked: a retry alone will not help."""
     if isinstance(reason, ResponseError) and str(reason).startswith(_NO_SUCH_DATABASE):
         return True
     kinds = AuthenticationError | NoPermissionError | BackendError | Unusable
