@@ -255,7 +255,9 @@ class QuorumCheckers(Checkers):
                 if "exclusive" not in (mine[1], other[1]) or other[3] < mine[3]:
                     continue
                 if request.owner == other[2]:
-                    ledger.grants[request.id] = ledger.grants[other[0]]
+                    # Of its owner's holds with larger tokens the first: another may have that one's token.
+                    number = ledger.grants[request.id]
+                    ledger.grants[request.id] = min(number, ledger.grants[other[0]])
                 elif not excused and other[0] not in self.excused:
                     self.wrong("token", f"{mine} after {other}")
         self._granted.setdefault(base, []).append(mine)
