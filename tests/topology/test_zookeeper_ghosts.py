@@ -14,6 +14,8 @@ from aiodlock import BackendUnavailable
 from aiodlock._clock import now
 from aiodlock._model import ENDED, Gone, Granted, Left, Refused, Waiting
 from aiodlock.backends.zookeeper import jute
+from aiodlock.backends.zookeeper.connection import connect
+from aiodlock.backends.zookeeper.session import Session
 from aiodlock.backends.zookeeper.store import ZooKeeperBackend
 
 from ..scenes import until
@@ -402,6 +404,77 @@ async def test_node_that_no_request_counts_as_its_own_is_deleted_though_others_w
         await waiter.leave()
         await last.leave()
         assert await _nodes(far, name) == []
+
+
+async def _restore(server: ZooKeeperServer, session: Session, path: str) -> None:
+    """Have a node in a session again, as servers do that have lost its deletion."""
+    raw = await connect("127.0.0.1", server.port, None, lambda event: None, lambda sent: None)
+    await raw.hello(0, round(session.timeout * 1000), session.id, session._password)
+    await raw.submit(jute.create(path, b"", jute.EPHEMERAL))
+    raw.abort(ConnectionError("it is done"))
+    await raw.closed
+
+
+@pytest.mark.parametrize("kind", ["lock", "semaphore"])
+async def test_node_that_servers_have_restored_is_deleted_after_a_reconnection(
+    server: ZooKeeperServer, name: str, kind: Literal["lock", "semaphore"]
+) -> None:
+    """ZOOKEEPER-4925 and others: a deletion that was acknowledged is lost at a change of the leader."""
+    terms: dict[str, Any] = {}
+    if kind == "semaphore":
+        terms = {"kind": "semaphore", "mode": "shared", "limit": 1}
+    async with (
+        FrameProxy(server.port) as proxy,
+        running(proxy.url, tick=TICK, ttl=TTL) as near,
+        running(server.url, tick=TICK, ttl=TTL) as far,
+    ):
+        held, kept = (
+            asker(near, name=name, ttl=TTL, **terms),
+            asker(near, name=f"{name}-2", ttl=TTL),
+        )
+        waiter = asker(far, name=name, ttl=TTL, **terms)
+        await held.acquire()
+        await kept.acquire()
+        path, session = held.place._node.path, near.session_of(held.place._terms)
+        number = session.id
+        assert path is not None
+        await held.leave()
+        proxy.refuses = True
+        proxy.cut()
+        await until(lambda: not session.is_up)
+        await _restore(server, session, path)
+        await waiter.queue()
+        proxy.refuses = False
+        await asyncio.wait_for(waiter.heard.changed.wait(), TTL)
+        assert waiter.heard.told == ["granted"]
+        assert session.id == number
+        assert kept.heard.told == []
+        assert await kept.leave() == Left("released")
+        await waiter.leave()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_servers_that_cannot_tell_a_sessions_nodes_are_not_asked_for_ever(
+    server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """Before 3.6 they answer that they do not know the question, and close the connection."""
+    async with FrameProxy(server.port) as proxy, running(proxy.url, tick=TICK, ttl=TTL) as backend:
+        if answers:
+            monkeypatch.setattr(jute, "GET_EPHEMERALS", 999)
+        session = backend._main
+        for number in range(0 if answers else 10):
+            loss = proxy.lose("request", jute.GET_EPHEMERALS)
+            if number == 0:
+                proxy.cut()
+            await loss.happened.wait()
+        for _ in range(3):
+            before = session._connection
+            proxy.cut()
+            await until(lambda before=before: session.is_up and session._connection is not before)  # type: ignore[misc]
+            await asyncio.sleep(0.1)
+        await until(lambda: session.is_up)
+        await session.heartbeat()
+        assert proxy.opcodes.count(jute.GET_EPHEMERALS) == (1 if answers else 10)
 
 
 async def test_waiter_deletes_no_node_of_a_request_that_is_alive(

@@ -25,6 +25,7 @@ _END_OF_OPERATIONS = _OPERATION.pack(-1, True, -1)
 CREATE, DELETE, EXISTS, GET_DATA, SET_DATA = 1, 2, 3, 4, 5
 SYNC, PING, GET_CHILDREN2, CHECK, MULTI = 9, 11, 12, 13, 14
 CREATE2, CREATE_CONTAINER, AUTH, SET_WATCHES, SASL, CLOSE = 15, 19, 100, 101, 102, -11
+GET_EPHEMERALS = 103
 _FAILED = -1
 
 # Numbers of messages that are no ordinary requests.
@@ -253,6 +254,12 @@ def get_children(path: str, *, watch: bool = False) -> Call[tuple[list[str], Sta
 
 def _read_children(reader: Reader) -> tuple[list[str], Stat]:
     return reader.texts(), reader.stat()
+
+
+def get_ephemerals(prefix: str) -> Call[list[str]]:
+    """List the session's own ephemeral nodes whose paths begin so. Servers before 3.6 do not know it: they
+    answer UNIMPLEMENTED and close the connection."""
+    return Call(GET_EPHEMERALS, _text(prefix), Reader.texts)
 
 
 def sync(path: str) -> Call[str]:

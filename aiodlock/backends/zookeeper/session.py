@@ -89,7 +89,8 @@ class Session:
     """One session at a time, with one timeout. When it has expired, the next one is made.
 
     Mutable state: ``lifetime`` (of the present session), ``members``, ``looking`` (called at each
-    heartbeat), ``used_at`` (when a member last left), ``negotiated`` (the timeout that the servers
+    heartbeat), ``returned`` (called when there is a connection again in the same session, after the
+    members), ``used_at`` (when a member last left), ``negotiated`` (the timeout that the servers
     granted, 0 before), ``failure``; ``_connection`` (None while there is none, or it is not ready),
     ``_up`` (resolved while there is one), ``_id``, ``_password``, ``_number`` (of the present session),
     ``_seen`` (the newest transaction that the last connection told of), ``_data_watches`` and
@@ -103,6 +104,7 @@ class Session:
         self.lifetime: Lifetime = Lifetime(ensemble.tick)
         self.members: set[Member] = set()
         self.looking: set[Callable[[], object]] = set()
+        self.returned: Callable[[], object] | None = None
         self.used_at: float = now()
         self.negotiated: float = 0.0
         self.failure: Exception | None = None
@@ -321,6 +323,8 @@ class Session:
                 connection.abort(failed)
                 raise
         self._on_ready(connection)
+        if self.returned is not None and not fresh:
+            self.returned()
         return connection
 
     async def _end_set_back(self, connection: Connection) -> None:

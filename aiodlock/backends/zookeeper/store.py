@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -20,7 +21,7 @@ from .inspection import Inspection
 from .node import is_recallable
 from .observer import Observer
 from .place import ZooKeeperPlace
-from .queue import Queue, read_queue
+from .queue import Queue, read_queue, request_of
 from .session import Ensemble, Session
 from .stands import Stands
 
@@ -31,6 +32,8 @@ _IDLE, _SWEEP_EVERY = 60.0, 10.0
 _WATCH_AFTER = 0.05
 #: Of how many queues is it remembered that they exist.
 _MOST_KNOWN = 10_000
+#: After so many questions without an answer servers are taken for some that do not know the question.
+_MOST_UNANSWERED = 10
 #: So long a look at a queue waits for this client's own leaves that are on their way (seconds).
 _LEFT_WITHIN = 1.0
 
@@ -42,7 +45,8 @@ class ZooKeeperBackend:
     (queues that are read at the end of this turn of the loop, and who waits for that), ``_unwatched``
     (places whose nodes are to be watched), ``stands`` (this client's own nodes), ``live`` (the requests
     whose places have, or may have, a node), ``_leaving`` (leaves that are on their way, and on which
-    session, by queue), ``_known`` (queues whose nodes were there), ``_observing`` (what is told at the
+    session, by queue), ``_known`` (queues whose nodes were there), ``_unanswered`` (how often in a row
+    a connection was lost by the question which nodes a session has), ``_observing`` (what is told at the
     end).
     """
 
@@ -70,6 +74,7 @@ class ZooKeeperBackend:
         self.live: set[str] = set()
         self._leaving: dict[str, dict[asyncio.Future[None], Session]] = {}
         self._known: set[str] = set()
+        self._unanswered = 0
         self._observing: list[Callable[[], object]] = []
         self._inspection = Inspection(self, lambda: self._main)
 
@@ -122,6 +127,7 @@ class ZooKeeperBackend:
         if session is None:
             session = Session(self._ensemble, timeout, f"{self.label}-{milliseconds}")
             self._sessions[milliseconds] = session
+            session.returned = partial(self._look_back, session)
             self.start(session.run())
         return session
 
@@ -244,9 +250,33 @@ class ZooKeeperBackend:
         if stat.ephemeral_owner == session.id and request not in self.live:
             await self.clear(session, path)
 
+    def _look_back(self, session: Session) -> None:
+        if self._unanswered < _MOST_UNANSWERED:
+            self.start(self._clear_restored(session))
+
+    async def _clear_restored(self, session: Session) -> None:
+        """Delete the session's nodes that no request counts as its own, after a connection was lost.
+
+        Servers have lost what they had committed when their leader changed: a deletion, and the node was
+        there again. They close all connections then.
+        """
+        for kind in ("locks", "semaphores"):
+            try:
+                nodes = (await session.ask(jute.get_ephemerals(f"{self.root}/{kind}/"))).value
+            except jute.ZooKeeperError:
+                self._unanswered = _MOST_UNANSWERED  # before 3.6; they close the connection, too
+                return
+            except BackendError:
+                self._unanswered += 1
+                return
+            self._unanswered = 0
+            for node in nodes:
+                if request_of(node) not in self.live:
+                    await self.clear(session, node)
+
     async def clear(self, session: Session, path: str) -> None:
-        """Delete a node of this client's that no request counts as its own. None is known to come about;
-        one that did would hold its name for as long as the client lives."""
+        """Delete a node of this client's that no request counts as its own. Servers may have restored it;
+        it would hold its name for as long as the client lives."""
         try:
             await session.ask(jute.delete(path))
         except (jute.ZooKeeperError, BackendError) as failed:
