@@ -445,7 +445,8 @@ class Client:
         check_text("name", name)
         self._check_records()
         session = self._use(name)
-        return await self._answer_soon(lambda: session.backend.forget(name), name, changes=True)
+        await self._inspect("once", name)  # the connection may just have been lost: this reconnects
+        return await self._answer_soon(lambda: session.backend.forget(name), name, once=True)
 
     def _check_records(self) -> None:
         if not self._store.capabilities.once:
@@ -649,24 +650,34 @@ class Client:
     async def break_lock(self, name: str, *, kind: Kind = "lock") -> int:
         """Release all holders by force; return their number. Waiters stay; lock-delay is ignored.
 
-        The holders learn it at once, at worst at their next extension.
+        The holders learn it at once, at worst at their next extension. When the connection is lost before
+        the answer comes, it is done again unless who held has gone: the next holder is spared.
 
         ```python
         released = await client.break_lock("order:42")
         print(released, "holders have lost it")
         ```
 
-        :raises BackendUnavailable: when nothing answered within 2 s, or the connection was lost before the
-            answer came: then it may be done, and is not tried again, since it could hit the next holder.
+        :raises BackendUnavailable: when nothing answered within 2 s; it may be done.
         """
         check_text("name", name)
         check_kind(kind)
         if not self._store.capabilities.break_lock:
             raise Unsupported(f"{self._described}: this store cannot break a lock")
         session = self._use(name)
-        return await self._answer_soon(
-            lambda: session.backend.break_lock(name, kind), name, changes=True
-        )
+        asked: set[int] | None = None
+
+        async def attempt() -> int:
+            nonlocal asked
+            info = await session.backend.inspect(kind, name)
+            holding = {holder.token for holder in info.holders}
+            if asked is None:
+                asked = holding
+            elif not asked & holding:
+                return len(asked)  # the first attempt did it, and who holds now is another one
+            return await session.backend.break_lock(name, kind)
+
+        return await self._answer_soon(attempt, name)
 
     async def check_sequencer(self, sequencer: str) -> bool:
         """Return whether exactly the grant that this string was made from holds at this moment.
@@ -722,28 +733,26 @@ class Client:
         return await self._answer_soon(lambda: session.backend.inspect(kind, name), name)
 
     async def _answer_soon(
-        self, call: Callable[[], Awaitable[_T]], name: str, *, changes: bool = False
+        self, call: Callable[[], Awaitable[_T]], name: str, *, once: bool = False
     ) -> _T:
         backend = self._use(name).backend
-        unsure = ", it may be done" if changes else ""
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
                 try:
                     return await call()
                 except BackendUnavailable as lost:
-                    if changes and isinstance(lost, Unanswered):
-                        raise
+                    if once and isinstance(lost, Unanswered):
+                        raise  # it may be done
                     return await call()  # the connection may just have been lost: reconnect once
         except BackendUnavailable as away:
-            text = (
-                f"no answer about {name!r}{unsure if isinstance(away, Unanswered) else ''}: {away}"
+            raise BackendUnavailable(f"no answer about {name!r}: {away}", name=name) from (
+                away.__cause__ or away
             )
-            raise BackendUnavailable(text, name=name) from (away.__cause__ or away)
         except BackendError as error:
             raise concerning(error, name) from error.__cause__
         except TimeoutError:
             raise BackendUnavailable(
-                f"no answer about {name!r} within 2 s from {self._described}{unsure}", name=name
+                f"no answer about {name!r} within 2 s from {self._described}", name=name
             ) from backend.failure
 
 

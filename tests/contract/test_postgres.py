@@ -142,7 +142,7 @@ async def test_grants_of_the_page_let_a_role_lock(empty: PostgresServer) -> None
 
 async def test_guards_of_the_page_refuse_a_stale_token(empty: PostgresServer) -> None:
     install(empty)
-    column, guarded, *trigger = sql_of_the_page("Fencing in the same database")
+    column, guarded, read, trigger = sql_of_the_page("Fencing in the same database")
     empty.execute("drop table if exists account;")
     empty.execute("drop function if exists refuse_stale_token;")
     empty.execute("create table account (id integer, balance integer);")
@@ -157,7 +157,9 @@ async def test_guards_of_the_page_refuse_a_stale_token(empty: PostgresServer) ->
     try:
         assert await connection.execute(guarded, 10, new, 1) == "UPDATE 1"
         assert await connection.execute(guarded, 20, old, 1) == "UPDATE 0"
-        await connection.execute("\n".join(trigger))
+        assert await connection.fetchval(read, new, 1) == 10
+        assert await connection.fetchval(read, old, 1) is None
+        await connection.execute(trigger)
         with pytest.raises(asyncpg.RaiseError, match="is stale"):
             await connection.execute("update account set balance = 30, fence = $1", old)
         await connection.execute("update account set balance = 40, fence = $1", new)
