@@ -402,7 +402,7 @@ async def test_client_that_is_left_while_the_server_is_away_ends(
     await client.__aenter__()
     lease, (task,) = await line_up(client, client)
     await go_away(proxy)
-    async with takes(at_most=0.5 + 1.0):
+    async with takes(at_most=0.5 + 1.0 + 0.2):  # close_timeout, and a second for what was sent
         await client.__aexit__(None, None, None)
     with pytest.raises(aiodlock.ClientClosed):
         await task
