@@ -238,6 +238,7 @@ ONCE_VARIANTS: dict[str, Variant] = {
             _as_long_as_the_lease,
         ),
         ("closed", "extension"),
+        seed=33,
         kind=MachineSimulation,
     ),
     "hold: ended by the death of its process": Variant(
