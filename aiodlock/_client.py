@@ -446,7 +446,7 @@ class Client:
         self._check_records()
         session = self._use(name)
         await self._inspect("once", name)  # the connection may just have been lost: this reconnects
-        return await self._answer_soon(lambda: session.backend.forget(name), name, once=True)
+        return await self._answer_soon(lambda: session.backend.forget(name), name, repeats=False)
 
     def _check_records(self) -> None:
         if not self._store.capabilities.once:
@@ -651,7 +651,8 @@ class Client:
         """Release all holders by force; return their number. Waiters stay; lock-delay is ignored.
 
         The holders learn it at once, at worst at their next extension. When the connection is lost before
-        the answer comes, it is done again unless who held has gone: the next holder is spared.
+        the answer comes, it is done again, unless all who held have gone: who holds then is spared, and the
+        number is that of those who have gone.
 
         ```python
         released = await client.break_lock("order:42")
@@ -674,7 +675,9 @@ class Client:
             if asked is None:
                 asked = holding
             elif not asked & holding:
-                return len(asked)  # the first attempt did it, and who holds now is another one
+                return len(
+                    asked
+                )  # the first attempt did it, as it seems, and who holds now is another one
             return await session.backend.break_lock(name, kind)
 
         return await self._answer_soon(attempt, name)
@@ -733,7 +736,7 @@ class Client:
         return await self._answer_soon(lambda: session.backend.inspect(kind, name), name)
 
     async def _answer_soon(
-        self, call: Callable[[], Awaitable[_T]], name: str, *, once: bool = False
+        self, call: Callable[[], Awaitable[_T]], name: str, *, repeats: bool = True
     ) -> _T:
         backend = self._use(name).backend
         try:
@@ -741,8 +744,8 @@ class Client:
                 try:
                     return await call()
                 except BackendUnavailable as lost:
-                    if once and isinstance(lost, Unanswered):
-                        raise  # it may be done
+                    if isinstance(lost, Unanswered) and not repeats:
+                        raise
                     return await call()  # the connection may just have been lost: reconnect once
         except BackendUnavailable as away:
             raise BackendUnavailable(f"no answer about {name!r}: {away}", name=name) from (

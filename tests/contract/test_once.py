@@ -388,7 +388,7 @@ async def test_body_that_waits_for_who_waits_for_it_is_a_deadlock(make_client: M
     async def use_it(client: Client) -> None:
         async with client.lock("row"):
             await both.wait()
-            await asyncio.sleep(0.1)  # the younger one
+            await until_waiting(two, "row")  # so this is the younger one
             with pytest.raises(DeadlockError) as error:
                 async with client.once("order", keep=60):
                     raise AssertionError("it is being done")

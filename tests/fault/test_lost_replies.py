@@ -18,7 +18,7 @@ from aiodlock.backends.redis.scripts import ACQUIRE, BREAK, EXTEND, LEAVE
 
 from ..conftest import MakeClient
 from ..protocol.direct import Direct
-from ..proxy import FaultProxy
+from ..proxy import FaultProxy, named
 from ..scenes import BRIEF, LASTING, keeper_of, until_free
 from ..servers import Store
 from .scenes import (
@@ -535,9 +535,35 @@ async def test_lost_reply_to_a_break_does_not_break_the_next_holder(
     waiting = asyncio.create_task(client.lock("name").acquire())
     await queued(client, 1)
     lost = proxy.drop_reply(calling(BREAK))
-    assert await unlucky.break_lock("name") == 1
+    assert (
+        await unlucky.break_lock("name") == 1
+    )  # who held has gone, and who holds now is another one
     assert lost.happened.is_set()
     lease = await waiting
     await stuck.wait_lost()
     await lease.extend()
     await lease.release()
+
+
+async def test_break_that_did_not_arrive_is_repeated(
+    proxy: FaultProxy, unlucky: aiodlock.Client, client: aiodlock.Client
+) -> None:
+    stuck = await client.lock("name", on_lost="flag").acquire()
+    lost = proxy.drop_command(calling(BREAK))
+    assert await unlucky.break_lock("name") == 1
+    assert lost.happened.is_set()
+    await stuck.wait_lost()
+
+
+async def test_lost_reply_to_a_forget_takes_no_newer_success(
+    proxy: FaultProxy, unlucky: aiodlock.Client, client: aiodlock.Client
+) -> None:
+    async with client.once("pay", keep=60):
+        pass
+    lost = proxy.drop_reply(named("DEL"))
+    with pytest.raises(aiodlock.BackendUnavailable, match="'pay'"):
+        await unlucky.forget("pay")
+    assert lost.happened.is_set()
+    async with client.once("pay", keep=60) as again:
+        assert again.first  # it was done, and told to be unsure
+    assert await unlucky.forget("pay")

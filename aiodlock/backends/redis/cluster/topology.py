@@ -49,8 +49,8 @@ class Topology:
     ``_learned`` (the same, as the nodes said last; the former follows redirections too), ``observers``,
     ``changed`` (set when somebody noticed that these may be wrong), ``_told`` (set when the next question
     for the owners has been answered), ``_entering`` (until nodes are
-    connected; until then a refusal is fatal), ``_leaving``, ``_failure`` (why the last question for the
-    owners had no answer).
+    connected; until then a refusal is fatal), ``_leaving`` (set when ``run`` ends), ``_failure`` (why
+    the last question for the owners had no answer).
     """
 
     def __init__(self, seeds: Sequence[Source], settings: Settings, label: str) -> None:

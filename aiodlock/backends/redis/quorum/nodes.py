@@ -31,9 +31,9 @@ class Nodes:
     """All nodes.
 
     Mutable state: ``_refusals`` (nodes that refuse this client, and why), ``_entering`` (until a majority
-    is connected), ``_leaving``, ``doubles`` (nodes that turned out to be the same server as another one),
-    ``_believed`` (which nodes counted when they were judged last), ``_is_distrusted`` (no majority counted
-    then).
+    is connected), ``_leaving`` (set when ``run`` ends), ``doubles`` (nodes that turned out to be the same
+    server as another one), ``_believed`` (which nodes counted when they were judged last),
+    ``_is_distrusted`` (no majority counted then).
 
     :param on_restarted: called when another server, or an empty one, answers at a node's address.
     """
