@@ -22,6 +22,8 @@ from types import TracebackType
 from typing import Literal, Self
 from urllib.parse import parse_qs, urlsplit
 
+from .listening import Listener
+
 _READ_SIZE = 65536
 _SUBSCRIBING = frozenset(
     ["SUBSCRIBE", "UNSUBSCRIBE", "PSUBSCRIBE", "PUNSUBSCRIBE", "SSUBSCRIBE", "SUNSUBSCRIBE"]
@@ -326,7 +328,7 @@ class FaultProxy:
         self.connections: list[ProxyConnection] = []
         self.commands: Counter[str] = Counter()
         self.log: deque[Command] = deque(maxlen=10_000)
-        self._listener: asyncio.Server | None = None
+        self._listener: Listener | None = None
         self._port = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count()
@@ -413,15 +415,14 @@ class FaultProxy:
     async def refuse(self) -> None:
         """Refuse new connections (nothing listens); open ones live on."""
         if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-            await asyncio.sleep(0)
+            listener, self._listener = self._listener, None
+            await listener.close()
 
     async def accept(self) -> None:
         """Accept new connections again, on the same port."""
         if self._listener is None:
-            self._listener = await asyncio.start_server(self._accepted, "127.0.0.1", self._port)
-            self._port = self._listener.sockets[0].getsockname()[1]
+            self._listener = Listener(self._accepted, self._port)
+            self._port = self._listener.port
 
     def lead_to(self, upstream: str) -> None:
         """Forward connections that are accepted from now on to another server."""

@@ -20,6 +20,7 @@ from aiodlock.backends.zookeeper import jute
 from aiodlock.backends.zookeeper.address import read_url
 from aiodlock.backends.zookeeper.session import Session
 
+from .listening import Listener
 from .ports import free_port
 
 #: A tick that lets sessions be as short as most tests want them, in seconds.
@@ -278,8 +279,7 @@ class Links:
     def stop(self) -> None:
         async def cancel_all() -> None:
             for link in self._links:
-                link.close()
-            await asyncio.sleep(0.01)  # for connections that are being accepted
+                await link.close()
             mine = asyncio.current_task()
             tasks = [task for task in asyncio.all_tasks() if task is not mine]
             for task in tasks:
@@ -303,16 +303,16 @@ class Link:
         self._flows: dict[str, asyncio.Event] = {}
         self._cut = False
         self._writers: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
+        self._listener: Listener | None = None
 
     async def listen(self) -> None:
         self._flows = {"there": asyncio.Event(), "back": asyncio.Event()}
         self.heal_here()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._listener = Listener(self._serve, self.port)
 
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+    async def close(self) -> None:
+        if self._listener is not None:
+            await self._listener.close()
 
     def stall(self, *ways: str) -> None:
         """Let no byte through any more: "there", "back", or both."""

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 
+from ..listening import Listener
+
 _READ = 65_536
 #: Members tell each other who they are.
 _FROM = re.compile(rb"X-Server-From: ([0-9a-f]+)", re.IGNORECASE)
@@ -26,17 +28,17 @@ class Cut:
         self._target = target
         self._open = asyncio.Event()
         self._open.set()
-        self._server: asyncio.Server | None = None
+        self._listener: Listener | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self.is_cut: Callable[[bytes], bool] = lambda _: False
 
     async def __aenter__(self) -> Cut:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._listener = Listener(self._serve, self.port)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
+        assert self._listener is not None
+        await self._listener.close()
         self._open.set()
         self.drop()
         while self._writers:

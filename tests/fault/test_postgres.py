@@ -14,6 +14,7 @@ from aiodlock._clock import now
 from aiodlock.backends.postgres.schema import create_statements
 from aiodlock.cli import _doctor_postgres
 
+from ..listening import Listener
 from ..postgres import PostgresServer, find_wheel
 from ..scenes import store_of, until, until_cancelled, until_held, until_waiting
 from ..servers import installed, postgres_server
@@ -67,7 +68,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Proxy:
-        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._listener = Listener(self._accept)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -75,21 +76,25 @@ class Proxy:
 
     async def close(self) -> None:
         """End every connection, and take no more."""
-        self._listener.close()
+        await self._listener.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # aborted transports close their sockets in the next turn
 
     @property
     def url(self) -> str:
-        port = self._listener.sockets[0].getsockname()[1]
-        return f"postgresql://postgres@127.0.0.1:{port}/postgres"
+        return f"postgresql://postgres@127.0.0.1:{self._listener.port}/postgres"
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        from_server, to_server = await asyncio.open_connection("127.0.0.1", self.server.port)
+        try:
+            from_server, to_server = await asyncio.open_connection("127.0.0.1", self.server.port)
+        except BaseException:
+            writer.transport.abort()
+            raise
         cutting = asyncio.Event()
 
         async def ask() -> None:

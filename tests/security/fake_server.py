@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from tests.listening import Listener
 from tests.proxy import command_end, parse_command
 
 #: What a sane server says to the commands of the handshake.
@@ -34,19 +35,19 @@ class FakeServer:
         self.commands: list[bytes] = []
         self._subscribed: set[asyncio.StreamWriter] = set()
         self._writers: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
+        self._listener: Listener | None = None
 
     @property
     def url(self) -> str:
-        assert self._server is not None
-        return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
+        assert self._listener is not None
+        return f"redis://127.0.0.1:{self._listener.port}/0"
 
     def say(self, message: bytes) -> None:
         for writer in self._subscribed:
             writer.write(message)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._listener = Listener(self._serve)
         return self
 
     async def __aexit__(
@@ -55,8 +56,8 @@ class FakeServer:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        assert self._server is not None
-        self._server.close()
+        assert self._listener is not None
+        await self._listener.close()
         while self._writers:
             for writer in self._writers:
                 writer.transport.abort()

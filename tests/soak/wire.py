@@ -9,6 +9,8 @@ import asyncio
 from contextlib import suppress
 from typing import Literal, Self
 
+from ..listening import Listener
+
 _READ = 65_536
 
 Way = Literal["there", "back"]
@@ -24,7 +26,7 @@ class Wire:
     def __init__(self, target: int, port: int = 0) -> None:
         self.port: int = port
         self._target = target
-        self._listener: asyncio.Server | None = None
+        self._listener: Listener | None = None
         self._links: set[_Link] = set()
         self._losses: dict[Way, int] = {"there": 0, "back": 0}
         self._flow = asyncio.Event()
@@ -34,7 +36,7 @@ class Wire:
         self._swallowing = False
 
     async def __aenter__(self) -> Self:
-        await self._accept()
+        self._accept()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -77,9 +79,8 @@ class Wire:
     async def refuse(self) -> None:
         """Refuse new connections; open ones live on."""
         if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-            await asyncio.sleep(0)
+            listener, self._listener = self._listener, None
+            await listener.close()
 
     async def heal(self) -> None:
         """End what lasts. Connections that lost bytes are cut."""
@@ -89,12 +90,12 @@ class Wire:
         for link in self._links:
             if link.swallowed:
                 link.cut()
-        await self._accept()
+        self._accept()
 
-    async def _accept(self) -> None:
+    def _accept(self) -> None:
         if self._listener is None:
-            self._listener = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-            self.port = self._listener.sockets[0].getsockname()[1]
+            self._listener = Listener(self._serve, self.port)
+            self.port = self._listener.port
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = _Link(writer)

@@ -10,6 +10,8 @@ from typing import Literal, Self
 
 from aiodlock.backends.zookeeper import jute
 
+from ..listening import Listener
+
 
 @dataclass(eq=False)
 class Loss:
@@ -32,25 +34,23 @@ class FrameProxy:
         self._plan: Loss | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
+        self._listener: Listener | None = None
         self.refuses: bool = False
         self.port: int = 0
         self.opcodes: list[int] = []
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.port = int(self._server.sockets[0].getsockname()[1])
+        self._listener = Listener(self._accept)
+        self.port = self._listener.port
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for _turn in range(3):  # for connections being accepted, and transports to close
-            await asyncio.sleep(0)
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            await asyncio.sleep(0)
+        assert self._listener is not None
+        await self._listener.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # aborted transports close their sockets in the next turn
 
     @property
     def url(self) -> str:

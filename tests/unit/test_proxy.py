@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
@@ -254,6 +256,21 @@ async def test_leaving_with_open_connections_and_held_commands_leaves_no_task(
         writer.write(b"PING\r\n")
         await fault.happened.wait()
     writer.close()
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_leaving_while_a_connection_is_accepted_closes_it(store: Store, turns: int) -> None:
+    """Clients that connect again outlive a proxy: in any turn one may be between the port and the proxy."""
+    loop = asyncio.get_running_loop()
+    async with FaultProxy(store.url) as proxy:
+        client = socket.create_connection(("127.0.0.1", proxy.port))
+        client.setblocking(False)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    with client, suppress(ConnectionResetError):
+        async with asyncio.timeout(5):
+            assert await loop.sock_recv(client, 1) == b""
+    gc.collect()  # a socket that was forgotten says so, and fails the test
 
 
 async def test_connection_is_refused_when_the_upstream_is_away(store: Store) -> None:
