@@ -35,7 +35,12 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1000, help="how many (default: 1000)")
     parser.add_argument("--start", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="run this one alone, and print its schedule")
-    parser.add_argument("--variant", choices=sorted(VARIANTS), help="with this broken variant")
+    parser.add_argument(
+        "--variant",
+        choices=sorted(VARIANTS),
+        metavar="NAME",
+        help="with this broken variant, of those that --variants names",
+    )
     parser.add_argument(
         "--variants", action="store_true", help="search a seed for each broken variant"
     )
