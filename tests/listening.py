@@ -34,6 +34,8 @@ class Listener:
 
     async def close(self) -> None:
         """Refuse whoever connects from now on. Whoever was accepted has reached `serve`, and lives on."""
+        if self._socket.fileno() < 0:
+            return
         self._loop.remove_reader(self._socket)
         self._socket.close()
         await asyncio.gather(*self._handing_over)
