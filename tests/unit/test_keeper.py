@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -17,6 +18,22 @@ from aiodlock.backends.kept import KeptPlace, Stage
 from ..scenes import takes, until
 
 Outcome = Granted | Waiting | Gone | Exception
+
+
+@dataclass
+class Answer:
+    """What the store says of one request. As with a real store, nobody has to wait for it."""
+
+    answer: Callable[[StoreRequest, float], Outcome]
+    request: StoreRequest
+    length: float
+
+    def __await__(self) -> Generator[Any, None, Granted | Waiting | Gone]:
+        yield from ()
+        outcome = self.answer(self.request, self.length)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
 
 class Answers:
@@ -44,16 +61,10 @@ class Answers:
         self, batch: Sequence[tuple[StoreRequest, float]]
     ) -> Sequence[Awaitable[Granted | Waiting | Gone]]:
         self.asked.append([(request.id, length) for request, length in batch])
-        return [self._one(request, length) for request, length in batch]
+        return [Answer(self.answer, request, length) for request, length in batch]
 
     def server_of(self, request: StoreRequest) -> object:
         return None
-
-    async def _one(self, request: StoreRequest, length: float) -> Granted | Waiting | Gone:
-        outcome = self.answer(request, length)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
 
     def watch(self, request: StoreRequest, watching: bool) -> None:
         self.watched[request.id] = watching
