@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
+from contextvars import ContextVar
+from itertools import count
 from types import FrameType
 from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
@@ -26,6 +28,10 @@ _L = TypeVar("_L", bound=_Enterable)
 Block: TypeAlias = "tuple[weakref.ref[Here], _L, FrameType]"
 
 _MANY = 64
+_numbers = count(1)
+#: The numbers of the blocks that were entered in the running context. Pools run each of their jobs in a
+#: context of its own: a thread that has entered a block in one job is not inside of it in the next.
+_inside: ContextVar[tuple[int, ...]] = ContextVar("aiodlock_inside", default=())
 
 
 class Here:
@@ -41,6 +47,13 @@ class Here:
         self.blocks: list[Lease] = []
         self._holds: list[weakref.ref[Lease]] = []
         self.ref: weakref.ref[Here] = weakref.ref(self)
+
+    def enter(self, lease: Lease) -> None:
+        """Be inside of the lease's block, in this context."""
+        lease._number, known = next(_numbers), _inside.get()
+        others = [other._number for other in tuple(self.blocks) if other._number in known]
+        _inside.set((*others, lease._number))
+        self.blocks.append(lease)
 
     def acquired(self, lease: Lease) -> None:
         """Remember the lease for ``Lock.release``."""
@@ -81,8 +94,9 @@ class Here:
         """Return what the open blocks of this thread hold, of these names and of all."""
         named: dict[str, list[core.Lease]] = {}
         inside: list[core.Lease] = []
+        known = _inside.get()
         for lease in tuple(self.blocks):  # others may leave a block of this thread meanwhile
-            if lease._running is not running or lease._is_over():
+            if lease._running is not running or lease._number not in known or lease._is_over():
                 continue
             inside.append(lease._core)
             request = lease._core._request

@@ -42,7 +42,7 @@ class Lease:
     ```
     """
 
-    __slots__ = ("__weakref__", "_body", "_client", "_core", "_here", "_running")
+    __slots__ = ("__weakref__", "_body", "_client", "_core", "_here", "_number", "_running")
 
     def __init__(
         self, client: Client, running: Running, lease: core.Lease, body: Body | None = None
@@ -51,6 +51,7 @@ class Lease:
         self._running = running
         self._core = lease
         self._here: weakref.ref[Here] | None = None
+        self._number = 0
         self._body = body or Body()
 
     def __repr__(self) -> str:
@@ -227,7 +228,7 @@ class Lease:
         """Let this thread's acquisitions of the name be re-entries, until the block is left."""
         me = here()
         self._here = me.ref
-        me.blocks.append(self)
+        me.enter(self)
 
     def _leave_block(self) -> None:
         thread = self._here() if self._here is not None else None

@@ -6,9 +6,10 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -289,3 +290,31 @@ def test_generator_that_is_closed_in_another_block_leaves_its_own(
         assert mine.held
         assert not leases[0].held
     assert not shared.inspect().holders
+
+
+def test_job_of_a_pool_is_not_inside_what_another_job_has_entered_in_its_thread(
+    threads: sync.Client,
+) -> None:
+    """As FastAPI runs dependencies without async: up to the yield in a thread, the rest in any other."""
+
+    @contextmanager
+    def holding() -> Iterator[sync.Lease]:
+        with threads.lock("x", timeout=0.2) as lease:
+            yield lease
+
+    with ThreadPoolExecutor(1) as pool:
+
+        def in_a_job(call: Callable[[], Any]) -> Any:
+            return pool.submit(copy_context().run, call).result(10)
+
+        def again() -> None:
+            with holding() as outer, holding() as inner:
+                assert inner.token == outer.token
+
+        first = holding()
+        lease = in_a_job(first.__enter__)
+        with pytest.raises(sync.AcquireTimeout):
+            in_a_job(holding().__enter__)
+        assert lease.held
+        first.__exit__(None, None, None)
+        in_a_job(again)
