@@ -190,11 +190,13 @@ class Lease:
         here().released(self)
 
     def __enter__(self) -> Self:
-        self.ensure_held()
-        if self._here is not None and self._here() not in (None, here()):
-            raise RuntimeError(
-                f"the lease on {self.name!r} is the body of another thread already: enter it once"
-            )
+        try:
+            self.ensure_held()
+        except (LockLost, BackendError):
+            if not self._is_open():  # there is no body, and nobody will leave it later
+                self._leave_soon()
+            raise
+        self._check_thread()
         try:
             self._running.portal.call(lambda: arm(self._core, self._body))
             self._enter_block()
@@ -223,6 +225,16 @@ class Lease:
             raise_loss(exc, loss, isinstance(exc, GeneratorExit))
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _check_thread(self) -> None:
+        if self._here is not None and self._here() not in (None, here()):
+            raise RuntimeError(
+                f"the lease on {self.name!r} is the body of another thread already: enter it once"
+            )
+
+    def _is_open(self) -> bool:
+        thread = self._here() if self._here is not None else None
+        return thread is not None and self in thread.blocks
 
     def _enter_block(self) -> None:
         """Let this thread's acquisitions of the name be re-entries, until the block is left."""

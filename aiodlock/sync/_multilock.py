@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Never, Self, TypeAlias
 from .. import _client as core_client
 from .. import _multilock as core
 from .._bodies import raise_loss
-from .._errors import LockLost, NotHeld
+from .._errors import BackendError, LockLost, NotHeld
 from .._options import check_timeout, refuse_keywords
 from ._blocks import Block, Entered, here
 from ._lease import Lease, arm, call_when_lost, disarm
@@ -270,7 +270,14 @@ class MultiLease(Mapping[str, Lease]):
         self._running.portal.call(self._core.release)
 
     def __enter__(self) -> Self:
-        self.ensure_held()
+        try:
+            self.ensure_held()
+        except (LockLost, BackendError):
+            if not any(lease._is_open() for lease in self._leases.values()):
+                self._leave_soon()
+            raise
+        for lease in self._leases.values():
+            lease._check_thread()
         try:
             self._enter_block()
         except BaseException:  # a signal handler raised: they are held as before

@@ -203,6 +203,10 @@ def test_a_lease_is_the_body_of_one_thread(threads: sync.Client, in_thread: InTh
     with lease, pytest.raises(RuntimeError, match="another thread"):
         in_thread(lease.__enter__).result(10)
     assert not lease.held
+    leases = threads.multilock("x", "y").acquire()
+    with leases, pytest.raises(RuntimeError, match="another thread"):
+        in_thread(leases.__enter__).result(10)
+    assert not leases.held
 
 
 async def test_a_thread_with_a_running_loop_gets_advice() -> None:

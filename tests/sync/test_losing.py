@@ -263,3 +263,30 @@ def test_lost_lease_is_not_kept_by_the_function_that_was_told(threads: sync.Clie
         return known() is None
 
     until(is_gone)
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_lease_that_was_lost_before_its_block_is_left_by_entering_it(
+    threads: sync.Client, names: str
+) -> None:
+    lease = (threads.lock("a") if names == "a" else threads.multilock(*names)).acquire()
+    threads.break_lock("a")
+    lease.wait_lost()
+    with pytest.raises(sync.LockLost), lease:
+        raise AssertionError
+    for name in names:
+        threads.lock(name).acquire(timeout=5).release()
+    with pytest.raises(sync.NotHeld):
+        lease.release()
+
+
+def test_lost_block_is_still_open_when_its_lease_cannot_be_entered_again(
+    threads: sync.Client,
+) -> None:
+    with pytest.raises(sync.LockLost), threads.lock("x").acquire() as lease:
+        threads.break_lock("x")
+        lease.wait_lost()
+        with pytest.raises(sync.LockLost), lease:
+            raise AssertionError
+        with pytest.raises(sync.LockLost):
+            threads.lock("x").acquire()
