@@ -13,7 +13,7 @@ from .. import _lease as core_lease
 from .._errors import LockLost
 from ._blocks import Block, Entered, here
 from ._iterate import iterate
-from ._lease import Body, Lease, arm, call_when_lost, leave
+from ._lease import Body, Lease, arm, call_when_lost, leave, wait_for_thread
 
 if TYPE_CHECKING:
     from ._client import Client
@@ -104,6 +104,7 @@ class Candidacy:
 
         async def elect() -> core_lease.Lease:
             lease = await candidacy._elect(own)
+            wait_for_thread(lease)
             await arm(lease, body)
             if election._on_lost is not None:
                 call_when_lost(running.portal, lease, election._on_lost)
@@ -116,6 +117,7 @@ class Candidacy:
             here().acquired(lease)
             lease._enter_block()
             self._entered.add(lease, sys._getframe(1))
+            lease._begin()
         except BaseException as error:  # a signal handler raised
             self._entered.discard(lease)
             lease.__exit__(type(error), error, None)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Never, Self
@@ -22,6 +22,7 @@ from ._blocks import Here, here
 
 if TYPE_CHECKING:
     from ._client import Client, Running
+    from ._multilock import MultiLease
     from ._portal import Portal
 
 _logger = logging.getLogger("aiodlock")
@@ -226,6 +227,9 @@ class Lease:
 
     # -- inside ------------------------------------------------------------------------------------
 
+    def _begin(self) -> None:
+        begin(self, [self._core._request])
+
     def _check_thread(self) -> None:
         if self._here is not None and self._here() not in (None, here()):
             raise RuntimeError(
@@ -273,6 +277,27 @@ class Lease:
                 "it stays with that process; acquire the lock here",
                 name=self.name,
             )
+
+
+def wait_for_thread(lease: core.Lease) -> None:
+    """Take no body for begun before its thread calls ``begin``. In the loop's thread."""
+    request = lease._request
+    if request.handles == (lease._serial,):  # else a re-entry, and the first body has begun
+        request.used = False
+
+
+def begin(entered: Lease | MultiLease, requests: Sequence[Request]) -> None:
+    """Let the body begin, unless the lease was lost on its way into this thread."""
+    before = [request.used for request in requests]
+    for request in requests:  # and then look: the loop marks a loss, and then asks for this
+        request.used = True
+    try:
+        entered.ensure_held()
+    except BaseException:
+        for request, used in zip(requests, before, strict=True):
+            request.used = used
+        entered._leave_soon()
+        raise
 
 
 async def arm(lease: core.Lease, body: Body) -> None:

@@ -12,7 +12,7 @@ from .._errors import AcquireTimeout, NotHeld, WouldBlock
 from .._model import LockInfo, Mode
 from .._options import ATTRIBUTES_ELSEWHERE, Elsewhere, check_timeout, refuse_keywords
 from ._blocks import Block, Entered, here
-from ._lease import Body, Lease, arm, call_when_lost, leave
+from ._lease import Body, Lease, arm, call_when_lost, leave, wait_for_thread
 from ._options import UNSET
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ class Acquirable:
         :raises AcquireTimeout: when the timeout ran out; nothing is left in the queue.
         :raises DeadlockError: when this thread is in a block that holds the name in shared mode, and asks
             exclusively.
-        :raises LockLost: when this thread is in a block of that name whose lease was lost.
+        :raises LockLost: when this thread is in a block of that name whose lease was lost; when the lease
+            was lost on its way into this thread, such as by closing the client.
         :raises BackendUnavailable: when nothing answered for ``unavailable_after``, or at the timeout.
         :raises ClientClosed: when the client is closed meanwhile.
         :raises RuntimeError: in a thread that runs an event loop.
@@ -157,6 +158,7 @@ class Acquirable:
         try:
             lease._enter_block()
             self._entered.add(lease, sys._getframe(1))
+            lease._begin()
         except BaseException as error:  # a signal handler raised
             self._entered.discard(lease)
             lease.__exit__(type(error), error, None)
@@ -201,6 +203,7 @@ class Acquirable:
         async def acquire() -> core_lease.Lease:
             left = timeout if running.is_open else await running.open_within(timeout)
             lease = await lock._acquire(left, own)
+            wait_for_thread(lease)
             if block:
                 await arm(lease, body)
             if self._on_lost is not None:
@@ -214,6 +217,8 @@ class Acquirable:
             body,
         )
         me.acquired(lease)
+        if not block:
+            lease._begin()
         return lease
 
 

@@ -15,7 +15,7 @@ from .._bodies import raise_loss
 from .._errors import BackendError, LockLost, NotHeld
 from .._options import check_timeout, refuse_keywords
 from ._blocks import Block, Entered, here
-from ._lease import Lease, arm, call_when_lost, disarm
+from ._lease import Lease, arm, begin, call_when_lost, disarm, wait_for_thread
 from ._lock import Lock
 from ._options import UNSET
 
@@ -89,13 +89,16 @@ class MultiLock:
         """
         if wrong:
             refuse_keywords("acquire()", wrong, ["timeout"])
-        return self._acquire(self._timeout if timeout is UNSET else check_timeout(timeout))
+        leases = self._acquire(self._timeout if timeout is UNSET else check_timeout(timeout))
+        leases._begin()
+        return leases
 
     def __enter__(self) -> MultiLease:
         leases = self._acquire(self._timeout)
         try:
             leases._enter_block()
             self._entered.add(leases, sys._getframe(1))
+            leases._begin()
         except BaseException as error:  # a signal handler raised
             self._entered.discard(leases)
             leases.__exit__(type(error), error, None)
@@ -135,6 +138,8 @@ class MultiLock:
         async def acquire() -> core.MultiLease:
             left = timeout if running.is_open else await running.open_within(timeout)
             leases = await multilock._acquire(left, own)
+            for lease in leases.values():
+                wait_for_thread(lease)
             self._watch(running.portal, leases)
             return leases
 
@@ -309,6 +314,9 @@ class MultiLease(Mapping[str, Lease]):
             raise_loss(exc, loss, isinstance(exc, GeneratorExit))
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        begin(self, self._core._requests)
 
     def _enter_block(self) -> None:
         async def arm_all() -> None:

@@ -67,6 +67,8 @@ class Once:
             if lease is not None:
                 lease._enter_block()
             self._runs.add(run, sys._getframe(1))
+            if lease is not None:
+                lease._begin()
         except BaseException as error:  # a signal handler raised
             if run is not None:
                 self._runs.discard(run)

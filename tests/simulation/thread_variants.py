@@ -11,7 +11,7 @@ from aiodlock import LockLost
 from aiodlock import _lock as core_lock
 from aiodlock._lease import Lease
 from aiodlock._request import State
-from aiodlock.sync import _blocks, _lease, _lock, _portal
+from aiodlock.sync import _blocks, _election, _lease, _lock, _multilock, _portal
 from aiodlock.sync._lease import start_thread
 
 from .scenario import Simulation
@@ -69,6 +69,14 @@ def _keeps_the_lease(
     look()
 
 
+def _begins_in_the_loop(simulation: Simulation) -> None:
+    """A body counts as begun before its thread has the lease."""
+    assert simulation.onces is not None
+    simulation.onces.habits.holds = (0.3,)
+    for module in (_election, _lock, _multilock):
+        simulation.patch(module, "wait_for_thread", lambda _: None)
+
+
 async def _is_right_again(*_: object) -> None:
     """The lease of the block around it is not looked at any more."""
 
@@ -79,6 +87,11 @@ THREAD_VARIANTS = {
     "an interrupted call goes on": Variant(
         both(_INTERRUPTED, _without(_portal.Portal, "_abandon", lambda *_: None)),
         ("interrupt", "closed"),
+        kind=Threads,
+    ),
+    "a body begins before its thread has the lease": Variant(
+        both(_INTERRUPTED, both(_often(strikes_anywhere=True, names=4), _begins_in_the_loop)),
+        ("closed",),
         kind=Threads,
     ),
     "threads share their blocks": Variant(

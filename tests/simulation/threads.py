@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -34,8 +34,9 @@ from aiodlock import (
 )
 from aiodlock._options import _checked_before
 from aiodlock._request import Request
+from aiodlock._session import Session
 from aiodlock.backends.memory import sources as sources  # now: other seeds would not load it
-from aiodlock.sync import _client, _portal
+from aiodlock.sync import _client, _lease, _multilock, _portal
 from aiodlock.sync._lease import Lease
 from aiodlock.sync._lock import Acquirable
 
@@ -46,6 +47,7 @@ from .scenario import SimClient, Simulation
 from .world import Process, _Task
 
 _T = TypeVar("_T")
+_begin, _begin_leaving = _lease.begin, Session.begin_leaving
 
 #: So long after an interrupt nothing of the call goes on (seconds).
 _ENDED_WITHIN = 2.5
@@ -141,6 +143,37 @@ class Watched:
         self.told += 1
 
 
+class Begun(set[str]):
+    """The requests with which a thread has begun its body.
+
+    A thread that finds a loss when it begins may do so in the moment in which the leave is made. Then
+    either is right, and ``taken_for`` has what the leave took it for.
+    """
+
+    def __init__(self) -> None:
+        self.unsure: set[str] = set()
+        self.taken_for: dict[str, bool] = {}
+
+    def __contains__(self, id: object) -> bool:
+        if id in self.unsure:
+            return self.taken_for.get(str(id), False)
+        return super().__contains__(id)
+
+    def add(self, id: str) -> None:
+        """The loop has its lease, and its thread has not."""
+
+    def begin(self, entered: Any, requests: Sequence[Request]) -> None:
+        new = {request.id for request in requests if request.id not in self}
+        self.unsure |= new
+        _begin(entered, requests)
+        self.unsure -= new
+        self.update(new)
+
+    def begin_leaving(self, session: Session, request: Request) -> None:
+        self.taken_for.setdefault(request.id, request.used)
+        _begin_leaving(session, request)
+
+
 class Threads(MachineSimulation):
     """One seed. Mutable state besides: what is listed in ``__init__``."""
 
@@ -162,6 +195,12 @@ class Threads(MachineSimulation):
         #: How much there was to look at.
         self.seen: Counter[str] = Counter()
         super().__init__(seed, prepare)
+        begun = Begun()
+        if self.onces is not None:
+            self.onces.checkers.begun = begun
+        for module in (_lease, _multilock):
+            self.patch(module, "begin", begun.begin)
+        self.patch(Session, "begin_leaving", lambda *call: begun.begin_leaving(*call))
 
     # -- the world ---------------------------------------------------------------------------------
 
@@ -513,9 +552,6 @@ class Threads(MachineSimulation):
         timeout = self.random.choice((None, 0.5, 2.0))
         hold = self._hold_at_least()
         with client.multilock(*names, timeout=timeout, hold_at_least=hold) as leases:
-            if self.onces is not None:
-                mine = [lease._core._request.id for lease in leases.values()]
-                self.onces.checkers.begun.update(mine)
             current().sleep(self.random.expovariate(1 / self.style.hold))
             was = leases.lost
             if was is None:

@@ -7,12 +7,16 @@ import logging
 import signal
 import threading
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from aiodlock import sync
+from aiodlock._model import Kind
+from aiodlock.sync._portal import Portal
 
-from .conftest import InThread, until, waiters
+from .conftest import InThread, MakeSync, until, waiters
 
 # A script takes fakeredis too long for sixty threads.
 pytestmark = pytest.mark.stores("memory", "redis62", "redis70", "valkey9")
@@ -290,3 +294,46 @@ def test_lost_block_is_still_open_when_its_lease_cannot_be_entered_again(
             raise AssertionError
         with pytest.raises(sync.LockLost):
             threads.lock("x").acquire()
+
+
+MAKERS: dict[str, Callable[[sync.Client], Any]] = {
+    "lock": lambda client: client.lock("x", hold_at_least=600),
+    "semaphore": lambda client: client.semaphore("x", limit=1, hold_at_least=600),
+    "multilock": lambda client: client.multilock("w", "x", hold_at_least=600),
+    "once": lambda client: client.once("x", keep=600, hold_at_least=600),
+    "election": lambda client: client.election("x", hold_at_least=600).lead(),
+}
+KINDS: dict[str, Kind] = {"semaphore": "semaphore", "once": "once"}
+WAYS = [(what, "block") for what in MAKERS]
+WAYS += [(what, "bare") for what in MAKERS if what not in ("once", "election")]
+
+
+# A bare lease that came when its call had been interrupted already is dropped.
+@pytest.mark.filterwarnings("ignore:.*forgotten:ResourceWarning")
+@pytest.mark.parametrize("how", ["closed", "interrupted"])
+@pytest.mark.parametrize(("what", "way"), WAYS)
+def test_body_does_not_begin_when_its_lease_ends_on_the_way_into_the_thread(
+    make_sync: MakeSync, monkeypatch: pytest.MonkeyPatch, what: str, way: str, how: str
+) -> None:
+    client, other = make_sync(close_timeout=0.1), make_sync()
+    made = MAKERS[what](client)
+    call = Portal.call
+
+    def call_and_end_it(portal: Portal, work: Any, take_back: Any = None) -> Any:
+        result = call(portal, work, take_back)
+        if take_back is not None:  # granted
+            monkeypatch.undo()
+            if how == "interrupted":
+                raise KeyboardInterrupt
+            client.close()
+        return result
+
+    monkeypatch.setattr(Portal, "call", call_and_end_it)
+    with pytest.raises(sync.LockLost if how == "closed" else KeyboardInterrupt):
+        with made if way == "block" else made.acquire():
+            raise AssertionError
+    gc.collect()
+    kind = KINDS.get(what, "lock")
+    for name in ("w", "x"):
+        until(lambda name=name: not other.inspect(name, kind=kind).holders)  # type: ignore[misc]
+        assert not other.inspect(name, kind=kind).closed
