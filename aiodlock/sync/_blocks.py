@@ -138,7 +138,9 @@ class Entered(Generic[_L]):
 
     def discard(self, lease: _L) -> None:
         """Forget a block that was never begun."""
-        self._open = [entry for entry in self._open if entry[1] is not lease]
+        for entry in tuple(self._open):  # in place: other threads enter meanwhile
+            if entry[1] is lease:
+                self._open.remove(entry)
 
     def remove(self, block: Block[_L]) -> None:
         self._open.remove(block)

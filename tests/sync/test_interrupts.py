@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from aiodlock import sync
-from aiodlock.sync._blocks import here
+from aiodlock.sync._blocks import Entered, here
 
 Block: TypeAlias = AbstractContextManager[Any]
 
@@ -115,3 +115,35 @@ def test_once_that_is_done_already_is_left_when_it_is_interrupted_at_any_step(
             break
         assert not once._runs._open
     assert number > 15
+
+
+def entered_meanwhile(at: int) -> bool:
+    """Undo a block, and enter another one at that instruction; return whether there was such a one."""
+    entered: Entered[Any] = Entered()
+    undone, other, steps = object(), object(), 0
+    entered.add(undone, sys._getframe())
+
+    def step(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal steps
+        if not frame.f_code.co_filename.startswith(SYNC):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            steps += 1
+            if steps == at:
+                entered.add(other, frame)
+        return step
+
+    before = sys.gettrace()
+    sys.settrace(step)
+    try:
+        entered.discard(undone)
+    finally:
+        sys.settrace(before)
+    assert [lease for _, lease, _ in entered._open] == [other] * (steps >= at)
+    return steps >= at
+
+
+def test_block_that_another_thread_enters_while_one_is_undone_is_kept() -> None:
+    assert entered_meanwhile(5)
+    assert not all(entered_meanwhile(number) for number in range(1, 1000))
