@@ -126,7 +126,7 @@ def remember(secret: str, request: Request, response: Response) -> None:
     response.set_cookie(
         _COOKIE,
         secret,
-        path=request.scope.get("root_path", "") + "/",
+        path=None,  # the folder of the page as the browser knows it: a proxy may have changed the path
         httponly=True,
         samesite="Strict",  # type: ignore[arg-type]  # as it is written in the standard
         secure=request.url.scheme == "https",

@@ -8,6 +8,9 @@ from html import unescape
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.types import Receive, Scope, Send
 
 import aiodlock
 import aiodlock.web
@@ -116,7 +119,7 @@ async def test_confirmed_break_ends_the_hold_and_says_so(
     async with visit(aiodlock.web.app(client, read_only=False)) as http:
         opened = await http.get("/break", params={"n": name})
         cookie = opened.headers["set-cookie"]
-        for flag in ("HttpOnly", "SameSite=Strict", "Path=/"):
+        for flag in ("HttpOnly", "SameSite=Strict"):
             assert flag in cookie
         answer = await http.post(
             "/break",
@@ -208,14 +211,33 @@ async def test_form_is_as_short_for_many_readers_as_for_one(
 async def test_cookie_stays_under_the_path_of_the_page(
     client: aiodlock.Client, visit: Visit
 ) -> None:
-    from starlette.applications import Starlette
-    from starlette.routing import Mount
-
     app = Starlette(routes=[Mount("/locks", aiodlock.web.app(client, read_only=False))])
     async with client.lock("x"), visit(app, "https://127.0.0.1") as http:
         cookie = (await http.get("/locks/break?n=x")).headers["set-cookie"]
-        assert "Path=/locks/" in cookie
         assert "Secure" in cookie
+        assert [kept.path for kept in http.cookies.jar] == ["/locks"]
+
+
+@pytest.mark.parametrize(
+    ("outside", "inside"),
+    [("", ""), ("", "/locks"), ("/locks", ""), ("/locks", "/locks"), ("/admin/locks", "/locks")],
+)
+async def test_page_breaks_locks_behind_a_proxy_that_changes_its_path(
+    client: aiodlock.Client, visit: Visit, outside: str, inside: str
+) -> None:
+    page = aiodlock.web.app(client, read_only=False)
+    app = Starlette(routes=[Mount(inside, page)])
+
+    async def proxy(scope: Scope, receive: Receive, send: Send) -> None:
+        path = inside + scope["path"].removeprefix(outside)
+        await app({**scope, "path": path, "raw_path": path.encode()}, receive, send)
+
+    lease = await client.lock("x").acquire()
+    async with visit(proxy, HERE + outside) as http:
+        form = await form_of(http)
+        answer = await http.post("/break?n=x", data=form, headers={"origin": HERE})
+        assert answer.status_code == 303
+    assert (await lease.wait_lost()).reason == "broken"
 
 
 def test_codes_of_different_things_differ() -> None:
