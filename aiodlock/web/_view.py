@@ -111,7 +111,7 @@ def state(watch: Watch) -> dict[str, Any]:
         "complete": watch.complete,
         "left_out": watch.left_out,
         "asked": watch.asked,
-        "took": f"{watch.took * 400:.0f} ms",
+        "took": f"{watch.took * 1000:.0f} ms",
         "every": lasting(max(1.0, watch.took * 4)),
         "viewers": watch.viewers,
         "lost": len(watch.losses),

@@ -12,7 +12,7 @@ from starlette.routing import Mount
 
 import aiodlock
 import aiodlock.web
-from aiodlock.web import _watch
+from aiodlock.web import _view, _watch
 
 from ..conftest import MakeClient
 from ..scenes import until, until_waiting
@@ -230,3 +230,10 @@ async def test_input_of_a_wrong_type_is_refused(client: aiodlock.Client) -> None
         aiodlock.web.app(client, read_only="no")  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         aiodlock.web.app(client, hosts="example.com")
+
+
+@pytest.mark.stores("memory")
+async def test_time_of_a_look_is_told_in_milliseconds(client: aiodlock.Client) -> None:
+    watch = _watch.Watch(client)
+    watch.took = 0.05
+    assert _view.state(watch)["took"] == "50 ms"
