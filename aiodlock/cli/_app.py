@@ -335,8 +335,10 @@ def break_lock(
     """Release a lock by force.
 
     Its holders are notified at once. The next waiter gets the lock at once, although the old holders may
-    still be writing. The exit code is 1 if nobody held the lock.
+    still be writing. The exit code is 1 if nobody held the lock, or if others hold it than those that the
+    question named: then nothing is broken.
     """
+    found: LockInfo | None = None
     if not yes:
         if not sys.stdin.isatty():
             print("aiodlock: break asks for confirmation: in a script, give --yes", file=sys.stderr)
@@ -349,6 +351,8 @@ def break_lock(
 
     async def work() -> int:
         async with Client(read_source(url), prefix=prefix) as client:
+            if found is not None:
+                _check_same(found, await client.inspect(name, kind=kind))
             count = await client.break_lock(name, kind=kind)
             if not count:
                 await _hint_at_others(client, name, kind)
@@ -360,6 +364,15 @@ def break_lock(
     else:
         print(f"released {_show.plural(count, 'holder')} of {name!r}")
     raise typer.Exit(0 if count else 1)
+
+
+def _check_same(asked: LockInfo, present: LockInfo) -> None:
+    """End the command if others hold the lock than those that a person was asked about."""
+    if _show.holds(asked) != _show.holds(present):
+        who = _show.who(present) or "free"
+        text = f"the holders have changed, and nothing was broken: {asked.name!r} is {who} now"
+        print(f"aiodlock: {text}; --yes breaks whoever holds it", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 @app.command()

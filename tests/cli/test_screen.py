@@ -165,3 +165,18 @@ async def test_break_tells_whose_lock_it_is_before_it_asks(
     with terminal("break", "x", url=store.url) as shown:
         shown.until("'x' is free.")
         assert shown.process.wait(STARTING) == 1
+
+
+async def test_break_spares_who_holds_the_lock_by_the_time_it_is_confirmed(
+    store: Store, client: aiodlock.Client
+) -> None:
+    lease = await client.lock("x").acquire()
+    with terminal("break", "x", url=store.url) as shown:
+        shown.until("[y/N]")
+        await lease.release()
+        async with client.lock("x") as later:
+            shown.press(b"y\n")
+            shown.until("nothing was broken")
+            assert shown.process.wait(STARTING) == 1
+            assert later.held
+    assert (await client.inspect("x")).token == later.token
