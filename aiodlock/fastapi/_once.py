@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fastapi import Request, Response
 from starlette.requests import HTTPConnection
 
+from .. import _once as core
 from .._client import Client
+from .._errors import LockError
 from .._once import OnceRun, check_hold
 from .._options import check_seconds
 from ._dependencies import Locked, parameter
@@ -30,7 +32,25 @@ class _Answers:
     """What the handler of a request has answered; the response that its dependencies share tells which."""
 
     response: Response
+    #: Ends the dependencies of the request that end before the response is sent.
+    stack: AsyncExitStack | None
     answers: list[object] = field(default_factory=list)
+    #: What was raised while FastAPI made a response of the answer; False before that has ended.
+    raised: BaseException | Literal[False] | None = False
+
+    def add(self, answer: object) -> None:
+        self.answers.append(answer)
+        if self.stack is not None:
+            self.stack.push(self._on_end)  # before any dependency ends, which may raise itself
+
+    def _on_end(self, _: object, raised: BaseException | None, traceback: object) -> None:
+        self.raised = raised
+
+    def came_before(self, failure: BaseException) -> bool:
+        """Return whether the handler had done its work: an error now would let it be done again."""
+        if not self.answers or self.stack is None:
+            return False
+        return self.raised is failure or self.raised is False  # a thread's, of a cancelled request
 
 
 #: Those of the request that is handled here.
@@ -46,7 +66,8 @@ class Once(Locked):
 
     The first request has ``once.first`` and assigns ``once.result``. Every other one waits for it, and gets
     the result that is on record. A handler that raises, or answers with 4xx or 5xx, records nothing: the
-    next request is first. The template is one as of ``Locked``, and the same errors come out.
+    next request is first. (One whose answer cannot be sent has done its work, and is on record.) The
+    template is one as of ``Locked``, and the same errors come out.
 
     ```python
     from typing import Annotated
@@ -105,7 +126,7 @@ class Once(Locked):
         check_handler(connection)
         name, timeout = inner["_template"].fill(connection), inner["_timeout"]
         once = client.once(name, keep=inner["_keep"], **{**inner["_options"], "timeout": timeout})
-        with _answers_to(connection, response) as answers, as_problems(name, timeout):
+        with _answers_to(connection, response) as handled, as_problems(name, timeout):
             watch = Watch(connection) if isinstance(connection, Request) else None
 
             async def take_back(_: OnceRun) -> None:
@@ -124,13 +145,23 @@ class Once(Locked):
                             await thread.leave(run.lease)
                             raise
                 except BaseException as failure:
-                    await once.__aexit__(type(failure), failure, failure.__traceback__)
+                    if handled.came_before(failure):
+                        with suppress(LockError):  # the failure comes first
+                            await self._end(once, connection, handled)
+                    else:
+                        await once.__aexit__(type(failure), failure, failure.__traceback__)
                     raise
-                failed = _Failed() if max(_statuses(connection, answers, response)) >= 400 else None
-                await once.__aexit__(None if failed is None else _Failed, failed, None)
+                await self._end(once, connection, handled)
             finally:
                 if watch is not None:
                     watch.end()
+
+    @staticmethod
+    async def _end(once: core.Once, connection: HTTPConnection, handled: _Answers) -> None:
+        """Record a success, unless the handler has answered with an error."""
+        statuses = _statuses(connection, handled.answers, handled.response)
+        failed = _Failed() if max(statuses) >= 400 else None
+        await once.__aexit__(None if failed is None else _Failed, failed, None)
 
 
 def _statuses(
@@ -145,8 +176,8 @@ def _statuses(
 
 
 @contextmanager
-def _answers_to(connection: HTTPConnection, response: Response) -> Iterator[list[object]]:
-    """Give the list that gets what the handler of this request answers, the same to each of its ``Once``.
+def _answers_to(connection: HTTPConnection, response: Response) -> Iterator[_Answers]:
+    """Give what gets the answer of the handler of this request, the same to each of its ``Once``.
 
     A dependency is not told that, so the handler of its route is wrapped, once.
     """
@@ -154,11 +185,11 @@ def _answers_to(connection: HTTPConnection, response: Response) -> Iterator[list
     if around is not None and around.response is response:
         handled = around
     else:
-        handled = _Answers(response)
+        handled = _Answers(response, connection.scope.get("fastapi_function_astack"))
     _handled.set(handled)
     go_around(connection, "tells_aiodlock", _answer)
     try:
-        yield handled.answers
+        yield handled
     finally:
         _handled.set(around)  # a handler may have made this request in its own task
 
@@ -175,5 +206,5 @@ async def _answer_later(answer: Awaitable[_T]) -> _T:
 def _tell(answer: _T) -> _T:
     handled = _handled.get()
     if handled is not None:
-        handled.answers.append(answer)
+        handled.add(answer)
     return answer

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import fastapi
@@ -12,9 +14,10 @@ import pytest
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Response
 from fastapi.responses import JSONResponse
 
-from aiodlock import OnceRun
-from aiodlock.fastapi import Once, lifespan
+from aiodlock import Client, OnceRun
+from aiodlock.fastapi import LockClient, Once, lifespan
 
+from ..scenes import PATIENCE
 from ..servers import Store
 from .conftest import Serve
 
@@ -30,6 +33,15 @@ def deeper(c: Annotated[OnceRun, Once("c", keep=600)]) -> OnceRun:
 
 
 Deep = Annotated[OnceRun, Depends(deeper)]
+
+
+async def transaction(commits: bool) -> AsyncIterator[None]:
+    yield
+    if not commits:
+        raise RuntimeError("cannot commit")
+
+
+Transaction = Annotated[None, Depends(transaction, scope="function")]
 
 
 @pytest.fixture
@@ -122,6 +134,81 @@ async def test_handler_that_fails_records_nothing_under_any_of_its_names(
     async with serve(app) as http:
         assert [(await http.post("/a")).status_code for _ in range(3)] == [503, 200, 200]
     assert firsts == [(True,) * 3, (True,) * 3, (False,) * 3]
+
+
+@pytest.mark.parametrize("way", ["refused by its model", "no JSON"])
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_work_whose_answer_cannot_be_sent_is_done_once(
+    app: FastAPI, serve: Serve, way: str, kind: str
+) -> None:
+    effects: list[int] = []
+
+    def work(*runs: OnceRun) -> Any:
+        if not runs[0].first:
+            return [run.result for run in runs]
+        effects.append(1)
+        for run in runs:
+            run.result = "receipt"
+        return "no list" if way == "refused by its model" else [object()]
+
+    model = list[str] if way == "refused by its model" else None
+    if kind == "async":
+
+        @app.post("/a", response_model=model)
+        async def in_loop(a: A, b: B, deep: Deep) -> Any:
+            return work(a, b, deep)
+    else:
+
+        @app.post("/a", response_model=model)
+        def in_thread(a: A, b: B, deep: Deep) -> Any:
+            return work(a, b, deep)
+
+    async with serve(app) as http:
+        assert (await http.post("/a")).status_code == 500
+        assert (await http.post("/a")).json() == ["receipt"] * 3
+    assert effects == [1]
+
+
+async def test_dependency_that_fails_behind_the_handler_records_nothing(
+    app: FastAPI, serve: Serve
+) -> None:
+    firsts: list[bool] = []
+
+    @app.post("/a")
+    async def pay(a: A, inside: Transaction) -> None:
+        firsts.append(a.first)
+
+    async with serve(app) as http:
+        answers = [await http.post("/a", params={"commits": n > 0}) for n in range(3)]
+        assert [answer.status_code for answer in answers] == [500, 200, 200]
+    assert firsts == [True, True, False]
+
+
+async def test_thread_of_a_cancelled_request_is_done_once(client: Client) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    firsts: list[bool] = []
+    app = FastAPI()
+    app.dependency_overrides[LockClient] = lambda: client
+
+    @app.post("/a")
+    def pay(a: A) -> str | None:
+        firsts.append(a.first)
+        if a.first:
+            begun.set()
+            assert go_on.wait(PATIENCE)
+            a.result = "receipt"
+        return str(a.result)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+        cancelled = asyncio.create_task(http.post("/a"))
+        await asyncio.to_thread(begun.wait, PATIENCE)
+        cancelled.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        assert (await http.post("/a")).json() == "receipt"
+    assert firsts == [True, False]
 
 
 @pytest.mark.parametrize("where", ["handler", "dependency"])
