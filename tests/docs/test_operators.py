@@ -100,6 +100,18 @@ def test_every_metric_and_label_that_is_asked_for_exists(
     assert labels <= known_labels | {"job", "instance"}
 
 
+def test_alerts_see_the_first_value_of_a_counter() -> None:
+    """A counter whose series is new has not increased: what happens for the first time would be missed."""
+    increases = [
+        (found, expression)
+        for expression in (" ".join(rule.split()) for rule in rules().values())
+        for found in re.findall(r"increase\(([^\[]+)\[10m\]\)", expression)
+    ]
+    assert increases
+    for counter, expression in increases:
+        assert f"or ({counter} unless {counter} offset 10m)" in expression
+
+
 def test_every_metric_is_on_the_dashboard(metrics: tuple[set[str], set[str]]) -> None:
     shown = " ".join(panels().values())
     left_out = {re.sub(r"_(bucket|count|sum|created)$", "", name) for name in metrics[0]}
