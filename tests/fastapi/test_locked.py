@@ -353,6 +353,27 @@ async def test_lock_is_free_while_a_body_streams_and_background_tasks_run(
         assert seen == [False, False]
 
 
+@pytest.mark.parametrize(("scope", "locked"), [("function", True), ("request", False)])
+async def test_dependency_behind_the_lock_ends_with_it_only_in_the_functions_scope(
+    client: Client, scope: Any, locked: bool
+) -> None:
+    """What the page says of sessions that commit behind their yield."""
+    seen: list[bool] = []
+    app = FastAPI()
+    app.dependency_overrides[LockClient] = lambda: client
+
+    async def session() -> AsyncIterator[None]:
+        yield
+        seen.append(await client.lock("s").locked())
+
+    @app.get("/", dependencies=[Locked("s"), Depends(session, scope=scope)])
+    async def handler() -> None: ...
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+        assert (await http.get("/")).status_code == 200
+    assert seen == [locked]
+
+
 async def test_sync_handlers_hold_the_lock_too(app: FastAPI, serve: Serve) -> None:
     @app.get("/sync")
     def sync(lease: Annotated[Lease, Locked("s")]) -> bool:
