@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, Unpack
 
 from .. import _client as core
 from .. import _lock as core_lock
@@ -212,6 +212,12 @@ class Client:
             is_open = running is not None and running.is_open and running.pid == os.getpid()
             state = "open" if is_open else "not connected yet"
         return f"<aiodlock.sync.Client {self._template._described} {state}>"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be copied or pickled: share it between threads, and make one in each "
+            "process, such as a global of a module"
+        )
 
     # -- life ------------------------------------------------------------------------------------
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
+import pickle
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from concurrent.futures import wait
 
 import pytest
@@ -254,6 +257,20 @@ def test_a_client_is_opened_by_the_first_use_and_by_entering(make_sync: MakeSync
     client.close()
     with client, client.lock("x") as lease:
         assert lease.held
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_client_is_not_copied_for_the_end_of_a_copy_would_close_it(
+    threads: sync.Client, way: Callable[[object], object]
+) -> None:
+    lock = threads.lock("x")
+    with lock as lease:
+        with pytest.raises(TypeError, match="make one in each process"):
+            way(threads)
+        gc.collect()
+        assert lease.held
+    with pytest.raises(TypeError, match="make one in each process"):
+        pickle.dumps(lock)
 
 
 def test_closing_ends_waits_and_releases(
