@@ -200,8 +200,8 @@ def drop_next_notice(client: Client) -> _Injection:
 def fail_next_call(client: Client, error: Exception | None = None) -> _Injection:
     """Let the next call that needs this client raise ``error``, and nothing be sent.
 
-    A call is ``acquire``, entering a lock, ``release`` and ``extend``, ``inspect`` and its like; leaving a
-    block is not one, for it never fails that way.
+    A call is ``acquire``, entering a lock, ``Lock.release``, ``extend``, ``inspect`` and its like. Leaving
+    a block and ``Lease.release`` are none, for they never fail that way.
 
     ```python
     from aiodlock.testing import fail_next_call
