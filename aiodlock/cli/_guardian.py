@@ -32,9 +32,9 @@ _NEVER = float("inf")
 _LONGEST_NAP = 0.5
 #: How long members of a killed group may linger (a zombie nobody reaps) before they are given up.
 _LINGER = 1.0
-_IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGPIPE")
-#: Also what Python ignores by itself.
-_DEFAULT_IN_CHILD = (*_IGNORED, "SIGXFSZ")
+_IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP")
+#: What Python ignores by itself.
+_IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFSZ")
 
 
 def _now() -> float:
@@ -56,6 +56,7 @@ class Guardian:
         self.unread = b""
         self.gate = self.failure = -1
         self.early: list[int] = []  # signals that came before the command was there
+        self.reset: list[int] = []  # what this process ignores, and the child need not
 
     def tell(self, line: str) -> None:
         try:
@@ -64,8 +65,12 @@ class Guardian:
             pass  # nobody is left to hear it
 
     def start(self, command: list[str]) -> None:
-        for name in _IGNORED:
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+        # What was ignored from the start stays so in the child: under nohup, say.
+        self.reset = [
+            number
+            for number in (getattr(signal, name) for name in _IGNORED)
+            if signal.signal(number, signal.SIG_IGN) is not signal.SIG_IGN
+        ]
         wait, self.gate = os.pipe()
         self.failure, failed = os.pipe()
         self.pid = os.fork()
@@ -85,8 +90,9 @@ class Guardian:
         """In the child: wait for the word, then be the command."""
         try:
             os.setpgid(0, 0)
-            for name in _DEFAULT_IN_CHILD:
-                signal.signal(getattr(signal, name), signal.SIG_DFL)
+            self.reset += [getattr(signal, name) for name in _IGNORED_BY_PYTHON]
+            for number in self.reset:
+                signal.signal(number, signal.SIG_DFL)
             if os.read(wait, 1):
                 os.execvp(command[0], command)
         except OSError as error:

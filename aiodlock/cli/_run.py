@@ -136,12 +136,14 @@ async def _first_ending(signals: asyncio.Queue[signal.Signals]) -> int:
 @contextlib.contextmanager
 def _caught(signals: asyncio.Queue[signal.Signals]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    for number in _FORWARDED:
+    # What is ignored stays so: under nohup, and in what a script has started in the background.
+    caught = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in caught:
         loop.add_signal_handler(number, signals.put_nowait, number)
     try:
         yield
     finally:
-        for number in _FORWARDED:
+        for number in caught:
             loop.remove_signal_handler(number)
 
 

@@ -261,6 +261,26 @@ async def test_signals_reach_the_command_and_it_keeps_the_lock_to_its_end(
     assert await process.wait() == 5
 
 
+async def test_signal_that_was_ignored_from_the_start_stays_so(
+    start: Start, client: aiodlock.Client
+) -> None:
+    """As under nohup, and for what a script starts in the background."""
+    script = "kill -HUP $$; kill -INT $$; echo ready; sleep 0.5; echo done"
+    async with client.lock("job"):
+        process = await start(
+            "job", "--quiet", "--", "sh", "-c", script, shell='trap "" HUP INT; exec "$@"'
+        )
+        await until_waiting(client, "job", within=STARTING)
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGINT)
+    assert await process.communicate() == (b"done\n", b"")
+    assert process.returncode == 0
+
+
 async def test_broken_lock_ends_a_stubborn_command_within_the_grace(
     start: Start, client: aiodlock.Client, stubborn: tuple[str, str], tmp_path: Path
 ) -> None:
