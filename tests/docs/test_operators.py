@@ -100,16 +100,12 @@ def test_every_metric_and_label_that_is_asked_for_exists(
     assert labels <= known_labels | {"job", "instance"}
 
 
-def test_alerts_see_the_first_value_of_a_counter() -> None:
+@pytest.mark.parametrize("title", [*rules(), *panels()])
+def test_first_value_of_a_counter_is_seen(title: str) -> None:
     """A counter whose series is new has not increased: what happens for the first time would be missed."""
-    increases = [
-        (found, expression)
-        for expression in (" ".join(rule.split()) for rule in rules().values())
-        for found in re.findall(r"increase\(([^\[]+)\[10m\]\)", expression)
-    ]
-    assert increases
-    for counter, expression in increases:
-        assert f"or ({counter} unless {counter} offset 10m)" in expression
+    expression = " ".join({**rules(), **panels()}[title].split())
+    for counter, time in re.findall(r"increase\(([^\[]+)\[([^\]]+)\]\)", expression):
+        assert f"> 0 or ({counter} unless {counter} offset {time})" in expression
 
 
 def test_every_metric_is_on_the_dashboard(metrics: tuple[set[str], set[str]]) -> None:
