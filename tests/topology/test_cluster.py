@@ -89,6 +89,29 @@ async def test_hand_off_is_heard_on_a_channel_of_the_names_own_shard(cluster: Cl
         await until(lambda: not cluster.call(owner, "PUBSUB", "SHARDCHANNELS"))
 
 
+async def test_waiter_who_is_told_of_a_success_on_record_is_not_listened_for_any_more(
+    cluster: Cluster,
+) -> None:
+    """The store has forgotten it, so it is not left."""
+    async with (
+        aiodlock.Client(cluster.url, ttl=60.0, waiter_ttl=60.0) as one,
+        aiodlock.Client(cluster.url, ttl=60.0, waiter_ttl=60.0) as two,
+    ):
+
+        async def is_first() -> bool:
+            async with two.once("name", keep=60.0) as once:
+                return once.first
+
+        owner = cluster.primary_of(keys_of("aiodlock", "once", "name").state)
+        async with one.once("name", keep=60.0):
+            waiting = asyncio.create_task(is_first())
+            await until_waiting(one, "name", kind="once")
+            await until(lambda: len(cluster.call(owner, "PUBSUB", "SHARDCHANNELS")) == 1)
+        assert not await waiting
+        await until(lambda: not cluster.call(owner, "PUBSUB", "SHARDCHANNELS"))
+        assert not _listening(two)
+
+
 async def test_holder_and_waiters_outlive_the_move_of_their_slot(cluster: Cluster) -> None:
     async with (
         aiodlock.Client(cluster.url, ttl=6.0, waiter_ttl=6.0) as client,

@@ -131,7 +131,10 @@ class ClusterBackend:
     ) -> Outcome:
         async def outcome() -> Granted | Waiting | Gone:
             try:
-                return await answer
+                found = await answer
+                if isinstance(found, Gone):
+                    stop_listening(request)  # it may not be left: a success is on record
+                return found
             except Redirected as redirected:
                 # Answers of other names stand behind this one, so the other node is not asked from here:
                 # it may be silent. The repetition goes there. During ``ASK`` it would refuse scripts.
