@@ -11,6 +11,7 @@ import pytest
 from aiodlock import BackendError
 from aiodlock.backends.kept import Notices
 from aiodlock.backends.redis.cluster import topology
+from aiodlock.backends.redis.refusals import Redirected
 from aiodlock.backends.redis.server import Server
 from aiodlock.backends.redis.settings import Settings
 from aiodlock.backends.redis.source import Source
@@ -89,3 +90,47 @@ async def _refuse_when_cancelled() -> None:
         await asyncio.Event().wait()
     finally:
         raise BackendError("refused")
+
+
+class _Asked:
+    """Counts how often all places are to be asked about, because another server has taken over."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def on_other_server(self) -> None:
+        self.times += 1
+
+
+async def _run_for_ever(self: Server, listener: Notices, ready: Callable[[], None]) -> None:
+    ready()
+    await asyncio.Event().wait()
+
+
+def _all_at(port: int) -> list[object]:
+    """Return what CLUSTER SLOTS says when one node owns everything."""
+    return [[0, 16383, [b"localhost", port, b"id", []]]]
+
+
+@pytest.mark.parametrize("kept_for", [topology._KEPT_FOR, 0.0])
+async def test_node_that_a_slot_is_on_its_way_to_is_kept_before_it_owns_any(
+    monkeypatch: pytest.MonkeyPatch, kept_for: float
+) -> None:
+    """Else it is connected to anew for each message, and each time all leases are asked about."""
+    monkeypatch.setattr(Server, "run", _run_for_ever)
+    monkeypatch.setattr(topology, "_KEPT_FOR", kept_for)
+    settings = Settings("p", token_retention=60.0, unavailable_after=30.0)
+    cluster = topology.Topology([Source.from_url("redis://localhost:1")], settings, "label")
+    cluster._listener = listener = _Asked()  # type: ignore[assignment]
+    async with asyncio.TaskGroup() as tasks:
+        cluster._tasks = tasks
+        cluster._learn(_all_at(1), "localhost")
+        new = cluster.follow("name", Redirected("it", "ASK 1 localhost:2"), cluster.node_of("name"))
+        cluster._learn(_all_at(1), "localhost")
+        assert (cluster.nodes.get(("localhost", 2)) is new) == bool(kept_for)
+        assert listener.times == 0
+        cluster._learn(_all_at(3), "localhost")
+        assert ("localhost", 1) not in cluster.nodes
+        assert listener.times == 1
+        for node in cluster.nodes.values():
+            node.scope.cancel()

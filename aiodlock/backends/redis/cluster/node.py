@@ -78,8 +78,9 @@ class Node:
     """One primary.
 
     Mutable state: ``begun`` (set in the turn after the one in which the node was found: from then on its
-    connection can be waited for), ``up`` (set when it can be used), ``scope`` (its cancellation ends the
-    node).
+    connection can be waited for), ``up`` (set when it can be used), ``refusal`` (why it could not be used
+    the last time), ``kept_until`` (until when it is kept though it owns no slot), ``scope`` (its
+    cancellation ends the node).
 
     :param on_moved: called when another node owns a name that is listened for here.
     """
@@ -106,6 +107,8 @@ class Node:
         self.inspection: Inspection = Inspection(self.server)
         self.begun: asyncio.Event = asyncio.Event()
         self.up: asyncio.Event = asyncio.Event()
+        self.refusal: Exception | None = None
+        self.kept_until: float = 0.0
         self.scope: anyio.CancelScope = anyio.CancelScope()
 
     async def wait_begun(self) -> None:

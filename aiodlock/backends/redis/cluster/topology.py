@@ -19,6 +19,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import RedisError
 
 from ...._backoff import pause_after
+from ...._clock import now
 from ...._errors import BackendError, BackendUnavailable
 from ...._tasks import start_soon
 from ...kept import Notices
@@ -38,6 +39,9 @@ _WAIT_FOR_ALL = 2.0
 _ASK_AGAIN = 0.1
 #: How long a call waits for the answer to that question (seconds).
 _ANSWER_WITHIN = 2.0
+#: A node that a redirection named is kept for so long, though it owns no slot: the first one may be on its
+#: way there (seconds).
+_KEPT_FOR = 10.0
 #: Between attempts to use a node that refuses this user (seconds).
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
@@ -48,9 +52,9 @@ class Topology:
     Mutable state: ``nodes`` (by address), ``_owners`` (the address that owns each slot, None for unknown),
     ``_learned`` (the same, as the nodes said last; the former follows redirections too), ``observers``,
     ``changed`` (set when somebody noticed that these may be wrong), ``_told`` (set when the next question
-    for the owners has been answered), ``_entering`` (until nodes are
-    connected; until then a refusal is fatal), ``_leaving`` (set when ``run`` ends), ``_failure`` (why
-    the last question for the owners had no answer).
+    for the owners has been answered), ``_keeps`` (whether a node is kept that owns no slot),
+    ``_entering`` (until nodes are connected; until then a refusal is fatal), ``_leaving`` (set when ``run``
+    ends), ``_failure`` (why the last question for the owners had no answer).
     """
 
     def __init__(self, seeds: Sequence[Source], settings: Settings, label: str) -> None:
@@ -66,6 +70,7 @@ class Topology:
         self._tasks: asyncio.TaskGroup | None = None
         self._listener: Notices | None = None
         self._failure: Exception | None = None
+        self._keeps = False
         self._entering = True
         self._leaving = False
 
@@ -100,7 +105,9 @@ class Topology:
         self._entering = False
         ready()
         while True:
-            await self.changed.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_KEPT_FOR if self._keeps else None):
+                    await self.changed.wait()
             # Whoever wants to know from now on is told by the next answer.
             told, self._told = self._told, asyncio.Event()
             await self._ask_for_owners()
@@ -215,9 +222,11 @@ class Topology:
         present = {owner for owner in owners if owner is not None}
         for address in present - self.nodes.keys():
             self.start(address)
-        gone = self.nodes.keys() - present
-        for address in gone:
-            self.nodes.pop(address).scope.cancel()
+        owned, moment = set(before), now()
+        for address in self.nodes.keys() - present:
+            if address in owned or self.nodes[address].kept_until <= moment:
+                self.nodes.pop(address).scope.cancel()
+        self._keeps = len(self.nodes) > len(present)
         for observer in tuple(self.observers):
             observer.settle()
         if before == owners:
@@ -229,7 +238,7 @@ class Topology:
 
         for node in self.nodes.values():
             node.again(moved)
-        if gone and self._listener is not None:
+        if owned - present - {None} and self._listener is not None:
             # The node that took its names over may not know the last grants.
             self._listener.on_other_server()
 
@@ -274,7 +283,9 @@ class Topology:
         if not redirected.asking:
             self._owners[slot_of(name)] = address
             self.changed.set()
-        return self.nodes.get(address) or self.start(address)
+        found = self.nodes.get(address) or self.start(address)
+        found.kept_until = now() + _KEPT_FOR
+        return found
 
 
 def slot_of(name: str) -> int:
