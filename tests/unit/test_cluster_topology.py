@@ -8,9 +8,9 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from aiodlock import BackendError
+from aiodlock import BackendError, BackendUnavailable
 from aiodlock.backends.kept import Notices
-from aiodlock.backends.redis.cluster import topology
+from aiodlock.backends.redis.cluster import ClusterBackend, topology
 from aiodlock.backends.redis.refusals import Redirected
 from aiodlock.backends.redis.server import Server
 from aiodlock.backends.redis.settings import Settings
@@ -134,3 +134,25 @@ async def test_node_that_a_slot_is_on_its_way_to_is_kept_before_it_owns_any(
         assert listener.times == 1
         for node in cluster.nodes.values():
             node.scope.cancel()
+
+
+async def test_node_that_refuses_is_named_with_the_reason_between_two_attempts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run(self: Server, listener: Notices, ready: Callable[[], None]) -> None:
+        raise BackendError("WRONGPASS")
+
+    monkeypatch.setattr(Server, "run", run)
+    monkeypatch.setattr(topology, "_FIRST_PAUSE", 60.0)
+    settings = Settings("p", token_retention=60.0, unavailable_after=30.0)
+    backend = ClusterBackend([Source.from_url("redis://localhost:1")], settings)
+    cluster = backend.topology
+    cluster._listener, cluster._entering = object(), False  # type: ignore[assignment]
+    async with asyncio.TaskGroup() as tasks:
+        cluster._tasks = tasks
+        cluster._learn(_all_at(1), "localhost")
+        await cluster.node_of("name").begun.wait()
+        with pytest.raises(BackendUnavailable, match="WRONGPASS"):
+            await backend._at("name", lambda node: node.inspection.inspect("lock", "name"))
+        assert "WRONGPASS" in str(backend.failure)
+        cluster.node_of("name").scope.cancel()

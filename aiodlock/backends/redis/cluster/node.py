@@ -112,11 +112,23 @@ class Node:
         self.scope: anyio.CancelScope = anyio.CancelScope()
 
     async def wait_begun(self) -> None:
-        """Let a node that was found just now begin to connect."""
+        """Let a node that was found just now begin to connect; raise if it waits after a refusal."""
         if not self.begun.is_set():
             with suppress(TimeoutError):  # the client ends, and the node with it
                 async with asyncio.timeout(_BEGINS_WITHIN):
                     await self.begun.wait()
+        if self.refusal is not None and self.server.commands is None:
+            raise BackendUnavailable(str(self.refusal)) from self.refusal
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why there is no connection to it, or why it could not be used the last time; with its address."""
+        described, why = self.server.described, self.server.failure or self.refusal
+        if why is None or str(why).startswith(described):
+            return why
+        failure = BackendUnavailable(f"{described}: {why}")
+        failure.__cause__ = why
+        return failure
 
     def again(self, moved: Callable[[bytes], bool]) -> None:
         """Listen where that was refused: the owners of slots have changed."""

@@ -120,7 +120,7 @@ class Topology:
 
         def on_up() -> None:
             nonlocal failures
-            failures = 0
+            failures, node.refusal = 0, None
             node.up.set()
 
         with node.scope:
@@ -131,13 +131,13 @@ class Topology:
                 except (BackendError, ExceptionGroup) as failed:
                     if self._leaving:
                         return  # it was cancelled, which a task group that fails keeps to itself
-                    refusal = refusal_in(failed)
+                    node.refusal = refusal = refusal_in(failed) or failed
                     if self._entering:
                         raise
                     # One node does not know this user yet. The names of the others are not concerned.
                     level = logging.DEBUG if failures else logging.WARNING
                     extra = {"event": "node_refuses"}
-                    _logger.log(level, "a node of the cluster: %s", refusal or failed, extra=extra)
+                    _logger.log(level, "a node of the cluster: %s", refusal, extra=extra)
                 failures += 1
                 pause = pause_after(failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
                 await asyncio.sleep(pause)
@@ -145,7 +145,7 @@ class Topology:
     @property
     def failure(self) -> Exception | None:
         """Why there is no connection to one of the nodes, or to any, if so."""
-        failures = (node.server.failure for node in self.nodes.values())
+        failures = (node.failure for node in self.nodes.values())
         return next((failure for failure in failures if failure), self._failure)
 
     # -- owners of slots ---------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class Topology:
         nodes = list(self.nodes.values())
         random.shuffle(nodes)
         # A node that is alone knows nothing of a failover.
-        nodes.sort(key=lambda node: node.server.failure is not None)
+        nodes.sort(key=lambda node: node.failure is not None)
         for node in nodes:
             try:
                 self._learn(await node.slots(), node.address[0])
