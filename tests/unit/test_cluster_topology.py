@@ -9,7 +9,9 @@ import anyio
 import pytest
 
 from aiodlock import BackendError, BackendUnavailable
+from aiodlock._model import Left, StoreRequest, Terms
 from aiodlock.backends.kept import Notices
+from aiodlock.backends.redis.calls import Calls
 from aiodlock.backends.redis.cluster import ClusterBackend, topology
 from aiodlock.backends.redis.refusals import Redirected
 from aiodlock.backends.redis.server import Server
@@ -156,3 +158,32 @@ async def test_node_that_refuses_is_named_with_the_reason_between_two_attempts(
             await backend._at("name", lambda node: node.inspection.inspect("lock", "name"))
         assert "WRONGPASS" in str(backend.failure)
         cluster.node_of("name").scope.cancel()
+
+
+async def test_leaving_that_is_redirected_takes_no_longer_than_it_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Server, "run", _run_for_ever)
+    settings = Settings("p", token_retention=60.0, unavailable_after=30.0)
+    backend = ClusterBackend([Source.from_url("redis://localhost:1")], settings)
+    cluster = backend.topology
+    cluster._listener = _Asked()  # type: ignore[assignment]
+    given: list[float] = []
+
+    async def leave(*_: object, within: float, **__: object) -> Left:
+        given.append(within)
+        await asyncio.sleep(0.05)
+        if len(given) < 3:
+            raise Redirected("it", f"MOVED 1 localhost:{len(given) + 1}")
+        return Left("released")
+
+    monkeypatch.setattr(Calls, "leave", leave)
+    async with asyncio.TaskGroup() as tasks:
+        cluster._tasks = tasks
+        cluster._learn(_all_at(1), "localhost")
+        terms = Terms("lock", "name", "exclusive", 0, 1.0, 1.0, 0.0, 0.0, None, True)
+        await backend.leave(StoreRequest("id", terms, "owner"), within=1.0)
+        for node in cluster.nodes.values():
+            node.scope.cancel()
+    first, second, third = given
+    assert third <= second - 0.05 <= first - 0.1

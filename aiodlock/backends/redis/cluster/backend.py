@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
+from ...._clock import now
 from ...._errors import BackendError, BackendUnavailable
 from ...._model import (
     Capabilities,
@@ -153,9 +154,14 @@ class ClusterBackend:
         self, request: StoreRequest, *, lost: bool = False, within: float | None = None
     ) -> Left:
         stop_listening(request)  # also when its node is unreachable
-        return await self._at(
-            request.name, lambda node: node.calls.leave(request, lost=lost, within=within)
-        )
+        began = now()
+
+        async def leave(node: Node) -> Left:
+            # A node that has redirected it, and waiting for the next one, took a part of the time.
+            left = within if within is None else max(0.001, within - (now() - began))
+            return await node.calls.leave(request, lost=lost, within=left)
+
+        return await self._at(request.name, leave)
 
     def leave_later(
         self,
