@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +62,21 @@ async def test_listed_user_is_told_of_grants_on_every_node(cluster: Cluster) -> 
 
 def _sharded(cluster: Cluster) -> list[list[str]]:
     return [cluster.call(node, "PUBSUB", "SHARDCHANNELS") for node in cluster.nodes]
+
+
+async def test_user_without_keyspace_channels_is_not_warned_of_each_waiter(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The page says that they may be left out. Waiters are notified as before."""
+    url = _let_in(cluster, [rule for rule in _rules() if not rule.startswith("&__keyspace")])
+    async with aiodlock.Client(url) as one, aiodlock.Client(url) as two:
+        for name in ("a", "b", "c", "d"):
+            held = await one.lock(name).acquire()
+            waiting = asyncio.create_task(two.lock(name).acquire())
+            await until_waiting(one, name)
+            await held.release()
+            await (await waiting).release()
+    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.parametrize("command", ["spublish", "sunsubscribe", "hset"])

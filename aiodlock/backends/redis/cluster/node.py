@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -13,7 +14,7 @@ from ...._errors import BackendUnavailable
 from ...._model import StoreRequest
 from ..calls import Calls
 from ..inspection import Inspection
-from ..keys import base_of
+from ..keys import base_of, probe_key
 from ..refusals import ReplyError, will_pass
 from ..scripts import Words
 from ..server import Server
@@ -21,6 +22,8 @@ from ..settings import Settings
 from ..source import Source
 from ..wakeups import Wakeups
 from ..wire import Wire
+
+_logger = logging.getLogger("aiodlock")
 
 Address = tuple[str, int]
 
@@ -98,9 +101,10 @@ class Node:
             source,
             settings,
             label,
-            prepare=self._find_out_how_to_publish,
+            prepare=self._prepare,
             on_channel_moved=on_moved,
-            # A key for the probe would have to be of a slot of this node. Events are listened for anyway.
+            # A key for the probe would have to be of a slot of this node. Events are listened for anyway,
+            # unless this user may not.
             notifications=True,
         )
         self.calls: Calls = Calls(self.server, ChannelPerName(self.server))
@@ -135,6 +139,10 @@ class Node:
         if self.server.wakeups is not None:
             self.server.wakeups.again(moved)
 
+    async def _prepare(self, wire: Wire) -> None:
+        await self._find_out_how_to_publish(wire)
+        await self._find_out_whether_to_listen(wire)
+
     async def _find_out_how_to_publish(self, wire: Wire) -> None:
         # Before anybody calls a script: one that says SPUBLISH in vain has half its writes done.
         server = self.server
@@ -149,6 +157,27 @@ class Node:
         if server.wakeups is not None:
             server.wakeups.sharded = server.publish == "SPUBLISH"
         self.calls.forget_packed()
+
+    async def _find_out_whether_to_listen(self, wire: Wire) -> None:
+        # Else the log would tell of a refused subscription for each request that comes to a queue's head.
+        # Of no key that is ever written: a message between the two answers would be taken for one.
+        server = self.server
+        key = f"{probe_key(server.settings.prefix, server.label)}:none"
+        channel = f"__keyspace@{server.source.db}__:{key}"
+        subscribing = wire.send("SUBSCRIBE", channel)
+        wire.send("UNSUBSCRIBE", channel)
+        try:
+            await subscribing
+            server.notifications = True
+        except ReplyError as refused:
+            if will_pass(refused):
+                raise BackendUnavailable(f"{server.described}: {refused}") from refused
+            if server.notifications:
+                what = {"event": "no_keyspace_events"}
+                _logger.info(
+                    "%s: keyspace events are refused: %s", server.described, refused, extra=what
+                )
+            server.notifications = False
 
     async def ask(self, *, granting: bool) -> None:
         """Announce that the next command on this node is for a slot that is on its way to it.
