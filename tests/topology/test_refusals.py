@@ -88,10 +88,11 @@ async def test_user_that_stays_away_makes_the_store_unavailable_and_not_the_clie
         await until(is_served, "a login")
 
 
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
 async def test_entering_with_a_wrong_password_is_refused_at_once(
-    servers: list[EmbeddedServer],
+    servers: list[EmbeddedServer], scheme: str
 ) -> None:
-    url = _as_user(servers[0]).replace("secret", "wrong")
+    url = _as_user(servers[0]).replace("secret", "wrong").replace("redis", scheme)
     with pytest.raises(aiodlock.BackendError, match="refuses this client") as refused:
         await aiodlock.Client(url).__aenter__()
     assert not isinstance(refused.value, aiodlock.BackendUnavailable)
@@ -102,6 +103,41 @@ async def test_entering_with_a_database_that_the_server_does_not_have_is_refused
 ) -> None:
     with pytest.raises(aiodlock.BackendError, match="DB index is out of range") as refused:
         await aiodlock.Client(f"{_as_user(servers[0])}/9999").__aenter__()
+    assert not isinstance(refused.value, aiodlock.BackendUnavailable)
+
+
+@pytest.mark.parametrize(
+    ("rules", "why"),
+    [
+        ("-cluster|slots", "the server's ACL does not allow .*cluster"),
+        ("-client|setname", "refuses this client: .*no permissions to run"),
+    ],
+)
+async def test_entering_a_cluster_whose_nodes_do_not_tell_this_user_their_slots_is_refused_at_once(
+    servers: list[EmbeddedServer], rules: str, why: str
+) -> None:
+    with redis.Redis(port=port(servers[0])) as admin:
+        admin.execute_command("ACL", "SETUSER", "locks", rules)
+    url = _as_user(servers[0]).replace("redis", "redis+cluster") + "?client_name=x"
+    with pytest.raises(aiodlock.BackendError, match=why) as refused:
+        await aiodlock.Client(url).__aenter__()
+    assert not isinstance(refused.value, aiodlock.BackendUnavailable)
+
+
+async def test_entering_a_cluster_without_the_password_says_so() -> None:
+    with embedded("valkey9", tcp=True, requirepass="secret") as server:
+        url = server.url.replace("redis", "redis+cluster")
+        with pytest.raises(
+            aiodlock.BackendError, match=r"refuses this client: .*uthentication"
+        ) as refused:
+            await aiodlock.Client(url).__aenter__()
+    assert not isinstance(refused.value, aiodlock.BackendUnavailable)
+
+
+async def test_entering_a_cluster_with_a_file_that_cannot_be_read_names_it() -> None:
+    url = "rediss+cluster://localhost:1?ssl_ca_certs=/nowhere/ca.pem"
+    with pytest.raises(aiodlock.BackendError, match=r"/nowhere/ca\.pem' cannot be read") as refused:
+        await aiodlock.Client(url).__aenter__()
     assert not isinstance(refused.value, aiodlock.BackendUnavailable)
 
 

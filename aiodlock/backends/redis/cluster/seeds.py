@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 import anyio
 from redis.asyncio import ConnectionPool, RedisCluster
 
-from ...._errors import BackendUnavailable
+from ...._errors import BackendError, BackendUnavailable
 from ..dialing import connect
+from ..refusals import ReplyError, Unusable, code_of, is_refusal, will_pass
 from ..source import Source
 from ..wire import open_wire
 from .node import SLOTS_WITHIN
@@ -84,3 +85,22 @@ async def ask_seed(seed: Source) -> Any:
         raise BackendUnavailable(f"{seed.described} does not answer") from silent
     finally:
         await connection.disconnect(nowait=True)
+
+
+def refusal_of(seed: Source, failed: Exception) -> BackendError | None:
+    """Return what a client that enters is told, if asking a node again will not help."""
+    if isinstance(failed, Unusable):
+        why = ""
+    elif isinstance(failed, BackendError):
+        return None
+    elif is_refusal(failed) or code_of(failed) == "NOAUTH":
+        why = " refuses this client"
+    elif isinstance(failed, ReplyError) and failed.code == "NOPERM":
+        why = ": the server's ACL does not allow what aiodlock needs"
+    elif isinstance(failed, ReplyError) and not will_pass(failed):
+        why = " is no cluster"
+    else:
+        return None
+    refusal = BackendError(f"{seed.described}{why}: {failed}")
+    refusal.__cause__ = failed
+    return refusal

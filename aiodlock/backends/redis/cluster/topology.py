@@ -23,12 +23,12 @@ from ...._clock import now
 from ...._errors import BackendError, BackendUnavailable
 from ...._tasks import start_soon
 from ...kept import Notices
-from ..refusals import Redirected, ReplyError, refusal_in, will_pass
+from ..refusals import Redirected, ReplyError, refusal_in
 from ..settings import Settings
 from ..source import Source
 from .node import Address, Node
 from .observer import Observer
-from .seeds import ask_seed, at_address, host_in, host_of
+from .seeds import ask_seed, at_address, host_in, host_of, refusal_of
 
 _logger = logging.getLogger("aiodlock")
 
@@ -195,9 +195,7 @@ class Topology:
                 if not learned:
                     self._failure = failed
                 # Once entered, another server may have its address, or the right may be gone for a moment.
-                if self._entering and isinstance(failed, ReplyError) and not will_pass(failed):
-                    refusal = BackendError(f"{seed.described} is no cluster: {failed}")
-                    refusal.__cause__ = failed
+                if self._entering and (refusal := refusal_of(seed, failed)):
                     refusals.append(refusal)
 
         async with anyio.create_task_group() as tasks:
