@@ -14,8 +14,11 @@ from redis.credentials import CredentialProvider
 
 import aiodlock
 from aiodlock._embedded import EmbeddedServer, find_valkey9
+from aiodlock.backends.redis import Source
+from aiodlock.backends.redis.cluster.seeds import ask_seed
 from aiodlock.backends.redis.cluster.topology import slot_of
 from aiodlock.backends.redis.keys import keys_of
+from aiodlock.backends.redis.refusals import ReplyError
 
 from ..scenes import LASTING, is_held, until, until_outlived
 from ..servers import embedded
@@ -211,6 +214,21 @@ async def test_credential_provider_that_fails_on_entering_is_told(
     raw = Redis(port=port(servers[0]), credential_provider=tokens)
     with pytest.raises(aiodlock.BackendUnavailable, match="too many requests"):
         await aiodlock.Client(raw).__aenter__()
+
+
+async def test_first_node_of_a_cluster_whose_login_takes_a_while_is_waited_for(
+    servers: list[EmbeddedServer],
+) -> None:
+    """As a single server is: a service of tokens, TLS on a busy machine, a distant place."""
+
+    class Slow(Tokens):
+        async def get_credentials_async(self) -> tuple[str, str]:
+            await asyncio.sleep(1.2)
+            return self.get_credentials()
+
+    raw = Redis(port=port(servers[0]), credential_provider=Slow())
+    with pytest.raises(ReplyError, match="cluster support disabled"):
+        await ask_seed(Source.from_client(raw))
 
 
 # -- one node after another ----------------------------------------------------------------------------

@@ -8,15 +8,17 @@ from copy import copy
 from typing import Any
 from urllib.parse import urlsplit
 
-import anyio
 from redis.asyncio import ConnectionPool, RedisCluster
 
 from ...._errors import BackendError, BackendUnavailable
-from ..dialing import connect
+from ..dialing import connect, within
 from ..refusals import ReplyError, Unusable, code_of, is_refusal, will_pass
 from ..source import Source
 from ..wire import open_wire
 from .node import SLOTS_WITHIN
+
+#: A seed has so long to accept a connection, and again for TLS and the login (seconds).
+_CONNECTED_WITHIN = 2.0
 
 
 def seeds_of(source: str | RedisCluster) -> list[Source]:
@@ -74,13 +76,14 @@ def at_address(source: Source, host: str, port: int) -> Source:
 async def ask_seed(seed: Source) -> Any:
     connection = seed.make_connection()
     try:
-        with anyio.fail_after(SLOTS_WITHIN):
+        # Once the transport is there, the node has begun to work on it: on TLS, and on the login.
+        async with within(_CONNECTED_WITHIN, lambda: connection._writer is not None):
             await connect(connection)
-            wire = open_wire(connection, SLOTS_WITHIN)
-            try:
-                return await wire.send("CLUSTER", "SLOTS")
-            finally:
-                await wire.closed()
+        wire = open_wire(connection, SLOTS_WITHIN)
+        try:
+            return await wire.send("CLUSTER", "SLOTS")
+        finally:
+            await wire.closed()
     except TimeoutError as silent:
         raise BackendUnavailable(f"{seed.described} does not answer") from silent
     finally:
