@@ -57,7 +57,15 @@ _SEVERAL = Finding(
     "note",
     "not examined",
     "Behind this URL are several servers, each with its own settings.",
-    "Run doctor for each of them, with --url redis://host:port.",
+    "Run doctor for each of them, with --url redis://host:port. On a replica, 'lock' and 'replicas' are "
+    "errors then, and on each node of a cluster 'lock' is one: ignore these.",
+)
+_ONE_NODE = Finding(
+    "lock",
+    "error",
+    "this server is one node of a cluster",
+    "With this URL, a client can lock only names whose slots are on this node.",
+    "Programs need redis+cluster://host:port. If you examine node by node, ignore this.",
 )
 
 
@@ -127,6 +135,8 @@ async def _examine(url: str, prefix: str, fix: bool) -> list[Finding]:
             refused, lock = None if replica else error, _no_lock(error)
         doctor = _Doctor(server, prefix, urlsplit(url).username or "default")
         await doctor.read()
+        if doctor.is_node_of_cluster:
+            lock = _ONE_NODE  # one name more or less says nothing
         found = [lock, doctor.version(), await doctor.notifications(fix=fix), doctor.eviction()]
         found += [doctor.persistence(), doctor.replicas(), await doctor.acl(refused)]
         return [*found, await doctor.clock()]
@@ -178,6 +188,10 @@ class _Doctor:
             except RedisError:
                 continue  # managed services forbid CONFIG
             self._config.update({str(name): str(value) for name, value in found.items()})
+
+    @property
+    def is_node_of_cluster(self) -> bool:
+        return bool(self._info.get("cluster_enabled"))
 
     def version(self) -> Finding:
         kind = str(self._info.get("server_name", "redis")).lower()

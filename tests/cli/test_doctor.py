@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from aiodlock.cli import _app, _doctor
 
-from ..servers import CLUSTER, SENTINEL, Store, embedded
+from ..servers import BINARIES, CLUSTER, SENTINEL, Store, embedded
+from ..topology.cluster import Cluster, port
 from .test_commands import call
 
 SUBJECTS = [
@@ -146,6 +147,19 @@ async def test_doctor_tries_a_lock_where_several_servers_are_behind_one_url(stor
         ("lock", "ok"),
         ("servers", "note"),
     ]
+
+
+async def test_doctor_says_of_every_node_of_a_cluster_that_it_is_one() -> None:
+    """Its lock has a slot on one of them, where all would be well."""
+    with Cluster(BINARIES["valkey9"](), primaries=2, replicas=0) as cluster:
+        for node in cluster.nodes:
+            url = f"redis://127.0.0.1:{port(node)}"
+            code, out = await call(Store("valkey9", url), "doctor", "--json")
+            found = {finding["subject"]: finding for finding in json.loads(out)}
+            assert code == 1
+            assert list(found) == SUBJECTS
+            assert found["lock"]["level"] == "error"
+            assert "redis+cluster://" in found["lock"]["fix"]
 
 
 async def test_doctor_tells_a_replica() -> None:
