@@ -203,6 +203,27 @@ async def test_replica_takes_over_and_waiters_come_back(
         assert outcome == [None] or isinstance(outcome[0], aiodlock.LockLost)
 
 
+async def test_holder_whom_the_new_primary_does_not_know_is_told_before_its_next_extension(
+    cluster: Cluster,
+) -> None:
+    """Nothing is sent to the dead node meanwhile that would tell."""
+    async with aiodlock.Client(cluster.url, ttl=300.0) as one, aiodlock.Client(cluster.url) as two:
+        owner = cluster.primary_of(_state("name"))
+        replica = cluster.nodes[cluster.nodes.index(owner) + 3]
+        replica.pause()
+        cluster.call(
+            owner, "CLIENT", "KILL", "TYPE", "replica"
+        )  # what is in a socket would be read
+        lease = await one.lock("name").acquire()
+        owner.kill()
+        replica.resume()
+        successor = await two.lock("name", timeout=2 * STARTING).acquire()
+        assert successor.token > lease.token
+        async with takes(at_most=5.0):
+            assert (await lease.wait_lost()).reason in ("gone", "taken_over")
+        await successor.release()
+
+
 async def test_client_that_only_looks_sees_what_is_held_after_a_failover(cluster: Cluster) -> None:
     """Nothing else tells such a client that another node has taken over: it has no lease to extend."""
     async with (

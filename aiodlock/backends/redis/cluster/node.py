@@ -85,7 +85,8 @@ class Node:
     the last time), ``kept_until`` (until when it is kept though it owns no slot), ``scope`` (its
     cancellation ends the node).
 
-    :param on_moved: called when another node owns a name that is listened for here.
+    :param on_news: called when another node may own names of this one: a channel that is listened for has
+        moved, or the connection is lost.
     """
 
     def __init__(
@@ -94,15 +95,16 @@ class Node:
         address: Address,
         settings: Settings,
         label: str,
-        on_moved: Callable[[], None],
+        on_news: Callable[[], None],
     ) -> None:
         self.address = address
+        self._on_news = on_news
         self.server: Server = Server(
             source,
             settings,
             label,
             prepare=self._prepare,
-            on_channel_moved=on_moved,
+            on_channel_moved=on_news,
             # A key for the probe would have to be of a slot of this node. Events are listened for anyway,
             # unless this user may not.
             notifications=True,
@@ -142,6 +144,7 @@ class Node:
     async def _prepare(self, wire: Wire) -> None:
         await self._find_out_how_to_publish(wire)
         await self._find_out_whether_to_listen(wire)
+        wire.lost.add_done_callback(lambda _: self._on_news())
 
     async def _find_out_how_to_publish(self, wire: Wire) -> None:
         # Before anybody calls a script: one that says SPUBLISH in vain has half its writes done.

@@ -37,6 +37,9 @@ _WAIT_FOR_ALL = 2.0
 #: Between two questions for the owners of slots, at the least: many requests notice the same change at
 #: once.
 _ASK_AGAIN = 0.1
+#: And so often while a node cannot be reached. When another takes over, holders are asked about: their next
+#: extension may be far (seconds).
+_ASK_EVERY = 1.0
 #: How long a call waits for the answer to that question (seconds).
 _ANSWER_WITHIN = 2.0
 #: A node that a redirection named is kept for so long, though it owns no slot: the first one may be on its
@@ -106,13 +109,19 @@ class Topology:
         ready()
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_KEPT_FOR if self._keeps else None):
+                async with asyncio.timeout(self._ask_within()):
                     await self.changed.wait()
             # Whoever wants to know from now on is told by the next answer.
             told, self._told = self._told, asyncio.Event()
-            await self._ask_for_owners()
+            await self._ask_for_owners(seeds=self.changed.is_set())
             told.set()
             await asyncio.sleep(_ASK_AGAIN * random.uniform(1.0, 2.0))
+
+    def _ask_within(self) -> float | None:
+        """Return the seconds after which the owners are asked for though nobody has noticed a change."""
+        if any(node.server.wire is None for node in self.nodes.values()):
+            return _ASK_EVERY * random.uniform(0.8, 1.0)
+        return _KEPT_FOR if self._keeps else None
 
     async def _run_node(self, node: Node) -> None:
         assert self._listener is not None
@@ -163,8 +172,11 @@ class Topology:
             async with asyncio.timeout(_ANSWER_WITHIN):
                 await told.wait()
 
-    async def _ask_for_owners(self) -> bool:
-        """Ask one node after the other which primary owns which slots, until one tells."""
+    async def _ask_for_owners(self, *, seeds: bool = True) -> bool:
+        """Ask one node after the other which primary owns which slots, until one tells.
+
+        :param seeds: whether those that the user has named are asked, too, if none tells.
+        """
         self.changed.clear()
         nodes = list(self.nodes.values())
         random.shuffle(nodes)
@@ -176,7 +188,7 @@ class Topology:
                 return True
             except (BackendError, ReplyError, TimeoutError) as failed:
                 self._failure = failed
-        return await self._ask_seeds()
+        return seeds and await self._ask_seeds()
 
     async def _ask_seeds(self) -> bool:
         """Ask all at once: some may be addresses that nobody answers at any more."""
