@@ -13,7 +13,7 @@ from redis.crc import key_slot
 
 import aiodlock
 from aiodlock._request import Request
-from aiodlock.backends.redis.cluster import ClusterBackend
+from aiodlock.backends.redis.cluster import ClusterBackend, seeds_of
 from aiodlock.backends.redis.cluster.topology import slot_of
 from aiodlock.backends.redis.keys import keys_of
 
@@ -380,6 +380,19 @@ def _listening(client: aiodlock.Client) -> list[bytes]:
         if node.server.wakeups
         for channel in node.server.wakeups._listened
     ]
+
+
+def test_nodes_of_a_url_are_read_like_sentinels() -> None:
+    """With spaces between them, and with names beside addresses, which urllib takes for a wrong one."""
+    seeds = seeds_of("REDIS+CLUSTER://me:secret@one:1, 192.0.2.1:2 ,[fd00::1]:3/0?client_name=x")
+    assert [(seed._kwargs["host"], seed._kwargs["port"]) for seed in seeds] == [
+        ("one", 1),
+        ("192.0.2.1", 2),
+        ("fd00::1", 3),
+    ]
+    assert {(seed._kwargs["username"], seed._kwargs["client_name"]) for seed in seeds} == {
+        ("me", "x")
+    }
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from typing import Any
-from urllib.parse import urlsplit
 
 from redis.asyncio import ConnectionPool, RedisCluster
 
@@ -33,15 +32,18 @@ def seeds_of(source: str | RedisCluster) -> list[Source]:
             )
             for node in source.nodes_manager.startup_nodes.values()
         ]
-    parts = urlsplit(source)
-    login, at, hosts = parts.netloc.rpartition("@")
-    if not hosts or not all(hosts.split(",")):
+    # By hand: several hosts with ports are no host to urllib, and it may refuse IPv6 ones.
+    scheme, _, rest = source.partition("://")
+    place, mark, query = rest.partition("?")
+    netloc, _, path = place.partition("/")
+    login, at, named = netloc.rpartition("@")
+    hosts = [host.strip() for host in named.split(",")]
+    if not all(hosts):
         raise ValueError("name the nodes: redis+cluster://host1:6379,host2:6379")
-    if parts.path.strip("/") not in ("", "0"):
+    if path.strip("/") not in ("", "0"):
         raise ValueError("a cluster has database 0 and no other")
-    scheme = parts.scheme.partition("+")[0]
-    query = f"?{parts.query}" if parts.query else ""
-    return [Source.from_url(f"{scheme}://{login}{at}{host}{query}") for host in hosts.split(",")]
+    plain = scheme.lower().partition("+")[0]
+    return [Source.from_url(f"{plain}://{login}{at}{host}{mark}{query}") for host in hosts]
 
 
 def host_in(primary: Sequence[Any], asked: str) -> str:
