@@ -12,12 +12,13 @@ from redis.asyncio import RedisCluster
 from redis.crc import key_slot
 
 import aiodlock
+from aiodlock._model import Waiting
 from aiodlock._request import Request
 from aiodlock.backends.redis.cluster import ClusterBackend, seeds_of
 from aiodlock.backends.redis.cluster.topology import slot_of
 from aiodlock.backends.redis.keys import keys_of
 
-from ..scenes import SOON, STARTING, store_of, takes, until, until_waiting
+from ..scenes import SOON, STARTING, keeper_of, store_of, takes, until, until_waiting
 from ..servers import BINARIES, embedded
 from .cluster import Cluster, port
 
@@ -110,6 +111,21 @@ async def test_waiter_who_is_told_of_a_success_on_record_is_not_listened_for_any
         assert not await waiting
         await until(lambda: not cluster.call(owner, "PUBSUB", "SHARDCHANNELS"))
         assert not _listening(two)
+
+
+async def test_answer_that_comes_after_the_waiter_has_left_does_not_begin_to_listen_again(
+    cluster: Cluster, client: aiodlock.Client
+) -> None:
+    held = await client.lock("name").acquire()
+    waiting = asyncio.create_task(client.lock("name").acquire())
+    await until_waiting(client, "name")
+    (place,) = [place for place in keeper_of(client).places.values() if not place.granted]
+    (outcome,) = _backend(client).extend([(place, place.length)])
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    assert isinstance(await outcome, Waiting), "it was sent before"
+    assert not _listening(client)
+    await held.release()
 
 
 async def test_holder_and_waiters_outlive_the_move_of_their_slot(cluster: Cluster) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import anyio
 
@@ -20,7 +20,6 @@ from ..scripts import Words
 from ..server import Server
 from ..settings import Settings
 from ..source import Source
-from ..wakeups import Wakeups
 from ..wire import Wire
 
 _logger = logging.getLogger("aiodlock")
@@ -55,9 +54,10 @@ class ChannelPerName:
 
     def on_waiting(self, request: StoreRequest) -> None:
         wakeups = self._server.wakeups
-        if wakeups is None:
+        if wakeups is None or request.listening is _NEVER_AGAIN:
             return
-        stop_listening(request, but=wakeups)
+        if request.listening is not None and request.listening[0] is not wakeups:
+            _unlisten(request)
         if request.listening is None:
             base = base_of(self._server.settings.prefix, request.kind, request.name)
             channel = self._channel_of(base) + self._server.label
@@ -68,13 +68,21 @@ class ChannelPerName:
         stop_listening(request)
 
 
-def stop_listening(request: StoreRequest, but: Wakeups | None = None) -> None:
-    """Stop to listen for notices of a request, unless that happens on the connection ``but``."""
-    if request.listening is not None:
-        wakeups, channel = request.listening
-        if wakeups is not but:
-            wakeups.unlisten(channel, request.id)
-            request.listening = None
+#: Stands in a request that is left for where it is listened for: the answer to an extension may come later.
+_NEVER_AGAIN: Final = ()
+
+
+def stop_listening(request: StoreRequest) -> None:
+    """Stop to listen for notices of a request, for good."""
+    if request.listening:
+        _unlisten(request)
+    request.listening = _NEVER_AGAIN
+
+
+def _unlisten(request: StoreRequest) -> None:
+    wakeups, channel = request.listening
+    wakeups.unlisten(channel, request.id)
+    request.listening = None
 
 
 class Node:
