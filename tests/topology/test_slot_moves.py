@@ -157,6 +157,25 @@ async def test_release_is_announced_on_its_own_connection_while_its_slot_is_on_i
         await releasing
 
 
+async def test_refusal_while_a_slot_was_on_its_way_is_no_failure_later_on(cluster: Cluster) -> None:
+    """An acquire that runs into its timeout at another node would be told of it."""
+    async with _client(cluster) as client:
+        lease = await client.lock("name").acquire()
+        source = cluster.primary_of(STATE)
+        target = next(node for node in cluster.primaries if node is not source)
+        moving = cluster.move_slot(slot_of("name"), source, target)
+        backend, keeper = store_of(client), keeper_of(client)
+        (place,) = keeper.places.values()
+        keeper.extend_now(place)
+        await until(lambda: backend.failure is not None, "a refusal")
+        moving.finish()
+        await lease.extend()
+        for name in ("name", "other", "b"):  # on each of the nodes
+            await client.inspect(name)
+        await lease.release()
+        assert backend.failure is None
+
+
 async def test_redirected_extension_does_not_wait_for_the_other_node(cluster: Cluster) -> None:
     """Answers of a batch are taken in order: a lease on a healthy node would be lost behind it."""
     async with _client(cluster) as client:

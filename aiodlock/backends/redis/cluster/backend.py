@@ -72,7 +72,9 @@ class ClusterBackend:
                 await node.wait_begun()
                 if asking:
                     await node.ask(granting=granting)
-                return await call(node)
+                answer = await call(node)
+                node.server.refusal = None
+                return answer
             except Redirected as redirected:
                 node = self.topology.follow(name, redirected, node)
                 asking = redirected.asking
@@ -133,6 +135,7 @@ class ClusterBackend:
         async def outcome() -> Granted | Waiting | Gone:
             try:
                 found = await answer
+                node.server.refusal = None
                 if isinstance(found, Gone):
                     stop_listening(request)  # it may not be left: a success is on record
                 return found
