@@ -114,6 +114,29 @@ async def test_init_upgrades_the_functions_of_older_versions(
         await lease.release()
 
 
+async def test_upgrade_by_another_role_leaves_every_role_its_rights(empty: PostgresServer) -> None:
+    """The owner's, too: a superuser upgrades what the role of the service has made."""
+    empty.execute(
+        "drop role if exists owner; create role owner login; grant create on database postgres to owner;"
+        "drop role if exists reader; create role reader login;"
+    )
+    try:
+        await _init.create(empty.url_of("owner"), None)
+        empty.execute(
+            "grant usage on schema aiodlock to reader;"
+            "grant execute on function aiodlock.hello, aiodlock.inspect, aiodlock.names to reader;"
+            f"update aiodlock.meta set version = {VERSION - 1};"
+        )
+        assert "upgraded" in await _init.create(empty.url, None)
+        async with Client(empty.url_of("owner")) as client, client.lock("one"):
+            async with Client(empty.url_of("reader")) as other:
+                assert [info.name async for info in other.locks()] == ["one"]
+                with pytest.raises(BackendError, match="permission denied"):
+                    await other.break_lock("one")
+    finally:
+        empty.execute("drop owned by owner cascade; drop role owner;")
+
+
 async def test_upgrade_and_a_call_do_not_wait_for_each_other(empty: PostgresServer) -> None:
     """The call has used the names, and is about to note the longest lease of unlogged tables."""
     empty.execute(create_statements("unlogged"))

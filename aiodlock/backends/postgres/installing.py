@@ -25,11 +25,31 @@ begin
   end loop;
 end $$
 """
-#: Those who may use the functions, besides the owner.
-_GRANTEES = """
-select distinct case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end
+#: Who may use functions besides their owner, which ones, and whether these are all.
+_RIGHTS = """
+select case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end,
+  array_agg(p.proname::text),
+  count(*) = (select count(*) from pg_proc where pronamespace = 'aiodlock'::regnamespace)
 from pg_proc p cross join aclexplode(p.proacl) a
 where p.pronamespace = 'aiodlock'::regnamespace and a.privilege_type = 'EXECUTE' and a.grantee <> p.proowner
+group by a.grantee
+"""
+_FUNCTIONS_THERE = """
+select proname::text, oid::regprocedure::text from pg_proc where pronamespace = 'aiodlock'::regnamespace
+"""
+#: Functions have the rights of their owner, whoever upgrades.
+_GIVE_TO_OWNER = """
+do $$
+declare
+  f regprocedure;
+begin
+  for f in select oid from pg_proc where pronamespace = 'aiodlock'::regnamespace loop
+    execute format(
+      'alter function %s owner to %I', f,
+      (select tableowner from pg_tables where schemaname = 'aiodlock' and tablename = 'meta')
+    );
+  end loop;
+end $$
 """
 
 
@@ -87,7 +107,7 @@ async def _upgrade(connection: Connection, version: int, durability: Durability)
     await connection.execute(
         "lock table aiodlock.name, aiodlock.waiter, aiodlock.meta in access exclusive mode"
     )
-    grantees = [row[0] for row in await connection.fetch(_GRANTEES)]
+    rights = await connection.fetch(_RIGHTS)
     await connection.execute(_DROP_FUNCTIONS)
     for step in range(version, VERSION):
         if UPGRADES[step]:
@@ -95,6 +115,10 @@ async def _upgrade(connection: Connection, version: int, durability: Durability)
     await connection.execute(
         create_statements(durability).partition(_FUNCTIONS)[2].partition("\n")[2]
     )
-    for grantee in grantees:
-        await connection.execute(f"grant execute on all functions in schema aiodlock to {grantee}")
+    functions = await connection.fetch(_FUNCTIONS_THERE)
+    for role, names, has_all in rights:
+        those = ", ".join(there for name, there in functions if has_all or name in names)
+        if those:
+            await connection.execute(f"grant execute on function {those} to {role}")
+    await connection.execute(_GIVE_TO_OWNER)
     await connection.execute(f"update aiodlock.meta set version = {VERSION}")
