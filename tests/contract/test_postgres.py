@@ -15,6 +15,7 @@ import trustme
 
 from aiodlock import BackendError, BackendUnavailable, Client, LockLost, Unsupported, WouldBlock
 from aiodlock.backends.postgres.schema import VERSION, create_statements
+from aiodlock.cli import _init
 
 from ..postgres import PostgresServer
 from ..scenes import until, until_cancelled
@@ -224,6 +225,27 @@ async def test_role_whose_sessions_are_read_only_is_told(empty: PostgresServer) 
     with pytest.raises(BackendUnavailable, match="switch default_transaction_read_only off"):
         async with Client(empty.url_of("locker")):
             pytest.fail("entered")
+
+
+@pytest.mark.parametrize("durability", ["logged", "unlogged"])
+async def test_publication_of_all_tables_refuses_nothing(
+    empty: PostgresServer, durability: str
+) -> None:
+    """As for change data capture. It refuses updates of a table whose rows cannot be told apart."""
+    install(empty, durability)
+    empty.execute("create publication everything for all tables;")
+    try:
+        async with Client(empty.url) as client, client.lock(NAME):
+            pass
+        empty.execute(
+            f"update aiodlock.meta set version = {VERSION - 1};"
+            "alter table aiodlock.meta replica identity default;"
+        )
+        assert "upgraded" in await _init.create(empty.url, None)
+        async with Client(empty.url) as client, client.lock(NAME, ttl=60):
+            pass
+    finally:
+        empty.execute("drop publication everything;")
 
 
 async def test_wrong_database_is_refused_at_once(empty: PostgresServer) -> None:

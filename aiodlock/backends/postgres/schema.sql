@@ -86,6 +86,7 @@ create @unlogged@ table aiodlock.record (
 create table aiodlock.meta (
   version integer not null, durability text not null, longest bigint not null
 );
+alter table aiodlock.meta replica identity full;  -- else a publication of all tables refuses updates
 insert into aiodlock.meta values (
   @version@, case when @is_unlogged@ then 'unlogged' else 'logged' end, 0
 );
