@@ -248,6 +248,13 @@ async def test_publication_of_all_tables_refuses_nothing(
         empty.execute("drop publication everything;")
 
 
+async def test_functions_do_without_md5(empty: PostgresServer) -> None:
+    """A server whose OpenSSL keeps to FIPS 140 refuses it, and so each hand-over to another client."""
+    install(empty)
+    functions = "select proname, prosrc from pg_proc where pronamespace = 'aiodlock'::regnamespace"
+    assert [name for name, source in empty.execute(functions) if "md5" in source] == []
+
+
 async def test_wrong_database_is_refused_at_once(empty: PostgresServer) -> None:
     with pytest.raises(BackendError, match="refused"):
         async with Client(empty.url_of("postgres", "nowhere")):

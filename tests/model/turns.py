@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Sequence
 from itertools import count, cycle
 from typing import Any, TypeVar
@@ -11,13 +10,14 @@ from urllib.parse import quote, unquote
 
 import asyncpg
 
+from aiodlock.backends.postgres.notifications import channel
 from aiodlock.backends.postgres.schema import create_statements
 
 from .test_scripts import CLIENTS, Kept, Stored
 
 _T = TypeVar("_T")
 
-_CHANNELS = {"aiodlock_" + hashlib.md5(client.encode()).hexdigest(): client for client in CLIENTS}
+_CHANNELS = {channel(client): client for client in CLIENTS}
 _CLOCK = """
 create or replace function aiodlock.clock_us() returns bigint language sql volatile as
 $$ select current_setting('aiodlock.clock')::bigint $$
@@ -54,8 +54,8 @@ class Database:
         self.do(self.connection.execute("drop schema if exists aiodlock cascade"))
         self.do(self.connection.execute(statements or create_statements("unlogged")))
         self.do(self.connection.execute(_CLOCK))
-        for channel in _CHANNELS:
-            self.do(self.connection.add_listener(channel, self._on_notification))
+        for listened in _CHANNELS:
+            self.do(self.connection.add_listener(listened, self._on_notification))
 
     def do(self, call: Awaitable[_T]) -> _T:
         return self._loop.run_until_complete(call)

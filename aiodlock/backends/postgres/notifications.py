@@ -132,4 +132,4 @@ class Notifications:
 
 def channel(client: str) -> str:
     """Return the channel of a client, or of something else with a name of any length."""
-    return "aiodlock_" + hashlib.md5(client.encode(), usedforsecurity=False).hexdigest()
+    return "aiodlock_" + hashlib.sha256(client.encode()).hexdigest()[:40]
