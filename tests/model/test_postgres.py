@@ -431,6 +431,24 @@ def test_commits_of_all_but_releases_wait_for_the_disk(postgres: PostgresServer)
         database.close()
 
 
+def test_longest_lease_that_is_asked_for_while_names_are_closed_waits_for_the_disk(
+    database: Database,
+) -> None:
+    """Of unlogged tables. Once the names are open, nobody would write it again."""
+    do, connection = database.do, database.connection
+    do(
+        connection.execute(
+            "update aiodlock.present set opened_at = 10000; set aiodlock.clock = 1000"
+        )
+    )
+    message = "\t".join(("acquire", "aiodlock:l:a", "a", "x", "ta", "120000", "60000", "0", "wait"))
+    do(connection.execute("begin"))
+    answer = do(connection.fetchval("select aiodlock.turn('one', 60000, $1)", message))
+    waits = do(connection.fetchval("select current_setting('synchronous_commit')"))
+    do(connection.execute("rollback"))
+    assert (answer.split(" ")[0], waits) == ("closed", "on")
+
+
 def _at(way: str, message: str) -> str:
     verb, name, *fields = message.split("\t")
     if verb in ("acquire", "extend", "leave"):

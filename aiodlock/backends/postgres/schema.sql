@@ -465,6 +465,7 @@ begin
             opened_at := coalesce(opened_at, aiodlock.opened());
             if now_ms < opened_at then
               answers[number] := 'closed ' || opened_at - now_ms;
+              durable := true;  -- the longest lease, too: later requests find it noted
               continue;
             end if;
           end if;
