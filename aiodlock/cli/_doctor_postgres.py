@@ -18,9 +18,16 @@ _LONG = 600
 #: The server itself warns from here on, in its log.
 _QUEUE_MOST = 0.5
 _WITHIN = 5.0
+#: One that has written keeps dead rows, too, while it does nothing and has no snapshot.
 _OPEN = """
 select coalesce(extract(epoch from max(clock_timestamp() - xact_start)), 0)::float8
-from pg_stat_activity where backend_xmin is not null and pid <> pg_backend_pid()
+from pg_stat_activity
+where (backend_xmin is not null or backend_xid is not null) and pid <> pg_backend_pid()
+"""
+#: No session has it any more.
+_PREPARED = """
+select quote_literal(gid) from pg_prepared_xacts where database = current_database()
+and prepared < clock_timestamp() - interval '{} s' order by prepared limit 1
 """
 _SEES_ALL = "select pg_has_role('pg_read_all_stats', 'usage')"
 
@@ -107,13 +114,14 @@ async def _durability(connection: Connection) -> Finding:
             "Switch it on, for the role of aiodlock at least.",
         )
     names = await _value(connection, "show synchronous_standby_names")
-    if not names:
+    if not names or await _value(connection, "show synchronous_commit") == "local":
         return Finding(
             "commits",
             "note",
             "on the disk; no standby is waited for",
             "A failover to a standby can lose the last grants. Tokens refuse the older holder's writes.",
-            "Name standbys in synchronous_standby_names if locks must survive a failover.",
+            "Name standbys in synchronous_standby_names if locks must survive a failover, and leave "
+            "synchronous_commit on.",
         )
     return Finding("commits", "ok", f"on the disk; a commit waits for {names}")
 
@@ -147,6 +155,15 @@ async def _notifications(one: Connection, other: Connection) -> Finding:
 
 
 async def _transactions(connection: Connection) -> Finding:
+    prepared = await _value(connection, _PREPARED.format(_LONG))
+    if prepared:
+        return Finding(
+            "transactions",
+            "warning",
+            f"{prepared} is prepared, and neither committed nor rolled back",
+            "The server keeps dead rows of all tables for it: locks become slower.",
+            f"COMMIT PREPARED {prepared}, or ROLLBACK PREPARED {prepared}.",
+        )
     oldest = await _value(connection, _OPEN)
     if oldest < _LONG and not await _value(connection, _SEES_ALL):
         return Finding(

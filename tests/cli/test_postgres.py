@@ -16,6 +16,7 @@ from aiodlock.backends.postgres.schema import VERSION, create_statements
 from aiodlock.cli import _doctor_postgres, _init
 
 from ..postgres import PostgresServer
+from ..servers import installed, postgres_server
 
 #: What `aiodlock init` made before holders could linger.
 _SCHEMA_2 = Path(__file__).parents[1] / "compat" / "postgres_schema_2.sql"
@@ -245,6 +246,47 @@ async def test_doctor_tells_what_a_role_cannot_see(empty: PostgresServer) -> Non
         found = {one.subject: one for one in await _doctor_postgres.examine(empty.url_of(role))}
         assert ("hidden" in found["transactions"].found) != sees
         assert ("pg_read_all_stats" in found["transactions"].fix) != sees
+
+
+@pytest.mark.parametrize("level", ["read committed", "repeatable read"])
+async def test_doctor_tells_of_an_old_transaction(
+    empty: PostgresServer, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of one that has written and does nothing now: it has no snapshot, and dead rows stay."""
+    empty.execute(create_statements())
+    monkeypatch.setattr(_doctor_postgres, "_LONG", 0.1)
+    old = await asyncpg.connect(empty.url)
+    try:
+        await old.execute(f"begin isolation level {level}; select pg_current_xact_id()")
+        await asyncio.sleep(0.1)
+        found = {one.subject: one for one in await _doctor_postgres.examine(empty.url)}
+        assert found["transactions"].level == "warning", found["transactions"]
+    finally:
+        await old.close()
+
+
+@pytest.mark.skipif(not installed("postgres"), reason="postgres is not installed")
+async def test_doctor_tells_of_a_prepared_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No session has it any more."""
+    monkeypatch.setattr(_doctor_postgres, "_LONG", 0.0)
+    with postgres_server("postgres", max_prepared_transactions=1) as server:
+        server.execute(create_statements())
+        server.execute("begin; create table t (); prepare transaction 'forgotten';")
+        found = {one.subject: one for one in await _doctor_postgres.examine(server.url)}
+        assert found["transactions"].level == "warning", found["transactions"]
+        assert "ROLLBACK PREPARED 'forgotten'" in found["transactions"].fix
+
+
+@pytest.mark.skipif(not installed("postgres"), reason="postgres is not installed")
+async def test_doctor_tells_that_no_standby_is_waited_for() -> None:
+    """A role whose commits are local waits for none, whichever are named."""
+    with postgres_server("postgres", synchronous_standby_names="*") as server:
+        server.execute(
+            "set synchronous_commit = local; alter role postgres set synchronous_commit = local;"
+        )
+        server.execute(create_statements())
+        found = {one.subject: one for one in await _doctor_postgres.examine(server.url)}
+        assert "no standby is waited for" in found["commits"].found
 
 
 def test_doctor_tells_that_sessions_are_read_only(empty: PostgresServer) -> None:
