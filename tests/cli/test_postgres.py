@@ -52,6 +52,16 @@ def test_init_creates_the_schema_once(empty: PostgresServer) -> None:
     assert "is logged: to change that" in other.stderr
 
 
+async def test_init_that_asks_for_another_durability_of_an_older_schema_is_told_so(
+    empty: PostgresServer,
+) -> None:
+    """To run init, as an older schema asks for, was what it did."""
+    empty.execute(create_statements())
+    empty.execute(f"update aiodlock.meta set version = {VERSION - 1};")
+    with pytest.raises(BackendError, match="is logged: to change that"):
+        await _init.create(empty.url, "unlogged")
+
+
 @pytest.mark.parametrize("durability", ["logged", "unlogged"])
 async def test_init_upgrades_what_version_2_has_stored(
     empty: PostgresServer, durability: str

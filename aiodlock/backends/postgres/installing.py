@@ -90,7 +90,7 @@ async def install(
             "another process installs the schema aiodlock, or has used its tables, and its transaction "
             "does not end: look for it in pg_stat_activity"
         ) from locked
-    if version != VERSION:
+    if version != VERSION and not (upgrade and version in UPGRADES):
         raise BackendError(wrong_version(version))
     if durability not in (None, present):
         raise BackendError(
