@@ -47,16 +47,17 @@ async def create(url: str, durability: Literal["logged", "unlogged"] | None) -> 
     """
     _check(url)
     from ..backends.postgres.connection import FAILURES, ask, connect, sqlstate_of, will_pass
-    from ..backends.postgres.installing import install, installed
+    from ..backends.postgres.installing import install
     from ..backends.postgres.schema import VERSION
     from ..backends.postgres.sources import check_url
 
     where = check_url("--url", url)
     try:
-        connection = await connect(url, _WITHIN)
+        # Behind a pooler, prepared statements would meet those of others.
+        connection = await connect(url, _WITHIN, statement_cache_size=0)
         try:
-            done = await ask(connection, install(connection, durability, upgrade=True), _WITHIN)
-            found = await ask(connection, installed(connection), _WITHIN)
+            installing = install(connection, durability, upgrade=True)
+            done, kind = await ask(connection, installing, _WITHIN)
         finally:
             connection.terminate()
     except BackendUnavailable as busy:  # an OSError too
@@ -73,7 +74,6 @@ async def create(url: str, durability: Literal["logged", "unlogged"] | None) -> 
         raise BackendUnavailable(
             f"{where}: {str(failed) or type(failed).__name__}{hint}"
         ) from failed
-    kind = found[1] if found is not None else ""
     return f"{where}: {_DONE[done]} (version {VERSION}, {kind})"
 
 

@@ -15,8 +15,9 @@ from aiodlock import BackendError, BackendUnavailable, Client, WouldBlock
 from aiodlock.backends.postgres.schema import VERSION, create_statements
 from aiodlock.cli import _doctor_postgres, _init
 
+from ..pooler import Pooler
 from ..postgres import PostgresServer
-from ..servers import installed, postgres_server
+from ..servers import PGBOUNCER, Servers, installed, postgres_server
 
 #: What `aiodlock init` made before holders could linger.
 _SCHEMA_2 = Path(__file__).parents[1] / "compat" / "postgres_schema_2.sql"
@@ -60,6 +61,17 @@ async def test_init_that_asks_for_another_durability_of_an_older_schema_is_told_
     empty.execute(f"update aiodlock.meta set version = {VERSION - 1};")
     with pytest.raises(BackendError, match="is logged: to change that"):
         await _init.create(empty.url, "unlogged")
+
+
+@pytest.mark.skipif(not installed(PGBOUNCER), reason="no pgbouncer, or no postgres")
+def test_init_through_a_pooler_can_be_repeated(servers: Servers) -> None:
+    """The sessions that the pooler keeps have no statements of an earlier run."""
+    server = servers.postgres("postgres")
+    server.execute("drop schema if exists aiodlock cascade;")
+    with Pooler(server) as pooler:
+        for _ in range(2):
+            done = command("init", "--url", pooler.url)
+            assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("durability", ["logged", "unlogged"])

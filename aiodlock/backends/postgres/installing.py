@@ -64,8 +64,8 @@ async def installed(connection: Connection) -> tuple[int, Durability] | None:
 
 async def install(
     connection: Connection, durability: Durability | None = None, *, upgrade: bool = False
-) -> Literal["created", "upgraded", "there"]:
-    """Make the schema if it is not there; return what was done.
+) -> tuple[Literal["created", "upgraded", "there"], Durability]:
+    """Make the schema if it is not there; return what was done, and the durability that there is.
 
     :param upgrade: make the present version of an older one. Nothing that is stored is lost, and every
         role keeps its rights. No client may run meanwhile.
@@ -80,11 +80,11 @@ async def install(
             found = await installed(connection)
             if found is None:
                 await connection.execute(create_statements(durability or "logged"))
-                return "created"
+                return "created", durability or "logged"
             version, present = found
             if upgrade and min(UPGRADES) <= version < VERSION and durability in (None, present):
                 await _upgrade(connection, version, present)
-                return "upgraded"
+                return "upgraded", present
     except asyncpg.LockNotAvailableError as locked:
         raise BackendUnavailable(
             "another process installs the schema aiodlock, or has used its tables, and its transaction "
@@ -98,7 +98,7 @@ async def install(
             "run 'drop schema aiodlock cascade', and run 'aiodlock init' again. Every lock and every last "
             "token is forgotten then"
         )
-    return "there"
+    return "there", present
 
 
 async def _upgrade(connection: Connection, version: int, durability: Durability) -> None:
