@@ -14,6 +14,7 @@ import pytest
 import trustme
 
 from aiodlock import BackendError, BackendUnavailable, Client, LockLost, Unsupported, WouldBlock
+from aiodlock.backends.postgres.connection import LOOK_FOR_CLIENT
 from aiodlock.backends.postgres.schema import VERSION, create_statements
 from aiodlock.cli import _init
 
@@ -527,6 +528,28 @@ async def test_one_client_sweeps_at_a_time(empty: PostgresServer) -> None:
     finally:
         await one.close()
         await other.close()
+
+
+async def test_sweep_that_was_given_up_goes_on(empty: PostgresServer) -> None:
+    """It may have to read a large table from the disk, and each attempt would end before it has."""
+    install(empty)
+    one, keeper = await asyncpg.connect(empty.url), await asyncpg.connect(empty.url)
+    try:
+        await one.execute(LOOK_FOR_CLIENT)
+        await one.fetchval(f"select {_ACQUIRE_ONE}")
+        await one.execute("update aiodlock.name set keep_until = 1")
+        async with keeper.transaction():
+            await keeper.execute("lock table aiodlock.marker")
+            sweeping = asyncio.create_task(one.fetchval("select aiodlock.sweep(100)"))
+            await until_blocked(keeper, one, sweeping)
+            one.terminate()
+            await asyncio.wait({sweeping})
+            assert sweeping.exception() is not None
+            await asyncio.sleep(1.5)  # the server looks once a second whether the client is there
+        gone = "select count(*) = 0 from aiodlock.name"
+        await until(lambda: keeper.fetchval(gone), "the name is swept")
+    finally:
+        await keeper.close()
 
 
 @pytest.mark.parametrize("durability", ["logged", "unlogged"])

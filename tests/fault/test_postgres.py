@@ -25,6 +25,9 @@ _SESSIONS = (
     "where backend_type = 'client backend' and pid <> pg_backend_pid() and query ~ '{}'"
 )
 
+#: Those that wait for a lock.
+_BLOCKED = "select from pg_stat_activity where wait_event_type = 'Lock'"
+
 pytestmark = pytest.mark.skipif(not installed("postgres"), reason="postgres is not installed")
 
 
@@ -324,6 +327,36 @@ async def test_lost_reply_of_a_waiter_costs_no_place(
                 await lease.release()
             await (await later).release()
     await until(lambda: _nothing_left(server), "nothing left")
+
+
+@logged
+@pytest.mark.parametrize("pooled", [False, True])
+async def test_calls_that_were_given_up_leave_no_sessions(
+    server: PostgresServer, pooled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While somebody keeps the table, each one would stay in the server, until it takes no connections."""
+    monkeypatch.setattr("aiodlock.backends.postgres.messages._LONGEST_ANSWER", 2.0)
+    async with Client(server.url, listen_source=server.url if pooled else None) as client:
+        link, seen = store_of(client)._messages.link, set[object]()
+        keeper, looking = [await asyncpg.connect(server.url) for _ in range(2)]
+        try:
+            await keeper.execute("begin; lock table aiodlock.name")
+            acquiring = asyncio.create_task(client.lock(NAME).acquire())
+
+            async def most(number: int) -> bool:
+                rows = await looking.fetch(_BLOCKED)
+                return len(rows) <= number
+
+            def given_up() -> bool:
+                seen.add(link.connection)
+                return len(seen - {None}) > 3
+
+            await until(given_up, "three connections were given up")
+            await until(lambda: most(1), "their sessions have ended")
+        finally:
+            await keeper.close()
+            await looking.close()
+        await (await asyncio.wait_for(acquiring, 20)).release()
 
 
 async def test_call_whose_transaction_does_not_begin_leaves_no_coroutine(

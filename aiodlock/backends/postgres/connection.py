@@ -37,6 +37,14 @@ ANSWER_WITHIN = 2.0
 #: who wait for its locks must not take the server for dead.
 _IDLE_MOST = 1000
 
+#: Have the server look once a second whether its client is still there, also while a call waits for a
+#: lock: else each call that was given up keeps a session. For the session, or for this transaction alone.
+LOOK_FOR_CLIENT, _LOOK_FOR_CLIENT_LOCALLY = (
+    f"select set_config('client_connection_check_interval', '1s', {local}) where version() ~ 'linux' "
+    "and current_setting('client_connection_check_interval', true) is not null"
+    for local in ("false", "true")
+)
+
 #: Everything that asyncpg raises when a server refuses, or a connection cannot be made or used.
 #: InternalClientError also where no host is what target_session_attrs asks for, as for a moment in a
 #: switch-over.
@@ -166,7 +174,9 @@ async def ask(connection: Connection, query: Coroutine[Any, Any, _T], within: fl
 async def transaction(connection: Connection) -> AsyncIterator[None]:
     """A transaction of several steps. Between two of them this process may be paused, or cut off from the
     server. So the server ends the session then: else the transaction would keep its locks."""
-    await connection.execute(f"begin; set local idle_in_transaction_session_timeout = {_IDLE_MOST}")
+    await connection.execute(
+        f"begin; set local idle_in_transaction_session_timeout = {_IDLE_MOST}; {_LOOK_FOR_CLIENT_LOCALLY}"
+    )
     try:
         yield
     except BaseException:

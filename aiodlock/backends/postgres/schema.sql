@@ -1222,8 +1222,9 @@ end $$;
 
 -- Delete what has had its time. One client at a time, now and then; a name's lock is taken only if nobody has it.
 -- Returns of how many names, `most` at the most. If it is that many there may be more.
+-- It goes on if its client has given it up: where the table has to be read from the disk, each attempt takes long.
 create function aiodlock.sweep(most integer) returns integer
-@called@ as $$
+@called@ set client_connection_check_interval = 0 as $$
 declare
   now_ms bigint := aiodlock.clock_us() / 1000;
   candidate text;

@@ -32,7 +32,7 @@ from ..._model import (
 from .._label import make_label
 from ..base import Unanswered
 from ..kept import Notices
-from .connection import Connection, Link, ask, transaction
+from .connection import LOOK_FOR_CLIENT, Connection, Link, ask, transaction
 from .inspection import Inspection
 from .installing import install
 from .messages import Message, Messages
@@ -141,6 +141,8 @@ class PostgresBackend:
             version = await self._installed(connection)
         if version != VERSION:
             raise BackendError(f"{self._described}: {wrong_version(version)}")
+        if not self._messages.link.pooled:
+            await self._ask(connection, LOOK_FOR_CLIENT)
 
     async def _installed(self, connection: Connection) -> int:
         """Return the version of the schema that is there."""
