@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Coroutine, Iterator
 
 import asyncpg
@@ -357,6 +358,25 @@ async def test_calls_that_were_given_up_leave_no_sessions(
             await keeper.close()
             await looking.close()
         await (await asyncio.wait_for(acquiring, 20)).release()
+
+
+@logged
+async def test_event_loop_that_stood_still_takes_no_answer_for_missing(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is there when the loop runs again, and so is the moment at which it is overdue."""
+    monkeypatch.setattr("aiodlock.backends.postgres.messages.ANSWER_WITHIN", 0.5)
+    async with Client(server.url) as client:
+        async with client.lock("warm"):
+            pass
+        messages = store_of(client)._messages
+        connection = messages.link.connection
+        acquiring = asyncio.create_task(client.lock(NAME).acquire())
+        while not messages._busy:
+            await asyncio.sleep(0)
+        time.sleep(1.0)
+        await (await acquiring).release()
+        assert messages.link.connection is connection
 
 
 async def test_call_whose_transaction_does_not_begin_leaves_no_coroutine(

@@ -15,6 +15,8 @@ from .connection import ANSWER_WITHIN, FAILURES, POOLED, Connection, Link, sqlst
 
 #: An answer may take twice as long after each time in which none came, up to this (seconds).
 _LONGEST_ANSWER = 16.0
+#: How much later than it was due a missing answer is looked for once more (seconds).
+_LAST_LOOK = 0.05
 #: How many messages go out in one call at the most. Their names stay locked until it is committed, and each
 #: locked name takes a place in the server's table of locks. Few, so that the client prepares the next call
 #: while the server works on one; more when the server mostly waits for its disk.
@@ -235,6 +237,14 @@ class Messages:
             return
         if loop.time() < self._late_at:
             self._timer = loop.call_at(self._late_at, self._look_at_clock, loop)
+        else:
+            # If the loop stood still, the answer may have come, and is read before this.
+            self._timer = loop.call_later(_LAST_LOOK, self._end_silence, loop, self._late_at)
+
+    def _end_silence(self, loop: asyncio.AbstractEventLoop, late_at: float) -> None:
+        self._timer = None
+        if not self._busy or self._late_at != late_at:
+            self._look_at_clock(loop)  # it was answered
         elif self.link.connection is self._on:
             self.link.give_up(TimeoutError(f"no answer for {self._within:g} s"))
             self._within = min(2 * self._within, _LONGEST_ANSWER)
