@@ -170,6 +170,26 @@ def test_unlogged_names_stay_closed_after_a_crash_until_the_longest_lease_is_ove
     assert run(turns.acquire("c"))[0] == "granted"
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_unlogged_names_stay_closed_for_no_longer_when_the_clock_is_set_back(
+    database: Database, way: str
+) -> None:
+    """As on a machine that starts with a wrong clock after it has lost power."""
+    turns = VirtualTurns(database, "lock", (way,))
+    turns.time = 100 * MINUTE
+    run(turns.acquire("a", ttl=7 * MINUTE))
+    run(turns.leave("a"))
+    empty = "truncate aiodlock.name, aiodlock.waiter, aiodlock.marker, aiodlock.present"
+    database.do(database.connection.execute(empty))
+    assert run(turns.acquire("b")) == ["closed", str(7 * MINUTE)]
+    turns.time = MINUTE
+    assert run(turns.acquire("b")) == ["closed", str(7 * MINUTE)]
+    turns.time += 7 * MINUTE - 1
+    assert run(turns.acquire("b")) == ["closed", "1"]
+    turns.time += 1
+    assert run(turns.acquire("b"))[0] == "granted"
+
+
 @pytest.mark.parametrize("first", ["late leave", "break", "forget"])
 @pytest.mark.parametrize("way", WAYS)
 def test_unlogged_name_is_not_opened_after_a_crash_by_what_makes_its_row_anew(

@@ -208,8 +208,9 @@ begin
   return greatest(known, asked);
 end $$;
 
--- Of unlogged tables: the time from which on grants are made.
-create function aiodlock.opened() returns bigint language plpgsql as $$
+-- Of unlogged tables: the time from which on grants are made. Since a crash it is as far away as the longest lease at
+-- the most: if it is further, the clock was set back.
+create function aiodlock.opened(now_ms bigint) returns bigint language plpgsql as $$
 declare
   at_ms bigint;
 begin
@@ -217,6 +218,11 @@ begin
   if at_ms is null then
     -- A pooler may have kept this client's connection, so it did not say hello after the crash.
     perform aiodlock.hello();
+    select p.opened_at into at_ms from aiodlock.present p;
+  end if;
+  if now_ms < at_ms then
+    update aiodlock.present p set opened_at = now_ms + m.longest
+      from aiodlock.meta m where p.opened_at > now_ms + m.longest;
     select p.opened_at into at_ms from aiodlock.present p;
   end if;
   return at_ms;
@@ -462,7 +468,7 @@ begin
           if noted = 0 then
             -- No request for the name has passed here since the tables were last emptied. A row alone says nothing: a
             -- leave with a marker, a break and a forget make one too.
-            opened_at := coalesce(opened_at, aiodlock.opened());
+            opened_at := coalesce(opened_at, aiodlock.opened(now_ms));
             if now_ms < opened_at then
               answers[number] := 'closed ' || opened_at - now_ms;
               durable := true;  -- the longest lease, too: later requests find it noted
