@@ -395,7 +395,7 @@ async def test_holder_and_waiter_that_died_are_swept_though_nobody_asks_for_the_
     store.postgres.execute(
         "update aiodlock.waiter set deadline = 1; update aiodlock.name set keep_until = 1;"
     )
-    store.postgres.execute("select aiodlock.sweep(100)")
+    store.postgres.execute("select aiodlock.sweep(100, '(0,0)')")
     assert await store.left() == []
     assert store.postgres.execute("select count(*) from aiodlock.waiter")[0][0] == 0
     assert store.postgres.execute("select count(*) from aiodlock.name")[0][0] == 0
@@ -414,7 +414,7 @@ async def test_name_that_is_taken_while_others_are_swept_is_not_swept(store: Sto
         # Whichever order it takes them in, it waits before it comes to the second one.
         async with keeper.transaction():
             await keeper.execute("select from aiodlock.name where right(key, 1) <> 'b' for update")
-            sweeping = asyncio.create_task(sweeper.fetchval("select aiodlock.sweep(100)"))
+            sweeping = asyncio.create_task(sweeper.fetchval("select aiodlock.sweep(100, '(0,0)')"))
             blocked = "select cardinality(pg_blocking_pids($1)) > 0"
             while not await keeper.fetchval(blocked, sweeper.get_server_pid()):
                 await asyncio.sleep(0.005)
@@ -520,11 +520,11 @@ async def test_one_client_sweeps_at_a_time(empty: PostgresServer) -> None:
     one, other = await asyncpg.connect(empty.url), await asyncpg.connect(empty.url)
     try:
         async with one.transaction():
-            assert await one.fetchval("select aiodlock.sweep(100)") == 0
+            assert await one.fetchval("select swept from aiodlock.sweep(100, '(0,0)')") == 0
             await other.fetchval(f"select {_ACQUIRE_ONE}")
             await other.execute("update aiodlock.name set keep_until = 1")
-            assert await other.fetchval("select aiodlock.sweep(100)") == 0
-        assert await other.fetchval("select aiodlock.sweep(100)") == 1
+            assert await other.fetchval("select swept from aiodlock.sweep(100, '(0,0)')") == 0
+        assert await other.fetchval("select swept from aiodlock.sweep(100, '(0,0)')") == 1
     finally:
         await one.close()
         await other.close()
@@ -540,7 +540,7 @@ async def test_sweep_that_was_given_up_goes_on(empty: PostgresServer) -> None:
         await one.execute("update aiodlock.name set keep_until = 1")
         async with keeper.transaction():
             await keeper.execute("lock table aiodlock.marker")
-            sweeping = asyncio.create_task(one.fetchval("select aiodlock.sweep(100)"))
+            sweeping = asyncio.create_task(one.fetchval("select aiodlock.sweep(100, '(0,0)')"))
             await until_blocked(keeper, one, sweeping)
             one.terminate()
             await asyncio.wait({sweeping})
@@ -614,9 +614,35 @@ async def test_sweep_reads_each_page_of_many_names_once(empty: PostgresServer) -
             "insert into aiodlock.name table one; end loop; end $$"
         )
         for _ in range(2):  # before and after the server has looked at the table
-            await pages_read(caller, "aiodlock.sweep(1000)")  # the session reads the catalogs
-            assert await pages_read(caller, "aiodlock.sweep(1000)") < 1000
+            await pages_read(
+                caller, "aiodlock.sweep(1000, '(0,0)')"
+            )  # the session reads the catalogs
+            assert await pages_read(caller, "aiodlock.sweep(1000, '(0,0)')") < 1000
             await caller.execute("analyze aiodlock.name")
+    finally:
+        await caller.close()
+
+
+async def test_sweep_goes_on_where_the_last_call_has_ended(empty: PostgresServer) -> None:
+    """Or each call would read again what is in front: more and more, the more names there are."""
+    install(empty)
+    caller = await asyncpg.connect(empty.url)
+    try:
+        await caller.fetchval(f"select {_ACQUIRE_ONE}")
+        await caller.execute("create temp table one as select * from aiodlock.name")
+        await caller.execute(
+            "do $$ begin for number in 1 .. 9000 loop "
+            "update one set keep_until = case when number < 8000 then 10 ^ 15 else 1 end, "
+            "key = 'aiodlock:l:' || number; insert into aiodlock.name table one; end loop; end $$"
+        )
+        await pages_read(caller, "aiodlock.sweep(1, '(0,0)')")  # the session reads the catalogs
+        place = await caller.fetchval("select place::text from aiodlock.sweep(1, '(0,0)')")
+        from_there = await pages_read(caller, f"aiodlock.sweep(1, '{place}')")
+        assert from_there < await pages_read(caller, "aiodlock.sweep(1, '(0,0)')") / 4
+        place, swept = await caller.fetchrow(
+            "select place, swept from aiodlock.sweep(2000, '(0,0)')"
+        )
+        assert (place, swept) == (None, 997)
     finally:
         await caller.close()
 

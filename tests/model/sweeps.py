@@ -268,7 +268,7 @@ class PausingDatabase(Database):
         self.do(self._keeper.execute(f"select pg_advisory_lock({_PAUSE})"))
         self.set_sweepers_clock(now)
         self._paused = asyncio.ensure_future(
-            self._sweeper.execute("select aiodlock.sweep(1000)"), loop=self._loop
+            self._sweeper.execute("select aiodlock.sweep(1000, '(0,0)')"), loop=self._loop
         )
         super().do(self._wait_until_paused(self._paused))
 

@@ -187,7 +187,7 @@ class VirtualTurns:
 
     def sweep(self) -> None:
         """Have the database delete what has had its time."""
-        self._fetch("select aiodlock.sweep(1000)")
+        self._fetch("select aiodlock.sweep(1000, '(0,0)')")
 
     def stored(self) -> set[tuple[str, str, int]]:
         """Return table, key or id, and end of every row, also of those of other names."""

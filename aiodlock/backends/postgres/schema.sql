@@ -1227,27 +1227,34 @@ begin
 end $$;
 
 -- Delete what has had its time. One client at a time, now and then; a name's lock is taken only if nobody has it.
--- Returns of how many names, `most` at the most. If it is that many there may be more.
+-- A call looks at the table's names from a place on, until it has found `most`. Returns the place of the last one, where
+-- the next call goes on, or null if there are no more; and of how many names it has deleted what has had its time.
 -- It goes on if its client has given it up: where the table has to be read from the disk, each attempt takes long.
-create function aiodlock.sweep(most integer) returns integer
+create function aiodlock.sweep(most integer, inout place tid, out swept integer)
 @called@ set client_connection_check_interval = 0 as $$
 declare
   now_ms bigint := aiodlock.clock_us() / 1000;
   candidate text;
-  swept integer := 0;
+  here tid;
+  found_names integer := 0;
 begin
+  swept := 0;
   if not pg_try_advisory_xact_lock(1095323472, 0) then
-    return 0;
+    place := null;
+    return;
   end if;
-  delete from aiodlock.marker m where m.keep_until <= now_ms;
-  delete from aiodlock.broken b where b.keep_until <= now_ms;
-  delete from aiodlock.record r where r.keep_until <= now_ms;
-  for candidate in
-    -- The ctid has the table be read from its beginning: by the index it would be in the order of the keys, a page for each.
-    select n.key from aiodlock.name n where n.ctid >= '(0,0)' and n.keep_until <= now_ms
+  if place = '(0,0)' then
+    delete from aiodlock.marker m where m.keep_until <= now_ms;
+    delete from aiodlock.broken b where b.keep_until <= now_ms;
+    delete from aiodlock.record r where r.keep_until <= now_ms;
+  end if;
+  for candidate, here in
+    -- The ctid has the table be read page by page: by the index it would be in the order of the keys, a page for each.
+    select n.key, n.ctid from aiodlock.name n where n.ctid > place and n.keep_until <= now_ms
       and not exists (select from aiodlock.waiter w
         where n.head > 0 and w.key = n.key and w.arrival >= n.head and now_ms < w.deadline) limit most
   loop
+    found_names := found_names + 1;
     if pg_try_advisory_xact_lock(1095323471, hashtext(candidate)) then
       -- Somebody may have taken the name since all candidates were read, also after the clock was set back.
       now_ms := aiodlock.clock_us() / 1000;
@@ -1260,7 +1267,7 @@ begin
       swept := swept + 1;
     end if;
   end loop;
-  return swept;
+  place := case when found_names = most then here end;
 end $$;
 
 -- A client that has connected: what is installed here. Sees, too, whether a crash has emptied the tables.

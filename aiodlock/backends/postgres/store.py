@@ -56,7 +56,7 @@ _ACQUIRE_ONE = "select aiodlock.acquire_one($1, $2, $3, $4, $5, $6)"
 _LEAVE_ONE = "select aiodlock.leave_one($1, $2, $3, $4, $5)"
 _TURN = "select aiodlock.turn($1, $2, $3)"
 _TURN_MANY = "select aiodlock.turn_many($1, $2, $3)"
-_SWEEP = "select aiodlock.sweep($1)"
+_SWEEP = "select place::text from aiodlock.sweep($1, $2::text::tid)"
 
 
 def _ms(seconds: float) -> int:
@@ -181,9 +181,11 @@ class PostgresBackend:
 
     async def _sweep(self) -> None:
         try:
-            # In a minute more names may have their time than one call takes.
-            while (await self.fetch(_SWEEP, _SWEEP_MOST))[0][0] >= _SWEEP_MOST:
-                pass
+            # In a minute more names may have their time than one call takes. Each call goes on where the
+            # last one has ended: else it would read again what is not to be swept.
+            place = "(0,0)"
+            while place is not None:
+                ((place,),) = await self.fetch(_SWEEP, _SWEEP_MOST, place)
         except BackendError as failed:
             _logger.debug("sweeping failed: %s", failed)
 
