@@ -249,6 +249,17 @@ async def test_publication_of_all_tables_refuses_nothing(
         empty.execute("drop publication everything;")
 
 
+async def test_checks_that_a_server_makes_of_functions_find_nothing(empty: PostgresServer) -> None:
+    """Some servers refuse a function in which a variable has the name of another one."""
+    empty.execute(f"set plpgsql.extra_errors = 'all'; {create_statements()}")
+    empty.execute("alter role postgres set plpgsql.extra_errors = 'all';")
+    try:
+        async with Client(empty.url) as client, client.lock(NAME):
+            assert (await client.inspect(NAME)).holders
+    finally:
+        empty.execute("alter role postgres reset plpgsql.extra_errors;")
+
+
 async def test_functions_do_without_md5(empty: PostgresServer) -> None:
     """A server whose OpenSSL keeps to FIPS 140 refuses it, and so each hand-over to another client."""
     install(empty)

@@ -1200,7 +1200,7 @@ declare
   present aiodlock.name;
   h aiodlock.holder;
   closed bigint := 0;
-  places bigint := 0;
+  closed_places bigint := 0;
 begin
   select * into present from aiodlock.name n where n.key = k order by n.version desc limit 1;
   foreach h in array coalesce(aiodlock.holders_of(present), '{}') loop
@@ -1211,12 +1211,12 @@ begin
         h.description;
     elsif now_ms < aiodlock.closed_until(h) then
       closed := greatest(closed, aiodlock.closed_until(h) - now_ms);
-      places := places + 1;
+      closed_places := closed_places + 1;
     end if;
   end loop;
   if present.key is not null then
     return query select 'name', null, 's' || present.places || case when present.resized then 'r' else '' end,
-      case when now_ms < present.keep_until then present.token else 0 end, closed, null, places, null, null;
+      case when now_ms < present.keep_until then present.token else 0 end, closed, null, closed_places, null, null;
   end if;
   -- Nobody waits in front of the head. Without that bound, it would walk through the places of all who have waited.
   return query
