@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -407,6 +408,41 @@ def test_each_of_many_messages_is_answered_as_it_is_alone(database: Database) ->
             rows = do(connection.fetch(_STATE, f"aiodlock:l:{way}-"))
             seen[way].append(f"{answer}\n{rows}".replace(f"{way}-", ""))
     assert seen["turn_many"] == seen["turn"]
+
+
+def test_messages_about_one_name_are_answered_in_one_call_as_each_is_alone(
+    database: Database,
+) -> None:
+    """Of several holders that extend in one call, the function remembers where they are."""
+    chance, do, connection = random.Random(1), database.do, database.connection
+    time, extended = 100_000, 0
+    for _ in range(150):
+        time += chance.choice([0, 50, 500, 2000, -1000])
+        do(connection.execute(f"set aiodlock.clock = {time * 1000}"))
+        messages = [_any_message(chance) for _ in range(chance.randint(2, 12))]
+        answers: dict[str, list[str]] = {}
+        for way, calls in (("many", [messages]), ("alone", [[one] for one in messages])):
+            answers[way] = []
+            for call in calls:
+                text = "\n".join(_at(way, message) for message in call)
+                said = do(connection.fetchval("select aiodlock.turn('one', 60000, $1)", text))
+                answers[way] += said.split("\n")[: len(call)]
+            rows = do(connection.fetch(_STATE, f"aiodlock:l:{way}-"))
+            answers[way].append(str(rows).replace(f"{way}-", ""))
+        assert answers["many"] == answers["alone"], messages
+        extended += sum(answer.startswith("held") for answer in answers["many"])
+    assert extended > 200
+
+
+def _any_message(chance: random.Random) -> str:
+    id = chance.randint(1, 8)
+    verb = chance.choice(["acquire", "acquire", "extend", "extend", "extend", "extend", "leave"])
+    if verb == "acquire":
+        mode, patience = chance.choice("ssssx"), chance.choice(["wait", "nowait"])
+        return f"acquire\tA\t{id}\t{mode}\tt{id}\t3000\t1000\t{chance.choice([0, 500])}\t{patience}"
+    if verb == "extend":
+        return f"extend\tA\t{id}\t{chance.choice([1000, 3000])}"
+    return f"leave\tA\t{id}\t0\t{chance.choice(['ended', 'lost', 'unused'])}"
 
 
 #: On logged tables: by which function, which messages, and whether its commit waits for the disk.

@@ -285,6 +285,7 @@ declare
   places bigint;
   resized boolean;
   holding aiodlock.holder[];
+  ids text[];                    -- of `holding`, in its order; null if they were not read since it has changed
   lone text;
   noted bigint;
   row_at tid;
@@ -361,6 +362,7 @@ begin
       end if;
       exit when step > most;
       k := f[2];
+      ids := null;
       select n.ctid, n.version, n.token, n.keep_until, n.head, n.head_deadline, n.head_length, n.marked_until,
           n.recorded_until, n.places, n.resized, case when n.lone > '' then aiodlock.holders_of(n) else n.holders end,
           n.lone, n.noted
@@ -394,6 +396,7 @@ begin
     declare  -- everything is null for each message
       answer text;
       mine aiodlock.holder;        -- the record of its request, if that holds
+      seat integer;                -- where in `holding` that is, if it is one of several and extends
       own aiodlock.waiter;         -- the same, if it waits
       head aiodlock.waiter;
       taken boolean;               -- the head was removed from the queue
@@ -407,7 +410,17 @@ begin
       late text[];                 -- granted and lingering: to be told when it is known whether somebody still waits
     begin
       -- The request's own record. Records to be clamped (the clock was set back) or dropped are rare.
-      if cardinality(holding) > 0 then
+      if verb = 'extend' and cardinality(holding) > 1 then
+        -- Where many hold they extend together. To walk through all of them for each one would take too long.
+        ids := coalesce(ids, array(select u.id from unnest(holding) with ordinality u order by u.ordinality));
+        seat := array_position(ids, rid);
+        if seat is not null then
+          mine := holding[seat];
+          mine.deadline := least(mine.deadline, now_ms + mine.length);
+          mine.hold_until := least(mine.hold_until, now_ms + mine.hold);
+        end if;
+      end if;
+      if cardinality(holding) > 0 and (seat is null or now_ms >= mine.deadline) then
         foreach h in array holding loop
           if h.id = rid then
             mine := h;
@@ -424,11 +437,7 @@ begin
         mine.deadline := greatest(mine.deadline, now_ms + f[4]::bigint);
         mine.length := greatest(f[4]::bigint, mine.deadline - now_ms);
         mine.began := mine.began or f[5] is not null;
-        for place in 1 .. cardinality(holding) loop
-          if holding[place].id = rid then
-            holding[place] := mine;
-          end if;
-        end loop;
+        holding[coalesce(seat, 1)] := mine;
         if @is_unlogged@ and mine.length + mine.delay > coalesce(longest, -1) then
           longest := aiodlock.note_length(mine.length + mine.delay);
         end if;
@@ -453,6 +462,7 @@ begin
         durable := true;
         continue;
       end if;
+      ids := null;
 
       if verb = 'acquire' then
         if now_ms < marked_until
