@@ -145,7 +145,9 @@ class Once(Locked):
                             await thread.leave(run.lease)
                             raise
                 except BaseException as failure:
-                    if handled.came_before(failure):
+                    # With a lost lease nothing can be recorded, and the failure may be the loss itself.
+                    lost = run.lease is not None and run.lease.lost is not None
+                    if not lost and handled.came_before(failure):
                         with suppress(LockError):  # the failure comes first
                             await self._end(once, connection, handled)
                     else:

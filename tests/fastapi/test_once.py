@@ -13,6 +13,7 @@ import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Response
 from fastapi.responses import JSONResponse
+from pydantic import AfterValidator
 
 from aiodlock import Client, OnceRun
 from aiodlock.fastapi import LockClient, Once, lifespan
@@ -167,6 +168,28 @@ async def test_work_whose_answer_cannot_be_sent_is_done_once(
         assert (await http.post("/a")).status_code == 500
         assert (await http.post("/a")).json() == ["receipt"] * 3
     assert effects == [1]
+
+
+async def test_loss_while_the_answer_is_made_gives_409(app: FastAPI, serve: Serve) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def check(answer: str) -> str:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        return answer
+
+    @app.post("/a", response_model=Annotated[str, AfterValidator(check)])
+    def pay(a: A) -> str:  # in a thread, and so is its answer checked
+        return "paid"
+
+    async with serve(app) as http:
+        answer = asyncio.create_task(http.post("/a"))
+        try:
+            assert await asyncio.to_thread(begun.wait, PATIENCE)
+            assert await app.state.aiodlock.break_lock("a", kind="once") == 1
+            assert (await answer).status_code == 409
+        finally:
+            go_on.set()
 
 
 async def test_dependency_that_fails_behind_the_handler_records_nothing(
