@@ -22,7 +22,7 @@ from ._dependencies import Locked, parameter
 from ._disconnect import Watch
 from ._handlers import check_handler, go_around
 from ._problems import as_problems
-from ._threads import handler_thread
+from ._threads import handler_thread, in_thread
 
 _T = TypeVar("_T")
 
@@ -197,8 +197,11 @@ def _answers_to(connection: HTTPConnection, response: Response) -> Iterator[_Ans
 
 
 def _answer(handler: Callable[[], Any]) -> Any:
-    answer = handler()
-    return _answer_later(answer) if inspect.isawaitable(answer) else _tell(answer)
+    def answered() -> Any:
+        answer = handler()
+        return _answer_later(answer) if inspect.isawaitable(answer) else _tell(answer)
+
+    return in_thread(answered)  # the handler may be left as soon as its thread has ended
 
 
 async def _answer_later(answer: Awaitable[_T]) -> _T:

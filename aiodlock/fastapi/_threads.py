@@ -18,7 +18,8 @@ from ._handlers import go_around
 class HandlerThread:
     """The thread of one request's handler, as its dependencies see it.
 
-    Mutable state, under ``_guard``: ``_runs``; ``_left``, after which it does not begin any more.
+    Mutable state, under ``_guard``: ``_runs`` (how many of what is around the handler it is in); ``_left``,
+    after which it does not begin any more.
     """
 
     def __init__(self, scope: object) -> None:
@@ -26,22 +27,25 @@ class HandlerThread:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._guard = threading.Lock()
-        self._runs = self._left = False
+        self._runs = 0
+        self._left = False
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Be the thread."""
         with self._guard:
-            if self._left:
+            if self._left and not self._runs:
                 raise RuntimeError("the request was cancelled before its handler began")
-            self._runs = True
+            self._runs += 1
         try:
             yield
         finally:
             with self._guard:
-                self._runs = False
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._end)
+                self._runs -= 1
+                runs = self._runs
+            if not runs:
+                with suppress(RuntimeError):  # the loop is closed
+                    self._loop.call_soon_threadsafe(self._end)
 
     def _end(self) -> None:
         if not self._ended.done():
@@ -67,7 +71,7 @@ def handler_thread(connection: HTTPConnection) -> Iterator[HandlerThread]:
     if around is not None and around.scope is connection.scope:
         yield around
         return
-    go_around(connection, "tells_its_thread", _in_thread)
+    go_around(connection, "tells_its_thread", in_thread)
     made = HandlerThread(connection.scope)
     _thread.set(made)
     try:
@@ -76,7 +80,8 @@ def handler_thread(connection: HTTPConnection) -> Iterator[HandlerThread]:
         _thread.set(around)
 
 
-def _in_thread(handler: Callable[[], Any]) -> Any:
+def in_thread(handler: Callable[[], Any]) -> Any:
+    """Call the handler, or what is around it, as the thread of the request that is handled here."""
     thread = _thread.get()
     with nullcontext() if thread is None else thread.running():
         return handler()  # what is async returns at once, and is cancelled with its request

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
+import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from fastapi.responses import JSONResponse
 from pydantic import AfterValidator
 
 from aiodlock import Client, OnceRun
-from aiodlock.fastapi import LockClient, Once, lifespan
+from aiodlock.fastapi import LockClient, Locked, Once, _once, lifespan
 
 from ..scenes import PATIENCE
 from ..servers import Store
@@ -207,13 +208,25 @@ async def test_dependency_that_fails_behind_the_handler_records_nothing(
     assert firsts == [True, True, False]
 
 
-async def test_thread_of_a_cancelled_request_is_done_once(client: Client) -> None:
+@pytest.mark.parametrize("is_behind_a_lock", [False, True])
+async def test_thread_of_a_cancelled_request_is_done_once(
+    client: Client, monkeypatch: pytest.MonkeyPatch, is_behind_a_lock: bool
+) -> None:
+    """Also if another thread runs for a while just before this one has told what it answers."""
+    tell = _once._tell
+
+    def tell_late(answer: object) -> object:
+        time.sleep(0.1)
+        return tell(answer)
+
+    monkeypatch.setattr(_once, "_tell", tell_late)
     begun, go_on = threading.Event(), threading.Event()
     firsts: list[bool] = []
     app = FastAPI()
     app.dependency_overrides[LockClient] = lambda: client
+    lock = [Locked("lock")] if is_behind_a_lock else []
 
-    @app.post("/a")
+    @app.post("/a", dependencies=lock)
     def pay(a: A) -> str | None:
         firsts.append(a.first)
         if a.first:
