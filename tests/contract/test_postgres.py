@@ -617,18 +617,11 @@ async def test_sweep_reads_each_page_of_many_names_once(empty: PostgresServer) -
     install(empty)
     caller = await asyncpg.connect(empty.url)
     try:
-        await caller.fetchval(f"select {_ACQUIRE_ONE}")
-        await caller.execute("create temp table one as select * from aiodlock.name")
-        await caller.execute(
-            "do $$ begin for number in 1 .. 3000 loop "
-            "update one set keep_until = 10 ^ 15, key = 'aiodlock:l:' || md5(number::text); "
-            "insert into aiodlock.name table one; end loop; end $$"
-        )
+        await _make_names(caller, 3000, keep_until="10 ^ 15", key="md5(number::text)")
+        sweep = "aiodlock.sweep(1000, '(0,0)')"
         for _ in range(2):  # before and after the server has looked at the table
-            await pages_read(
-                caller, "aiodlock.sweep(1000, '(0,0)')"
-            )  # the session reads the catalogs
-            assert await pages_read(caller, "aiodlock.sweep(1000, '(0,0)')") < 1000
+            await pages_read(caller, sweep)  # the session reads the catalogs
+            assert await pages_read(caller, sweep) < 1000
             await caller.execute("analyze aiodlock.name")
     finally:
         await caller.close()
@@ -639,13 +632,8 @@ async def test_sweep_goes_on_where_the_last_call_has_ended(empty: PostgresServer
     install(empty)
     caller = await asyncpg.connect(empty.url)
     try:
-        await caller.fetchval(f"select {_ACQUIRE_ONE}")
-        await caller.execute("create temp table one as select * from aiodlock.name")
-        await caller.execute(
-            "do $$ begin for number in 1 .. 9000 loop "
-            "update one set keep_until = case when number < 8000 then 10 ^ 15 else 1 end, "
-            "key = 'aiodlock:l:' || number; insert into aiodlock.name table one; end loop; end $$"
-        )
+        kept = "case when number < 8000 then 10 ^ 15 else 1 end"
+        await _make_names(caller, 9000, keep_until=kept, key="number")
         await pages_read(caller, "aiodlock.sweep(1, '(0,0)')")  # the session reads the catalogs
         place = await caller.fetchval("select place::text from aiodlock.sweep(1, '(0,0)')")
         from_there = await pages_read(caller, f"aiodlock.sweep(1, '{place}')")
@@ -656,6 +644,19 @@ async def test_sweep_goes_on_where_the_last_call_has_ended(empty: PostgresServer
         assert (place, swept) == (None, 997)
     finally:
         await caller.close()
+
+
+async def _make_names(
+    caller: asyncpg.Connection, number: int, *, keep_until: str, key: str
+) -> None:
+    """Make that many names, each with what these expressions say of its number."""
+    await caller.fetchval(f"select {_ACQUIRE_ONE}")
+    await caller.execute("create temp table one as select * from aiodlock.name")
+    await caller.execute(
+        f"do $$ begin for number in 1 .. {number} loop "
+        f"update one set keep_until = {keep_until}, key = 'aiodlock:l:' || {key}; "
+        "insert into aiodlock.name table one; end loop; end $$"
+    )
 
 
 def _acquire(number: str) -> str:

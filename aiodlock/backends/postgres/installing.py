@@ -15,16 +15,22 @@ _INSTALLING = 1095323470
 #: How long one who installs waits for each lock (ms).
 _LOCKED_MOST = 1500
 _FUNCTIONS = "-- FUNCTIONS:"
-_DROP_FUNCTIONS = """
+_FOR_EACH_FUNCTION = """
 do $$
 declare
   f regprocedure;
 begin
   for f in select oid from pg_proc where pronamespace = 'aiodlock'::regnamespace loop
-    execute 'drop function ' || f;
+    execute {};
   end loop;
 end $$
 """
+_DROP_FUNCTIONS = _FOR_EACH_FUNCTION.format("'drop function ' || f")
+#: Functions have the rights of their owner, whoever upgrades.
+_GIVE_TO_OWNER = _FOR_EACH_FUNCTION.format(
+    "format('alter function %s owner to %I', f, "
+    "(select tableowner from pg_tables where schemaname = 'aiodlock' and tablename = 'meta'))"
+)
 #: Who may use functions besides their owner, which ones, and whether these are all.
 _RIGHTS = """
 select case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end,
@@ -36,20 +42,6 @@ group by a.grantee
 """
 _FUNCTIONS_THERE = """
 select proname::text, oid::regprocedure::text from pg_proc where pronamespace = 'aiodlock'::regnamespace
-"""
-#: Functions have the rights of their owner, whoever upgrades.
-_GIVE_TO_OWNER = """
-do $$
-declare
-  f regprocedure;
-begin
-  for f in select oid from pg_proc where pronamespace = 'aiodlock'::regnamespace loop
-    execute format(
-      'alter function %s owner to %I', f,
-      (select tableowner from pg_tables where schemaname = 'aiodlock' and tablename = 'meta')
-    );
-  end loop;
-end $$
 """
 
 
