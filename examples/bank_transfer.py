@@ -90,6 +90,9 @@ async def transfer(
     think: Callable[[], object] = lambda: None,
 ) -> None:
     """Move money. The locks are taken in one order, whichever direction it moves in."""
+    if source == target or amount <= 0:
+        # From an account to itself, the second write would win, and the money come out of nothing.
+        raise ValueError(f"cannot move {amount} from account {source} to {target}")
     async with client.multilock(name_of(source), name_of(target)) as leases:
         with database:
             have = read(database, source, leases[name_of(source)].token)
