@@ -149,8 +149,8 @@ def run(
         typer.Option(
             "--quiet",
             "-q",
-            help="Print nothing while waiting, and nothing if the lock was not acquired. Failures are "
-            "still printed: a lost lock, an unreachable store.",
+            help="Print nothing while waiting, and nothing if the lock was not acquired or the success is "
+            "on record. Failures are still printed: a lost lock, an unreachable store.",
         ),
     ] = False,
     margin: Annotated[

@@ -18,6 +18,7 @@ import pytest
 import typer
 
 import aiodlock
+from aiodlock.cli import _run
 from aiodlock.cli._app import app
 
 from ..servers import Store
@@ -179,6 +180,16 @@ def test_error_messages_of_the_page_are_those_of_the_code() -> None:
     assert shown
     for message in shown:
         assert message in said, f"no error says {message!r}"
+
+
+def test_every_message_of_the_command_run_is_on_the_page() -> None:
+    code = (ROOT / "aiodlock/cli/_run.py").read_text()
+    said = set(re.findall(r'anted\.say\(\s*"([a-z_]+)"', code))
+    page = (ROOT / "docs/reference/command.md").read_text().partition("## Messages")[2]
+    assert said
+    assert said == set(re.findall(r"^\| `([a-z_]+)` \|", page, re.MULTILINE))
+    (quiet,) = re.findall(r"^`--quiet` leaves out (.*?)\. ", page, re.MULTILINE)
+    assert set(re.findall(r"`([a-z_]+)`", quiet)) == _run._QUIET
 
 
 def test_every_event_of_the_log_is_on_the_page() -> None:
