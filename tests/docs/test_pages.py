@@ -182,6 +182,14 @@ def test_error_messages_of_the_page_are_those_of_the_code() -> None:
         assert message in said, f"no error says {message!r}"
 
 
+def test_every_missing_extra_is_on_the_page() -> None:
+    code = "".join(path.read_text() for path in ROOT.glob("aiodlock/**/*.py"))
+    asked = set(re.findall(r"pip install 'aiodlock\[(\w+)\]'", code))
+    shown = set(re.findall(r"`aiodlock\[(\w+)\]`", (ROOT / "docs/help/errors.md").read_text()))
+    assert asked
+    assert asked <= shown
+
+
 def test_every_message_of_the_command_run_is_on_the_page() -> None:
     code = (ROOT / "aiodlock/cli/_run.py").read_text()
     said = set(re.findall(r'anted\.say\(\s*"([a-z_]+)"', code))
