@@ -99,7 +99,7 @@ class RedisGuard:
         :param ttl: seconds after which the key is gone, and its token forgotten: longer than any writer
             can be late. None keeps it.
         """
-        token = check_token(token)
+        token = _check_token(token)
         if ttl is not None and not ttl >= 0.001:
             raise ValueError(f"ttl must be at least 0.001 s, and is {ttl!r}")
         milliseconds = 0 if ttl is None else round(ttl * 1000)
@@ -169,7 +169,7 @@ class SQLFence:
         return f"{self.column} <= {self.placeholder}"
 
 
-def check_token(token: int) -> int:
+def _check_token(token: int) -> int:
     """Return a fencing token, or raise TypeError or ValueError."""
     if isinstance(token, bool) or not isinstance(token, int):
         raise TypeError(f"token must be an int, not {token!r}: use lease.token")
