@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 
 
 class OnceRun(core.OnceRun):
-    """One entry of a ``Once``: whether it is the first, and the result; as ``aiodlock.OnceRun``."""
+    """One entry of a ``Once``: whether it is the first, and the result; as ``aiodlock.OnceRun``.
+
+    ```python
+    with locks.once("invoice:7", keep=86400) as once:
+        if once.first:
+            once.result = "sent"
+    print(once.result)
+    ```
+    """
 
     __slots__ = ()
 

@@ -18,6 +18,11 @@ import pytest
 import typer
 
 import aiodlock
+import aiodlock.fastapi
+import aiodlock.sync
+import aiodlock.testing
+import aiodlock.web
+from aiodlock import fencing, otel
 from aiodlock.cli import _run
 from aiodlock.cli._app import app
 
@@ -128,6 +133,21 @@ def test_reference_has_every_public_name() -> None:
     shown = set(re.findall(r"^::: aiodlock\.([A-Z]\w*)$", text, re.MULTILINE))
     public = {name for name, value in vars(aiodlock).items() if is_public(name, value)}
     assert shown == public
+
+
+@pytest.mark.parametrize(
+    "module", [aiodlock.fastapi, aiodlock.sync, aiodlock.testing, aiodlock.web, otel, fencing]
+)
+def test_reference_has_every_public_name_of_the_module(module: ModuleType) -> None:
+    text = "".join(page.read_text() for page in ROOT.glob("docs/reference/*.md"))
+    shown = set(re.findall(rf"^::: {module.__name__}\.(\w+)$", text, re.MULTILINE))
+    own = {
+        name
+        for name, value in vars(module).items()
+        if is_public(name, value) and getattr(value, "__module__", "").startswith(module.__name__)
+    }
+    assert own
+    assert own <= shown
 
 
 def check_command(line: str) -> None:
