@@ -296,5 +296,19 @@ class Semaphore(Acquirable):
         """How many may hold at a time."""
         return self._core._limit
 
+    def locked(self) -> bool:
+        """Return whether ``acquire_nowait`` would be refused at this moment: no place free, or waiters.
+
+        Judged by this object's limit; where others resize the semaphore, it is not known which is in use.
+
+        ```python
+        if locks.semaphore("mail", limit=3).locked():
+            print("all three places are taken")
+        ```
+
+        :raises BackendUnavailable: when nothing answers within 2 s.
+        """
+        return super().locked()
+
     def __repr__(self) -> str:
         return f"<Semaphore {self.name!r} limit={self.limit} on {self._client!r}>"

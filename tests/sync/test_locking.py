@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import gc
+import inspect
 import pickle
 import threading
 import time
@@ -148,7 +149,16 @@ def test_a_semaphore_has_so_many_holders(threads: sync.Client) -> None:
         assert smtp.locked()
         with pytest.raises(sync.WouldBlock):
             smtp.acquire_nowait()
+    with smtp:
+        assert not smtp.locked()
     assert not smtp.locked()
+
+
+@pytest.mark.parametrize("kind", ["Lock", "Semaphore"])
+def test_locked_says_that_it_answers_what_it_answers_for_tasks(kind: str) -> None:
+    ours, theirs = getattr(sync, kind).locked, getattr(aiodlock, kind).locked
+    first_line = [str(inspect.getdoc(locked)).partition("\n")[0] for locked in (ours, theirs)]
+    assert first_line[0] == first_line[1]
 
 
 def test_a_multilock_takes_all_or_none(threads: sync.Client, in_thread: InThread) -> None:
