@@ -21,7 +21,7 @@ from .._text import printable as printable
 COLUMNS = {
     "name": "The lock's name. Line breaks and control characters are escaped.",
     "mode": "`exclusive` or `shared`. `closed`: nobody holds the lock, but the lock-delay of a lost holder "
-    "keeps it closed. `free`: nobody holds it.",
+    "or the `hold_at_least` of an earlier one keeps it closed. `free`: nobody holds it.",
     "holders": "The number of holders.",
     "held_by": "The holders' clients, with commas between them: host, process id, and a random part. "
     "`-` if nobody holds the lock.",
