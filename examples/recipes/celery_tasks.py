@@ -22,7 +22,7 @@ locks = sync.Client(shop.URL)
 @app.task
 @locks.locked("order:{order_id}", timeout=60)
 def pay(order_id: int) -> None:
-    shop.pay(order_id, 0)
+    shop.pay(order_id, 0)  # here is no lease: where the token is checked, take a block, as below
 
 
 @app.task(bind=True, max_retries=None)
