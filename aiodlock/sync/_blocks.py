@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from contextvars import ContextVar
 from itertools import count
 from types import FrameType
@@ -70,11 +71,15 @@ class Here:
         if holds and holds[-1]() is lease:
             holds.pop()
 
-    def latest(
+    def forget(self, leases: Sequence[Lease]) -> None:
+        """Let ``Lock.release`` know nothing of these any more."""
+        self._holds[:] = [ref for ref in self._holds if ref() not in leases]
+
+    def holds(
         self, running: Running, kind: str, name: str, mode: str, owner: str | None
-    ) -> Lease | None:
-        """Return the newest hold of that description: a live one, else one that was lost."""
-        lost: Lease | None = None
+    ) -> list[Lease]:
+        """Return the holds of that description that nobody has released, the newest first."""
+        found: list[Lease] = []
         for ref in reversed(self._holds):
             lease = ref()
             if lease is None or lease._running is not running or lease._is_over():
@@ -85,10 +90,8 @@ class Here:
                 continue
             if request.options.owner != owner:
                 continue
-            if lease.held:
-                return lease
-            lost = lost or lease
-        return lost
+            found.append(lease)
+        return found
 
     def own(self, running: Running, *names: str) -> OwnRequests:
         """Return what the open blocks of this thread hold, of these names and of all."""

@@ -104,18 +104,22 @@ class Acquirable:
         ```
 
         :raises NotHeld: when this thread holds nothing of the kind, or has dropped the lease.
-        :raises LockLost: when the lease was lost before, or nothing answered until its deadline.
+        :raises LockLost: once, when the thread has nothing left but what it has lost; or when nothing
+            answered until the lease's deadline.
         """
-        running = self._client._use(self.name)
+        running, me = self._client._use(self.name), here()
         request, options = self._core, self._core._options
-        lease = here().latest(running, request._kind, self.name, request._mode, options.owner)
-        if lease is None:
+        holds = me.holds(running, request._kind, self.name, request._mode, options.owner)
+        if not holds:
             raise NotHeld(
                 f"this thread holds no lease on {self.name!r} in {request._mode} mode: keep the lease that "
                 "acquire() returns, and call its release(), which any thread may",
                 name=self.name,
             )
-        lease.release()
+        live = next((lease for lease in holds if lease.held), None)
+        if live is None:
+            me.forget(holds)  # what is raised here tells of all of them
+        (live or holds[0]).release()
 
     def locked(self) -> bool:
         """Return whether anybody holds the name at this moment, in any mode.

@@ -78,6 +78,27 @@ def test_after_a_bare_lease_was_lost_its_thread_waits_for_a_turn_of_its_own(
         lock.release()
 
 
+def test_release_by_the_lock_tells_losses_once(threads: sync.Client) -> None:
+    lock = threads.lock("x")
+    lost: list[sync.Lease] = []
+    for _ in range(3):
+        lost.append(lock.acquire(timeout=5))
+        threads.break_lock("x")
+        until(lambda: not lost[-1].held)
+    with pytest.raises(sync.LockLost, match=str(lost[-1].token)):
+        lock.release()
+    with pytest.raises(sync.NotHeld):
+        lock.release()
+    with pytest.raises(sync.NotHeld):
+        lost[-1].release()
+    for lease in lost[:-1]:  # each belongs to its Lease
+        with pytest.raises(sync.LockLost):
+            lease.release()
+    kept = lock.acquire(timeout=5)
+    lock.release()
+    assert not kept.held
+
+
 def test_a_lease_that_is_not_extended_expires(threads: sync.Client) -> None:
     with pytest.raises(sync.LockLost) as lost:
         with threads.lock("x", ttl=0.2, auto_extend=False) as lease:
