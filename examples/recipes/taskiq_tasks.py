@@ -1,12 +1,15 @@
 """A taskiq task that pays an order once. Each worker process has a client of its own.
 
-    taskiq worker taskiq_tasks:broker
+    python taskiq_tasks.py 42
 
-This broker keeps its tasks in memory, for the example; use taskiq-redis or another.
+This broker keeps its tasks in memory, and runs them in the process that sends them, for the example. With
+taskiq-redis or another, start workers: ``taskiq worker taskiq_tasks:broker``.
 """
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from typing import Annotated
 
 import shop
@@ -33,3 +36,17 @@ async def pay(order_id: int, context: Annotated[Context, TaskiqDepends()]) -> bo
     async with locks.lock(f"order:{order_id}", timeout=60) as lease:
         paid_now: bool = await shop.pay_in_thread(order_id, lease.token)
         return paid_now
+
+
+async def main() -> None:
+    await broker.startup()
+    try:
+        sent = [await pay.kiq(int(sys.argv[1])) for _ in range(3)]
+        for one in sent:
+            print((await one.wait_result(timeout=60)).return_value)
+    finally:
+        await broker.shutdown()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -6,6 +6,8 @@ import asyncio
 import functools
 import importlib
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -227,6 +229,22 @@ async def test_a_taskiq_task(shop: Shop) -> None:
         await tasks.broker.shutdown()
     assert sum(result.return_value for result in results) == 2
     assert [shop.charged(order) for order in range(2)] == [1, 1]
+
+
+def test_the_command_of_the_taskiq_recipe(shop: Shop, tmp_path: Path) -> None:
+    (command,) = re.findall(r"^    python (.+)$", str(recipe("taskiq_tasks").__doc__), re.MULTILINE)
+    script, order_id = command.split()
+    for file in (script, "shop.py"):  # a folder of the reader's
+        shutil.copy(RECIPES / file, tmp_path)
+    ran = subprocess.run(
+        [sys.executable, script, order_id],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        timeout=60,
+        check=True,
+    )
+    assert sorted(ran.stdout.decode().split()) == ["False", "False", "True"]
+    assert shop.charged(int(order_id)) == 1
 
 
 async def test_a_starlette_endpoint(shop: Shop) -> None:
