@@ -17,6 +17,7 @@ from aiodlock._embedded import find_valkey9
 from aiodlock.backends.redis import Source
 
 from ..conftest import MakeClient
+from ..proxy import FaultProxy
 from ..scenes import is_held, takes, until, until_waiting
 from .load import contending, fail_over, turns_so_far, until_turns
 from .servers import FAILOVER_WITHIN, SERVICE, Node, SentinelService
@@ -114,6 +115,21 @@ async def test_user_of_the_sentinels_that_the_page_lists_is_enough(
     url = f"{service.url}?sentinel_username=asks&sentinel_password=secret"
     async with aiodlock.Client(url) as client, client.lock("name") as lease:
         assert lease.held
+
+
+async def test_far_sentinels_that_want_a_login_are_reached(service: SentinelService) -> None:
+    # The login takes longer than a sentinel gets at first, and each question is one more round trip.
+    async with AsyncExitStack() as stack:
+        ports = []
+        for sentinel in service.sentinels:
+            sentinel.call("ACL", "SETUSER", "far", "reset", "on", ">secret", "+@all")
+            proxy = await stack.enter_async_context(FaultProxy(sentinel.url))
+            proxy.delay(0.3)
+            ports.append(f"127.0.0.1:{proxy.port}")
+        url = f"redis+sentinel://{','.join(ports)}/{SERVICE}/0"
+        login = "?sentinel_username=far&sentinel_password=secret"
+        async with aiodlock.Client(url + login) as client, client.lock("name") as lease:
+            assert lease.held
 
 
 # -- failovers ---------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from ..._errors import BackendUnavailable
-from .sentinel import PATIENCE, Address, Named, Sentinel
+from .sentinel import Address, Named, Sentinel
 from .wire import Wire
 
 _logger = logging.getLogger("aiodlock")
@@ -45,8 +45,8 @@ _GRACE = 0.05
 _ASK_EVERY, _ASK_AGAIN = 1.0, 0.1
 #: The answer of a sentinel that does not answer any more counts for so long (seconds).
 _REMEMBERED = 10.0
-#: A resolved name is not resolved again for so long (seconds).
-_RESOLVED_FOR = 10.0
+#: The resolver is waited for so long; what it said is not asked again for so long (seconds).
+_RESOLVING_FOR, _RESOLVED_FOR = 0.5, 10.0
 
 
 class PrimaryLookup:
@@ -72,12 +72,8 @@ class PrimaryLookup:
     ) -> None:
         self._addresses = list(addresses)
         self._service = service
-        self._for_sentinels = for_sentinels | {
-            key: min(PATIENCE, for_sentinels.get(key) or PATIENCE)
-            for key in ("socket_timeout", "socket_connect_timeout")
-        }
         # There is another sentinel to ask; and without a password HELLO would not say what is missing.
-        self._for_sentinels |= {"retry": Retry(NoBackoff(), 0), "protocol": 2}
+        self._for_sentinels = for_sentinels | {"retry": Retry(NoBackoff(), 0), "protocol": 2}
         self._min_other_sentinels = min_other_sentinels
         self._force_master_ip = force_master_ip
         self._dial: Callable[[Address, dict[str, Any]], AbstractConnection] | None = None
@@ -267,7 +263,7 @@ class PrimaryLookup:
             asked = self._resolving[address] = loop.run_in_executor(None, ask)
             # Perhaps no task waits for it any more.
             asked.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.wait({asked}, timeout=PATIENCE)
+        await asyncio.wait({asked}, timeout=_RESOLVING_FOR)
         if not asked.done():
             raise TimeoutError
         if self._resolving.get(address) is asked:

@@ -12,14 +12,16 @@ from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import RedisError, ResponseError
 
-from .dialing import connect
+from ..base import Unanswered
+from .dialing import connect, within
 from .refusals import ReplyError
 from .wire import Wire, open_wire
 
 Address = tuple[str, int]
 
-#: A sentinel has so long to accept a connection, and to answer (seconds).
-PATIENCE = 0.5
+#: A sentinel has so long to accept a connection, to let it log in, and to answer (seconds). The time
+#: doubles while that is too short: it may be far away, or all clients may dial it at once.
+_FIRST_PATIENCE, _LONGEST_PATIENCE = 1.0, 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class Sentinel:
     """One sentinel, and a connection to it that is kept while a client is entered.
 
     Mutable state: ``kept`` (whether it is), ``_wire``, ``heard`` (the last answer, and when), ``failure``
-    (why there was none the last time), ``hurry`` (set when it is to be asked at once).
+    (why there was none the last time), ``hurry`` (set when it is to be asked at once), ``_patience`` (how
+    long it has for each step, in seconds).
     """
 
     def __init__(self, address: Address, dial: Callable[[], AbstractConnection]) -> None:
@@ -47,23 +50,27 @@ class Sentinel:
         self.heard: tuple[Named, float] | None = None
         self.failure: Exception | None = None
         self.hurry: asyncio.Event = asyncio.Event()
+        self._patience = _FIRST_PATIENCE
 
     async def ask(self, service: str, least_others: int) -> Named:
         """Return what it says now, or raise a RedisError or an OSError."""
         try:
-            async with asyncio.timeout(2 * PATIENCE):
-                named = await self._ask(service, least_others)
+            wire = await self._connected()
+            async with within(self._patience):
+                named = await self._ask(wire, service, least_others)
         except (RedisError, OSError) as failed:
+            if isinstance(failed, TimeoutError | Unanswered):
+                self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
             self.failure = failed
             raise
         finally:
             if not self.kept:
                 self.close()
         self.heard, self.failure = (named, asyncio.get_running_loop().time()), None
+        self._patience = _FIRST_PATIENCE
         return named
 
-    async def _ask(self, service: str, least_others: int) -> Named:
-        wire = await self._connected()
+    async def _ask(self, wire: Wire, service: str, least_others: int) -> Named:
         about = wire.send("SENTINEL", "MASTER", service)
         naming = wire.send("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
         try:
@@ -86,13 +93,11 @@ class Sentinel:
     async def _connect(self) -> Wire:
         connection = self._dial()
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with within(self._patience, lambda: connection._writer is not None):
                 await connect(connection)
-            return open_wire(connection, PATIENCE)
-        except BaseException as failed:
+            return open_wire(connection, self._patience)
+        except BaseException:
             await connection.disconnect(nowait=True)
-            if isinstance(failed, TimeoutError) and not failed.args:
-                raise TimeoutError(f"no answer within {PATIENCE:g} s") from failed
             raise
 
     def close(self) -> None:
