@@ -15,6 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 import aiodlock
 from aiodlock._embedded import find_valkey9
 from aiodlock.backends.redis import Source
+from aiodlock.backends.redis.sentinel import Sentinel as OneSentinel
 
 from ..conftest import MakeClient
 from ..proxy import FaultProxy
@@ -118,7 +119,7 @@ async def test_user_of_the_sentinels_that_the_page_lists_is_enough(
 
 
 async def test_far_sentinels_that_want_a_login_are_reached(service: SentinelService) -> None:
-    # The login takes longer than a sentinel gets at first, and each question is one more round trip.
+    # The login and the question take longer than a second together, but not each of them.
     async with AsyncExitStack() as stack:
         ports = []
         for sentinel in service.sentinels:
@@ -130,6 +131,21 @@ async def test_far_sentinels_that_want_a_login_are_reached(service: SentinelServ
         login = "?sentinel_username=far&sentinel_password=secret"
         async with aiodlock.Client(url + login) as client, client.lock("name") as lease:
             assert lease.held
+
+
+async def test_sentinel_that_was_too_slow_has_longer_the_next_time(
+    service: SentinelService,
+) -> None:
+    async with FaultProxy(service.sentinels[0].url) as proxy:
+        proxy.delay(1.2)
+        dial = Source.from_url(proxy.url).make_connection
+        sentinel = OneSentinel(("127.0.0.1", proxy.port), dial)
+        with pytest.raises(TimeoutError, match="no answer within 1 s"):
+            await sentinel.ask(SERVICE, 0)
+        with suppress(TimeoutError):  # a login of two round trips needs one attempt more
+            await sentinel.ask(SERVICE, 0)
+        named = await sentinel.ask(SERVICE, 0)
+        assert named.address == ("127.0.0.1", service.primary.port)
 
 
 # -- failovers ---------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from .wire import Wire, open_wire
 Address = tuple[str, int]
 
 #: A sentinel has so long to accept a connection, to let it log in, and to answer (seconds). The time
-#: doubles while that is too short: it may be far away, or all clients may dial it at once.
+#: doubles while that is too short: it may be far away, or all clients may dial it at once. Then it is twice
+#: what the last answer took.
 _FIRST_PATIENCE, _LONGEST_PATIENCE = 1.0, 4.0
 
 
@@ -54,6 +55,8 @@ class Sentinel:
 
     async def ask(self, service: str, least_others: int) -> Named:
         """Return what it says now, or raise a RedisError or an OSError."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
             wire = await self._connected()
             async with within(self._patience):
@@ -66,8 +69,8 @@ class Sentinel:
         finally:
             if not self.kept:
                 self.close()
-        self.heard, self.failure = (named, asyncio.get_running_loop().time()), None
-        self._patience = _FIRST_PATIENCE
+        self.heard, self.failure = (named, loop.time()), None
+        self._patience = max(_FIRST_PATIENCE, min(2 * (loop.time() - began), _LONGEST_PATIENCE))
         return named
 
     async def _ask(self, wire: Wire, service: str, least_others: int) -> Named:
