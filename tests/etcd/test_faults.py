@@ -345,6 +345,31 @@ async def test_lock_delay_keeps_the_name_of_a_lost_holder_closed(
     await waiter.leave(ENDED)
 
 
+@pytest.mark.parametrize("known", [False, True])
+async def test_lock_delay_of_a_process_that_dies_begins_when_its_lease_has_ended(
+    one_node: EtcdCluster, make_direct: MakeDirect, known: bool
+) -> None:
+    """Whenever it dies: no renewal of its lease comes without one of the lock-delay's, which is longer.
+
+    ``known``: the lock-delay's is there already when the other one is made.
+    """
+    direct = await make_direct(one_node)
+    if known:
+        await direct.store.leases.get(4.0)
+        await asyncio.sleep(0.2)
+    holder, heard = direct.place(ttl=3.0, lock_delay=1.0)
+    await _acquire(holder, heard)
+    lease, delay = holder.own.lease, holder.own.delay_lease
+    assert lease is not None
+    assert delay is not None
+    made = lease.renewed_at
+    async with asyncio.timeout(5.0):
+        while lease.renewed_at < made + 2.0:
+            assert delay.renewed_at + delay.seconds >= lease.renewed_at + lease.seconds + 1.0
+            await asyncio.sleep(0.005)
+    await holder.leave(ENDED)
+
+
 async def test_waiter_that_is_granted_opens_its_lock_delay_when_it_is_lost(
     one_node: EtcdCluster, make_direct: MakeDirect
 ) -> None:

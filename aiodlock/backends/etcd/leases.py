@@ -54,8 +54,8 @@ class SharedLease:
     (renewals do not count any more),
     ``pace`` (it is renewed so often), ``users`` (requests whose keys end with it), ``unused_since``,
     ``_sent`` (when the renewals were sent on this stream), ``silent_since`` (when the first one was
-    sent of those without an answer), ``due`` (of the next renewal), ``answered`` (who waits for the
-    next answer).
+    sent of those without an answer), ``due`` (of the next renewal), ``outlives`` (shorter ones that must
+    end before it), ``answered`` (who waits for the next answer).
     """
 
     __slots__ = (
@@ -66,6 +66,7 @@ class SharedLease:
         "due",
         "id",
         "outdated",
+        "outlives",
         "pace",
         "renewed_at",
         "seconds",
@@ -87,6 +88,7 @@ class SharedLease:
         self.users: int = 0
         self.unused_since: float = sent
         self.due: float = sent + self.pace
+        self.outlives: set[SharedLease] = set()
         self.silent_since: float | None = None
         self._sent: deque[float] = deque()
         self._answered: list[asyncio.Future[None]] = []
@@ -103,6 +105,10 @@ class SharedLease:
         """Renew often enough for a request that lives for ``length``."""
         self.pace = length / 3
         self.due = min(self.due, self.renewed_at + self.pace)
+
+    def is_due(self, moment: float) -> bool:
+        """Whether it is to be renewed: also before each renewal of one that it outlives."""
+        return self.due <= moment or any(one.is_due(moment) for one in self.outlives)
 
     def sent(self, moment: float) -> None:
         """A renewal is on its way."""
@@ -209,6 +215,15 @@ class Leases:
         self.hurry(lease, length)
         return lease
 
+    async def get_longer(self, lease: SharedLease, more: float) -> SharedLease:
+        """Return a lease that ends so much later than this one, whenever the client dies."""
+        longer = await self.get(lease.seconds + more)
+        if lease.id in self._by_id:  # else it is not renewed any more
+            longer.outlives.add(lease)
+        if longer.renewed_at < lease.renewed_at:
+            await self.renew(longer)
+        return longer
+
     def hurry(self, lease: SharedLease, length: float) -> None:
         """Renew a lease often enough for a request that lives for so long."""
         if length / 3 < lease.pace:
@@ -282,6 +297,8 @@ class Leases:
         self._by_id.pop(lease.id, None)
         if self._by_length.get(lease.asked) is lease:
             del self._by_length[lease.asked]
+        for other in self._by_id.values():
+            other.outlives.discard(lease)
 
     # -- keeping them ----------------------------------------------------------------------------
 
@@ -299,7 +316,7 @@ class Leases:
             moment = now()
             await self._drop_unused(moment)
             # A long one before a short one: a lock-delay must end after the lease that it follows.
-            for lease in sorted(self._by_id.values(), key=lambda one: -one.seconds):
+            for lease in sorted(self._by_id.values(), key=lambda one: -one.asked):
                 since = lease.silent_since
                 patience = max(_LEAST_PATIENCE, min(_PATIENCE, lease.pace))
                 if since is not None and moment - max(since, opened_at) > patience:
@@ -309,8 +326,8 @@ class Leases:
                     self._on_silent(lease, error)
                     self._link.failed(generation, error)
                     raise error
-                if lease.due <= moment:
-                    lease.sent(now())
+                if lease.is_due(moment):
+                    lease.sent(moment)
                     await send(m.LeaseKeepAliveRequest(lease.id))
             pause = self._until_next(now())
             try:

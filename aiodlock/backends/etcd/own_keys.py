@@ -160,8 +160,12 @@ class OwnKeys:
         terms, pool = self._place.terms, self._place.store.leases
         holder = await pool.get(self.ttl)
         waiter = holder if terms.waiter_ttl >= self.ttl else await pool.get(terms.waiter_ttl)
-        delay = await pool.get(self.ttl + terms.lock_delay) if terms.lock_delay else None
-        return holder, waiter, delay
+        return holder, waiter, await self._delay_after(holder)
+
+    async def _delay_after(self, lease: SharedLease) -> SharedLease | None:
+        """Return the lease of the lock-delay of a key that ends with this one; None without."""
+        delay = self._place.terms.lock_delay
+        return await self._place.store.leases.get_longer(lease, delay) if delay else None
 
     async def _wanted(self) -> tuple[SharedLease, SharedLease | None]:
         """Return the leases that they should end with. The first one promises what was told."""
@@ -174,6 +178,7 @@ class OwnKeys:
             elif self.lease is not None and now() + length < self.deadline:
                 # More was told, before ``extend`` made it shorter: until then by a lease as long as this.
                 lease, length = await pool.get(self.lease.asked), self.lease.seconds
+                delay = await self._delay_after(lease)
                 pool.hurry(lease, self.ttl)
                 place.set_timer(max(PAUSE, self.deadline - now() - self.ttl), self._move_soon)
             if lease is self.lease or lease.deadline(length) >= self.deadline:
