@@ -323,6 +323,35 @@ async def test_holder_whose_key_is_gone_when_it_is_moved_is_told(
     await holder.leave(ENDED)
 
 
+@pytest.mark.parametrize("how", ["with a lock-delay", "beside its owner"])
+async def test_waiter_that_is_granted_promises_no_more_than_its_new_lease(
+    one_node: EtcdCluster, make_direct: MakeDirect, how: str
+) -> None:
+    direct = await make_direct(one_node)
+    first, heard = direct.place(ttl=20.0, waiter_ttl=20.0)
+    await _acquire(first, heard)
+    owner = "ann" if how == "beside its owner" else None
+    mate, mate_heard = direct.place(ttl=20.0, waiter_ttl=20.0, owner=owner)
+    if owner:
+        assert isinstance(await mate.acquire(wait=True), Waiting)
+    delay = 0.0 if owner else 1.0
+    waiter, waiter_heard = direct.place(ttl=6.0, waiter_ttl=5.0, owner=owner, lock_delay=delay)
+    assert isinstance(await waiter.acquire(wait=True), Waiting)
+    lease = direct.store.leases.known(6.0)
+    assert lease is not None
+    async with asyncio.timeout(10.0):
+        while waiter.deadline < lease.deadline(6.0) + 0.3:
+            await asyncio.sleep(0.005)
+    await first.leave(ENDED)
+    await waiter_heard.until("granted")
+    assert waiter.lease is lease
+    assert waiter.deadline <= lease.deadline(6.0)
+    if owner:
+        assert mate_heard.words == ["granted"]
+        await mate.leave(ENDED)
+    await waiter.leave(ENDED)
+
+
 @pytest.mark.parametrize("waits", [False, True])
 async def test_acquire_with_a_lock_delay_whose_answer_is_lost_leaves_the_name_open(
     one_node: EtcdCluster,

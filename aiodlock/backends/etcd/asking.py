@@ -231,9 +231,9 @@ async def _join(place: EtcdPlace, turn: Turn, record: Record, queue: Queue) -> i
     """Get in beside the owner's other request."""
     own, order = place.own, turn.order
     mate = queue.find(turn.mate)
-    holder, _, delay = await own.leases()
     if mate is None:
         return None
+    holder, delay = await own.wanted(granted=True)
     leases = transactions.Leases(holder.id, 0, delay.id if delay else 0)
     joining = transactions.join(place.keys, record, own.written, mate, place.value(order), leases)
     with own.writing(holder):
@@ -259,7 +259,7 @@ async def _delay(place: EtcdPlace, order: int, record: Record) -> int | None:
     """Write the lock-delay that the grant needs, if any."""
     own = place.own
     if place.terms.lock_delay and not record.joined:
-        holder, _, delay = await own.leases()
+        holder, delay = await own.wanted(granted=True)
         if not await own.write(place.value(), place.value(order), holder, delay):
             return None
         place.hold(order, holder, delay, now())

@@ -167,13 +167,16 @@ class OwnKeys:
         delay = self._place.terms.lock_delay
         return await self._place.store.leases.get_longer(lease, delay) if delay else None
 
-    async def _wanted(self) -> tuple[SharedLease, SharedLease | None]:
-        """Return the leases that they should end with. The first one promises what was told."""
+    async def wanted(self, *, granted: bool = False) -> tuple[SharedLease, SharedLease | None]:
+        """Return the leases that they should end with. The first one promises what was told.
+
+        ``granted``: a waiter is about to hold.
+        """
         place, pool = self._place, self._place.store.leases
         while True:
             holder, waiter, delay = await self.leases()
             lease, length = holder, self.ttl
-            if place.state != "held":
+            if place.state != "held" and not granted:
                 lease, length, delay = waiter, place.terms.waiter_ttl, None
             elif self.lease is not None and now() + length < self.deadline:
                 # More was told, before ``extend`` made it shorter: until then by a lease as long as this.
@@ -219,7 +222,7 @@ class OwnKeys:
         place = self._place
         async with self.alone():
             while self.written and place.state in ("waiting", "held"):
-                lease, delay = await self._wanted()
+                lease, delay = await self.wanted()
                 if self._are_at(lease, delay):
                     return
                 if await self.write(self._value(), place.value(place.token), lease, delay):
@@ -234,7 +237,7 @@ class OwnKeys:
             if not self.written or place.state not in ("waiting", "held"):
                 yield None
                 return
-            lease, delay = await self._wanted()
+            lease, delay = await self.wanted()
             if self._are_at(lease, delay):
                 yield None
                 return
