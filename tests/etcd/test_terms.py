@@ -323,6 +323,43 @@ async def test_holder_whose_key_is_gone_when_it_is_moved_is_told(
     await holder.leave(ENDED)
 
 
+@pytest.mark.parametrize("when", ["moved", "granted", "joins"])
+async def test_request_that_is_gone_when_its_lease_is_there_is_not_made_anew(
+    one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    direct = await make_direct(one_node)
+    first, heard = direct.place(ttl=20.0, waiter_ttl=20.0)
+    await _acquire(first, heard)
+    owner, delay = ("ann", 0.0) if when == "joins" else (None, 5.0)
+    mate, _ = direct.place(ttl=20.0, waiter_ttl=20.0, owner=owner)
+    waiter, waiter_heard = direct.place(ttl=25.0, waiter_ttl=15.0, owner=owner, lock_delay=delay)
+    for place in (mate, waiter) if owner else (waiter,):
+        assert isinstance(await place.acquire(wait=True), Waiting)
+    leases = direct.store.leases
+    get = leases.get
+
+    async def slow(length: float) -> SharedLease:
+        if length == 25.0 and not waiter_heard.words:
+            deletion = m.RequestOp(request_delete_range=m.DeleteRangeRequest(waiter.key))
+            await direct.store._link.call(api.TXN, m.TxnRequest(success=[deletion]))
+            await waiter_heard.until("gone: gone")
+        return await get(length)
+
+    monkeypatch.setattr(leases, "get", slow)
+    if when == "moved":
+        await _outdate(direct, 15.0)
+    else:
+        await first.leave(ENDED)
+    async with asyncio.timeout(10.0):
+        while not waiter_heard.words:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.3)
+    assert waiter_heard.words == ["gone: gone"]
+    assert not [key for key in await _left(direct) if waiter.id.encode() in key]
+    for place in (first, mate, waiter):
+        await place.leave(ENDED)
+
+
 @pytest.mark.parametrize("how", ["with a lock-delay", "beside its owner"])
 async def test_waiter_that_is_granted_promises_no_more_than_its_new_lease(
     one_node: EtcdCluster, make_direct: MakeDirect, how: str

@@ -234,6 +234,8 @@ async def _join(place: EtcdPlace, turn: Turn, record: Record, queue: Queue) -> i
     if mate is None:
         return None
     holder, delay = await own.wanted(granted=True)
+    if not own.written:
+        return None  # gone meanwhile
     leases = transactions.Leases(holder.id, 0, delay.id if delay else 0)
     joining = transactions.join(place.keys, record, own.written, mate, place.value(order), leases)
     with own.writing(holder):

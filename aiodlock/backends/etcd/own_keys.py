@@ -238,7 +238,7 @@ class OwnKeys:
                 yield None
                 return
             lease, delay = await self.wanted()
-            if self._are_at(lease, delay):
+            if not self.written or self._are_at(lease, delay):
                 yield None
                 return
             request = self._move(self._value(), place.value(place.token), lease, delay)
@@ -251,6 +251,8 @@ class OwnKeys:
         self, value: bytes, delay_value: bytes, lease: SharedLease, delay: SharedLease | None
     ) -> bool:
         """Write the key with another lease; else it is known now where it is, or that it is gone."""
+        if not self.written:
+            return False  # gone while its lease was asked for: to write it now would make it anew
         store = self._place.store
         request = self._move(value, delay_value, lease, delay)
         with self.writing(lease):
