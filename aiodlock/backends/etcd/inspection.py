@@ -124,10 +124,13 @@ class Inspection:
         """Release all holders of a name by force; return their number."""
         keys = self._store.keys(kind, name)
         told = await self._store.leases.make(_REMEMBERED)
-        broken = 0
+        broken, meant = 0, set[str]()
         while True:
             queue = await self._store.read(keys)
             holders, closed = list(queue.holders()), queue.closed()
+            if meant:  # others were let in by the first transaction
+                holders = [holder for holder in holders if holder.id in meant]
+                closed = [one for one in closed if one.id in meant]
             if not holders and not closed:
                 return broken
             some, gone = holders[:_BROKEN_TOGETHER], closed[:_BROKEN_TOGETHER]
@@ -136,6 +139,7 @@ class Inspection:
             )
             if (await self._store.transact(keys, request)).succeeded:
                 broken += len(some)
+                meant = meant or {record.id for record in (*holders, *closed)}
                 if (some, gone) == (holders, closed):
                     return broken
 
