@@ -191,6 +191,43 @@ async def test_request_whose_owner_leaves_while_it_joins_is_told(
     await mate.leave(ENDED)
 
 
+async def test_waiter_that_leaves_while_it_joins_its_owner_keeps_nothing(
+    one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to the leave overtakes the other one. (The watch may have told the grant before.)"""
+    far, direct = [await make_direct(one_node, prefix="joins late") for _ in range(2)]
+    first, first_heard = far.place()
+    owner, owner_heard = far.place(owner="ann")
+    mate, mate_heard = direct.place(owner="ann", ttl=20.0)
+    await _acquire(first, first_heard)
+    for place in (owner, mate):
+        assert isinstance(await place.acquire(wait=True), Waiting)
+    transact = direct.store.transact
+    joined, go = asyncio.Event(), asyncio.Event()
+
+    async def late(keys: Any, request: m.TxnRequest, **options: Any) -> m.TxnResponse:
+        answer = await transact(keys, request, **options)
+        if any(step.request_put is not None for step in request.success):
+            joined.set()
+            await go.wait()
+        return answer
+
+    monkeypatch.setattr(direct.store, "transact", late)
+    await first.leave(ENDED)
+    await owner_heard.until("granted")
+    await joined.wait()
+    lease = direct.store.leases.known(20.0)
+    assert lease is not None
+    monkeypatch.setattr(direct.store, "transact", transact)
+    await mate.leave(ENDED)
+    go.set()
+    await asyncio.sleep(0.3)
+    assert mate.state == "left"
+    assert mate_heard.words in ([], ["granted"])
+    assert lease.users == 0
+    await owner.leave(ENDED)
+
+
 async def test_cancelled_acquire_leaves_nothing(
     one_node: EtcdCluster, make_direct: MakeDirect
 ) -> None:

@@ -240,6 +240,8 @@ async def _join(place: EtcdPlace, turn: Turn, record: Record, queue: Queue) -> i
     joining = transactions.join(place.keys, record, own.written, mate, place.value(order), leases)
     with own.writing(holder):
         answer = await _send(place, joining, holder, delay)
+    if place.state == "left":
+        return None  # its leave has overtaken this answer
     assert answer.header is not None
     if answer.succeeded:
         own.is_at(holder, answer.header.revision)
