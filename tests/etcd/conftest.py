@@ -92,13 +92,16 @@ class Direct:
         waiter_ttl: float = 3.0,
         limit: int = 0,
         lock_delay: float = 0.0,
+        margin: float = 0.0,
         auto_extend: bool = True,
         owner: str | None = None,
     ) -> tuple[EtcdPlace, Heard]:
         """Make a request, and what it will have been told."""
         id, heard = f"{self.store.label}-{next(self._numbers)}", Heard()
         waiter_ttl = min(waiter_ttl, ttl)
-        terms = Terms(kind, name, mode, limit, ttl, waiter_ttl, lock_delay, 0.0, None, auto_extend)
+        terms = Terms(
+            kind, name, mode, limit, ttl, waiter_ttl, lock_delay, margin, None, auto_extend
+        )
         return self.store.place(terms, id, f"u{owner}" if owner else f"t{id}", heard), heard
 
 

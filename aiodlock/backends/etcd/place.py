@@ -165,12 +165,8 @@ class EtcdPlace:
                 self.state = "asking"
                 self.store.add(self)
                 answer = await asking.queue(self) if wait else await asking.try_once(self)
-            if (
-                isinstance(answer, Granted)
-                and self.terms.begins
-                and not await asking.close_after(self)
-            ):
-                answer = Gone("gone")
+            if isinstance(answer, Granted):
+                answer = await self._begin_at_once(answer)
         except BackendUnavailable:
             self._failed = True
             raise
@@ -185,6 +181,17 @@ class EtcdPlace:
             self._answered = True
             if self.recalled and isinstance(answer, Granted):
                 answer.recalled = True
+        return answer
+
+    async def _begin_at_once(self, answer: Granted) -> Granted | Gone:
+        """Do what a body needs that begins with the answer to ``acquire``."""
+        if not self._lasts:
+            await self._renew()  # it is at the lease of a waiter still
+            if not self.own.written:
+                return Gone("gone")
+            answer = Granted(self.token, self.deadline)
+        if self.terms.begins and not await asking.close_after(self):
+            return Gone("gone")
         return answer
 
     def hold(
@@ -228,22 +235,31 @@ class EtcdPlace:
             self.set_timer(0.0, lambda: self.store.start(self._confirm_waiting))
 
     def _tell_granted(self) -> None:
-        if self.deadline - self.terms.margin > now():
+        if self._lasts:
             self._listener.granted()
         else:
             self.store.start(self._extend_first)
 
+    @property
+    def _lasts(self) -> bool:
+        """Whether more than the margin is left."""
+        return self.deadline - self.terms.margin > now()
+
+    async def _renew(self) -> None:
+        """Have it end with the lease of its ttl, and renew that if need be."""
+        await self.own.move()
+        if self.own.lease is not None and not self._lasts:
+            await self.store.leases.renew(self.own.lease)
+
     async def _extend_first(self) -> None:
         """Too little is left for a body: renew, and tell then."""
         try:
-            await self.own.move()  # if it is at a lease that counts no more
-            if self.own.lease is not None and self.deadline - self.terms.margin <= now():
-                await self.store.leases.renew(self.own.lease)
+            await self._renew()
         except BackendError:
             pass
         lease = self.own.lease
         if self.state == "held" and lease is not None:
-            if lease.alive and self.deadline - self.terms.margin > now():
+            if lease.alive and self._lasts:
                 self._listener.granted()
             else:
                 self._listener.gone("expired")
@@ -359,6 +375,7 @@ class EtcdPlace:
     def reuse(self, terms: Terms) -> None:
         """A new body has the lease that lingered: its ``max_hold`` is the core's matter."""
         self.terms = terms
+        self.own.hurry()
 
     async def begin(self) -> None:
         """A body begins: keep the name closed for ``hold_at_least`` from now on."""

@@ -1,0 +1,86 @@
+"""What is left of a shared lease when a body begins, and while it goes on: more than the margin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aiodlock._clock import now
+from aiodlock._model import ENDED, Granted, Waiting
+from aiodlock.backends.etcd import link as api
+from aiodlock.backends.etcd import messages as m
+
+from .conftest import Direct
+from .servers import EtcdCluster
+from .test_faults import _acquire
+
+MakeDirect = Callable[..., Coroutine[Any, Any, Direct]]
+
+
+@pytest.mark.parametrize("later", [False, True])
+async def test_lease_is_renewed_before_only_its_margin_is_left(
+    one_node: EtcdCluster, make_direct: MakeDirect, later: bool
+) -> None:
+    """``later``: the lease has lingered, and its next body has that margin."""
+    direct = await make_direct(one_node)
+    place, heard = direct.place(ttl=3.0, margin=0.0 if later else 2.4)
+    await _acquire(place, heard)
+    if later:
+        place.reuse(replace(place.terms, margin=2.4))
+    began = now()
+    while now() < began + 2.0:
+        assert place.deadline - 2.4 > now()
+        await asyncio.sleep(0.005)
+    await place.leave(ENDED)
+
+
+async def test_lease_that_was_idle_is_renewed_before_it_is_used(
+    one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A renewal counts after a read, which may take longer than the write of a request."""
+    direct = await make_direct(one_node)
+    call = direct.store._link.call
+
+    async def slow(method: Any, request: Any, within: float = 2.0) -> Any:
+        answer = await call(method, request, within)
+        if method is api.RANGE:
+            await asyncio.sleep(0.05)
+        return answer
+
+    monkeypatch.setattr(direct.store._link, "call", slow)
+    place, heard = direct.place(ttl=0.3)
+    await _acquire(place, heard)
+    await place.leave(ENDED)
+    lease = direct.store.leases.known(0.3)
+    assert lease is not None
+    async with asyncio.timeout(5.0):
+        while lease.deadline(0.3) > now():
+            await asyncio.sleep(0.005)
+    again, _ = direct.place(ttl=0.3)
+    assert isinstance(await again.acquire(wait=True), Granted)
+    assert again.deadline > now()
+    await again.leave(ENDED)
+
+
+@pytest.mark.parametrize("lock_delay", [0.0, 1.0])
+async def test_margin_may_be_longer_than_the_lease_of_a_waiter(
+    one_node: EtcdCluster, make_direct: MakeDirect, lock_delay: float
+) -> None:
+    """A name with a marker is free, and is entered by its queue."""
+    direct = await make_direct(one_node)
+    place, heard = direct.place(ttl=20.0, margin=8.0, lock_delay=lock_delay)
+    marker = m.RequestOp(request_put=m.PutRequest(place.keys.marker("another"), b"{}"))
+    await direct.store._link.call(api.TXN, m.TxnRequest(success=[marker]))
+    assert isinstance(await place.acquire(wait=True), Granted)
+    assert place.deadline - 8.0 > now()
+    waiter, waiter_heard = direct.place(ttl=20.0, margin=8.0, lock_delay=lock_delay)
+    assert isinstance(await waiter.acquire(wait=True), Waiting)
+    await place.leave(ENDED)
+    await waiter_heard.until("granted")
+    assert waiter.deadline - 8.0 > now()
+    await waiter.leave(ENDED)
+    assert heard.words == []
