@@ -6,6 +6,7 @@ import asyncio
 import json
 import urllib.request
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -439,6 +440,22 @@ async def test_run_out_lease_of_a_live_client_opens_the_name(
     holder.run_out()
     await waiter_heard.until("granted")
     assert deadline <= now() <= deadline + 1.0
+    await waiter.leave(ENDED)
+
+
+async def test_lease_at_its_max_hold_opens_the_name_though_its_body_goes_on(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    direct = await make_direct(one_node)
+    holder, heard = direct.place(ttl=20.0)
+    holder.terms = replace(holder.terms, max_hold=0.5)
+    waiter, waiter_heard = direct.place(ttl=20.0)
+    await _acquire(holder, heard)
+    began = now()
+    assert isinstance(await waiter.acquire(wait=True), Waiting)
+    await asyncio.sleep(began + 0.5 - now())
+    holder.run_out()  # its body was told, and does not end
+    await waiter_heard.until("granted", 5.0)
     await waiter.leave(ENDED)
 
 

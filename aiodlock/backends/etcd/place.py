@@ -40,12 +40,14 @@ class EtcdPlace:
     (while it waits); ``record_leases`` (one of which its success may end with); ``closes`` (its
     ``hold_at_least`` was written); ``_leaves`` (how many leaves were sent); ``_failed`` (the last message
     had no answer); ``_timer`` (of what is due); ``_successors`` (of a holder that lingers), ``recalled``
-    (others want what it has), ``_answered`` (the core knows that it waits or holds).
+    (others want what it has), ``_answered`` (the core knows that it waits or holds), ``_held_at`` (when
+    its ``max_hold`` began).
     """
 
     __slots__ = (
         "_answered",
         "_failed",
+        "_held_at",
         "_leaves",
         "_listener",
         "_successors",
@@ -89,6 +91,7 @@ class EtcdPlace:
         self._successors: Successors | None = None
         self.recalled: bool = False
         self._answered = False
+        self._held_at = 0.0
 
     def __repr__(self) -> str:
         return f"<EtcdPlace {self.terms.name!r} {self.state} id={self.id}>"
@@ -201,6 +204,7 @@ class EtcdPlace:
         own = self.own
         self.created = self.created or order
         self.token, self.state = order, "held"
+        self._held_at = self._held_at or now()
         own.use(lease)
         if delay is not None:
             own.use_delay(delay)
@@ -374,7 +378,7 @@ class EtcdPlace:
 
     def reuse(self, terms: Terms) -> None:
         """A new body has the lease that lingered: its ``max_hold`` is the core's matter."""
-        self.terms = terms
+        self.terms, self._held_at = terms, now()
         self.own.hurry()
 
     async def begin(self) -> None:
@@ -385,7 +389,10 @@ class EtcdPlace:
     def run_out(self) -> None:
         """The lease counts as lost here. Its key would live on with the client: end it when it is due."""
         if self.state == "held" and self.own.lease is not None:
-            pause = max(0.0, self.deadline - now())
+            due, maximum = self.deadline, self.terms.max_hold
+            if maximum is not None:
+                due = min(due, self._held_at + maximum)
+            pause = max(0.0, due - now())
             self.set_timer(pause, lambda: self.store.start(self._end_overdue))
 
     async def _end_overdue(self) -> None:
