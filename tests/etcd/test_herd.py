@@ -150,6 +150,74 @@ async def test_waiter_far_behind_whose_key_is_gone_is_told(
     await holder.leave(ENDED)
 
 
+async def test_request_whose_turn_becomes_far_while_it_comes_is_told_that_it_waits(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    """The change that makes it far is heard after the answer, and before its own one."""
+    clients = await _make(one_node, make_direct, "herd far", 5)
+    holder, waiters = await _queue(clients[:3], ["exclusive"] * 2)
+    room = clients[2].store.rooms.find(holder.keys)
+    assert room is not None
+    assert room.queue is not None
+    assert not room._far
+    told = asyncio.create_task(room.reached(room.queue.revision + 2))
+    for client in clients[3:]:
+        place, heard = client.place(ttl=20.0, waiter_ttl=20.0)
+        assert isinstance(await place.acquire(wait=True), Waiting)
+        waiters.append((place, heard))
+    async with asyncio.timeout(5.0):
+        await told
+    assert room._far
+    for place in (*(place for place, _ in reversed(waiters)), holder):
+        await place.leave(ENDED)
+
+
+async def test_request_that_comes_while_the_name_is_read_is_told_that_it_waits(
+    one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read may be older than its key. (Another one that reads the name, too, is on its way.)"""
+    clients = await _make(one_node, make_direct, "herd read", 6)
+    holder, waiters = await _queue(clients, ["exclusive"] * 5)
+    store = clients[-1].store
+    room = store.rooms.find(holder.keys)
+    assert room is not None
+    assert room._far
+    read, transact = room._read, store.transact
+    was_read, go, let_go = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    second, _ = clients[-1].place(ttl=20.0, waiter_ttl=20.0)
+    third, _ = clients[-1].place(ttl=20.0, waiter_ttl=20.0)
+
+    async def slow_read(keys: Any) -> Any:
+        queue = await read(keys)
+        was_read.set()
+        await go.wait()
+        return queue
+
+    async def slow_second(keys: Any, request: m.TxnRequest, **options: Any) -> m.TxnResponse:
+        if not let_go.is_set() and second.state == "asking" and third.state == "new":
+            await let_go.wait()
+        return await transact(keys, request, **options)
+
+    monkeypatch.setattr(room, "_read", slow_read)
+    monkeypatch.setattr(store.rooms, "_read", slow_read)
+    monkeypatch.setattr(store, "transact", slow_second)
+    await waiters[2][0].leave(ENDED)  # the signal
+    await was_read.wait()
+    asking = asyncio.create_task(second.acquire(wait=True))
+    await asyncio.sleep(0.05)
+    asked = asyncio.create_task(third.acquire(wait=True))
+    await asyncio.sleep(0.1)
+    go.set()
+    try:
+        async with asyncio.timeout(5.0):
+            assert isinstance(await asked, Waiting)
+    finally:
+        let_go.set()
+    assert isinstance(await asking, Waiting)
+    for place in (third, second, *(place for place, _ in reversed(waiters)), holder):
+        await place.leave(ENDED)
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_many_clients_take_turns_whatever_happens(
     one_node: EtcdCluster, make_direct: MakeDirect, seed: int

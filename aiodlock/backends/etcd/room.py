@@ -190,6 +190,8 @@ class Room:
                     self._watches.watch(key, end, start, self._heard_far, self._missed)
                     for key, end in ((ahead, b""), (self._own, after(self._own)))
                 ]
+            if self._expected:
+                self._read_anew()  # nothing else will tell it
         elif self._watch is None:
             self._end_watches()
             self._watch = self._watches.watch(
