@@ -308,6 +308,28 @@ async def test_late_duplicate_of_a_move_changes_nothing(
     await holder.leave(ENDED)
 
 
+async def test_lock_delay_whose_lease_was_revoked_is_written_again(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    """A leader that was stopped may have one of the two leases revoked, too."""
+    direct = await make_direct(one_node)
+    holder, heard = direct.place(ttl=2.0, waiter_ttl=2.0, lock_delay=1.0)
+    await _acquire(holder, heard)
+    delay = holder.own.delay_lease
+    assert delay is not None
+    kept = await _left(direct)
+    assert len(kept) == 2
+    await direct.store._link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(delay.id))
+    assert await _left(direct) == [holder.key]
+    async with asyncio.timeout(5.0):
+        while await _left(direct) != kept:
+            await asyncio.sleep(0.05)
+    assert holder.own.delay_lease is not delay
+    assert heard.words == []
+    assert await holder.leave(ENDED) == Left("released")
+    assert await _left(direct) == []
+
+
 async def test_holder_whose_key_is_gone_when_it_is_moved_is_told(
     one_node: EtcdCluster, make_direct: MakeDirect
 ) -> None:

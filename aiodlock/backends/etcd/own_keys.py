@@ -101,10 +101,10 @@ class OwnKeys:
         lease is not known."""
         if self._place.state not in ("waiting", "held") or self._is_written or not self.written:
             return False
-        found = (self.lease, self.delay_lease)
-        return bool(self._maybe) or any(
-            one is not None and one.alive and one.outdated for one in found
-        )
+        lease, delay = self.lease, self.delay_lease
+        if self._maybe or (lease is not None and lease.alive and lease.outdated):
+            return True
+        return delay is not None and (delay.outdated or not delay.alive)
 
     def use(self, lease: SharedLease) -> None:
         """The key ends with this lease."""
