@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import urllib.request
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -281,6 +282,25 @@ async def test_holder_whose_lease_ended_is_told_and_another_lease_is_made(
     again, again_heard = direct.place(ttl=2.0)
     await _acquire(again, again_heard)
     await again.leave(ENDED)
+
+
+async def test_renewal_that_was_answered_while_the_loop_was_blocked_gives_no_member_up(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    direct = await make_direct(one_node)
+    place, heard = direct.place(ttl=3.0)
+    await _acquire(place, heard)
+    lease = place.lease
+    assert lease is not None
+    generation = direct.store._link.generation
+    async with asyncio.timeout(5.0):
+        while lease.silent_since is None:
+            await asyncio.sleep(0)
+    time.sleep(1.5)
+    await asyncio.sleep(0.3)
+    assert direct.store._link.generation == generation
+    assert heard.errors == []
+    await place.leave(ENDED)
 
 
 async def test_acquire_with_a_lease_that_ended_unnoticed_uses_another(

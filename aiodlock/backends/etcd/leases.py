@@ -310,7 +310,7 @@ class Leases:
         generation = self._link.generation
         for lease in self._by_id.values():
             lease.begin_stream()
-        opened_at = now()
+        listening_since = now()
         while True:
             self._wake.clear()
             moment = now()
@@ -319,7 +319,7 @@ class Leases:
             for lease in sorted(self._by_id.values(), key=lambda one: -one.asked):
                 since = lease.silent_since
                 patience = max(_LEAST_PATIENCE, min(_PATIENCE, lease.pace))
-                if since is not None and moment - max(since, opened_at) > patience:
+                if since is not None and moment - max(since, listening_since) > patience:
                     error = Unanswered(
                         f"{self._link.endpoint} has not answered a renewal for {moment - since:.1f} s"
                     )
@@ -330,11 +330,14 @@ class Leases:
                     lease.sent(moment)
                     await send(m.LeaseKeepAliveRequest(lease.id))
             pause = self._until_next(now())
+            look_at = now() + pause
             try:
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
             except TimeoutError:
                 pass
+            if now() - look_at > _LEAST_PATIENCE:
+                listening_since = now()  # the loop was blocked: answers may have come meanwhile
 
     def _until_next(self, moment: float) -> float:
         due = [lease.due - moment for lease in self._by_id.values()]
