@@ -37,12 +37,15 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     return found
 
 
-async def _queue(clients: list[Direct], modes: list[Any]) -> tuple[EtcdPlace, Waiters]:
+async def _queue(
+    clients: list[Direct], modes: list[Any], *, named: bool = False
+) -> tuple[EtcdPlace, Waiters]:
     holder, _ = clients[0].place(ttl=20.0, waiter_ttl=20.0)
     await holder.acquire(wait=True)
     waiters: Waiters = []
     for client, mode in zip(clients[1:], modes, strict=True):
-        place, heard = client.place(mode=mode, ttl=20.0, waiter_ttl=20.0)
+        owner = f"owner {len(waiters)}" if named else None
+        place, heard = client.place(mode=mode, ttl=20.0, waiter_ttl=20.0, owner=owner)
         assert isinstance(await place.acquire(wait=True), Waiting)
         waiters.append((place, heard))
     return holder, waiters
@@ -54,11 +57,13 @@ async def _make(
     return [await make_direct(one_node, prefix=prefix) for _ in range(n)]
 
 
+@pytest.mark.parametrize("named", [False, True])
 async def test_release_is_told_to_the_new_holder_and_the_next_one(
-    one_node: EtcdCluster, make_direct: MakeDirect, counts: Counter[int]
+    one_node: EtcdCluster, make_direct: MakeDirect, counts: Counter[int], named: bool
 ) -> None:
-    clients = await _make(one_node, make_direct, "herd", 16)
-    holder, waiters = await _queue(clients, ["exclusive"] * 15)
+    """``named``: each with an ``owner=`` of its own."""
+    clients = await _make(one_node, make_direct, f"herd {named}", 16)
+    holder, waiters = await _queue(clients, ["exclusive"] * 15, named=named)
     await asyncio.sleep(0.2)
     counts.clear()
     order = [holder, *(place for place, _ in waiters)]

@@ -203,9 +203,9 @@ class Room:
         assert self.queue is not None
         requests = self.queue.requests
         # A request that joins its owner's stands in front of others that came before it.
-        if self._by_owner or self.queue.joined or len(requests) > _MANY:
+        if self.queue.joined or len(requests) > _MANY or len(self.queue.clients) <= _FEW:
             return None
-        if len(self.queue.clients) <= _FEW:
+        if self._by_owner and self._may_join():
             return None
         earlier: deque[str] = deque(maxlen=2)
         writers: deque[str] = deque(maxlen=2)
@@ -218,6 +218,17 @@ class Room:
             if record.mode == "exclusive":
                 writers.append(id)
         return None
+
+    def _may_join(self) -> bool:
+        """Whether one that waits here may get in beside a request of its owner that came before it. (One
+        that comes later holds later.)"""
+        assert self.queue is not None
+        owners: set[str] = set()
+        for id, record in self.queue.requests.items():
+            if id in self.waiters and record.owner in owners:
+                return True
+            owners.add(record.owner)
+        return False
 
     async def reached(self, revision: int) -> Queue:
         """Return the queue once it is known up to this revision of the name, or to what is left of it."""
