@@ -19,6 +19,7 @@ from . import messages as m
 from . import transactions
 from .leases import SharedLease
 from .link import LeaseNotFound
+from .recipe import Queue
 
 if TYPE_CHECKING:
     from .place import EtcdPlace
@@ -46,12 +47,13 @@ class OwnKeys:
     no answer); ``written`` (the revision in which its key was written last, 0 if it is not known to be
     there); ``_writer`` (held while it is being written); ``delay_lease`` (the same as ``lease`` for its
     lock-delay; None without); ``ttl`` (of a holder); ``until`` (the end of what is not extended by itself);
-    ``_deadline`` (the latest that was told).
+    ``_deadline`` (the latest that was told); ``_order`` (that its key was found with, if it had joined).
     """
 
     __slots__ = (
         "_deadline",
         "_maybe",
+        "_order",
         "_place",
         "_writer",
         "delay_lease",
@@ -71,6 +73,7 @@ class OwnKeys:
         self.delay_lease: SharedLease | None = None
         self.until: float = math.inf
         self._deadline: float = 0.0
+        self._order: int = 0
 
     # -- where they are --------------------------------------------------------------------------
 
@@ -286,7 +289,8 @@ class OwnKeys:
 
     def _value(self) -> bytes:
         place = self._place
-        return place.value(place.token if place.token not in (0, place.created) else None)
+        order = place.token or self._order
+        return place.value(order if order not in (0, place.created) else None)
 
     @contextmanager
     def writing(self, lease: SharedLease) -> Iterator[None]:
@@ -316,4 +320,7 @@ class OwnKeys:
             self._place.on_gone("gone")
         else:
             self.found(read.kvs[0].lease, read.kvs[0].mod_revision)
+            mine = Queue(self._place.keys, 0, read.kvs).find(self._place.id)
+            if mine is not None and mine.joined:
+                self._order = mine.order  # the room may not have heard of that yet
         return False

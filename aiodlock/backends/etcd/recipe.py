@@ -306,6 +306,9 @@ class Queue:
                 self.joined[id] = record
             else:
                 self.requests[id] = record  # a new one is the latest; an old one keeps its place
+                if self.joined.pop(id, None) is not None:  # and this one gets its place back
+                    earliest = sorted(self.requests.values(), key=lambda one: one.order)
+                    self.requests = OrderedDict((one.id, one) for one in earliest)
             return id
         if what == "d":
             self.delays[id] = read_record(id, kv)
