@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import aiodlock
-from aiodlock import Unsupported
+from aiodlock import BackendError, Unsupported
 from aiodlock._model import ENDED, Gone, Granted, Left, Refused, Waiting
 from aiodlock.backends.zookeeper import jute
 from aiodlock.backends.zookeeper.node import QueueNode
@@ -407,6 +407,31 @@ async def test_break_deletes_the_holders_and_tells_them(server: ZooKeeperServer,
         assert [await one.leave() for one in held] == [Left("gone", "broken")] * 3
         await waiter.leave()
         assert await far.break_lock(name) == 0
+
+
+async def test_waiter_behind_a_node_that_another_user_has_made_is_refused_and_told_why(
+    server: ZooKeeperServer, name: str
+) -> None:
+    """A node that may not be read was taken for one that had gone: the waiter read the queue again and
+    again, as fast as the servers answered, and who looked saw a free name."""
+    prefix = f"mixed-{os.urandom(4).hex()}"
+    user = f"zookeeper://alice:secret@127.0.0.1:{server.port}"
+    async with FrameProxy(server.port) as proxy:
+        async with (
+            aiodlock.Client(proxy.url, prefix=prefix, ttl=TTL) as anybody,
+            aiodlock.Client(user, prefix=prefix, ttl=TTL) as alice,
+        ):
+            async with anybody.lock(name):
+                pass  # all may add nodes to this queue
+            async with alice.lock(name):
+                before = len(proxy.opcodes)
+                with pytest.raises(BackendError, match="not permitted by the node's ACL"):
+                    await anybody.lock(name, timeout=0.5).acquire()
+                assert len(proxy.opcodes) < before + 20
+                with pytest.raises(BackendError, match="not permitted by the node's ACL"):
+                    await anybody.lock(name).locked()
+            async with anybody.lock(name, timeout=10.0):
+                pass
 
 
 async def test_more_holders_than_one_message_can_name_are_broken(server: ZooKeeperServer) -> None:

@@ -22,7 +22,7 @@ class Blockers:
     """Those of one waiter.
 
     ``look`` is called when one of them has gone or was written, ``ahead_gone`` when the place that it
-    follows has gone.
+    follows has gone, ``refused`` when the servers do not let this client watch one of them.
 
     Mutable state: ``_watched`` (the paths of nodes, all in ``_session``), ``_ahead`` (the one that is
     followed, if it is this client's).
@@ -34,11 +34,13 @@ class Blockers:
         node: QueueNode,
         look: Callable[[], object],
         ahead_gone: Behind,
+        refused: Callable[[jute.ZooKeeperError], object],
     ) -> None:
         self._store = store
         self._node = node
         self._look = look
         self._ahead_gone = ahead_gone
+        self._refused = refused
         self._session: Session | None = None
         self._watched: list[str] = []
         self._ahead: Stand | None = None
@@ -74,7 +76,10 @@ class Blockers:
         def on_answer(answer: asyncio.Future[Answer[tuple[bytes, jute.Stat]]]) -> None:
             error = answer.exception()
             if isinstance(error, jute.ZooKeeperError):
-                self._look()  # it has gone already
+                if error.code == jute.NO_NODE:
+                    self._look()  # it has gone already
+                elif path in self._watched:
+                    self._refused(error)
             elif error is None and hears and answer.result().value[1].version > 0:
                 self._look()  # it was written after the queue was read, and before it was watched
 

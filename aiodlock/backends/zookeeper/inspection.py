@@ -65,7 +65,9 @@ class Inspection:
             for number, (entry, answer) in enumerate(zip(some, reading, strict=True), first):
                 try:
                     data, stat = (await asyncio.shield(answer)).value
-                except jute.ZooKeeperError:
+                except jute.ZooKeeperError as refused:
+                    if refused.code != jute.NO_NODE:
+                        raise self._refused(refused) from refused  # another user has made it
                     continue  # it has gone meanwhile
                 owner, client, token, note, description = _read_about(data)
                 mode: Mode = "exclusive" if entry.mode == "x" else "shared"

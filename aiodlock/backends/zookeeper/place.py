@@ -79,7 +79,9 @@ class ZooKeeperPlace:
         self._node = QueueNode(store, terms, request_id, owner)
         self._state = _NEW
         self._session: Session | None = None
-        self._blockers = Blockers(store, self._node, self._look, self._on_ahead_gone)
+        self._blockers = Blockers(
+            store, self._node, self._look, self._on_ahead_gone, self._on_refused
+        )
         self._own: str | None = None
         self._stand: Stand | None = None
         self._looking = False
@@ -270,6 +272,11 @@ class ZooKeeperPlace:
             self._listener.granted()
         else:
             session.on_progress(self._on_progress)
+
+    def _on_refused(self, refused: jute.ZooKeeperError) -> None:
+        """The request would not hear of the end of what blocks it: another user has made that."""
+        if self._state is _WAITING:
+            self._listener.unavailable(BackendUnavailable(str(self._node.refused(refused))))
 
     def _watch_node(self, session: Session, node: str) -> None:
         """Have it told when the node is written or goes, and see whether it was written already."""
