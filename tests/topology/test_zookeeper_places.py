@@ -53,6 +53,9 @@ async def test_ttl_that_the_servers_do_not_grant_is_refused_with_their_figure(
             await asker(backend, name=name, ttl=0.2).place.acquire(wait=True)
         with pytest.raises(Unsupported, match=r"ttl=5 is longer .* 4 s"):
             await asker(backend, name=name, ttl=5.0).place.acquire(wait=True)
+        # It would be closed for longer than its ttl when its process dies.
+        with pytest.raises(Unsupported, match=r"ttl=0\.2 is shorter .* 0\.3 s"):
+            await asker(backend, name=name, ttl=0.2, max_hold=1.0).place.acquire(wait=True)
         # More milliseconds than a message has room for: 25 days.
         with pytest.raises(Unsupported, match=r"ttl=1e\+09 is longer .* 4 s"):
             await asker(backend, name=name, ttl=1e9).place.acquire(wait=True)

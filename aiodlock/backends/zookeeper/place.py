@@ -158,8 +158,10 @@ class ZooKeeperPlace:
             self._store.start(self._store.recall(session, paths))
 
     def _check_ttl(self, session: Session) -> None:
-        ttl, granted = self._terms.ttl, session.negotiated
-        if granted > session.timeout + _ROUNDED and self._terms.max_hold is None:
+        ttl, granted, longest = self._terms.ttl, session.negotiated, self._terms.max_hold
+        # What is held for no longer than its ttl is deleted by the client itself.
+        brief = longest is not None and longest <= ttl
+        if granted > session.timeout + _ROUNDED and not brief:
             raise Unsupported(
                 f"ttl={ttl:g} is shorter than the shortest session that these servers grant, {granted:g} s "
                 "(minSessionTimeout, by default 2 * tickTime)",
