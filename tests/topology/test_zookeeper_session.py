@@ -490,6 +490,28 @@ async def test_lease_is_extended_by_hand_though_somebody_deleted_its_clients_nod
         await asked.leave()
 
 
+async def test_clients_whose_nodes_somebody_deleted_with_what_they_stood_in_go_on(
+    server: ZooKeeperServer,
+) -> None:
+    """Their heartbeats wrote to nothing: leases ended, and none could begin."""
+    root = f"/{os.urandom(4).hex()}"
+    url, ttl = f"{server.url}{root}", 1.0
+    async with (
+        running(url, tick=TICK, ttl=ttl) as backend,
+        _running(_ensemble(server.port)) as other,
+    ):
+        asked = asker(backend, name="name", ttl=ttl)
+        await asked.acquire()
+        paths = (backend._main._node, f"{backend.root}/clients")
+        deletion = jute.multi([jute.delete(path) for path in paths])
+        await other.ask(deletion)
+        await asyncio.sleep(ttl)
+        assert asked.place.deadline > now()
+        await other.ask(deletion)
+        await asked.place.extend(None)
+        await asked.leave()
+
+
 async def test_holder_whose_receipt_somebody_deleted_is_broken(server: ZooKeeperServer) -> None:
     name = f"name-{os.urandom(4).hex()}"
     async with running(server.url, tick=TICK, ttl=TTL) as backend:

@@ -248,15 +248,18 @@ class Session:
         except jute.ZooKeeperError as refused:
             if refused.code != jute.NO_NODE:
                 raise
-            # Somebody has deleted it. The next heartbeat by itself may be making it, too.
-            await self._enrol_again()
+            try:
+                await asyncio.shield(self._enrol_again())
+            except jute.ZooKeeperError as refused:
+                # The next heartbeat by itself may be making it, too.
+                if refused.code != jute.NODE_EXISTS:
+                    raise
 
-    async def _enrol_again(self) -> None:
-        try:
-            await self.ask(self._enrol())
-        except jute.ZooKeeperError as refused:
-            if refused.code != jute.NODE_EXISTS:
-                raise
+    def _enrol_again(self) -> asyncio.Future[Answer[str]]:
+        """Somebody has deleted the session's node, and perhaps what it stands in."""
+        for path in self._directories():
+            self.submit(jute.create(path, b"", jute.PERSISTENT, self._ensemble.acl))
+        return self.submit(self._enrol())
 
     # -- life ----------------------------------------------------------------------------------------
 
@@ -385,13 +388,17 @@ class Session:
     def _enrol(self) -> jute.Call[str]:
         return jute.create(self._node, b"", jute.EPHEMERAL, self._ensemble.acl)
 
+    def _directories(self) -> list[str]:
+        """Return the nodes under which everything is kept, from the top."""
+        path = ""
+        paths = [path := f"{path}/{step}" for step in self._ensemble.root.strip("/").split("/")]
+        parts = ("clients", "ids", "locks", "semaphores", "waits")
+        return paths + [f"{path}/{part}" for part in parts]
+
     async def _make_root(self, connection: Connection) -> None:
         """Make the nodes under which everything is kept; those that exist stay."""
-        path = barred = ""
-        steps = self._ensemble.root.strip("/").split("/")
-        paths = [path := f"{path}/{step}" for step in steps]
-        paths += [f"{path}/{part}" for part in ("clients", "ids", "locks", "semaphores", "waits")]
-        for path in paths:
+        barred = ""
+        for path in self._directories():
             try:
                 await connection.submit(jute.create(path, b"", jute.PERSISTENT, self._ensemble.acl))
             except jute.ZooKeeperError as refused:
@@ -495,7 +502,7 @@ class Session:
     def _on_beat(self, answer: asyncio.Future[Answer[jute.Stat]]) -> None:
         error = answer.exception()
         if isinstance(error, jute.ZooKeeperError) and error.code == jute.NO_NODE and self.is_up:
-            self.submit(self._enrol())  # somebody has deleted it
+            self._enrol_again()
 
     def _on_commit(self, sent: float) -> None:
         lifetime = self.lifetime
