@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -176,6 +179,31 @@ async def test_server_that_is_silent_is_left_for_another(
                 link.cut()
                 await _until_it_beats(session)
         assert session.id == number
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it needs a second address of this machine")
+async def test_each_address_of_a_name_has_its_turn(
+    server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that said nothing took all the time, again and again."""
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            await reader.read(-1)
+        writer.transport.abort()
+
+    async def resolve(host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
+        found = ("127.0.0.2", "127.0.0.1") if host == "zookeeper.internal" else (host,)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in found]
+
+    silent = await asyncio.start_server(say_nothing, "127.0.0.2", server.port)
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    try:
+        ensemble = read_url(f"zookeeper://zookeeper.internal:{server.port}", "aiodlock")
+        async with _running(ensemble) as session:
+            await session.heartbeat()
+    finally:
+        silent.close()
 
 
 async def test_expired_session_tells_and_the_next_one_begins(

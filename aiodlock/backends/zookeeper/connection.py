@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import socket
 import ssl
 import struct
 from collections import deque
@@ -197,15 +199,33 @@ async def connect(
     tls: ssl.SSLContext | None,
     on_event: Callable[[jute.Event], None],
     on_commit: Callable[[float], None],
+    *,
+    turn: int = 0,
 ) -> Connection:
-    """Open a connection; nothing is said yet."""
+    """Open a connection; nothing is said yet.
+
+    :param turn: how often the host was left before. Of a name with several addresses, each has its turn:
+        one that says nothing would else take all the time, again and again.
+    """
     loop = asyncio.get_running_loop()
     server = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = host
+    if turn and not _is_address(host):  # to look a name up takes one of the loop's threads
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        address = str(found[turn % len(found)][4][0])
     _, connection = await loop.create_connection(
         lambda: Connection(server, on_event, on_commit),
-        host,
+        address,
         port,
         ssl=tls,
         server_hostname=host if tls is not None else None,
     )
     return connection
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

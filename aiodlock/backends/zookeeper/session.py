@@ -91,7 +91,8 @@ class Session:
     Mutable state: ``lifetime`` (of the present session), ``members``, ``looking`` (called at each
     heartbeat), ``returned`` (called when there is a connection again in the same session, after the
     members), ``used_at`` (when a member last left), ``negotiated`` (the timeout that the servers
-    granted, 0 before), ``failure``; ``_connection`` (None while there is none, or it is not ready),
+    granted, 0 before), ``failure``; ``_hosts`` (that of the next connection first), ``_switches`` (from one
+    host to the next), ``_connection`` (None while there is none, or it is not ready),
     ``_up`` (resolved while there is one), ``_id``, ``_password``, ``_number`` (of the present session),
     ``_seen`` (the newest transaction that the last connection told of), ``_data_watches`` and
     ``_child_watches`` (by path), ``_progress`` (who waits for the deadline to move), ``_beating`` (the
@@ -112,6 +113,7 @@ class Session:
         self._label = label
         self._hosts = list(ensemble.hosts)
         random.shuffle(self._hosts)
+        self._switches = 0
         self._pause = max(_SHORTEST_PAUSE, timeout / _BEATS)
         self._patience = min(_LONGEST_SILENCE, max(_SHORTEST_SILENCE, timeout * _SILENCE))
         self._loop = asyncio.get_running_loop()
@@ -281,7 +283,7 @@ class Session:
                     connection = await self._connect()
                 except (OSError, TimeoutError, BackendUnavailable, jute.ZooKeeperError) as failed:
                     self.failure = _worded(failed)
-                    self._hosts.append(self._hosts.pop(0))
+                    self._switch()
                     self._tell_down(now() - down_since)
                     await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                     pause = min(2 * pause, _LONGEST_PAUSE, max(_FIRST_PAUSE, self.timeout / _BEATS))
@@ -298,8 +300,9 @@ class Session:
         host, port = self._hosts[0]
         async with asyncio.timeout(max(self._patience, _CONNECT_WITHIN)):
             sent = now()
+            turn = self._switches // len(self._hosts)
             connection = await connect(
-                host, port, self._ensemble.tls, self._on_event, self._on_commit
+                host, port, self._ensemble.tls, self._on_event, self._on_commit, turn=turn
             )
             try:
                 timeout = min(round(self.timeout * 1000), jute.LONGEST_TIMEOUT)
@@ -431,8 +434,13 @@ class Session:
         if connection is not None:
             self._seen = connection.last_zxid
         self._up = self._loop.create_future()
-        self._hosts.append(self._hosts.pop(0))
+        self._switch()
         self._tell_down(0.0)
+
+    def _switch(self) -> None:
+        """Take the next host for the next connection."""
+        self._hosts.append(self._hosts.pop(0))
+        self._switches += 1
 
     def _tell_down(self, silent: float) -> None:
         if self.members:
