@@ -28,6 +28,7 @@ from ..ports import free_port
 from ..scenes import until
 from ..zookeeper import Links, ZooKeeperEnsemble, ZooKeeperServer, installed, looking
 from .zookeeper_places import asker, running
+from .zookeeper_proxy import FrameProxy
 
 pytestmark = pytest.mark.skipif(not installed(), reason="no ZooKeeper")
 
@@ -114,6 +115,22 @@ async def test_session_has_time_from_its_first_moment_and_keeps_it(server: ZooKe
             least = min(least, session.lifetime.deadline - now())
             await asyncio.sleep(0.02)
         assert least > TTL / 3
+
+
+@pytest.mark.parametrize("asked", [0.05, 1000.0])
+async def test_heartbeats_are_as_frequent_as_the_session_that_the_servers_grant_needs(
+    asked: float,
+) -> None:
+    """A session for a short ``max_hold`` wrote a hundred times a second; one for a long ttl expired."""
+    with ZooKeeperServer(tick=TICK, shortest=1.0, longest=1.0) as server:
+        async with (
+            FrameProxy(server.port) as proxy,
+            _running(_ensemble(proxy.port), asked) as session,
+        ):
+            number, before = session.id, len(proxy.opcodes)
+            await asyncio.sleep(2.0)
+            assert 5 < len(proxy.opcodes) - before < 25
+            assert session.id == number
 
 
 async def test_session_that_is_closed_leaves_nothing(server: ZooKeeperServer) -> None:

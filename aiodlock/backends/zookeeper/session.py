@@ -92,7 +92,8 @@ class Session:
     heartbeat), ``returned`` (called when there is a connection again in the same session, after the
     members), ``used_at`` (when a member last left), ``negotiated`` (the timeout that the servers
     granted, 0 before), ``failure``; ``_hosts`` (that of the next connection first), ``_switches`` (from one
-    host to the next), ``_connection`` (None while there is none, or it is not ready),
+    host to the next), ``_pause`` (between heartbeats), ``_patience`` (with a server that is silent),
+    ``_connection`` (None while there is none, or it is not ready),
     ``_up`` (resolved while there is one), ``_id``, ``_password``, ``_number`` (of the present session),
     ``_seen`` (the newest transaction that the last connection told of), ``_data_watches`` and
     ``_child_watches`` (by path), ``_progress`` (who waits for the deadline to move), ``_beating`` (the
@@ -114,8 +115,7 @@ class Session:
         self._hosts = list(ensemble.hosts)
         random.shuffle(self._hosts)
         self._switches = 0
-        self._pause = max(_SHORTEST_PAUSE, timeout / _BEATS)
-        self._patience = min(_LONGEST_SILENCE, max(_SHORTEST_SILENCE, timeout * _SILENCE))
+        self._set_pace(timeout)
         self._loop = asyncio.get_running_loop()
         self._connection: Connection | None = None
         self._up: asyncio.Future[None] = self._loop.create_future()
@@ -153,7 +153,7 @@ class Session:
         if self._connection is None:
             return True
         since = self._connection.waiting_since
-        return since is not None and now() - since > self.timeout / _BEATS
+        return since is not None and now() - since > self._pause
 
     async def wait_up(self, within: float) -> None:
         """Wait for a connection, or raise BackendUnavailable."""
@@ -286,7 +286,7 @@ class Session:
                     self._switch()
                     self._tell_down(now() - down_since)
                     await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                    pause = min(2 * pause, _LONGEST_PAUSE, max(_FIRST_PAUSE, self.timeout / _BEATS))
+                    pause = min(2 * pause, _LONGEST_PAUSE, max(_FIRST_PAUSE, self._pause))
                     continue
                 pause = _FIRST_PAUSE
                 await self._beat(connection)
@@ -320,7 +320,9 @@ class Session:
                     self._expire()
                     raise BackendUnavailable(f"sessions are {welcome.timeout / 1000:g} s long now")
                 self._id, self._password = welcome.session, welcome.password
-                self.negotiated = welcome.timeout / 1000
+                if welcome.timeout != round(self.negotiated * 1000):
+                    self.negotiated = welcome.timeout / 1000
+                    self._set_pace(self.negotiated)
                 self.lifetime.attached(sent, welcome.timeout)
                 await self._prepare(connection, fresh)
                 if not fresh and connection.last_zxid < self._seen:
@@ -436,6 +438,11 @@ class Session:
         self._up = self._loop.create_future()
         self._switch()
         self._tell_down(0.0)
+
+    def _set_pace(self, timeout: float) -> None:
+        """Beat as often as a session of this length needs, and wait for answers as long as it allows."""
+        self._pause = max(_SHORTEST_PAUSE, timeout / _BEATS)
+        self._patience = min(_LONGEST_SILENCE, max(_SHORTEST_SILENCE, timeout * _SILENCE))
 
     def _switch(self) -> None:
         """Take the next host for the next connection."""
