@@ -198,6 +198,22 @@ async def test_server_that_is_silent_is_left_for_another(
         assert session.id == number
 
 
+async def test_silent_server_is_left_as_soon_as_patience_ends_and_not_at_a_heartbeat_after_that(
+    server: ZooKeeperServer, links: Links, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiodlock.backends.zookeeper.session._LONGEST_SILENCE", 2.0)
+    link = links.add(server.port)
+    async with _running(_ensemble(link.port), 40.0) as session:
+        await until(lambda: session._beating is not None and session._beating.done())
+        link.stall()
+        await asyncio.sleep(0.2)
+        began = now()
+        session.submit(jute.exists("/"))
+        await until(lambda: not session.is_up)
+        assert 2.0 <= now() - began < 2.5
+        link.heal()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="it needs a second address of this machine")
 async def test_each_address_of_a_name_has_its_turn(
     server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch

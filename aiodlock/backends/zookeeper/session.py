@@ -441,8 +441,8 @@ class Session:
 
     def _set_pace(self, timeout: float) -> None:
         """Beat as often as a session of this length needs, and wait for answers as long as it allows."""
-        self._pause = max(_SHORTEST_PAUSE, timeout / _BEATS)
         self._patience = min(_LONGEST_SILENCE, max(_SHORTEST_SILENCE, timeout * _SILENCE))
+        self._pause = max(_SHORTEST_PAUSE, min(self._patience, timeout / _BEATS))
 
     def _switch(self) -> None:
         """Take the next host for the next connection."""
@@ -487,7 +487,10 @@ class Session:
     async def _beat(self, connection: Connection) -> None:
         """Write a little, often, until the connection is lost."""
         while True:
-            done, _ = await asyncio.wait([connection.closed], timeout=self._pause)
+            pause, since = self._pause, connection.waiting_since
+            if since is not None:
+                pause = min(pause, max(_SHORTEST_PAUSE, since + self._patience - now()))
+            done, _ = await asyncio.wait([connection.closed], timeout=pause)
             if done:
                 return
             since = connection.waiting_since
