@@ -118,6 +118,29 @@ async def test_one_who_is_refused_recalls_it(server: ZooKeeperServer, prefix: st
             pass
 
 
+async def test_recall_by_one_who_is_refused_is_heard_though_the_answer_that_tells_it_is_lost(
+    server: ZooKeeperServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next tries write nothing: the node tells of the recall already."""
+    monkeypatch.setattr("aiodlock.backends.zookeeper.store._WATCH_AFTER", 0.5)
+    async with (
+        FrameProxy(server.port) as proxy,
+        _client(proxy.url, prefix) as client,
+        _client(server.url, prefix) as other,
+    ):
+        async with client.lock("a", linger=LONG):
+            with pytest.raises(aiodlock.WouldBlock):
+                await other.lock("a").acquire_nowait()
+            path = await _node(other)
+            await until(lambda: _version(other, path))
+            lost = proxy.lose("answer", jute.GET_DATA)
+            # What the client has seen is newer than the recall: no watch tells of that any more.
+            backend: Any = client._session.backend  # type: ignore[union-attr]
+            await backend._main.heartbeat()
+            await asyncio.wait_for(lost.happened.wait(), PATIENCE)
+        await until(lambda: not _kept(client))
+
+
 async def _node(client: aiodlock.Client) -> str:
     backend: Any = client._session.backend  # type: ignore[union-attr]
     directory = backend.directory("lock", "a")

@@ -289,6 +289,10 @@ class ZooKeeperPlace:
             if isinstance(error, jute.ZooKeeperError) and error.code == jute.NO_NODE:
                 self._store.start(self._find_out(session))
                 return
+            if isinstance(error, BackendUnavailable) and self._own == node:
+                # The next connection sets the watch, but what was written before is not told by that.
+                self._own = None
+                session.unwatch(node, self._on_own_gone)
             wanted = error is None and answer.result().value[1].version > 0
             if wanted and self._successors is not None:  # one who was refused has written it
                 self._successors.tell()
