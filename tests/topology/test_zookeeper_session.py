@@ -338,27 +338,30 @@ async def test_user_of_digest_owns_its_nodes_and_strangers_are_refused(
 
 _JAAS = """
 Server {
-    org.apache.zookeeper.server.auth.DigestLoginModule required user_alice="se cret";
+    org.apache.zookeeper.server.auth.DigestLoginModule required
+    user_alice="se cret" user_jürgen="s€" user_zoë="é";
 };
 """
 
 
 def test_sasl_proves_the_password_both_ways(tmp_path: Path) -> None:
-    (tmp_path / "jaas.conf").write_text(_JAAS)
+    (tmp_path / "jaas.conf").write_text(_JAAS, encoding="utf-8")
     java = [
         f"-Djava.security.auth.login.config={tmp_path / 'jaas.conf'}",
         "-Dzookeeper.authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
     ]
 
-    async def enter(port: int, password: str) -> None:
-        credentials = Credentials("sasl", "alice", password)
-        async with _running(_ensemble(port, credentials=credentials)) as session:
-            await session.ask(jute.create("/aiodlock/ids/a", b"", jute.EPHEMERAL, (jute.CREATOR,)))
+    async def enter(port: int, user: str, password: str) -> None:
+        credentials = Credentials("sasl", user, password)
+        root = f"/{os.urandom(4).hex()}"
+        async with _running(_ensemble(port, root=root, credentials=credentials)) as session:
+            await session.ask(jute.create(f"{root}/ids/a", b"", jute.EPHEMERAL, (jute.CREATOR,)))
 
     with ZooKeeperServer(tick=TICK, java=java) as server:
-        asyncio.run(enter(server.port, "se cret"))
+        for user, password in (("alice", "se cret"), ("jürgen", "s€"), ("zoë", "é")):
+            asyncio.run(enter(server.port, user, password))
         with pytest.raises(BackendError, match="user or the password"):
-            asyncio.run(enter(server.port, "wrong"))
+            asyncio.run(enter(server.port, "alice", "wrong"))
 
 
 def test_tls_checks_the_servers_name(tmp_path: Path) -> None:

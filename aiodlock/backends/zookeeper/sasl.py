@@ -42,7 +42,7 @@ class DigestMd5:
             "digest-uri": _quoted(uri),
         }
         client_nonce = said["cnonce"].strip('"')
-        secret = _md5(f"{self._user}:{realm}:{self._password}".encode())
+        secret = _md5(_hashed(f"{self._user}:{realm}:") + _hashed(self._password))
         first = _hex(secret + f":{asked['nonce']}:{client_nonce}".encode())
         middle = f"{asked['nonce']}:00000001:{client_nonce}:auth"
 
@@ -62,6 +62,14 @@ class DigestMd5:
 def _fields(text: bytes) -> dict[str, str]:
     found = _FIELD.findall(text.decode("utf-8", "replace"))
     return {name: re.sub(r"\\(.)", r"\1", quoted) or plain for name, quoted, plain in found}
+
+
+def _hashed(text: str) -> bytes:
+    """Return a text as it is hashed: in ISO 8859-1 if that has its letters, though it is sent in UTF-8."""
+    try:
+        return text.encode("latin-1")
+    except UnicodeEncodeError:
+        return text.encode()
 
 
 def _quoted(value: str) -> str:
