@@ -364,6 +364,33 @@ def test_sasl_proves_the_password_both_ways(tmp_path: Path) -> None:
             asyncio.run(enter(server.port, "alice", "wrong"))
 
 
+async def test_server_that_refuses_the_user_of_a_client_in_use_is_left_for_another(
+    tmp_path: Path,
+) -> None:
+    """As while passwords are changed, server by server. The client ended, and with it all its leases."""
+    jaas = tmp_path / "jaas.conf"
+    jaas.write_text(_JAAS, encoding="utf-8")
+    java = [
+        f"-Djava.security.auth.login.config={jaas}",
+        "-Dzookeeper.authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+    ]
+    with ZooKeeperServer(tick=TICK, java=java) as server:
+        url = f"zookeeper://alice:se%20cret@127.0.0.1:{server.port}?auth=sasl&tick_time={TICK}"
+        async with Client(url, ttl=40.0) as client, client.lock("name") as lease:
+            backend: Any = client._session.backend  # type: ignore[union-attr]
+            jaas.write_text(_JAAS.replace("se cret", "another"), encoding="utf-8")
+            server.crash()
+            await asyncio.to_thread(server.start)
+            await until(lambda: "user or the password" in str(backend.failure))
+            with pytest.raises(BackendUnavailable, match="user or the password"):
+                await client.lock("other", ttl=30.0).acquire_nowait()
+            jaas.write_text(_JAAS, encoding="utf-8")
+            server.crash()
+            await asyncio.to_thread(server.start)
+            await backend._main.wait_up(10.0)
+            assert lease.held
+
+
 def test_tls_checks_the_servers_name(tmp_path: Path) -> None:
     ca, stranger = trustme.CA(), trustme.CA()
     certificate = ca.issue_cert("127.0.0.1")

@@ -270,10 +270,11 @@ class Session:
         if self._running is not None:
             self._running.cancel()
 
-    async def run(self) -> None:
+    async def run(self, *, in_use: bool = False) -> None:
         """Keep the session up until cancelled, then close it.
 
-        :raises BackendError: when the servers do not accept the credentials.
+        :param in_use: the client was up already. What one server refuses, the next one may accept.
+        :raises BackendError: when the servers do not accept the client, and it was never up.
         """
         self._running = asyncio.current_task()
         pause, down_since = _FIRST_PAUSE, now()
@@ -281,14 +282,17 @@ class Session:
             while True:
                 try:
                     connection = await self._connect()
-                except (OSError, TimeoutError, BackendUnavailable, jute.ZooKeeperError) as failed:
+                except (OSError, TimeoutError, BackendError, jute.ZooKeeperError) as failed:
+                    refused = isinstance(failed, BackendError)
+                    if refused and not isinstance(failed, BackendUnavailable) and not in_use:
+                        raise
                     self.failure = _worded(failed)
                     self._switch()
                     self._tell_down(now() - down_since)
                     await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                     pause = min(2 * pause, _LONGEST_PAUSE, max(_FIRST_PAUSE, self._pause))
                     continue
-                pause = _FIRST_PAUSE
+                pause, in_use = _FIRST_PAUSE, True
                 await self._beat(connection)
                 down_since = now()
                 self._on_down()

@@ -126,9 +126,10 @@ class ZooKeeperBackend:
         session = self._sessions.get(milliseconds)
         if session is None:
             session = Session(self._ensemble, timeout, f"{self.label}-{milliseconds}")
+            in_use = bool(self._sessions)  # the first one was up before there was another
             self._sessions[milliseconds] = session
             session.returned = partial(self._look_back, session)
-            self.start(session.run())
+            self.start(session.run(in_use=in_use))
         return session
 
     @property
