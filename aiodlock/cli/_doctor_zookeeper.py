@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from .. import BackendUnavailable
+from .. import BackendUnavailable, Unsupported
 from ..backends.zookeeper.address import read_url
 from ..backends.zookeeper.session import Ensemble, Session
 from ._doctor import Finding, try_a_lock
@@ -26,8 +26,12 @@ async def examine(url: str, prefix: str) -> list[Finding]:
     ensemble = read_url(url, prefix)
     shortest = await _granted(ensemble, _TOO_SHORT)
     longest = await _granted(ensemble, _TOO_LONG)
+    try:
+        lock = await try_a_lock(url, prefix, min(max(_TTL, shortest), longest))
+    except Unsupported as refused:
+        lock = Finding("lock", "error", f"a lock was refused: {refused}", "", "See 'tick'.")
     return [
-        await try_a_lock(url, prefix, min(max(_TTL, shortest), longest)),
+        lock,
         Finding("ttl", "ok", f"the servers grant {shortest:g} to {longest:g} s"),
         _tick(ensemble.tick, shortest),
     ]
@@ -50,6 +54,20 @@ async def _granted(ensemble: Ensemble, asked: float) -> float:
 
 
 def _tick(tick: float, shortest: float) -> Finding:
+    compare = (
+        f"Compare tickTime in zoo.cfg. If it is {shortest / _TICKS * 1000:g} (milliseconds), add "
+        f"?tick_time={shortest / _TICKS:g}"
+    )
+    if shortest < tick:
+        return Finding(
+            "tick",
+            "warning",
+            f"tick_time={tick:g} (seconds), but the shortest session is {shortest:g} s, which is 2 ticks "
+            "unless minSessionTimeout is set",
+            "If tickTime of the servers is shorter, leases end early here, and a ttl under "
+            "1.25 * tick_time is refused.",
+            compare,
+        )
     if shortest <= _TICKS * tick + 0.001:
         return Finding("tick", "ok", f"tick_time={tick:g}, as far as can be seen")
     return Finding(
@@ -58,6 +76,5 @@ def _tick(tick: float, shortest: float) -> Finding:
         f"tick_time={tick:g}, but the shortest session is {shortest:g} s, which is 2 ticks unless "
         "minSessionTimeout is set",
         "If tickTime of the servers is longer, a lease may end there before its holder is told.",
-        f"Compare tickTime in zoo.cfg. If it is {shortest / _TICKS * 1000:g} (milliseconds), add "
-        f"?tick_time={shortest / _TICKS:g}",
+        compare,
     )

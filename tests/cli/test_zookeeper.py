@@ -38,6 +38,16 @@ async def test_doctor_warns_of_a_tick_that_is_too_short(server: ZooKeeperServer)
     assert "?tick_time=0.1" in tick.fix
 
 
+async def test_doctor_warns_of_a_tick_in_milliseconds(server: ZooKeeperServer) -> None:
+    found = await examine(f"{server.url}?tick_time={TICK * 1000}", prefix="aiodlock", fix=False)
+    assert [(one.subject, one.level) for one in found] == [
+        ("lock", "error"),
+        ("ttl", "ok"),
+        ("tick", "warning"),
+    ]
+    assert "?tick_time=0.1" in found[2].fix
+
+
 async def test_doctor_takes_its_lock_with_a_ttl_that_the_servers_grant() -> None:
     """Their longest session is shorter than the five seconds of elsewhere."""
     with ZooKeeperServer(tick=TICK, longest=2.0) as server:

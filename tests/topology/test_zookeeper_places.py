@@ -65,6 +65,17 @@ async def test_ttl_that_the_servers_do_not_grant_is_refused_with_their_figure(
         await brief.leave()
 
 
+@pytest.mark.parametrize("tick", [TTL, 2000.0])
+async def test_ttl_that_could_not_be_extended_with_ticks_of_that_length_is_refused(
+    server: ZooKeeperServer, name: str, tick: float
+) -> None:
+    """A tickTime was given in milliseconds, as in zoo.cfg: each lease was lost after its ttl, and the next
+    request waited for ever, at the head of the queue."""
+    async with running(server.url, tick=tick, ttl=TTL) as backend:
+        with pytest.raises(Unsupported, match=f"too short for tick_time={tick:g}.*in seconds"):
+            await asker(backend, name=name, ttl=TTL).place.acquire(wait=True)
+
+
 async def test_each_ttl_has_a_session_whose_timeout_it_is(
     server: ZooKeeperServer, name: str
 ) -> None:
@@ -418,11 +429,11 @@ async def test_waiter_behind_a_node_that_another_user_has_made_is_refused_and_to
     """A node that may not be read was taken for one that had gone: the waiter read the queue again and
     again, as fast as the servers answered, and who looked saw a free name."""
     prefix = f"mixed-{os.urandom(4).hex()}"
-    user = f"zookeeper://alice:secret@127.0.0.1:{server.port}"
+    user, ticks = f"zookeeper://alice:secret@127.0.0.1:{server.port}", f"?tick_time={TICK}"
     async with FrameProxy(server.port) as proxy:
         async with (
-            aiodlock.Client(proxy.url, prefix=prefix, ttl=TTL) as anybody,
-            aiodlock.Client(user, prefix=prefix, ttl=TTL) as alice,
+            aiodlock.Client(proxy.url + ticks, prefix=prefix, ttl=TTL) as anybody,
+            aiodlock.Client(user + ticks, prefix=prefix, ttl=TTL) as alice,
         ):
             async with anybody.lock(name):
                 pass  # all may add nodes to this queue
@@ -613,7 +624,7 @@ async def test_lease_that_is_not_extended_ends_for_the_reason_that_made_it_short
     server: ZooKeeperServer, name: str, ttl: float, max_hold: float, reason: str
 ) -> None:
     """Its end comes a moment before ``max_hold``, which counts from the grant."""
-    async with aiodlock.Client(server.url) as client:
+    async with aiodlock.Client(f"{server.url}?tick_time={TICK}") as client:
         lock = client.lock(name, ttl=ttl, max_hold=max_hold, auto_extend=False)
         lease = await lock.acquire()
         request = lease._request

@@ -488,7 +488,8 @@ async def test_node_that_a_restored_backup_brings_back_blocks_nobody(
     """Its session lives on, and no request counts it: it would be there for as long as its client."""
     with ZooKeeperServer(tick=TICK) as server:
         data = server.directory / "data"
-        async with Client(server.url, ttl=TTL) as one, Client(server.url, ttl=TTL) as other:
+        url = f"{server.url}?tick_time={TICK}"
+        async with Client(url, ttl=TTL) as one, Client(url, ttl=TTL) as other:
             async with one.lock("name"):
                 await asyncio.to_thread(shutil.copytree, data, server.directory / "backup")
             for _ in range(50):

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _WAIT_UP = 1.0
 #: The timeout that servers grant is in whole milliseconds.
 _ROUNDED = 0.0015
+#: A session of fewer ticks is over before three writes have shown that the leader has heard of it.
+_FEWEST_TICKS = 1.25
 
 
 class _State(Enum):
@@ -171,6 +173,14 @@ class ZooKeeperPlace:
             raise Unsupported(
                 f"ttl={ttl:g} is longer than the longest session that these servers grant, {granted:g} s "
                 "(maxSessionTimeout, by default 20 * tickTime)",
+                name=self._terms.name,
+            )
+        tick = self._store.tick
+        if granted < _FEWEST_TICKS * tick:
+            raise Unsupported(
+                f"ttl={ttl:g} is too short for tick_time={tick:g}: no lease could be extended. Give the "
+                "servers' tickTime in seconds, as tick_time= in the URL, or a ttl of at least "
+                f"{_FEWEST_TICKS * tick:g}",
                 name=self._terms.name,
             )
 

@@ -62,6 +62,7 @@ class ZooKeeperBackend:
         self.described: str = ensemble.described
         self.root: str = ensemble.root
         self.acl: tuple[jute.Acl, ...] = ensemble.acl
+        self.tick: float = ensemble.tick
         self.unavailable_after: float = unavailable_after
         self.description: str = description
         self._ensemble = ensemble
