@@ -16,6 +16,7 @@ from redis.asyncio.sentinel import Sentinel
 from aiodlock import Client, Unsupported
 from aiodlock.backends.kept_backend import KeptBackend
 from aiodlock.backends.redis import QuorumBackend, Source
+from aiodlock.backends.zookeeper.address import read_url as read_zookeeper_url
 
 from ..servers import Store
 
@@ -329,6 +330,11 @@ def test_host_that_no_resolver_takes_is_a_value_error(scheme: str) -> None:
 )
 def test_hosts_of_all_kinds_are_taken(url: str) -> None:
     Client(url)
+
+
+def test_hosts_of_zookeeper_may_have_spaces_between_them() -> None:
+    ensemble = read_zookeeper_url("zookeeper://one:1, two , [::1]:3/chroot", "aiodlock")
+    assert ensemble.hosts == (("one", 1), ("two", 2181), ("::1", 3))
 
 
 @pytest.mark.parametrize(

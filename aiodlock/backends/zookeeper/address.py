@@ -49,7 +49,7 @@ def _read(url: str, prefix: str) -> Ensemble:
     path = _path(parts.path)
     root = f"{path}/{quote(prefix, safe='')}"
     return Ensemble(
-        hosts=tuple(_host(host, _PORTS[scheme]) for host in hosts.split(",")),
+        hosts=tuple(_host(host.strip(), _PORTS[scheme]) for host in hosts.split(",")),
         root=root,
         tick=_tick(options),
         credentials=_credentials(user if separator else None, options),
