@@ -405,6 +405,30 @@ async def test_margin_that_no_session_leaves_is_a_lease_that_comes_too_late(
         await asked.leave()
 
 
+async def test_checking_a_sequencer_asks_for_those_who_hold_and_for_no_waiter(
+    server: ZooKeeperServer, name: str
+) -> None:
+    """A resource may check one for each write; it asked for the node of each waiter, thousands perhaps."""
+    async with (
+        running(server.url, tick=TICK, ttl=TTL) as near,
+        FrameProxy(server.port) as proxy,
+        running(proxy.url, tick=TICK, ttl=TTL) as far,
+    ):
+        holder = asker(near, name=name, ttl=TTL)
+        token = (await holder.acquire()).token
+        waiters = [asker(near, name=name, ttl=TTL) for _ in range(20)]
+        for one in waiters:
+            await one.queue()
+        before = len(proxy.opcodes)
+        assert await far.holds("lock", name, "exclusive", token)
+        assert not await far.holds("lock", name, "exclusive", token + 1)
+        assert not await far.holds("lock", name, "shared", token)
+        assert proxy.opcodes[before:].count(jute.GET_DATA) <= 3
+        for one in (*waiters, holder):
+            await one.leave()
+        assert not await far.holds("lock", name, "exclusive", token)
+
+
 async def test_break_deletes_the_holders_and_tells_them(server: ZooKeeperServer, name: str) -> None:
     async with (
         running(server.url, tick=TICK, ttl=TTL) as near,

@@ -38,9 +38,16 @@ class Inspection:
         return (await self.inspect_all(kind, [name]))[0]
 
     async def holds(self, kind: Kind, name: str, mode: Mode, token: int) -> bool:
-        """Return whether the grant that has this token holds still."""
-        info = await self.inspect(kind, name)
-        return any(held.token == token and held.mode == mode for held in info.holders)
+        """Return whether the grant that has this token holds still. Waiters are not asked for."""
+        session, path = self._session(), self._store.directory(kind, name)
+        await session.wait_up(_WAIT_UP)
+        await self._store.until_left(session, path)
+        holding = holders(await self._entries(session, path))
+        grants = [
+            (_mode_of(entry), _read_about(data)[2] or stat.created)
+            async for entry, data, stat in self._read(session, path, holding)
+        ]
+        return (mode, token) in grants
 
     async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
         session = self._session()
@@ -56,31 +63,22 @@ class Inspection:
         path = self._store.directory(kind, name)
         await self._store.until_left(session, path)
         entries = await self._entries(session, path)
-        holding = holders(entries)
+        holding = {entry.node for entry in holders(entries)}
         held: dict[tuple[str, Mode], HolderInfo] = {}
         waiters: list[WaiterInfo] = []
-        for first in range(0, len(entries), _AT_ONCE):
-            some = entries[first : first + _AT_ONCE]
-            reading = [session.submit(jute.get_data(f"{path}/{entry.node}")) for entry in some]
-            for number, (entry, answer) in enumerate(zip(some, reading, strict=True), first):
-                try:
-                    data, stat = (await asyncio.shield(answer)).value
-                except jute.ZooKeeperError as refused:
-                    if refused.code != jute.NO_NODE:
-                        raise self._refused(refused) from refused  # another user has made it
-                    continue  # it has gone meanwhile
-                owner, client, token, note, description = _read_about(data)
-                mode: Mode = "exclusive" if entry.mode == "x" else "shared"
-                if number >= len(holding):
-                    waiters.append(
-                        WaiterInfo(owner, mode, len(waiters), None, client, note, description)
-                    )
-                    continue
-                before = held.get((owner, mode))
-                count = before.count + 1 if before else 1
-                held[owner, mode] = HolderInfo(
-                    owner, mode, token or stat.created, count, None, client, note, description
+        async for entry, data, stat in self._read(session, path, entries):
+            owner, client, token, note, description = _read_about(data)
+            mode = _mode_of(entry)
+            if entry.node not in holding:
+                waiters.append(
+                    WaiterInfo(owner, mode, len(waiters), None, client, note, description)
                 )
+                continue
+            before = held.get((owner, mode))
+            count = before.count + 1 if before else 1
+            held[owner, mode] = HolderInfo(
+                owner, mode, token or stat.created, count, None, client, note, description
+            )
         last = max((holder.token for holder in held.values()), default=0)
         return LockInfo(name, tuple(held.values()), tuple(waiters), last, kind=kind)
 
@@ -93,6 +91,22 @@ class Inspection:
             if refused.code != jute.NO_NODE:
                 raise self._refused(refused) from refused
             return Queue()
+
+    async def _read(
+        self, session: Session, path: str, entries: Sequence[Entry]
+    ) -> AsyncIterator[tuple[Entry, bytes, jute.Stat]]:
+        """Read the nodes of these entries; those that have gone meanwhile are left out."""
+        for first in range(0, len(entries), _AT_ONCE):
+            some = entries[first : first + _AT_ONCE]
+            reading = [session.submit(jute.get_data(f"{path}/{entry.node}")) for entry in some]
+            for entry, answer in zip(some, reading, strict=True):
+                try:
+                    data, stat = (await asyncio.shield(answer)).value
+                except jute.ZooKeeperError as refused:
+                    if refused.code != jute.NO_NODE:
+                        raise self._refused(refused) from refused  # another user has made it
+                    continue
+                yield entry, data, stat
 
     def _refused(self, refused: jute.ZooKeeperError) -> BackendError:
         return BackendError(f"{self._store.described}: {refused}")
@@ -158,6 +172,10 @@ class Inspection:
 
     async def forget(self, name: str) -> bool:
         raise Unsupported("ZooKeeper keeps no record of what was done once", name=name)
+
+
+def _mode_of(entry: Entry) -> Mode:
+    return "exclusive" if entry.mode == "x" else "shared"
 
 
 def _read_about(data: bytes) -> tuple[str, str, int, str, str]:
