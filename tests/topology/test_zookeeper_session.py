@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import socket
-import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -53,10 +52,9 @@ def _ensemble(
     *ports: int,
     root: str = "/aiodlock",
     credentials: Credentials | None = None,
-    tls: ssl.SSLContext | None = None,
 ) -> Ensemble:
     hosts = tuple(("127.0.0.1", port) for port in ports)
-    return Ensemble(hosts, root, TICK, credentials, tls, "the test's servers")
+    return Ensemble(hosts, root, TICK, credentials, None, "the test's servers")
 
 
 @asynccontextmanager
@@ -391,10 +389,9 @@ async def test_server_that_refuses_the_user_of_a_client_in_use_is_left_for_anoth
             assert lease.held
 
 
-def test_tls_checks_the_servers_name(tmp_path: Path) -> None:
-    ca, stranger = trustme.CA(), trustme.CA()
+def _write_certificates(ca: trustme.CA, folder: Path) -> None:
+    """Write the authority, and what a server shows."""
     certificate = ca.issue_cert("127.0.0.1")
-    store = tmp_path / "server.pem"
     key = serialization.load_pem_private_key(certificate.private_key_pem.bytes(), None)
     # Java reads no other format.
     private = key.private_bytes(
@@ -402,20 +399,43 @@ def test_tls_checks_the_servers_name(tmp_path: Path) -> None:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    store.write_bytes(private + certificate.cert_chain_pems[0].bytes())
-    ca.cert_pem.write_to_path(tmp_path / "ca.pem")
-    stranger.cert_pem.write_to_path(tmp_path / "stranger.pem")
-    secure = free_port()
+    (folder / "server.pem").write_bytes(private + certificate.cert_chain_pems[0].bytes())
+    ca.cert_pem.write_to_path(folder / "ca.pem")
+
+
+def _encrypted(folder: Path, port: int) -> ZooKeeperServer:
     lines = [
-        f"secureClientPort={secure}",
+        f"secureClientPort={port}",
         "secureClientPortAddress=127.0.0.1",
-        f"ssl.keyStore.location={store}",
+        f"ssl.keyStore.location={folder / 'server.pem'}",
         "ssl.keyStore.type=PEM",
-        f"ssl.trustStore.location={tmp_path / 'ca.pem'}",
+        f"ssl.trustStore.location={folder / 'ca.pem'}",
         "ssl.trustStore.type=PEM",
         "ssl.clientAuth=none",
     ]
     java = ["-Dzookeeper.serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory"]
+    return ZooKeeperServer(tick=TICK, lines=lines, java=java)
+
+
+async def test_certificates_are_replaced_while_a_client_runs(tmp_path: Path) -> None:
+    _write_certificates(trustme.CA(), tmp_path)
+    port = free_port()
+    url = f"zookeepers://127.0.0.1:{port}?ca={tmp_path / 'ca.pem'}"
+    with _encrypted(tmp_path, port) as server:
+        async with _running(read_url(url, "aiodlock"), 60.0) as session:
+            server.crash()
+            (tmp_path / "ca.pem").write_text("just being written")
+            await until(lambda: session.failure is not None)
+            _write_certificates(trustme.CA(), tmp_path)
+            await asyncio.to_thread(server.start)
+            await session.wait_up(10.0)
+
+
+def test_tls_checks_the_servers_name(tmp_path: Path) -> None:
+    ca, stranger = trustme.CA(), trustme.CA()
+    _write_certificates(ca, tmp_path)
+    stranger.cert_pem.write_to_path(tmp_path / "stranger.pem")
+    secure = free_port()
 
     async def enter(ca: str) -> None:
         ensemble = read_url(
@@ -424,7 +444,7 @@ def test_tls_checks_the_servers_name(tmp_path: Path) -> None:
         async with _running(ensemble) as session:
             await session.heartbeat()
 
-    with ZooKeeperServer(tick=TICK, lines=lines, java=java) as server:
+    with _encrypted(tmp_path, secure) as server:
         assert server.running
         asyncio.run(enter("ca.pem"))
         with pytest.raises(BackendUnavailable, match="CERTIFICATE_VERIFY_FAILED"):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import ssl
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from .._urls import ENCODE, check_host, without_password
 from .session import Credentials, Ensemble
+from .tls import Tls
 
 _PORTS = {"zookeeper": 2181, "zookeepers": 2281}
 #: ZooKeeper's own tickTime, in seconds.
@@ -111,15 +111,12 @@ def _credentials(user: str | None, options: dict[str, str]) -> Credentials | Non
     )
 
 
-def _tls(scheme: str, options: dict[str, str]) -> ssl.SSLContext | None:
+def _tls(scheme: str, options: dict[str, str]) -> Tls | None:
     if scheme == "zookeeper":
         if options.keys() & {"ca", "cert", "key"}:
             raise _unreadable("ca, cert and key are for zookeepers://")
         return None
     try:
-        context = ssl.create_default_context(cafile=options.get("ca"))
-        if "cert" in options:
-            context.load_cert_chain(options["cert"], options.get("key"))
+        return Tls(options.get("ca"), options.get("cert"), options.get("key"))
     except OSError as wrong:
         raise ValueError(f"source: a file of TLS cannot be read: {wrong}") from wrong
-    return context

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
@@ -19,6 +18,7 @@ from . import jute
 from .connection import Answer, Connection, connect
 from .lifetime import Lifetime
 from .sasl import DigestMd5, SaslError
+from .tls import Tls
 from .transactions import Transactions
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Ensemble:
     #: tickTime of the servers, in seconds.
     tick: float
     credentials: Credentials | None
-    tls: ssl.SSLContext | None
+    tls: Tls | None
     #: The source as text, without secrets.
     described: str
 
@@ -302,11 +302,13 @@ class Session:
     async def _connect(self) -> Connection:
         """Connect to the first of the hosts, with the session or for a new one."""
         host, port = self._hosts[0]
+        tls = self._ensemble.tls
+        context = None if tls is None else await tls.get_context()
         async with asyncio.timeout(max(self._patience, _CONNECT_WITHIN)):
             sent = now()
             turn = self._switches // len(self._hosts)
             connection = await connect(
-                host, port, self._ensemble.tls, self._on_event, self._on_commit, turn=turn
+                host, port, context, self._on_event, self._on_commit, turn=turn
             )
             try:
                 timeout = min(round(self.timeout * 1000), jute.LONGEST_TIMEOUT)
