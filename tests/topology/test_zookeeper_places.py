@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -605,6 +606,20 @@ async def test_request_whose_session_has_ended_is_gone(server: ZooKeeperServer, 
         assert holder.heard.told == ["expired"]
         assert await holder.place.acquire(wait=True) == Gone("expired")
         assert await holder.leave() == Left("gone", "expired")
+
+
+async def test_single_try_after_a_pause_that_the_session_did_not_survive_is_granted(
+    server: ZooKeeperServer, name: str
+) -> None:
+    """It asks on the old connection first. It was refused with BackendUnavailable, which said that it had
+    been granted too late."""
+    async with aiodlock.Client(f"{server.url}?tick_time={TICK}", ttl=0.5) as client:
+        async with client.lock(name):
+            pass
+        time.sleep(1.2)  # the process stands still
+        lease = await client.lock(name).acquire_nowait()
+        assert lease.held
+        await lease.release()
 
 
 async def test_lost_lease_keeps_its_name_closed_until_it_would_have_ended(

@@ -125,14 +125,15 @@ class ZooKeeperPlace:
             session = self._session
             await session.wait_up(_WAIT_UP)
             self._check_ttl(session)
-            if self._node.lifetime is None:
-                self._node.lifetime = session.lifetime
-                session.members.add(self)
-                self._store.live.add(self._node.id)
             asked_before, self._state = self._state is not _NEW, _ASKING
             if not wait and not asked_before and await self._is_taken(session):
                 self.abandon()
                 return Refused("busy")
+            # Not earlier: what has only looked is not over when the session ends.
+            if self._node.lifetime is None:
+                self._node.lifetime = session.lifetime
+                session.members.add(self)
+                self._store.live.add(self._node.id)
             return await self._ask(session, wait=wait)
         except jute.ZooKeeperError as refused:
             raise self._node.refused(refused) from refused
