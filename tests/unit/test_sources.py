@@ -337,6 +337,12 @@ def test_hosts_of_zookeeper_may_have_spaces_between_them() -> None:
     assert ensemble.hosts == (("one", 1), ("two", 2181), ("::1", 3))
 
 
+@pytest.mark.parametrize("step", ["%F0%9F%98%80", "a%7F", "%09", "%EE%80%80", "..", "a%2Fb"])
+def test_chroot_that_zookeepers_servers_refuse_is_a_value_error(step: str) -> None:
+    with pytest.raises(ValueError, match="no node can be called"):
+        Client(f"zookeeper://h/b\u00fccher/{step}")
+
+
 @pytest.mark.parametrize(
     "url",
     [

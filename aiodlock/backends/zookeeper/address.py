@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from .._urls import ENCODE, check_host, without_password
@@ -12,6 +13,8 @@ from .tls import Tls
 _PORTS = {"zookeeper": 2181, "zookeepers": 2281}
 #: ZooKeeper's own tickTime, in seconds.
 _TICK = 2.0
+#: What servers refuse in a path: control characters, what takes more than 16 bits, and others.
+_REFUSED = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff]")
 _OPTIONS = ("tick_time", "auth", "ca", "cert", "key")
 
 
@@ -80,7 +83,7 @@ def _host(text: str, port: int) -> tuple[str, int]:
 def _path(text: str) -> str:
     steps = [unquote(step) for step in text.strip("/").split("/")] if text.strip("/") else []
     for step in steps:
-        if not step or step in (".", "..") or "/" in step or any(ord(one) < 32 for one in step):
+        if not step or step in (".", "..") or "/" in step or _REFUSED.search(step):
             raise _unreadable(f"no node can be called {step!r}")
     return "".join(f"/{step}" for step in steps)
 
