@@ -14,6 +14,7 @@ from redis.asyncio.connection import SSLConnection
 from redis.asyncio.sentinel import Sentinel
 
 from aiodlock import Client, Unsupported
+from aiodlock.backends.etcd.sources import read_url as read_etcd_url
 from aiodlock.backends.kept_backend import KeptBackend
 from aiodlock.backends.redis import QuorumBackend, Source
 from aiodlock.backends.zookeeper.address import read_url as read_zookeeper_url
@@ -335,6 +336,11 @@ def test_hosts_of_all_kinds_are_taken(url: str) -> None:
 def test_hosts_of_zookeeper_may_have_spaces_between_them() -> None:
     ensemble = read_zookeeper_url("zookeeper://one:1, two , [::1]:3/chroot", "aiodlock")
     assert ensemble.hosts == (("one", 1), ("two", 2181), ("::1", 3))
+
+
+def test_hosts_of_etcd_may_have_spaces_between_them() -> None:
+    access, _ = read_etcd_url("etcd://one:1, two , [::1]:3")
+    assert access.endpoints == ("one:1", "two:2379", "[::1]:3")
 
 
 @pytest.mark.parametrize("step", ["%F0%9F%98%80", "a%7F", "%09", "%EE%80%80", "..", "a%2Fb"])

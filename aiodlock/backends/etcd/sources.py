@@ -68,7 +68,7 @@ def _read(url: str, scheme: str) -> tuple[Access, str]:
     tls = scheme == "etcds"
     parts = urlsplit(url)
     login, _, hosts = parts.netloc.rpartition("@")
-    endpoints = tuple(_endpoint(host) for host in hosts.split(","))
+    endpoints = tuple(_endpoint(host.strip()) for host in hosts.split(","))
     if parts.path.strip("/") or parts.fragment:
         raise ValueError(
             "it has no path; prefix= of the client keeps clusters' users apart, and '/' and '#' in a "
