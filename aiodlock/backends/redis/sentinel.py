@@ -58,9 +58,7 @@ class Sentinel:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            wire = await self._connected()
-            async with within(self._patience):
-                named = await self._ask(wire, service, least_others)
+            named = await self._ask(service, least_others)
         except (RedisError, OSError) as failed:
             if isinstance(failed, TimeoutError | Unanswered):
                 self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
@@ -73,19 +71,10 @@ class Sentinel:
         self._patience = max(_FIRST_PATIENCE, min(2 * (loop.time() - began), _LONGEST_PATIENCE))
         return named
 
-    async def _ask(self, wire: Wire, service: str, least_others: int) -> Named:
-        about = wire.send("SENTINEL", "MASTER", service)
-        naming = wire.send("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
-        try:
-            facts = await about
-        except ReplyError as refused:
-            if refused.code in ("NOPERM", "NOAUTH"):
-                raise
-            raise MasterNotFoundError("knows no such service") from refused
-        with suppress(ReplyError):  # a user who may not ask this way has the other answer
-            named = await naming
-            return _read(facts, named, least_others)
-        return _read(facts, None, least_others)
+    async def _ask(self, service: str, least_others: int) -> Named:
+        wire = await self._connected()
+        async with within(self._patience):
+            return await _said_by(wire, service, least_others)
 
     async def _connected(self) -> Wire:
         async with self._connecting:
@@ -108,6 +97,21 @@ class Sentinel:
         if self._wire is not None:
             self._wire.close()
             self._wire = None
+
+
+async def _said_by(wire: Wire, service: str, least_others: int) -> Named:
+    about = wire.send("SENTINEL", "MASTER", service)
+    naming = wire.send("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
+    try:
+        facts = await about
+    except ReplyError as refused:
+        if refused.code in ("NOPERM", "NOAUTH"):
+            raise
+        raise MasterNotFoundError("knows no such service") from refused
+    with suppress(ReplyError):  # a user who may not ask this way has the other answer
+        named = await naming
+        return _read(facts, named, least_others)
+    return _read(facts, None, least_others)
 
 
 def _address(host: str, port: int) -> Address:
