@@ -193,6 +193,24 @@ async def test_lease_is_of_one_term_whichever_members_have_answered() -> None:
         assert kept.link.revoked == []
 
 
+async def test_leases_of_many_lengths_that_outlive_each_other_block_nothing() -> None:
+    """As locks of many a ``ttl`` have them, with lock-delays of several lengths."""
+    async with _kept() as kept:
+        leases = [await kept.leases.get(float(20 + number)) for number in range(23)]
+        for longer in leases:
+            longer.outlives = {lease for lease in leases if lease.asked < longer.asked}
+        began = now()
+        kept.leases._wake.set()
+        await asyncio.sleep(0.02)
+        assert now() - began < 0.3
+        assert kept.link.renewals.empty()
+        leases[1].due = 0.0
+        kept.leases._wake.set()
+        sent = [await kept.link.renewals.get() for _ in leases[1:]]
+        assert sent == [lease.id for lease in reversed(leases[1:])]
+        assert leases[0].due > now()
+
+
 # -- moving to a lease that counts -----------------------------------------------------------------------
 
 

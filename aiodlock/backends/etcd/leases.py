@@ -106,10 +106,6 @@ class SharedLease:
         self.pace = length / 3
         self.due = min(self.due, self.renewed_at + self.pace)
 
-    def is_due(self, moment: float) -> bool:
-        """Whether it is to be renewed: also before each renewal of one that it outlives."""
-        return self.due <= moment or any(one.is_due(moment) for one in self.outlives)
-
     def sent(self, moment: float) -> None:
         """A renewal is on its way."""
         self._sent.append(moment)
@@ -315,6 +311,7 @@ class Leases:
             self._wake.clear()
             moment = now()
             await self._drop_unused(moment)
+            due = self._due(moment)
             # A long one before a short one: a lock-delay must end after the lease that it follows.
             for lease in sorted(self._by_id.values(), key=lambda one: -one.asked):
                 since = lease.silent_since
@@ -326,7 +323,7 @@ class Leases:
                     self._on_silent(lease, error)
                     self._link.failed(generation, error)
                     raise error
-                if lease.is_due(moment):
+                if lease in due:
                     lease.sent(moment)
                     await send(m.LeaseKeepAliveRequest(lease.id))
             pause = self._until_next(now())
@@ -338,6 +335,14 @@ class Leases:
                 pass
             if now() - look_at > _LEAST_PATIENCE:
                 listening_since = now()  # the loop was blocked: answers may have come meanwhile
+
+    def _due(self, moment: float) -> set[SharedLease]:
+        """Return those to be renewed: also each that outlives one of them."""
+        due: set[SharedLease] = set()
+        for lease in sorted(self._by_id.values(), key=lambda one: one.asked):
+            if lease.due <= moment or not due.isdisjoint(lease.outlives):
+                due.add(lease)
+        return due
 
     def _until_next(self, moment: float) -> float:
         due = [lease.due - moment for lease in self._by_id.values()]
