@@ -211,6 +211,16 @@ async def test_leases_of_many_lengths_that_outlive_each_other_block_nothing() ->
         assert leases[0].due > now()
 
 
+@pytest.mark.parametrize("lock_delay", [0.1 + 0.2 - 0.3, 1e-9, 1.5])
+async def test_lease_of_a_lock_delay_is_longer_however_short_that_is(lock_delay: float) -> None:
+    async with _kept() as kept:
+        lease = await kept.leases.get(20.0)
+        longer = await kept.leases.get_longer(lease, lock_delay)
+        assert longer.seconds >= lease.seconds + lock_delay
+        assert longer is not lease
+        await kept.renewal(lease)
+
+
 # -- moving to a lease that counts -----------------------------------------------------------------------
 
 

@@ -213,7 +213,7 @@ class Leases:
 
     async def get_longer(self, lease: SharedLease, more: float) -> SharedLease:
         """Return a lease that ends so much later than this one, whenever the client dies."""
-        longer = await self.get(lease.seconds + more)
+        longer = await self.get(lease.seconds + _seconds(more))
         if lease.id in self._by_id:  # else it is not renewed any more
             longer.outlives.add(lease)
         if longer.renewed_at < lease.renewed_at:
