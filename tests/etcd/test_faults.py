@@ -119,6 +119,22 @@ async def test_late_duplicate_of_an_acquire_is_refused_after_the_leave(
     assert await _left(direct) == []
 
 
+async def test_late_duplicate_of_an_acquire_is_refused_in_the_lock_delay_of_its_lost_lease(
+    one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct = await make_direct(one_node)
+    faulty = Faulty(direct, monkeypatch)
+    place, heard = direct.place(lock_delay=1.0)
+    faulty.lose = 1
+    await _acquire(place, heard)
+    late = faulty.requests[0]
+    await place.leave(LOST)
+    closed = [place.keys.delay(place.id)]
+    assert await _left(direct) == closed
+    await direct.store._link.call(api.TXN, late)
+    assert await _left(direct) == closed
+
+
 async def test_leave_whose_answer_is_lost_is_released_when_repeated(
     one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

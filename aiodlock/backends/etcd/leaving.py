@@ -29,14 +29,13 @@ async def leave(place: EtcdPlace, end: End, *, repeated: bool, passed: bool = Fa
         return await _close(place, message)
     delayed, opens = terms.lock_delay > 0, end.unused and terms.hold_at_least > 0
     try:
-        marker = await store.leases.make(store.marker_ttl) if place.ambiguous else None
         leaving = transactions.leave(
             place.keys,
             place.id,
             message,
             delay=delayed,
             opens=opens,
-            marker_lease=marker.id if marker is not None else 0,
+            marker_lease=await _marker_lease(place),
         )
         answer = await store.transact(place.keys, leaving, own=True, gather=passed)
     except NoSpace:
@@ -58,20 +57,26 @@ async def leave(place: EtcdPlace, end: End, *, repeated: bool, passed: bool = Fa
     return Left("gone", "gone" if own.lease is None or own.lease.alive else "expired")
 
 
+async def _marker_lease(place: EtcdPlace) -> int:
+    """Return the lease of the marker that refuses late duplicates; 0 if there are none to come."""
+    if not place.ambiguous:
+        return 0
+    return (await place.store.leases.make(place.store.marker_ttl)).id
+
+
 async def _record(place: EtcdPlace, message: bytes, result: bytes, keep: float) -> Left:
     """Put a success on record. Each attempt has a lease of its own: the record is kept for so long from
     then on, and an attempt whose answer was lost may have been carried out."""
     store = place.store
     lease = await store.leases.make(keep + api.CALL_WITHIN)
     place.record_leases += (lease,)
-    marker = await store.leases.make(store.marker_ttl) if place.ambiguous else None
     recording = transactions.record(
         place.keys,
         place.id,
         message,
         value_of_success(place.id, result),
         lease.id,
-        marker.id if marker is not None else 0,
+        await _marker_lease(place),
     )
     answer = await store.transact(place.keys, recording)
     if answer.succeeded:
@@ -107,9 +112,10 @@ async def _revoke(place: EtcdPlace, leases: list[SharedLease]) -> None:
 async def _close(place: EtcdPlace, message: bytes) -> Left:
     """Delete the key, and have the lock-delay end so much later."""
     store = place.store
+    marker_lease = await _marker_lease(place)
     delay = await store.leases.make(place.terms.lock_delay)
     closing = transactions.leave_closed(
-        place.keys, place.id, place.value(place.token), message, delay.id
+        place.keys, place.id, place.value(place.token), message, delay.id, marker_lease
     )
     answer = await store.transact(place.keys, closing)
     found = None if answer.succeeded else answer.responses[1].response_range

@@ -184,12 +184,17 @@ def leave(
 
 
 def leave_closed(
-    keys: Keys, id: str, value: bytes, message: bytes, delay_lease: int
+    keys: Keys, id: str, value: bytes, message: bytes, delay_lease: int, marker_lease: int = 0
 ) -> m.TxnRequest:
-    """End a lease that was lost: its lock-delay begins now, unless it has ended already."""
+    """End a lease that was lost: its lock-delay begins now, unless it has ended already. With
+    ``marker_lease`` refuse late duplicates."""
     key, delay = keys.request(id), keys.delay(id)
     success = [_delete(key), _put(delay, value, delay_lease)]
-    return m.TxnRequest([_present(delay)], success, [_delete(key), _read(message)])
+    failure = [_delete(key), _read(message)]
+    if marker_lease:
+        for steps in (success, failure):
+            steps.append(_put(keys.marker(id), b"{}", marker_lease))
+    return m.TxnRequest([_present(delay)], success, failure)
 
 
 def record(
