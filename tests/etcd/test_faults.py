@@ -495,6 +495,25 @@ async def test_lease_at_its_max_hold_opens_the_name_though_its_body_goes_on(
     await waiter.leave(ENDED)
 
 
+async def test_lock_delay_begins_once_though_the_body_ends_later(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    direct = await make_direct(one_node)
+    holder, heard = direct.place(ttl=20.0, lock_delay=20.0)
+    holder.terms = replace(holder.terms, max_hold=0.2)
+    await _acquire(holder, heard)
+    await asyncio.sleep(0.2)
+    holder.run_out()
+    async with asyncio.timeout(5.0):
+        while (queue := await direct.store.read(holder.keys)).requests:
+            await asyncio.sleep(0.01)
+    begun = queue.closing()
+    await asyncio.sleep(0.05)
+    assert await holder.leave(LOST) == Left("gone", "expired")
+    assert (await direct.store.read(holder.keys)).closing() == begun
+    assert not direct.store.knows(holder.id)
+
+
 @pytest.mark.parametrize("turns", range(5))
 async def test_stream_that_breaks_while_it_is_cancelled_ends(
     one_node: EtcdCluster, turns: int

@@ -41,7 +41,7 @@ class EtcdPlace:
     ``hold_at_least`` was written); ``_leaves`` (how many leaves were sent); ``_failed`` (the last message
     had no answer); ``_timer`` (of what is due); ``_successors`` (of a holder that lingers), ``recalled``
     (others want what it has), ``_answered`` (the core knows that it waits or holds), ``_held_at`` (when
-    its ``max_hold`` began).
+    its ``max_hold`` began), ``_was_ended`` (its lease was lost, and its key was deleted when that was due).
     """
 
     __slots__ = (
@@ -52,6 +52,7 @@ class EtcdPlace:
         "_listener",
         "_successors",
         "_timer",
+        "_was_ended",
         "ambiguous",
         "closes",
         "created",
@@ -92,6 +93,7 @@ class EtcdPlace:
         self.recalled: bool = False
         self._answered = False
         self._held_at = 0.0
+        self._was_ended = False
 
     def __repr__(self) -> str:
         return f"<EtcdPlace {self.terms.name!r} {self.state} id={self.id}>"
@@ -399,6 +401,7 @@ class EtcdPlace:
         while self.state == "held":
             try:
                 await self._leave_once(LOST)
+                self._was_ended = True
                 return
             except BackendError as failed:
                 _logger.debug("ending an overdue lease failed: %s", failed)
@@ -413,6 +416,9 @@ class EtcdPlace:
             self.state = "left"
             return Left("withdrawn")
         before, self.state = self.state, "left"
+        if end.lost and self._was_ended:
+            self.abandon()  # to send it again would begin its lock-delay anew
+            return Left("gone", "expired")
         passed = self._pass_on() if before == "held" and self._may_pass_on(end) else None
         try:
             async with asyncio.timeout(within):
