@@ -345,6 +345,33 @@ async def test_key_deleted_by_others_is_noticed(
     await heard.until("gone: gone")
 
 
+@pytest.mark.parametrize("how", ["deleted", "overdue"])
+async def test_holder_that_was_told_that_its_key_is_gone_is_not_asked_about_again(
+    one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    direct = await make_direct(one_node)
+    place, heard = direct.place(ttl=20.0, waiter_ttl=20.0)
+    await _acquire(place, heard)
+    lease = place.lease
+    assert lease is not None
+    if how == "deleted":
+        deletion = m.RequestOp(request_delete_range=m.DeleteRangeRequest(place.key))
+        await direct.store._link.call(api.TXN, m.TxnRequest(success=[deletion]))
+        await direct.store._audit._compare(lease)
+        assert heard.words == ["gone: gone"]
+    else:
+        place.terms = replace(place.terms, max_hold=0.01)
+        await asyncio.sleep(0.01)
+        place.run_out()
+        while await _left(direct):
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    faulty = Faulty(direct, monkeypatch)
+    await direct.store._audit._compare(lease)
+    assert faulty.requests == []
+    await place.leave(LOST)
+
+
 async def test_key_of_a_request_that_is_over_is_deleted(
     one_node: EtcdCluster, make_direct: MakeDirect
 ) -> None:

@@ -91,8 +91,8 @@ class OwnKeys:
 
     @property
     def settled(self) -> bool:
-        """Whether the key is where ``lease`` says: not while it is moved."""
-        return not self._is_written and not self._maybe
+        """Whether the key is where ``lease`` says: not while it is moved, nor once it is gone."""
+        return self.written > 0 and not self._is_written and not self._maybe
 
     @property
     def _is_written(self) -> bool:

@@ -138,7 +138,7 @@ class EtcdPlace:
 
     @property
     def settled(self) -> bool:
-        """Whether the key is where ``lease`` says: not while it is moved."""
+        """Whether the key is where ``lease`` says: not while it is moved, nor once it is gone."""
         return self.own.settled
 
     @property
@@ -402,6 +402,7 @@ class EtcdPlace:
             try:
                 await self._leave_once(LOST)
                 self._was_ended = True
+                self.own.vanished()
                 return
             except BackendError as failed:
                 _logger.debug("ending an overdue lease failed: %s", failed)
