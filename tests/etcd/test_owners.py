@@ -93,3 +93,21 @@ def test_request_that_stands_no_more_beside_its_owner_is_in_the_queue_once() -> 
     for id in ("a1", "a2"):
         queue.delete(keys.request(id))
     assert [record.id for record in queue.holders()] == ["b"]
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+async def test_readers_of_one_owner_that_are_let_in_together_have_the_first_ones_token(
+    one_node: EtcdCluster, make_direct: MakeDirect, clients: int
+) -> None:
+    direct, *more = [await make_direct(one_node, prefix=f"mates {clients}") for _ in range(clients)]
+    writer, heard = direct.place()
+    await _acquire(writer, heard)
+    readers = [one.place(mode="shared", owner="ann") for one in (direct, direct, *more)]
+    for place, _ in readers:
+        assert isinstance(await place.acquire(wait=True), Waiting)
+    await writer.leave(ENDED)
+    for place, heard in readers:
+        await heard.until("granted")
+        assert place.token == readers[0][0].created
+    for place, _ in readers:
+        await place.leave(ENDED)

@@ -408,7 +408,8 @@ class Queue:
         if record.joined:
             return Turn("holds", record.order)
         if not record.limit:
-            mates = [r for r in holders if r.owner == record.owner and r.id != record.id]
+            # Of those that are let in together the first one holds, and the others join it.
+            mates = [r for r in holders if r.owner == record.owner and r.order < record.order]
             if mates:
                 best = min(mates, key=lambda mate: (mate.mode != "exclusive", mate.order))
                 if best.mode == "exclusive" or record.mode == "shared":
