@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -10,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from aiodlock._clock import now
 from aiodlock._model import ENDED, Waiting
 from aiodlock.backends.etcd import link as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.place import EtcdPlace
+from aiodlock.backends.etcd.recipe import Keys, Queue, Turn
+from aiodlock.backends.etcd.room import Room
 from aiodlock.backends.etcd.watching import Watches
 
 from .conftest import Direct, Heard
@@ -252,3 +256,41 @@ async def test_many_clients_take_turns_whatever_happens(
 
     async with asyncio.timeout(60.0):
         await asyncio.gather(*(work(client) for client in clients for _ in range(2)))
+
+
+async def test_thousands_of_readers_of_one_client_are_let_in_without_a_stop() -> None:
+    keys = Keys.of("p", "lock", "name")
+    kvs = [
+        m.KeyValue(
+            keys.request(f"me-{number}"),
+            number,
+            number,
+            value=json.dumps({"mode": "shared", "owner": f"tme-{number}", "client": "me"}).encode(),
+        )
+        for number in range(1, 10_001)
+    ]
+    told: list[str] = []
+
+    class Reader:
+        def __init__(self, id: str) -> None:
+            self.id = id
+            self.owner = f"t{id}"
+
+        def on_turn(self, turn: Turn) -> None:
+            assert turn.what == "holds"
+            told.append(self.id)
+
+        def on_vanished(self) -> None:
+            """All of them are there."""
+
+        def on_recorded(self, result: bytes) -> None:
+            """Nothing is on record."""
+
+    room = Room(keys, "me", Watches(None), None, None)  # type: ignore[arg-type]
+    for number in range(1, 10_001):
+        room.add(Reader(f"me-{number}"))
+    queue = Queue(keys, 10_000, kvs)
+    began = now()
+    room.begin(queue)
+    assert now() - began < 0.5
+    assert told == list(queue.requests)

@@ -23,7 +23,7 @@ from typing import Protocol
 from ..._clock import now
 from ..._model import first_request
 from . import messages as m
-from .recipe import Keys, Queue, Turn, after
+from .recipe import Keys, Queue, Record, Turn, after
 from .watching import Watch, Watches
 
 _logger = logging.getLogger("aiodlock")
@@ -310,18 +310,19 @@ class Room:
                 self.close()  # who comes next reads it anew
             return
         self._unneeded = 0
-        holders = list(self.queue.holders())
+        # Others of the same owner alone have a say in how one gets in.
+        by_owner: dict[str, list[Record]] = {}
+        for record in self.queue.holders():
+            by_owner.setdefault(record.owner, []).append(record)
         turns: list[tuple[Waiter, Turn]] = []
-        for record in holders:
-            waiter = self.waiters.get(record.id)
-            if waiter is not None:
-                turns.append((waiter, self.queue.turn_among(record, holders)))
-            for mate in self._by_owner.get(record.owner, {}).values():
-                found = self.queue.find(mate.id)
-                if found is not None and mate is not waiter:
-                    turn = self.queue.turn_among(found, holders)
-                    if turn.what == "joins":
-                        turns.append((mate, turn))
+        for owner, mates in by_owner.items():
+            ids = dict.fromkeys(record.id for record in mates if record.id in self.waiters)
+            for id in ids | self._by_owner.get(owner, {}):
+                found = self.queue.find(id)
+                if found is not None:
+                    turn = self.queue.turn_among(found, mates)
+                    if turn.what in ("holds", "joins"):
+                        turns.append((self.waiters[id], turn))
         for waiter, turn in turns:
             waiter.on_turn(turn)
 
