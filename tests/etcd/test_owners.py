@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aiodlock._model import ENDED, Waiting
+from aiodlock._model import ENDED, LOST, Granted, Waiting
 from aiodlock.backends.base import Unanswered
 from aiodlock.backends.etcd import link as api
 from aiodlock.backends.etcd import messages as m
@@ -111,3 +111,29 @@ async def test_readers_of_one_owner_that_are_let_in_together_have_the_first_ones
         assert place.token == readers[0][0].created
     for place, _ in readers:
         await place.leave(ENDED)
+
+
+async def test_request_that_joined_in_a_lost_answer_has_its_lock_delay(
+    one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct = await make_direct(one_node)
+    first, heard = direct.place(ttl=20.0, waiter_ttl=20.0, owner="ann")
+    await _acquire(first, heard)
+    mate, _ = direct.place(ttl=20.0, waiter_ttl=20.0, owner="ann", lock_delay=5.0)
+    transact = direct.store.transact
+
+    async def lossy(keys: Keys, request: m.TxnRequest, **options: Any) -> m.TxnResponse:
+        answer = await transact(keys, request, **options)
+        if mate.own.written:  # it joins
+            raise Unanswered("the answer was lost")
+        return answer
+
+    monkeypatch.setattr(direct.store, "transact", lossy)
+    with pytest.raises(Unanswered):
+        await mate.acquire(wait=True)
+    monkeypatch.setattr(direct.store, "transact", transact)
+    assert isinstance(await mate.acquire(wait=True), Granted)
+    assert mate.token == first.token
+    await mate.leave(LOST)
+    assert len((await direct.store.read(mate.keys)).closed()) == 1
+    await first.leave(ENDED)

@@ -132,7 +132,7 @@ async def confirm(place: EtcdPlace, turn: Turn, record: Record, queue: Queue) ->
     async with place.own.alone():
         if turn.what == "joins":
             return await _join(place, turn, record, queue)
-        return await _delay(place, turn.order, record)
+        return await _delay(place, turn.order, record, queue)
 
 
 async def close_after(place: EtcdPlace) -> bool:
@@ -259,7 +259,7 @@ async def _join(place: EtcdPlace, turn: Turn, record: Record, queue: Queue) -> i
     return order
 
 
-async def _delay(place: EtcdPlace, order: int, record: Record) -> int | None:
+async def _delay(place: EtcdPlace, order: int, record: Record, queue: Queue) -> int | None:
     """Write the lock-delay that the grant needs, if any."""
     own = place.own
     if place.terms.lock_delay and not record.joined:
@@ -269,5 +269,6 @@ async def _delay(place: EtcdPlace, order: int, record: Record) -> int | None:
         place.hold(order, holder, delay, now())
         return order
     assert own.lease is not None
-    place.hold(order, own.lease, None, now())
+    # The message by which it joined has written its lock-delay.
+    place.hold(order, own.lease, _delay_at(place, queue), now())
     return order
