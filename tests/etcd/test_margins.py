@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from aiodlock._clock import now
-from aiodlock._model import ENDED, Granted, Waiting
+from aiodlock._model import ENDED, Gone, Granted, Waiting
+from aiodlock.backends.base import Unanswered
 from aiodlock.backends.etcd import link as api
 from aiodlock.backends.etcd import messages as m
 
@@ -84,3 +85,34 @@ async def test_margin_may_be_longer_than_the_lease_of_a_waiter(
     assert waiter.deadline - 8.0 > now()
     await waiter.leave(ENDED)
     assert heard.words == []
+
+
+async def test_grant_that_is_broken_before_it_is_answered_begins_no_body(
+    one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt has made it a holder, and has failed to renew what it needs."""
+    direct = await make_direct(one_node)
+    place, heard = direct.place(ttl=20.0, margin=8.0)
+    marker = m.RequestOp(request_put=m.PutRequest(place.keys.marker("another"), b"{}"))
+    await direct.store._link.call(api.TXN, m.TxnRequest(success=[marker]))
+    transact = direct.store.transact
+    lost = False
+
+    async def lossy(keys: Any, request: m.TxnRequest, **options: Any) -> m.TxnResponse:
+        nonlocal lost
+        answer = await transact(keys, request, **options)
+        if place.state == "held" and not lost:
+            lost = True
+            raise Unanswered("the answer was lost")
+        return answer
+
+    monkeypatch.setattr(direct.store, "transact", lossy)
+    with pytest.raises(Unanswered):
+        await place.acquire(wait=True)
+    async with asyncio.timeout(5.0):
+        while not place.settled:
+            await asyncio.sleep(0.01)
+    assert await direct.store.break_lock("name") == 1
+    await heard.until("gone: broken")
+    assert await place.acquire(wait=True) == Gone("gone")
+    await place.leave(ENDED)

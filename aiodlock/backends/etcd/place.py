@@ -192,12 +192,11 @@ class EtcdPlace:
         """Do what a body needs that begins with the answer to ``acquire``."""
         if not self._lasts:
             await self._renew()  # it is at the lease of a waiter still
-            if not self.own.written:
-                return Gone("gone")
             answer = Granted(self.token, self.deadline)
         if self.terms.begins and not await asking.close_after(self):
             return Gone("gone")
-        return answer
+        # It may be gone since an earlier attempt: until this one is answered the core heeds nothing else.
+        return answer if self.own.written else Gone("gone")
 
     def hold(
         self, order: int, lease: SharedLease, delay: SharedLease | None, sent: float
