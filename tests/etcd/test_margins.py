@@ -87,6 +87,32 @@ async def test_margin_may_be_longer_than_the_lease_of_a_waiter(
     assert heard.words == []
 
 
+async def test_waiter_that_is_granted_with_little_more_than_its_margin_keeps_its_lease(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    """Its key is moved to the lease of a holder a moment after the grant."""
+    direct = await make_direct(one_node)
+    first, _ = direct.place(ttl=20.0)
+    assert isinstance(await first.acquire(wait=True), Granted)
+    waiter, heard = direct.place(ttl=20.0, waiter_ttl=3.0)
+    assert isinstance(await waiter.acquire(wait=True), Waiting)
+    lease = waiter.lease
+    assert lease is not None
+    before = lease.renewed_at
+    async with asyncio.timeout(5.0):
+        while lease.renewed_at == before:
+            await asyncio.sleep(0.01)
+    margin = lease.deadline(20.0) - now() - 0.02
+    waiter.terms = replace(waiter.terms, margin=margin)
+    await first.leave(ENDED)
+    await heard.until("granted")
+    granted = now()
+    while now() < granted + 0.3:
+        assert waiter.deadline - margin > now()
+        await asyncio.sleep(0.002)
+    await waiter.leave(ENDED)
+
+
 async def test_grant_that_is_broken_before_it_is_answered_begins_no_body(
     one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

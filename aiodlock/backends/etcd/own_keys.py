@@ -159,22 +159,22 @@ class OwnKeys:
     # -- which leases they should end with -----------------------------------------------------------
 
     @property
-    def _useful(self) -> float:
+    def useful(self) -> float:
         """How much of a holder's lease counts as held; a tenth of it at least."""
         return max(self.ttl - self._place.terms.margin, self.ttl / 10)
 
     def hurry(self) -> None:
         """Renew often enough for the terms of now."""
         if self.lease is not None:
-            self._place.store.leases.hurry(self.lease, self._useful)
+            self._place.store.leases.hurry(self.lease, self.useful)
 
     async def leases(self) -> tuple[SharedLease, SharedLease, SharedLease | None]:
         """Return the leases of a holder, of a waiter and of the lock-delay. The first has time left for a
         body."""
         terms, pool = self._place.terms, self._place.store.leases
         holder = await pool.get(self.ttl)
-        pool.hurry(holder, self._useful)
-        if holder.deadline(self.ttl) - terms.margin - now() < self._useful / 2:
+        pool.hurry(holder, self.useful)
+        if holder.deadline(self.ttl) - terms.margin - now() < self.useful / 2:
             await pool.renew(holder)
         waiter = holder if terms.waiter_ttl >= self.ttl else await pool.get(terms.waiter_ttl)
         return holder, waiter, await self._delay_after(holder)

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("aiodlock")
 
+#: So much is left for a body when it begins, beside the margin (seconds; of a short lease a tenth): a
+#: waiter's key is moved to the lease of a holder a moment after that.
+_FOR_A_BODY = 0.5
+
 State = Literal["new", "asking", "waiting", "held", "left"]
 
 
@@ -246,9 +250,14 @@ class EtcdPlace:
             self.store.start(self._extend_first)
 
     @property
+    def _left(self) -> float:
+        """How much is left, without the margin."""
+        return self.deadline - self.terms.margin - now()
+
+    @property
     def _lasts(self) -> bool:
-        """Whether more than the margin is left."""
-        return self.deadline - self.terms.margin > now()
+        """Whether a body can begin with what is left."""
+        return self._left > min(_FOR_A_BODY, self.own.useful / 10)
 
     async def _renew(self) -> None:
         """Have it end with the lease of its ttl, and renew that if need be."""
@@ -264,7 +273,7 @@ class EtcdPlace:
             pass
         lease = self.own.lease
         if self.state == "held" and lease is not None:
-            if lease.alive and self._lasts:
+            if lease.alive and self._left > 0.0:
                 self._listener.granted()
             else:
                 self._listener.gone("expired")
