@@ -14,6 +14,7 @@ from aiodlock._model import ENDED, Gone, Granted, Waiting
 from aiodlock.backends.base import Unanswered
 from aiodlock.backends.etcd import link as api
 from aiodlock.backends.etcd import messages as m
+from aiodlock.backends.etcd.leases import SharedLease
 
 from .conftest import Direct
 from .servers import EtcdCluster
@@ -141,4 +142,30 @@ async def test_grant_that_is_broken_before_it_is_answered_begins_no_body(
     assert await direct.store.break_lock("name") == 1
     await heard.until("gone: broken")
     assert await place.acquire(wait=True) == Gone("gone")
+    await place.leave(ENDED)
+
+
+async def test_lease_that_was_extended_by_less_is_moved_without_a_storm_of_renewals(
+    one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its key goes to the shorter lease as soon as that promises what the longer one did."""
+    direct = await make_direct(one_node)
+    place, heard = direct.place(ttl=9.0)
+    await _acquire(place, heard)
+    told = place.deadline
+    await place.extend(8.0)
+    sent: list[float] = []
+    note = SharedLease.sent
+
+    def noted(lease: SharedLease, moment: float) -> None:
+        sent.append(moment)
+        note(lease, moment)
+
+    monkeypatch.setattr(SharedLease, "sent", noted)
+    async with asyncio.timeout(5.0):
+        while place.lease is None or place.lease.asked != 8:
+            assert place.deadline >= told
+            await asyncio.sleep(0.01)
+    assert place.deadline >= told
+    assert len(sent) <= 6
     await place.leave(ENDED)

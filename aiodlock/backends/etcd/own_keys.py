@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..._clock import now
+from ..._clock import local_deadline, now
 from ..._errors import BackendError, BackendUnavailable
 from . import messages as m
 from . import transactions
@@ -163,6 +163,11 @@ class OwnKeys:
         """How much of a holder's lease counts as held; a tenth of it at least."""
         return max(self.ttl - self._place.terms.margin, self.ttl / 10)
 
+    @property
+    def _promised_now(self) -> float:
+        """Until when a holder's lease would live that is renewed now."""
+        return local_deadline(now(), round(self.ttl * 1000))
+
     def hurry(self) -> None:
         """Renew often enough for the terms of now."""
         if self.lease is not None:
@@ -195,12 +200,12 @@ class OwnKeys:
             lease, length = holder, self.ttl
             if place.state != "held" and not granted:
                 lease, length, delay = waiter, place.terms.waiter_ttl, None
-            elif self.lease is not None and now() + length < self.deadline:
+            elif self.lease is not None and (more := self.deadline - self._promised_now) > 0.0:
                 # More was told, before ``extend`` made it shorter: until then by a lease as long as this.
                 lease, length = await pool.get(self.lease.asked), self.lease.seconds
                 delay = await self._delay_after(lease)
                 pool.hurry(lease, self.ttl)
-                place.set_timer(max(PAUSE, self.deadline - now() - self.ttl), self._move_soon)
+                place.set_timer(max(PAUSE, more), self._move_soon)
             if lease is self.lease or lease.deadline(length) >= self.deadline:
                 return lease, delay
             await pool.renew(lease)
