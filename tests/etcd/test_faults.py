@@ -246,6 +246,26 @@ async def test_waiter_that_leaves_while_it_joins_its_owner_keeps_nothing(
     await owner.leave(ENDED)
 
 
+async def test_waiter_that_leaves_when_its_turn_comes_while_its_key_is_moved_stays_away(
+    one_node: EtcdCluster, make_direct: MakeDirect
+) -> None:
+    direct = await make_direct(one_node)
+    first, heard = direct.place()
+    await _acquire(first, heard)
+    waiter, waiter_heard = direct.place()
+    waiter.terms = replace(waiter.terms, hold_at_least=1.0)
+    assert isinstance(await waiter.acquire(wait=True), Waiting)
+    async with waiter.own.alone():
+        await first.leave(ENDED)
+        await asyncio.sleep(0.1)  # it waits to write what its grant needs
+        await waiter.leave(ENDED)
+    await asyncio.sleep(0.1)
+    assert direct.store.is_up
+    assert waiter.state == "left"
+    assert waiter_heard.words == []
+    assert await _left(direct) == []
+
+
 async def test_cancelled_acquire_leaves_nothing(
     one_node: EtcdCluster, make_direct: MakeDirect
 ) -> None:

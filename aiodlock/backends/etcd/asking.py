@@ -130,6 +130,8 @@ async def try_once(place: EtcdPlace) -> Granted | Refused | Gone:
 async def confirm(place: EtcdPlace, turn: Turn, record: Record, queue: Queue) -> int | None:
     """Write what a grant needs, if it needs anything; return the token, or None if it is no grant."""
     async with place.own.alone():
+        if place.state not in ("asking", "waiting"):
+            return None  # it has left while its key was moved, or it holds
         if turn.what == "joins":
             return await _join(place, turn, record, queue)
         return await _delay(place, turn.order, record, queue)
