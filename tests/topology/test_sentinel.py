@@ -63,6 +63,29 @@ async def test_sentinels_that_do_not_answer_are_passed_over(service: SentinelSer
             assert lease.held
 
 
+async def test_sentinels_that_all_fall_silent_are_named_in_the_reason(
+    service: SentinelService,
+) -> None:
+    for silent in service.sentinels:
+        silent.pause()
+    with pytest.raises(aiodlock.BackendUnavailable, match="no sentinel can name the primary of"):
+        async with aiodlock.Client(service.url):
+            pass
+
+
+async def test_server_is_found_again_by_what_sentinels_said_before_they_fell_silent(
+    service: SentinelService, make_client: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await make_client()
+    for silent in service.sentinels:
+        silent.pause()
+    await until(lambda: any("no sentinel of" in one for one in caplog.messages))
+    for kind in ("normal", "pubsub"):
+        service.primary.call("CLIENT", "KILL", "TYPE", kind)
+    async with takes(at_most=3.0), client.lock("name", timeout=10.0) as lease:
+        assert lease.held
+
+
 async def test_service_that_no_sentinel_knows_is_unavailable_and_named(
     service: SentinelService,
 ) -> None:

@@ -39,8 +39,9 @@ from .wire import Wire
 
 _logger = logging.getLogger("aiodlock")
 
-#: How long the other sentinels are waited for when one has named a primary (seconds).
-_GRACE = 0.05
+#: How long a new connection waits for the first answer, and then for the other sentinels (seconds).
+#: It has two seconds at first, this included.
+_FIRST_WITHIN, _GRACE = 1.0, 0.05
 #: Each sentinel is asked so often while a client is entered; sooner when something is suspicious (seconds).
 _ASK_EVERY, _ASK_AGAIN = 1.0, 0.1
 #: The answer of a sentinel that does not answer any more counts for so long (seconds).
@@ -127,14 +128,20 @@ class PrimaryLookup:
                 news.set()
 
         answered: list[Sentinel] = []
+        # Those that are asked all the time go on: what they answer later counts at the next attempt.
+        patience = _FIRST_WITHIN if self._sentinels else None
         async with anyio.create_task_group() as tasks:
             for sentinel in sentinels:
                 tasks.start_soon(ask, sentinel)
-            await news.wait()
+            with anyio.move_on_after(patience) as waiting:
+                await news.wait()
             with anyio.move_on_after(_GRACE):
                 while len(answered) < len(sentinels):  # noqa: ASYNC110
                     await asyncio.sleep(_GRACE / 10)
             tasks.cancel_scope.cancel()
+        if waiting.cancelled_caught:
+            silent = TimeoutError(f"no answer within {_FIRST_WITHIN:g} s")
+            failures |= {one.address: silent for one in sentinels if one not in answered}
         return self._choose(sentinels, failures)
 
     def _choose(
