@@ -14,11 +14,12 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 import aiodlock
 from aiodlock._embedded import find_valkey9
+from aiodlock.backends.base import Unanswered
 from aiodlock.backends.redis import Source
 from aiodlock.backends.redis.sentinel import Sentinel as OneSentinel
 
 from ..conftest import MakeClient
-from ..proxy import FaultProxy
+from ..proxy import FaultProxy, named
 from ..scenes import is_held, takes, until, until_waiting
 from .load import contending, fail_over, turns_so_far, until_turns
 from .servers import FAILOVER_WITHIN, SERVICE, Node, SentinelService
@@ -167,8 +168,29 @@ async def test_sentinel_that_was_too_slow_has_longer_the_next_time(
             await sentinel.ask(SERVICE, 0)
         with suppress(TimeoutError):  # a login of two round trips needs one attempt more
             await sentinel.ask(SERVICE, 0)
-        named = await sentinel.ask(SERVICE, 0)
-        assert named.address == ("127.0.0.1", service.primary.port)
+        found = await sentinel.ask(SERVICE, 0)
+        assert found.address == ("127.0.0.1", service.primary.port)
+
+
+async def test_sentinel_that_was_slow_once_is_not_waited_for_that_long_on_a_dead_connection(
+    service: SentinelService,
+) -> None:
+    async with FaultProxy(service.sentinels[0].url) as proxy:
+        proxy.delay(1.2)
+        dial = Source.from_url(proxy.url).make_connection
+        sentinel = OneSentinel(("127.0.0.1", proxy.port), dial)
+        sentinel.kept = True
+        while sentinel.heard is None:
+            with suppress(TimeoutError):
+                await sentinel.ask(SERVICE, 0)
+        await proxy.heal()
+        await sentinel.ask(SERVICE, 0)
+        proxy.hold_reply(named("SENTINEL"))
+        with pytest.raises((TimeoutError, Unanswered)):
+            await sentinel.ask(SERVICE, 0)
+        async with takes(at_most=1.0):
+            await sentinel.ask(SERVICE, 0)  # on a connection of its own
+        sentinel.close()
 
 
 # -- failovers ---------------------------------------------------------------------------------------

@@ -69,6 +69,8 @@ class Sentinel:
                 self.close()
         self.heard, self.failure = (named, loop.time()), None
         self._patience = max(_FIRST_PATIENCE, min(2 * (loop.time() - began), _LONGEST_PATIENCE))
+        if self._wire is not None:
+            self._wire.expect_within(self._patience)
         return named
 
     async def _ask(self, service: str, least_others: int) -> Named:
