@@ -24,7 +24,7 @@ from aiodlock.backends.zookeeper.session import Credentials, Ensemble, Session
 from aiodlock.backends.zookeeper.store import ZooKeeperBackend
 
 from ..ports import free_port
-from ..scenes import until
+from ..scenes import takes, until
 from ..zookeeper import Links, ZooKeeperEnsemble, ZooKeeperServer, installed, looking
 from .zookeeper_places import asker, running
 from .zookeeper_proxy import FrameProxy
@@ -210,6 +210,18 @@ async def test_silent_server_is_left_as_soon_as_patience_ends_and_not_at_a_heart
         await until(lambda: not session.is_up)
         assert 2.0 <= now() - began < 2.5
         link.heal()
+
+
+async def test_client_with_a_long_ttl_is_up_soon_though_the_first_server_is_silent(
+    server: ZooKeeperServer, links: Links, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had five seconds, which is all that a client has for entering."""
+    monkeypatch.setattr("random.shuffle", lambda hosts: None)
+    silent = links.add(server.port)
+    silent.stall()
+    ensemble = _ensemble(silent.port, server.port, server.port)
+    async with takes(at_most=4.0), _running(ensemble, 30.0) as session:
+        await session.heartbeat()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it needs a second address of this machine")

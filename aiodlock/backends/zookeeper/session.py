@@ -92,7 +92,8 @@ class Session:
     heartbeat), ``returned`` (called when there is a connection again in the same session, after the
     members), ``used_at`` (when a member last left), ``negotiated`` (the timeout that the servers
     granted, 0 before), ``failure``; ``_hosts`` (that of the next connection first), ``_switches`` (from one
-    host to the next), ``_pause`` (between heartbeats), ``_patience`` (with a server that is silent),
+    host to the next), ``_failures`` (to connect, since there was a connection), ``_pause`` (between
+    heartbeats), ``_patience`` (with a server that is silent),
     ``_connection`` (None while there is none, or it is not ready),
     ``_up`` (resolved while there is one), ``_id``, ``_password``, ``_number`` (of the present session),
     ``_seen`` (the newest transaction that the last connection told of), ``_data_watches`` and
@@ -115,6 +116,7 @@ class Session:
         self._hosts = list(ensemble.hosts)
         random.shuffle(self._hosts)
         self._switches = 0
+        self._failures = 0
         self._set_pace(timeout)
         self._loop = asyncio.get_running_loop()
         self._connection: Connection | None = None
@@ -287,12 +289,13 @@ class Session:
                     if refused and not isinstance(failed, BackendUnavailable) and not in_use:
                         raise
                     self.failure = _worded(failed)
+                    self._failures += 1
                     self._switch()
                     self._tell_down(now() - down_since)
                     await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                     pause = min(2 * pause, _LONGEST_PAUSE, max(_FIRST_PAUSE, self._pause))
                     continue
-                pause, in_use = _FIRST_PAUSE, True
+                pause, in_use, self._failures = _FIRST_PAUSE, True, 0
                 await self._beat(connection)
                 down_since = now()
                 self._on_down()
@@ -304,7 +307,11 @@ class Session:
         host, port = self._hosts[0]
         tls = self._ensemble.tls
         context = None if tls is None else await tls.get_context()
-        async with asyncio.timeout(max(self._patience, _CONNECT_WITHIN)):
+        began, longest = self._loop.time(), max(self._patience, _CONNECT_WITHIN)
+        # A server that says nothing must not take all the time of entering while there are others to try.
+        others = self._failures + 1 < len(self._hosts)
+        first = max(longest / 2, _CONNECT_WITHIN) if others else longest
+        async with asyncio.timeout(first) as limit:
             sent = now()
             turn = self._switches // len(self._hosts)
             connection = await connect(
@@ -316,6 +323,7 @@ class Session:
                 # holds any more, the write that is committed below has to do.
                 seen = self._seen if sent < self.lifetime.deadline else 0
                 welcome = await connection.hello(seen, timeout, self._id, self._password)
+                limit.reschedule(began + longest)
                 if not welcome.timeout:
                     self._expire()
                     raise BackendUnavailable("the session has expired")
