@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import socket
@@ -445,10 +446,11 @@ async def test_grpc_proxy_of_etcd_is_refused(one_node: EtcdCluster) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it needs a second address of this machine")
+@pytest.mark.parametrize("turns", [False, True])
 async def test_each_address_of_a_name_has_its_turn(
-    one_node: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+    one_node: EtcdCluster, monkeypatch: pytest.MonkeyPatch, turns: bool
 ) -> None:
-    port = one_node.nodes[0].port
+    port, asked = one_node.nodes[0].port, itertools.count()
 
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
@@ -459,7 +461,9 @@ async def test_each_address_of_a_name_has_its_turn(
     loop = asyncio.get_running_loop()
 
     async def resolve(host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
-        found = ("127.0.0.2", "127.0.0.1") if host == "etcd.internal" else (host,)
+        found = ["127.0.0.2", "127.0.0.1"] if host == "etcd.internal" else [host]
+        if turns and next(asked) % 2:
+            found.reverse()
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in found]
 
     monkeypatch.setattr(loop, "getaddrinfo", resolve)

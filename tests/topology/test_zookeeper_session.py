@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import socket
@@ -225,10 +226,12 @@ async def test_client_with_a_long_ttl_is_up_soon_though_the_first_server_is_sile
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it needs a second address of this machine")
+@pytest.mark.parametrize("turns", [False, True])
 async def test_each_address_of_a_name_has_its_turn(
-    server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
+    server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch, turns: bool
 ) -> None:
-    """One that said nothing took all the time, again and again."""
+    """One that said nothing took all the time, again and again; also where name servers turn them round."""
+    asked = itertools.count()
 
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
@@ -236,7 +239,9 @@ async def test_each_address_of_a_name_has_its_turn(
         writer.transport.abort()
 
     async def resolve(host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
-        found = ("127.0.0.2", "127.0.0.1") if host == "zookeeper.internal" else (host,)
+        found = ["127.0.0.2", "127.0.0.1"] if host == "zookeeper.internal" else [host]
+        if turns and next(asked) % 2:
+            found.reverse()
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in found]
 
     silent = await asyncio.start_server(say_nothing, "127.0.0.2", server.port)

@@ -212,7 +212,9 @@ async def connect(
     address = host
     if turn and not _is_address(host):  # to look a name up takes one of the loop's threads
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        address = str(found[turn % len(found)][4][0])
+        # In one order: name servers turn them round at each question.
+        addresses = sorted({str(one[4][0]) for one in found})
+        address = addresses[turn % len(addresses)]
     _, connection = await loop.create_connection(
         lambda: Connection(server, on_event, on_commit),
         address,
