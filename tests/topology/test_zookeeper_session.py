@@ -225,15 +225,16 @@ async def test_client_with_a_long_ttl_is_up_soon_though_the_first_server_is_sile
         await session.heartbeat()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="it needs a second address of this machine")
-@pytest.mark.parametrize("turns", [False, True])
-async def test_each_address_of_a_name_has_its_turn(
-    server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch, turns: bool
-) -> None:
-    """One that said nothing took all the time, again and again; also where name servers turn them round."""
-    asked = itertools.count()
+@asynccontextmanager
+async def _named(
+    server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch, *, turns: bool = False
+) -> AsyncIterator[tuple[Ensemble, asyncio.Event]]:
+    """Have a name lead to a server that says nothing, and then to this one; give what tells that the first
+    was dialled."""
+    asked, dialled = itertools.count(), asyncio.Event()
 
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        dialled.set()
         with suppress(OSError):
             await reader.read(-1)
         writer.transport.abort()
@@ -247,11 +248,35 @@ async def test_each_address_of_a_name_has_its_turn(
     silent = await asyncio.start_server(say_nothing, "127.0.0.2", server.port)
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
     try:
-        ensemble = read_url(f"zookeeper://zookeeper.internal:{server.port}", "aiodlock")
-        async with _running(ensemble) as session:
-            await session.heartbeat()
+        yield read_url(f"zookeeper://zookeeper.internal:{server.port}", "aiodlock"), dialled
     finally:
         silent.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it needs a second address of this machine")
+@pytest.mark.parametrize("turns", [False, True])
+async def test_each_address_of_a_name_has_its_turn(
+    server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch, turns: bool
+) -> None:
+    """One that said nothing took all the time, again and again; also where name servers turn them round."""
+    async with _named(server, monkeypatch, turns=turns) as (ensemble, _):
+        async with takes(at_most=4.5), _running(ensemble, 30.0) as session:
+            await session.heartbeat()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it needs a second address of this machine")
+async def test_address_that_was_lost_is_dialled_after_the_others_of_its_name(
+    server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _named(server, monkeypatch) as (ensemble, dialled), _running(ensemble) as session:
+        dialled.clear()
+        server.pause()
+        try:
+            await until(lambda: not session.is_up)
+            async with takes(at_most=0.5):
+                await dialled.wait()
+        finally:
+            server.resume()
 
 
 async def test_expired_session_tells_and_the_next_one_begins(

@@ -7,7 +7,7 @@ import ipaddress
 import socket
 import ssl
 import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
@@ -40,9 +40,10 @@ class Connection(asyncio.Protocol):
 
     ``closed`` is resolved when it is over; what has no answer by then is ``Unanswered``.
 
-    Mutable state: ``last_zxid`` (the newest transaction that the server told of), ``_asked`` (oldest
-    first), ``_out`` (what is sent at the end of this turn of the loop), ``_unread``, ``_welcome`` (before
-    the first answer), ``_xid``, ``_failure``.
+    Mutable state: ``address`` (the one that was dialled, of those that the server's name has),
+    ``last_zxid`` (the newest transaction that the server told of), ``_asked`` (oldest first), ``_out``
+    (what is sent at the end of this turn of the loop), ``_unread``, ``_welcome`` (before the first answer),
+    ``_xid``, ``_failure``.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Connection(asyncio.Protocol):
         on_commit: Callable[[float], None],
     ) -> None:
         self.server: str = server
+        self.address: str = ""
         self._on_event = on_event
         self._on_commit = on_commit
         self._loop = asyncio.get_running_loop()
@@ -199,22 +201,21 @@ async def connect(
     tls: ssl.SSLContext | None,
     on_event: Callable[[jute.Event], None],
     on_commit: Callable[[float], None],
-    *,
-    turn: int = 0,
+    in_vain: Counter[str],
 ) -> Connection:
     """Open a connection; nothing is said yet.
 
-    :param turn: how often the host was left before. Of a name with several addresses, each has its turn:
-        one that says nothing would else take all the time, again and again.
+    :param in_vain: how often each address was dialled, or lost, since it served. Of a name with several,
+        the one with the least is dialled: one that says nothing would else take all the time, again and
+        again.
     """
     loop = asyncio.get_running_loop()
     server = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     address = host
-    if turn and not _is_address(host):  # to look a name up takes one of the loop's threads
+    if not _is_address(host):
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        # In one order: name servers turn them round at each question.
-        addresses = sorted({str(one[4][0]) for one in found})
-        address = addresses[turn % len(addresses)]
+        address = min((str(one[4][0]) for one in found), key=in_vain.__getitem__)
+        in_vain[address] += 1
     _, connection = await loop.create_connection(
         lambda: Connection(server, on_event, on_commit),
         address,
@@ -222,6 +223,7 @@ async def connect(
         ssl=tls,
         server_hostname=host if tls is not None else None,
     )
+    connection.address = address
     return connection
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
@@ -91,9 +92,9 @@ class Session:
     Mutable state: ``lifetime`` (of the present session), ``members``, ``looking`` (called at each
     heartbeat), ``returned`` (called when there is a connection again in the same session, after the
     members), ``used_at`` (when a member last left), ``negotiated`` (the timeout that the servers
-    granted, 0 before), ``failure``; ``_hosts`` (that of the next connection first), ``_switches`` (from one
-    host to the next), ``_failures`` (to connect, since there was a connection), ``_pause`` (between
-    heartbeats), ``_patience`` (with a server that is silent),
+    granted, 0 before), ``failure``; ``_hosts`` (that of the next connection first), ``_in_vain`` (how often
+    an address was dialled, or lost, since it served), ``_failures`` (to connect, since there was a
+    connection), ``_pause`` (between heartbeats), ``_patience`` (with a server that is silent),
     ``_connection`` (None while there is none, or it is not ready),
     ``_up`` (resolved while there is one), ``_id``, ``_password``, ``_number`` (of the present session),
     ``_seen`` (the newest transaction that the last connection told of), ``_data_watches`` and
@@ -115,7 +116,7 @@ class Session:
         self._label = label
         self._hosts = list(ensemble.hosts)
         random.shuffle(self._hosts)
-        self._switches = 0
+        self._in_vain: Counter[str] = Counter()
         self._failures = 0
         self._set_pace(timeout)
         self._loop = asyncio.get_running_loop()
@@ -308,14 +309,14 @@ class Session:
         tls = self._ensemble.tls
         context = None if tls is None else await tls.get_context()
         began, longest = self._loop.time(), max(self._patience, _CONNECT_WITHIN)
-        # A server that says nothing must not take all the time of entering while there are others to try.
-        others = self._failures + 1 < len(self._hosts)
-        first = max(longest / 2, _CONNECT_WITHIN) if others else longest
-        async with asyncio.timeout(first) as limit:
+        # A server that says nothing must not take all the time of entering: there may be others, or another
+        # address of its name.
+        first_round = self._failures < len(self._hosts)
+        within = max(longest / 2, _CONNECT_WITHIN) if first_round else longest
+        async with asyncio.timeout(within) as limit:
             sent = now()
-            turn = self._switches // len(self._hosts)
             connection = await connect(
-                host, port, context, self._on_event, self._on_commit, turn=turn
+                host, port, context, self._on_event, self._on_commit, self._in_vain
             )
             try:
                 timeout = min(round(self.timeout * 1000), jute.LONGEST_TIMEOUT)
@@ -344,6 +345,7 @@ class Session:
             except BaseException as failed:
                 connection.abort(failed)
                 raise
+        del self._in_vain[connection.address]
         self._on_ready(connection)
         if self.returned is not None and not fresh:
             self.returned()
@@ -449,6 +451,7 @@ class Session:
         connection, self._connection = self._connection, None
         if connection is not None:
             self._seen = connection.last_zxid
+            self._in_vain[connection.address] += 1
         self._up = self._loop.create_future()
         self._switch()
         self._tell_down(0.0)
@@ -461,7 +464,6 @@ class Session:
     def _switch(self) -> None:
         """Take the next host for the next connection."""
         self._hosts.append(self._hosts.pop(0))
-        self._switches += 1
 
     def _tell_down(self, silent: float) -> None:
         if self.members:
