@@ -174,7 +174,7 @@ inline find_mate(r) {
   do
   :: y < R ->
      if
-     :: mates(r, y) && view[r].made[y] && (exclusive(y) || !exclusive(r)) ->
+     :: mates(r, y) && view[r].made[y] && view[r].order[y] < view[r].order[r] && (exclusive(y) || !exclusive(r)) ->
         find_free(y);
         if
         :: clear || view[r].order[y] != view[r].made[y] -> m = y
