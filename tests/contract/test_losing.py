@@ -221,6 +221,31 @@ async def test_max_hold_shorter_than_the_ttl_is_the_reason(
 
 
 @pytest.mark.parametrize("waited", [False, True])
+@pytest.mark.parametrize(("ttl", "max_hold"), [(30.0, 1.5), (2.0, 3.0)])
+async def test_max_hold_leaves_a_body_its_margin(
+    client: Client, ttl: float, max_hold: float, waited: bool
+) -> None:
+    """The name opens at the ``max_hold``: the body is told so much earlier, and has time to end."""
+    before = await client.lock("x").acquire() if waited else None
+    task = asyncio.create_task(client.lock("x", ttl=ttl, max_hold=max_hold, margin=0.5).acquire())
+    if before is not None:
+        await until_waiting(client, "x", 1)
+        await before.release()
+    lease = await task
+    closed = False
+    with pytest.raises(LockLost) as lost:
+        async with lease:
+            try:
+                await until_cancelled()
+            finally:
+                await asyncio.sleep(0.2)  # it cleans up
+                closed = await client.lock("x").locked()
+    assert closed
+    assert lost.value.reason == "max_hold"
+    await until_free(client, "x")
+
+
+@pytest.mark.parametrize("waited", [False, True])
 async def test_store_keeps_no_lease_for_longer_than_a_max_hold_below_the_ttl(
     client: Client, waited: bool
 ) -> None:

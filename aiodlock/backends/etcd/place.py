@@ -44,14 +44,14 @@ class EtcdPlace:
     (while it waits); ``record_leases`` (one of which its success may end with); ``closes`` (its
     ``hold_at_least`` was written); ``_leaves`` (how many leaves were sent); ``_failed`` (the last message
     had no answer); ``_timer`` (of what is due); ``_successors`` (of a holder that lingers), ``recalled``
-    (others want what it has), ``_answered`` (the core knows that it waits or holds), ``_held_at`` (when
-    its ``max_hold`` began), ``_was_ended`` (its lease was lost, and its key was deleted when that was due).
+    (others want what it has), ``_answered`` (the core knows that it waits or holds), ``_closes`` (when
+    its ``max_hold`` is over), ``_was_ended`` (its lease was lost, and its key was deleted when due).
     """
 
     __slots__ = (
         "_answered",
+        "_closes",
         "_failed",
-        "_held_at",
         "_leaves",
         "_listener",
         "_successors",
@@ -96,7 +96,7 @@ class EtcdPlace:
         self._successors: Successors | None = None
         self.recalled: bool = False
         self._answered = False
-        self._held_at = 0.0
+        self._closes = math.inf
         self._was_ended = False
 
     def __repr__(self) -> str:
@@ -106,14 +106,15 @@ class EtcdPlace:
 
     @property
     def deadline(self) -> float:
-        """Until when the store certainly honours the request: it lives as long as its lease."""
-        return self.own.deadline
+        """Until when the store certainly honours the request: it lives as long as its lease, or until its
+        ``max_hold`` is over."""
+        return min(self.own.deadline, self._closes)
 
     @property
     def capped(self) -> bool:
         """Whether the deadline is that near because of ``max_hold``, extended or not."""
         maximum = self.terms.max_hold
-        return maximum is not None and self.own.ttl >= maximum
+        return maximum is not None and (self.own.ttl >= maximum or self._closes < self.own.deadline)
 
     @property
     def silent(self) -> bool:
@@ -175,7 +176,7 @@ class EtcdPlace:
                 self.store.add(self)
                 answer = await asking.queue(self) if wait else await asking.try_once(self)
             if isinstance(answer, Granted):
-                answer = await self._begin_at_once(answer)
+                answer = await self._begin_at_once()
         except BackendUnavailable:
             self._failed = True
             raise
@@ -192,15 +193,22 @@ class EtcdPlace:
                 answer.recalled = True
         return answer
 
-    async def _begin_at_once(self, answer: Granted) -> Granted | Gone:
+    async def _begin_at_once(self) -> Granted | Gone:
         """Do what a body needs that begins with the answer to ``acquire``."""
         if not self._lasts:
             await self._renew()  # it is at the lease of a waiter still
-            answer = Granted(self.token, self.deadline)
         if self.terms.begins and not await asking.close_after(self):
             return Gone("gone")
         # It may be gone since an earlier attempt: until this one is answered the core heeds nothing else.
-        return answer if self.own.written else Gone("gone")
+        if not self.own.written:
+            return Gone("gone")
+        self._count_max_hold()
+        return Granted(self.token, self.deadline)
+
+    def _count_max_hold(self) -> None:
+        """It is told now that it holds."""
+        maximum = self.terms.max_hold
+        self._closes = math.inf if maximum is None else now() + maximum
 
     def hold(
         self, order: int, lease: SharedLease, delay: SharedLease | None, sent: float
@@ -209,7 +217,6 @@ class EtcdPlace:
         own = self.own
         self.created = self.created or order
         self.token, self.state = order, "held"
-        self._held_at = self._held_at or now()
         own.use(lease)
         if delay is not None:
             own.use_delay(delay)
@@ -245,6 +252,7 @@ class EtcdPlace:
 
     def _tell_granted(self) -> None:
         if self._lasts:
+            self._count_max_hold()
             self._listener.granted()
         else:
             self.store.start(self._extend_first)
@@ -274,6 +282,7 @@ class EtcdPlace:
         lease = self.own.lease
         if self.state == "held" and lease is not None:
             if lease.alive and self._left > 0.0:
+                self._count_max_hold()
                 self._listener.granted()
             else:
                 self._listener.gone("expired")
@@ -387,8 +396,9 @@ class EtcdPlace:
             own.until = local_deadline(sent, round(own.ttl * 1000))
 
     def reuse(self, terms: Terms) -> None:
-        """A new body has the lease that lingered: its ``max_hold`` is the core's matter."""
-        self.terms, self._held_at = terms, now()
+        """A new body has the lease that lingered, with a ``max_hold`` of its own."""
+        self.terms = terms
+        self._count_max_hold()
         self.own.hurry()
 
     async def begin(self) -> None:
@@ -399,10 +409,7 @@ class EtcdPlace:
     def run_out(self) -> None:
         """The lease counts as lost here. Its key would live on with the client: end it when it is due."""
         if self.state == "held" and self.own.lease is not None:
-            due, maximum = self.deadline, self.terms.max_hold
-            if maximum is not None:
-                due = min(due, self._held_at + maximum)
-            pause = max(0.0, due - now())
+            pause = max(0.0, self.deadline - now())
             self.set_timer(pause, lambda: self.store.start(self._end_overdue))
 
     async def _end_overdue(self) -> None:

@@ -101,13 +101,18 @@ class ZooKeeperPlace:
     @property
     def deadline(self) -> float:
         """Until when the session certainly lives, and the lease is not at its own end."""
-        return (
-            0.0 if self._node.lifetime is None else min(self._node.lifetime.deadline, self._until)
-        )
+        return min(self._extended_to, self._closes)
+
+    @property
+    def _extended_to(self) -> float:
+        lifetime = self._node.lifetime
+        return 0.0 if lifetime is None else min(lifetime.deadline, self._until)
 
     @property
     def capped(self) -> bool:
         """Whether the deadline is that near because of ``max_hold``."""
+        if self._closes < self._extended_to:
+            return True
         maximum = self._terms.max_hold
         return maximum is not None and not self._terms.auto_extend and self._terms.ttl >= maximum
 
@@ -484,7 +489,7 @@ class ZooKeeperPlace:
         """
         self._stop()
         self._end_stand()  # what waits behind it watches the node from now on
-        pause = max(0.0, min(self.deadline, self._closes) - now())
+        pause = max(0.0, self.deadline - now())
         if self._session is not None:
             asyncio.get_running_loop().call_later(pause, self._leaving.discard, self._session)
 
