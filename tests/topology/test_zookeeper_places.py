@@ -12,6 +12,7 @@ import pytest
 
 import aiodlock
 from aiodlock import BackendError, Unsupported
+from aiodlock._clock import now
 from aiodlock._model import ENDED, Gone, Granted, Left, Refused, Waiting
 from aiodlock.backends.zookeeper import jute
 from aiodlock.backends.zookeeper.node import QueueNode
@@ -648,12 +649,14 @@ async def test_lease_that_was_held_for_its_longest_time_is_deleted_though_the_se
         waiter = asker(backend, name=name, ttl=TTL)
         await holder.acquire()
         await waiter.queue()
-        await asyncio.sleep(0.1)
-        deadline = holder.place.deadline
+        await asyncio.sleep(holder.place.deadline - now())
+        lifetime = holder.place._node.lifetime
+        assert lifetime is not None
+        session_ends = lifetime.deadline
         holder.place.run_out()
         await asyncio.wait_for(waiter.heard.changed.wait(), 10.0)
         assert waiter.heard.told == ["granted"]
-        assert waiter.heard.at < deadline
+        assert holder.place.deadline <= waiter.heard.at < session_ends
         await holder.leave()
         await waiter.leave()
 
