@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -410,7 +409,7 @@ async def test_node_that_no_request_counts_as_its_own_is_deleted_though_others_w
 async def _restore(server: ZooKeeperServer, session: Session, path: str) -> None:
     """Have a node in a session again, as servers do that have lost its deletion."""
     nothing: tuple[Any, Any] = (lambda event: None, lambda sent: None)
-    raw = await connect("127.0.0.1", server.port, None, *nothing, Counter())
+    raw = await connect("127.0.0.1", server.port, None, *nothing)
     await raw.hello(0, round(session.timeout * 1000), session.id, session._password)
     await raw.submit(jute.create(path, b"", jute.EPHEMERAL))
     raw.abort(ConnectionError("it is done"))

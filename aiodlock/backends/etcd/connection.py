@@ -7,8 +7,6 @@ rule of the protocol ends the connection, and each call on it is told why.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -421,24 +419,19 @@ class Connection(asyncio.Protocol):
                 call.end(NotSent(str(reason)))
 
 
-async def connect(host: str, port: int, tls: ssl.SSLContext | None, *, turn: int = 0) -> Connection:
+async def connect(
+    host: str, port: int, tls: ssl.SSLContext | None, *, address: str | None = None
+) -> Connection:
     """Return a connection whose server has answered.
 
-    :param turn: how often this was tried in vain. Of a name with several addresses, each has its turn:
-        one that says nothing would else take all the time, again and again.
+    :param address: the one to dial, of those of the host's name.
     :raises OSError: if there is none, ``CallFailed`` if what answers is no server of HTTP/2.
     """
     loop = asyncio.get_running_loop()
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    address = host
-    if turn and not _is_address(host):  # to look a name up takes one of the loop's threads
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        # In one order: name servers turn them round at each question.
-        addresses = sorted({str(one[4][0]) for one in found})
-        address = addresses[turn % len(addresses)]
     _, connection = await loop.create_connection(
         lambda: Connection(authority, "http" if tls is None else "https"),
-        address,
+        address or host,
         port,
         ssl=tls,
         server_hostname=host if tls is not None else None,
@@ -450,11 +443,3 @@ async def connect(host: str, port: int, tls: ssl.SSLContext | None, *, turn: int
         connection.abort()
         raise
     return connection
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import random
 import re
-import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
@@ -20,6 +19,8 @@ import anyio
 
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
+from .._addresses import Addresses
+from .._tls import Tls
 from ..base import Unanswered
 from . import exchange as x
 from . import messages as m
@@ -35,8 +36,6 @@ _A = TypeVar("_A", bound=m.Message)
 CALL_WITHIN = 2.0
 #: The same while it is connected to.
 _CONNECT_WITHIN = 1.5
-#: And reading the files of TLS, before.
-_READ_WITHIN = 0.5
 _CLOSE_WITHIN = 1.0
 #: No more than one change of the endpoint in so many seconds.
 _SWITCH_PAUSE = 0.1
@@ -141,7 +140,7 @@ class Link:
 
     Mutable state: ``_way`` (None while it does not run) and ``generation`` (it grows with each change of
     the endpoint), ``_at`` (the endpoint's number), ``_switched_at``, ``_switches`` (changes of the
-    endpoint since the last answer), ``_tasks``, ``_context`` (of TLS), ``_token`` (of the user),
+    endpoint since the last answer), ``_tasks``, ``_token`` (of the user),
     ``_asking`` (held while it is asked for), ``failure`` (why the last call had no answer; None after one
     that had), ``_revision`` (the largest that an answer had), ``_cluster`` (that has given the last one).
     """
@@ -153,7 +152,12 @@ class Link:
         self.failure: Exception | None = None
         self._at = random.randrange(len(access.endpoints))
         self._way: _Way | None = None
-        self._context: ssl.SSLContext | None = None
+        self._addresses = Addresses()
+        self._tls: Tls | None = None
+        if access.tls:
+            self._tls = Tls(
+                "etcd", ca=access.ca, cert=access.cert, key=access.key, protocols=["h2"]
+            )
         self._switched_at = 0.0
         self._switches = 0
         self._tasks: asyncio.TaskGroup | None = None
@@ -177,8 +181,8 @@ class Link:
 
     async def run(self) -> None:
         """Keep a connection until cancelled."""
-        if self.access.tls:
-            self._context = await asyncio.to_thread(self._read_context)
+        if self._tls is not None:
+            await self._read_files(self._tls)
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self._choose(0.0)
@@ -188,31 +192,13 @@ class Link:
             self._way = self._tasks = self._token = None
             self._opened_once.clear()
 
-    def _read_context(self) -> ssl.SSLContext:
-        access = self.access
+    async def _read_files(self, tls: Tls) -> None:
         try:
-            context = ssl.create_default_context(cafile=access.ca)
-            if access.cert is not None:
-                context.load_cert_chain(access.cert, access.key)
+            await asyncio.to_thread(tls.read)
         except OSError as missing:
             raise BackendError(
                 f"{self.described}: a file of the TLS options cannot be read: {missing}"
             ) from missing
-        context.set_alpn_protocols(["h2"])
-        return context
-
-    async def _get_context(self) -> ssl.SSLContext | None:
-        """Return what the files of the TLS options say now: certificates are replaced while clients run."""
-        access = self.access
-        if access.ca is not None or access.cert is not None:
-            try:
-                async with asyncio.timeout(_READ_WITHIN):
-                    self._context = await asyncio.to_thread(self._read_context)
-            except (BackendError, TimeoutError, RuntimeError) as failed:
-                # Just being replaced; or no thread is to be had: all are busy, or the main one has ended.
-                text = str(failed) or "no thread was free to read them"
-                _logger.warning("etcd: going on with the files as they were: %s", text)
-        return self._context
 
     def _choose(self, delay: float) -> None:
         """Go on with the endpoint that ``_at`` says."""
@@ -231,13 +217,14 @@ class Link:
         host, _, port = way.endpoint.rpartition(":")
         try:
             async with asyncio.timeout(_CONNECT_WITHIN):
-                context = await self._get_context()
-                turn = self._switches // len(self.access.endpoints)
-                connection = await connect(host.strip("[]"), int(port), context, turn=turn)
+                context = None if self._tls is None else await self._tls.get_context()
+                address = await self._addresses.choose(host.strip("[]"), int(port))
+                connection = await connect(host.strip("[]"), int(port), context, address=address)
         except (OSError, CallFailed) as failed:  # TimeoutError is an OSError
             text = str(failed) or "no answer"
             self._switch(way, BackendUnavailable(f"{self._where(way)} cannot be reached: {text}"))
             return
+        self._addresses.served(address)
         try:
             way.connection.set_result(connection)
             await asyncio.wait(
@@ -248,6 +235,7 @@ class Link:
                 self._switch(way, Unanswered(f"{self._where(way)}: {connection.over.result()}"))
             await connection.until_idle(CALL_WITHIN)
         finally:
+            self._addresses.lost(address)
             connection.close(Lost("the client has closed the connection"))
             with anyio.CancelScope(shield=True):
                 await connection.until_closed(_CLOSE_WITHIN)

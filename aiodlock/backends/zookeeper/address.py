@@ -6,9 +6,9 @@ import math
 import re
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
+from .._tls import Tls
 from .._urls import ENCODE, check_host, without_password
 from .session import Credentials, Ensemble
-from .tls import Tls
 
 _PORTS = {"zookeeper": 2181, "zookeepers": 2281}
 #: ZooKeeper's own tickTime, in seconds.
@@ -119,7 +119,9 @@ def _tls(scheme: str, options: dict[str, str]) -> Tls | None:
         if options.keys() & {"ca", "cert", "key"}:
             raise _unreadable("ca, cert and key are for zookeepers://")
         return None
+    tls = Tls("ZooKeeper", ca=options.get("ca"), cert=options.get("cert"), key=options.get("key"))
     try:
-        return Tls(options.get("ca"), options.get("cert"), options.get("key"))
+        tls.read()
     except OSError as wrong:
         raise ValueError(f"source: a file of TLS cannot be read: {wrong}") from wrong
+    return tls

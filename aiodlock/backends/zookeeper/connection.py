@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import socket
 import ssl
 import struct
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
@@ -201,35 +199,21 @@ async def connect(
     tls: ssl.SSLContext | None,
     on_event: Callable[[jute.Event], None],
     on_commit: Callable[[float], None],
-    in_vain: Counter[str],
+    *,
+    address: str | None = None,
 ) -> Connection:
     """Open a connection; nothing is said yet.
 
-    :param in_vain: how often each address was dialled, or lost, since it served. Of a name with several,
-        the one with the least is dialled: one that says nothing would else take all the time, again and
-        again.
+    :param address: the one to dial, of those of the host's name.
     """
     loop = asyncio.get_running_loop()
     server = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    address = host
-    if not _is_address(host):
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        address = min((str(one[4][0]) for one in found), key=in_vain.__getitem__)
-        in_vain[address] += 1
     _, connection = await loop.create_connection(
         lambda: Connection(server, on_event, on_commit),
-        address,
+        address or host,
         port,
         ssl=tls,
         server_hostname=host if tls is not None else None,
     )
-    connection.address = address
+    connection.address = address or host
     return connection
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -8,18 +8,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
+from .._addresses import Addresses
+from .._tls import Tls
 from . import jute
 from .connection import Answer, Connection, connect
 from .lifetime import Lifetime
 from .sasl import DigestMd5, SaslError
-from .tls import Tls
 from .transactions import Transactions
 
 T = TypeVar("T")
@@ -92,10 +92,9 @@ class Session:
     Mutable state: ``lifetime`` (of the present session), ``members``, ``looking`` (called at each
     heartbeat), ``returned`` (called when there is a connection again in the same session, after the
     members), ``used_at`` (when a member last left), ``negotiated`` (the timeout that the servers
-    granted, 0 before), ``failure``; ``_hosts`` (that of the next connection first), ``_in_vain`` (how often
-    an address was dialled, or lost, since it served), ``_failures`` (to connect, since there was a
-    connection), ``_pause`` (between heartbeats), ``_patience`` (with a server that is silent),
-    ``_connection`` (None while there is none, or it is not ready),
+    granted, 0 before), ``failure``; ``_hosts`` (that of the next connection first), ``_failures`` (to
+    connect, since there was a connection), ``_pause`` (between heartbeats), ``_patience`` (with a server
+    that is silent), ``_connection`` (None while there is none, or it is not ready),
     ``_up`` (resolved while there is one), ``_id``, ``_password``, ``_number`` (of the present session),
     ``_seen`` (the newest transaction that the last connection told of), ``_data_watches`` and
     ``_child_watches`` (by path), ``_progress`` (who waits for the deadline to move), ``_beating`` (the
@@ -116,7 +115,7 @@ class Session:
         self._label = label
         self._hosts = list(ensemble.hosts)
         random.shuffle(self._hosts)
-        self._in_vain: Counter[str] = Counter()
+        self._addresses = Addresses()
         self._failures = 0
         self._set_pace(timeout)
         self._loop = asyncio.get_running_loop()
@@ -315,8 +314,9 @@ class Session:
         within = max(longest / 2, _CONNECT_WITHIN) if first_round else longest
         async with asyncio.timeout(within) as limit:
             sent = now()
+            address = await self._addresses.choose(host, port)
             connection = await connect(
-                host, port, context, self._on_event, self._on_commit, self._in_vain
+                host, port, context, self._on_event, self._on_commit, address=address
             )
             try:
                 timeout = min(round(self.timeout * 1000), jute.LONGEST_TIMEOUT)
@@ -345,7 +345,7 @@ class Session:
             except BaseException as failed:
                 connection.abort(failed)
                 raise
-        del self._in_vain[connection.address]
+        self._addresses.served(connection.address)
         self._on_ready(connection)
         if self.returned is not None and not fresh:
             self.returned()
@@ -451,7 +451,7 @@ class Session:
         connection, self._connection = self._connection, None
         if connection is not None:
             self._seen = connection.last_zxid
-            self._in_vain[connection.address] += 1
+            self._addresses.lost(connection.address)
         self._up = self._loop.create_future()
         self._switch()
         self._tell_down(0.0)
