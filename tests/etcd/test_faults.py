@@ -380,11 +380,11 @@ async def test_holder_that_was_told_that_its_key_is_gone_is_not_asked_about_agai
         await direct.store._audit._compare(lease)
         assert heard.words == ["gone: gone"]
     else:
-        place.terms = replace(place.terms, max_hold=0.01)
-        await asyncio.sleep(0.01)
+        place.reuse(replace(place.terms, max_hold=0.01))
         place.run_out()
-        while await _left(direct):
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(5.0):
+            while await _left(direct):
+                await asyncio.sleep(0.01)
     await asyncio.sleep(0.05)
     faulty = Faulty(direct, monkeypatch)
     await direct.store._audit._compare(lease)

@@ -1,0 +1,58 @@
+"""Which address of a server's name is dialled next."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+
+import pytest
+
+from aiodlock.backends._addresses import Addresses
+
+HERE = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+
+
+@pytest.fixture
+async def turning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the resolver turn the addresses of each name round at each question."""
+    asked = itertools.count()
+
+    async def resolve(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        first = next(asked) % len(HERE)
+        found = HERE[first:] + HERE[:first]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in found]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+
+
+@pytest.mark.usefixtures("turning")
+async def test_all_addresses_are_dialled_before_one_is_dialled_again() -> None:
+    addresses = Addresses()
+    for _ in range(4):
+        assert sorted([await addresses.choose("name", 1) for _ in HERE]) == HERE
+
+
+@pytest.mark.usefixtures("turning")
+async def test_address_that_was_lost_is_dialled_after_the_others() -> None:
+    addresses = Addresses()
+    served = await addresses.choose("name", 1)
+    addresses.served(served)
+    addresses.lost(served)
+    others = [await addresses.choose("name", 1) for _ in HERE[1:]]
+    assert sorted([served, *others]) == HERE
+
+
+@pytest.mark.usefixtures("turning")
+async def test_address_that_served_again_is_as_good_as_the_others() -> None:
+    addresses = Addresses()
+    for _ in range(3 * len(HERE)):
+        addresses.served(await addresses.choose("name", 1))
+    chosen = [await addresses.choose("name", 1) for _ in HERE]
+    assert sorted(chosen) == HERE
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "::1"])
+async def test_address_needs_no_resolver(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", None)
+    assert await Addresses().choose(host, 1) == host
