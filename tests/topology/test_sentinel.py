@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -157,13 +157,19 @@ async def test_far_sentinels_that_want_a_login_are_reached(service: SentinelServ
             assert lease.held
 
 
-async def test_sentinel_that_was_too_slow_has_longer_the_next_time(
-    service: SentinelService,
-) -> None:
+@asynccontextmanager
+async def _slow(service: SentinelService) -> AsyncIterator[tuple[OneSentinel, FaultProxy]]:
+    """Give one of the sentinels, which takes 1.2 s for each answer, and what makes it do so."""
     async with FaultProxy(service.sentinels[0].url) as proxy:
         proxy.delay(1.2)
         dial = Source.from_url(proxy.url).make_connection
-        sentinel = OneSentinel(("127.0.0.1", proxy.port), dial)
+        yield OneSentinel(("127.0.0.1", proxy.port), dial), proxy
+
+
+async def test_sentinel_that_was_too_slow_has_longer_the_next_time(
+    service: SentinelService,
+) -> None:
+    async with _slow(service) as (sentinel, _):
         with pytest.raises(TimeoutError, match="no answer within 1 s"):
             await sentinel.ask(SERVICE, 0)
         with suppress(TimeoutError):  # a login of two round trips needs one attempt more
@@ -175,10 +181,7 @@ async def test_sentinel_that_was_too_slow_has_longer_the_next_time(
 async def test_sentinel_that_was_slow_once_is_not_waited_for_that_long_on_a_dead_connection(
     service: SentinelService,
 ) -> None:
-    async with FaultProxy(service.sentinels[0].url) as proxy:
-        proxy.delay(1.2)
-        dial = Source.from_url(proxy.url).make_connection
-        sentinel = OneSentinel(("127.0.0.1", proxy.port), dial)
+    async with _slow(service) as (sentinel, proxy):
         sentinel.kept = True
         while sentinel.heard is None:
             with suppress(TimeoutError):
