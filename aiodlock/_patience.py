@@ -1,0 +1,74 @@
+"""How long an answer may take: learned from the answers, by one rule for every store.
+
+The estimate is TCP's for its retransmission timer (RFC 6298): a smoothed round trip plus four times its
+smoothed deviation. It differs in three points:
+
+- Every request has an id, and repeating it is harmless. So an answer that comes late is matched with the
+  sending that it answers, and is a sample like any other (RFC 6298 must ignore it, by Karn's rule). Without
+  late samples, a store that becomes slow stays too slow for ever.
+- When an answer does not come in time, the message is repeated; the connection is not cut.
+- At least a quarter of the round trip is added, because the deviation of steady answers shrinks to nothing.
+
+Whether a connection is dead is another question: it is, when nothing *of its kind* is answered any more.
+A call that needs a leader, a quorum or a row is not vouched for by pings. Authentication has a ``Patience``
+of its own, because a store may hash a password for much longer than it works on anything else.
+"""
+
+from __future__ import annotations
+
+#: The shortest and the longest time that an answer is waited for (seconds).
+LEAST, LONGEST = 1.0, 60.0
+#: RFC 6298, section 2: the weights of a new sample, and how many deviations are added.
+_GAIN, _DEVIATION_GAIN, _DEVIATIONS = 1 / 8, 1 / 4, 4
+#: The least that is added, as a part of the round trip.
+_LEAST_ADDED = 1 / 4
+
+
+class Patience:
+    """How long the answers of one kind of call may take. Seconds everywhere; no clock of its own.
+
+    Mutable state: ``_smoothed`` (round trip; None before the first sample), ``_deviation``, ``_doublings``
+    (how often in a row nothing came in time).
+    """
+
+    def __init__(self, least: float = LEAST, longest: float = LONGEST) -> None:
+        self._least, self._longest = least, longest
+        self._smoothed: float | None = None
+        self._deviation = 0.0
+        self._doublings = 0
+
+    def __repr__(self) -> str:
+        return f"<Patience {self.learned:.3g} s>"
+
+    @property
+    def learned(self) -> float:
+        """How long the next answer may take, whatever hangs on it."""
+        base = self._least
+        if self._smoothed is not None:
+            added = max(_DEVIATIONS * self._deviation, _LEAST_ADDED * self._smoothed)
+            base = max(base, self._smoothed + added)
+        return min(base * 2.0**self._doublings, self._longest)
+
+    def within(self, lease: float | None = None) -> float:
+        """Return how long an answer may take on which a lease of this length hangs (None: no lease does).
+
+        At most a third of the lease, so that a message that is lost can be repeated in time. The least time
+        wins over that: a shorter wait would only repeat what is being answered.
+        """
+        if lease is None:
+            return self.learned
+        return max(self._least, min(self.learned, lease / 3))
+
+    def answered(self, took: float) -> None:
+        """An answer came, late or not, so many seconds after the sending that it answers."""
+        self._doublings = 0
+        if self._smoothed is None:
+            self._smoothed, self._deviation = took, took / 2
+            return
+        self._deviation += _DEVIATION_GAIN * (abs(self._smoothed - took) - self._deviation)
+        self._smoothed += _GAIN * (took - self._smoothed)
+
+    def ran_out(self) -> None:
+        """No answer came in time: wait twice as long for the next one, until there is an answer."""
+        if self.learned < self._longest:
+            self._doublings += 1

@@ -1,0 +1,78 @@
+"""How long an answer may take is learned from the answers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiodlock._patience import LEAST, LONGEST, Patience
+
+
+def test_patience_is_the_least_before_anything_was_answered() -> None:
+    assert Patience().learned == LEAST
+
+
+def test_patience_stays_at_the_floor_while_answers_are_quick() -> None:
+    patience = Patience()
+    for _ in range(100):
+        patience.answered(0.001)
+    assert patience.learned == LEAST
+
+
+def test_late_answers_are_samples() -> None:
+    patience = Patience()
+    patience.answered(0.001)
+    patience.ran_out()
+    patience.answered(3.0)
+    assert patience.learned > 3.0
+
+
+def test_patience_doubles_while_nothing_comes_in_time() -> None:
+    patience = Patience()
+    patience.ran_out()
+    assert patience.learned == 2 * LEAST
+    patience.ran_out()
+    assert patience.learned == 4 * LEAST
+
+
+def test_patience_shrinks_again_when_the_store_is_quick_again() -> None:
+    patience = Patience()
+    for _ in range(50):
+        patience.answered(3.0)
+    for _ in range(100):
+        patience.answered(0.01)
+    assert patience.learned == LEAST
+
+
+@pytest.mark.parametrize(
+    ("lease", "expected"), [(None, 8.0), (60.0, 8.0), (15.0, 5.0), (3.0, LEAST), (0.05, LEAST)]
+)
+def test_a_lease_allows_a_third_of_it_and_the_floor_wins(
+    lease: float | None, expected: float
+) -> None:
+    patience = Patience()
+    for _ in range(3):
+        patience.ran_out()
+    assert patience.within(lease) == expected
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0.0, 100.0)), max_size=200))
+def test_patience_stays_between_its_bounds(answers: list[float | None]) -> None:
+    patience = Patience()
+    for took in answers:
+        if took is None:
+            patience.ran_out()
+        else:
+            patience.answered(took)
+        assert LEAST <= patience.learned <= LONGEST
+
+
+@given(st.floats(1.0, 10.0), st.integers(20, 200))
+def test_an_answer_that_takes_as_long_as_the_last_ones_is_in_time(
+    took: float, answers: int
+) -> None:
+    patience = Patience()
+    for _ in range(answers):
+        patience.answered(took)
+    assert patience.learned > 1.2 * took
