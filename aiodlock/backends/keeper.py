@@ -241,6 +241,13 @@ class Keeper:
             else:
                 self.extend_now(place)
 
+    def may_hold(self) -> bool:
+        """Tell whether a lease of this client is held still."""
+        moment = now()
+        return any(
+            place.stage is HELD and moment < place.deadline for place in self.places.values()
+        )
+
     def _ask_about_all(self, spread: float) -> None:
         def look(place: KeptPlace) -> None:
             if place.stage is HELD and not place.failures:

@@ -61,6 +61,9 @@ class Notices(Protocol):
     def on_broken(self, request_id: str, token: int) -> None:
         """An operator broke the lease that has this token."""
 
+    def may_hold(self) -> bool:
+        """Tell whether a lease of this client may still be held by what the store has said."""
+
 
 class KeptStore(Protocol):
     """A store where each request has a lease of its own. Every call may be cancelled at any await."""

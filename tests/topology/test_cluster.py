@@ -353,10 +353,11 @@ async def test_nodes_that_are_named_and_silent_do_not_delay_entering(cluster: Cl
         ignored.append(writer)
 
     ignored: list[asyncio.StreamWriter] = []
-    silent = await asyncio.start_server(ignore, "127.0.0.1", 0)
+    silent = await asyncio.start_server(ignore, "0.0.0.0", 0)
     try:
-        gone = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
-        url = cluster.url.replace("//", "//" + 8 * f"{gone},", 1)
+        port = silent.sockets[0].getsockname()[1]
+        gone = "".join(f"127.0.0.{n}:{port}," for n in range(2, 10))
+        url = cluster.url.replace("//", "//" + gone, 1)
         async with aiodlock.Client(url) as client, client.lock("name") as lease:
             assert lease.held
         assert len(ignored) == 8

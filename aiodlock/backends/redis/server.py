@@ -45,6 +45,8 @@ class Server:
     outlive connections), ``publish``, ``notifications``, ``refusal``.
 
     :param prepare: called with each new connection for commands, before anybody may use it.
+    :param identify: called before all else with each new connection that calls are made on; raises
+        ``OtherStore`` when it leads to another store than the session's.
     :param on_channel_moved: called when another node of a cluster owns one of the channels.
     :param notifications: whether keyspace events arrive; None: the server is probed for them.
     :param scripts: the scripts that this server runs.
@@ -58,6 +60,7 @@ class Server:
         label: str,
         *,
         prepare: Callable[[Wire], Awaitable[None]] | None = None,
+        identify: Callable[[Wire], Awaitable[None]] | None = None,
         on_channel_moved: Callable[[], None] = lambda: None,
         notifications: bool | None = None,
         scripts: Sequence[Script] = ALL,
@@ -68,6 +71,7 @@ class Server:
         #: What this client is called by ``inspect``.
         self.label = label
         self._prepare = prepare
+        self._identify = identify
         self._on_channel_moved = on_channel_moved
         self._probes = notifications is None
         self._scripts = scripts
@@ -166,7 +170,7 @@ class Server:
     async def _find_replicas(self, tasks: anyio.abc.TaskGroup) -> None:
         link = Link(
             self.source,
-            prepare=partial(load_scripts, scripts=self._scripts),
+            prepare=self._on_replicated,
             on_up=self.connections.on_up,
             longest_silence=self.settings.longest_silence,
         )
@@ -182,8 +186,13 @@ class Server:
         tasks.start_soon(link.run)
         await replicated.enough()
 
-    async def _on_connected(self, wire: Wire) -> None:
+    async def _on_replicated(self, wire: Wire) -> None:
+        if self._identify is not None:
+            await self._identify(wire)
         await load_scripts(wire, self._scripts)
+
+    async def _on_connected(self, wire: Wire) -> None:
+        await self._on_replicated(wire)
         if self._prepare is not None:
             await self._prepare(wire)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import anyio
 
@@ -21,13 +21,12 @@ from ..server import Server
 from ..settings import Settings
 from ..source import Source
 from ..wire import Wire
+from .identity import ClusterIdentity, Told, identity_on, told_on
 
 _logger = logging.getLogger("aiodlock")
 
 Address = tuple[str, int]
 
-#: A node, or an address that may be one, has so long to tell which node owns which slots (seconds).
-SLOTS_WITHIN = 1.0
 #: That is a matter of one turn of the event loop, unless the client ends (seconds).
 _BEGINS_WITHIN = 0.5
 
@@ -95,6 +94,7 @@ class Node:
 
     :param on_news: called when another node may own names of this one: a channel that is listened for has
         moved, or the connection is lost.
+    :param check: raises ``OtherStore`` when what answers is no node of the cluster.
     """
 
     def __init__(
@@ -104,14 +104,17 @@ class Node:
         settings: Settings,
         label: str,
         on_news: Callable[[], None],
+        check: Callable[[Node, ClusterIdentity], Awaitable[None]],
     ) -> None:
         self.address = address
         self._on_news = on_news
+        self._check = check
         self.server: Server = Server(
             source,
             settings,
             label,
             prepare=self._prepare,
+            identify=self._identify,
             on_channel_moved=on_news,
             # A key for the probe would have to be of a slot of this node. Events are listened for anyway,
             # unless this user may not.
@@ -148,6 +151,9 @@ class Node:
         """Listen where that was refused: the owners of slots have changed."""
         if self.server.wakeups is not None:
             self.server.wakeups.again(moved)
+
+    async def _identify(self, wire: Wire) -> None:
+        await self._check(self, await identity_on(wire))
 
     async def _prepare(self, wire: Wire) -> None:
         await self._find_out_how_to_publish(wire)
@@ -203,8 +209,8 @@ class Node:
         wire = link.wire or await link.wait_up(hurry=True)
         wire.send("ASKING")
 
-    async def slots(self) -> Any:
-        """Return what this node knows of the owners of slots."""
+    async def told(self, patience: float) -> Told:
+        """Return what this node knows of the owners of slots, if it tells within so many seconds."""
         wire = await self.server.link.wait_up()
-        async with asyncio.timeout(SLOTS_WITHIN):
-            return await wire.send("CLUSTER", "SLOTS")
+        async with asyncio.timeout(patience):
+            return await told_on(wire)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from typing import Any
@@ -14,9 +14,10 @@ from ..dialing import connect, within
 from ..refusals import ReplyError, Unusable, code_of, is_refusal, will_pass
 from ..source import Source
 from ..wire import open_wire
-from .node import SLOTS_WITHIN
+from .identity import Told, told_on
 
-#: A seed has so long to accept a connection, and again for TLS and the login (seconds).
+#: A seed has so long to accept a connection, and again for TLS and the login (seconds), or for as long as
+#: answers take by what was learned.
 _CONNECTED_WITHIN = 2.0
 
 
@@ -75,15 +76,20 @@ def at_address(source: Source, host: str, port: int) -> Source:
     return other
 
 
-async def ask_seed(seed: Source) -> Any:
+async def ask_seed(seed: Source, patience: float = 1.0) -> Told:
+    """Ask an address that the user has named for the owners of slots.
+
+    :param patience: how long its answer may take (seconds).
+    """
     connection = seed.make_connection()
     try:
         # Once the transport is there, the node has begun to work on it: on TLS, and on the login.
-        async with within(_CONNECTED_WITHIN, lambda: connection._writer is not None):
+        connected = max(_CONNECTED_WITHIN, patience)
+        async with within(connected, lambda: connection._writer is not None):
             await connect(connection)
-        wire = open_wire(connection, SLOTS_WITHIN)
+        wire = open_wire(connection, patience)
         try:
-            return await wire.send("CLUSTER", "SLOTS")
+            return await told_on(wire)
         finally:
             await wire.closed()
     except TimeoutError as silent:
@@ -109,3 +115,35 @@ def refusal_of(seed: Source, failed: Exception) -> BackendError | None:
     refusal = BackendError(f"{seed.described}{why}: {failed}")
     refusal.__cause__ = failed
     return refusal
+
+
+def chosen_among(seeds: Sequence[Source], told: Mapping[int, Told]) -> tuple[int, int] | None:
+    """Return the answer whose cluster most seeds belong to, and how many do; None if two have as many.
+
+    A seed that has not answered belongs to a cluster that names its address.
+
+    :param told: what those told that have answered, by their places in the list.
+    """
+
+    def belong(index: int) -> int:
+        identity = told[index].identity
+        return sum(
+            told[other].identity.is_of(identity)
+            if other in told
+            else _place_of(seed) in identity.addresses
+            for other, seed in enumerate(seeds)
+        )
+
+    best = max(told, key=belong)
+    identity, number = told[best].identity, belong(best)
+    rivals = (belong(one) for one in told if not told[one].identity.is_of(identity))
+    return None if number in rivals else (best, number)
+
+
+def _place_of(seed: Source) -> tuple[str, int]:
+    return host_of(seed), int(seed._kwargs.get("port", 6379))
+
+
+def unlike(seeds: Sequence[Source]) -> list[Source]:
+    """Return the seeds, each address once."""
+    return list({_place_of(seed): seed for seed in seeds}.values())

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -21,14 +22,17 @@ from redis.exceptions import RedisError
 from ...._backoff import pause_after
 from ...._clock import now
 from ...._errors import BackendError, BackendUnavailable
+from ...._patience import Patience
 from ...._tasks import start_soon
+from ..._identity import Known, OtherStore
 from ...kept import Notices
 from ..refusals import Redirected, ReplyError, refusal_in
 from ..settings import Settings
 from ..source import Source
+from .identity import ClusterIdentity, Told
 from .node import Address, Node
 from .observer import Observer
-from .seeds import ask_seed, at_address, host_in, host_of, refusal_of
+from .seeds import ask_seed, at_address, chosen_among, host_in, host_of, refusal_of, unlike
 
 _logger = logging.getLogger("aiodlock")
 
@@ -40,8 +44,11 @@ _ASK_AGAIN = 0.1
 #: And so often while a node cannot be reached. When another takes over, holders are asked about: their next
 #: extension may be far (seconds).
 _ASK_EVERY = 1.0
-#: How long a call waits for the answer to that question (seconds).
-_ANSWER_WITHIN = 2.0
+#: One that is asked and does not answer delays the question to the next one by so much (seconds).
+_ASK_NEXT_AFTER = 0.1
+#: While a client is entered, addresses that do not answer are waited for so long when others have
+#: answered and do not settle which cluster is meant (seconds).
+_WAIT_FOR_SEEDS = 1.0
 #: A node that a redirection named is kept for so long, though it owns no slot: the first one may be on its
 #: way there (seconds).
 _KEPT_FOR = 10.0
@@ -57,11 +64,12 @@ class Topology:
     ``changed`` (set when somebody noticed that these may be wrong), ``_told`` (set when the next question
     for the owners has been answered), ``_keeps`` (whether a node is kept that owns no slot),
     ``_entering`` (until nodes are connected; until then a refusal is fatal), ``_leaving`` (set when ``run``
-    ends), ``_failure`` (why the last question for the owners had no answer).
+    ends), ``_failure`` (why the last question for the owners had no answer), ``_known`` (which cluster it
+    is), ``_patience`` (how long answers to that question take).
     """
 
     def __init__(self, seeds: Sequence[Source], settings: Settings, label: str) -> None:
-        self._seeds = list(seeds)
+        self._seeds = unlike(seeds)
         self._settings = settings
         self._label = label
         self.nodes: dict[Address, Node] = {}
@@ -76,6 +84,10 @@ class Topology:
         self._keeps = False
         self._entering = True
         self._leaving = False
+        self._patience = Patience()
+        self._known: Known[ClusterIdentity] = Known(
+            seeds[0].described, silence=settings.unavailable_after, may_hold=self._may_hold
+        )
 
     def __repr__(self) -> str:
         return f"<Topology {self._seeds[0].described}, {len(self.nodes)} nodes>"
@@ -113,7 +125,8 @@ class Topology:
                     await self.changed.wait()
             # Whoever wants to know from now on is told by the next answer.
             told, self._told = self._told, asyncio.Event()
-            await self._ask_for_owners(seeds=self.changed.is_set())
+            alone = all(node.server.wire is None for node in self.nodes.values())
+            await self._ask_for_owners(seeds=alone or self.changed.is_set())
             told.set()
             await asyncio.sleep(_ASK_AGAIN * random.uniform(1.0, 2.0))
 
@@ -169,53 +182,155 @@ class Topology:
         self.changed.set()
         told = self._told
         with suppress(TimeoutError):
-            async with asyncio.timeout(_ANSWER_WITHIN):
+            async with asyncio.timeout(2 * self._patience.learned):
                 await told.wait()
 
     async def _ask_for_owners(self, *, seeds: bool = True) -> bool:
-        """Ask one node after the other which primary owns which slots, until one tells.
+        """Ask which primary owns which slots, until one of the nodes tells.
 
         :param seeds: whether those that the user has named are asked, too, if none tells.
         """
         self.changed.clear()
-        nodes = list(self.nodes.values())
+        nodes = [node for node in self.nodes.values() if node.server.wire is not None]
         random.shuffle(nodes)
         # A node that is alone knows nothing of a failover.
         nodes.sort(key=lambda node: node.failure is not None)
-        for node in nodes:
-            try:
-                self._learn(await node.slots(), node.address[0])
-                return True
-            except (BackendError, ReplyError, TimeoutError) as failed:
-                self._failure = failed
+        if await self._ask_in_turn([partial(self._ask_node, node) for node in nodes]):
+            return True
         return seeds and await self._ask_seeds()
 
-    async def _ask_seeds(self) -> bool:
-        """Ask all at once: some may be addresses that nobody answers at any more."""
-        refusals: list[BackendError] = []
-        learned = False
+    async def _ask_in_turn(self, places: Sequence[Callable[[], Awaitable[None]]]) -> bool:
+        """Ask one after the other, the next one soon if there is no answer, until one has told."""
+        told = False
 
-        async def ask(seed: Source) -> None:
-            nonlocal learned
+        async def ask(place: Callable[[], Awaitable[None]], answered: asyncio.Event) -> None:
+            nonlocal told
             try:
-                slots = await ask_seed(seed)
-                if not learned:
-                    self._learn(slots, host_of(seed))
-                    learned = True
-                    tasks.cancel_scope.cancel()
-            except (BackendError, ReplyError, RedisError, OSError) as failed:
-                if not learned:
-                    self._failure = failed
-                # Once entered, another server may have its address, or the right may be gone for a moment.
-                if self._entering and (refusal := refusal_of(seed, failed)):
-                    refusals.append(refusal)
+                await place()
+                told = True
+                tasks.cancel_scope.cancel()
+            except (BackendError, ReplyError, TimeoutError) as failed:
+                self._failure = failed
+                answered.set()
 
         async with anyio.create_task_group() as tasks:
-            for seed in self._seeds:
-                tasks.start_soon(ask, seed)
-        if refusals and not learned:
-            raise refusals[0]
-        return learned
+            for place in places:
+                answered = asyncio.Event()
+                tasks.start_soon(ask, place, answered)
+                with anyio.move_on_after(_ASK_NEXT_AFTER):
+                    await answered.wait()
+        return told
+
+    async def _ask_node(self, node: Node) -> None:
+        asked = now()
+        try:
+            told = await node.told(self._patience.within())
+        except TimeoutError:
+            self._patience.ran_out()
+            raise
+        self._patience.answered(now() - asked)
+        self._meet(told.identity, node.server.described)
+        self._learn(told.slots, node.address[0])
+
+    async def _ask_seeds(self) -> bool:
+        """Ask all at once: some may be addresses that nobody answers at any more.
+
+        A client that enters goes by most of them. Once entered, it believes those that it knows.
+        """
+        if self._known.value is None:
+            return await self._enter_by_seeds()
+        return await self._ask_in_turn([partial(self._ask_known, seed) for seed in self._seeds])
+
+    async def _ask_known(self, seed: Source) -> None:
+        try:
+            told = await ask_seed(seed, self._patience.within())
+        except (RedisError, OSError) as failed:
+            raise BackendUnavailable(f"{seed.described}: {failed}") from failed
+        self._meet(told.identity, seed.described)
+        self._learn(told.slots, host_of(seed))
+
+    async def _enter_by_seeds(self) -> bool:
+        told: dict[int, Told] = {}
+        refusals: list[BackendError] = []
+        asked = 0
+        news = asyncio.Event()
+
+        async def ask(index: int, seed: Source) -> None:
+            nonlocal asked
+            try:
+                told[index] = answer = await ask_seed(seed, self._patience.within())
+                if self._known.value is not None:  # it came late, and is compared at least
+                    self._meet(answer.identity, seed.described)
+            except OtherStore:
+                pass  # the log says so
+            except (BackendError, ReplyError, RedisError, OSError) as failed:
+                self._failure = failed
+                if self._entering and (refusal := refusal_of(seed, failed)):
+                    refusals.append(refusal)
+            asked += 1
+            news.set()
+
+        for index, seed in enumerate(self._seeds):
+            start_soon(self._tasks, ask(index, seed))
+        give_up_at: float | None = None
+        while asked < len(self._seeds) and (give_up_at is None or now() < give_up_at):
+            news.clear()
+            with anyio.move_on_after(_WAIT_FOR_SEEDS if told else None):
+                await news.wait()
+            if told:
+                give_up_at = give_up_at or now() + _WAIT_FOR_SEEDS
+                chosen = chosen_among(self._seeds, told)
+                if chosen is not None and 2 * chosen[1] > len(self._seeds):
+                    break
+        if not told:
+            if refusals:
+                raise refusals[0]
+            return False
+        chosen = chosen_among(self._seeds, told)
+        if chosen is None:
+            places = ", ".join(self._seeds[index].described for index in sorted(told))
+            raise BackendError(
+                f"{places} are nodes of different clusters, and as many addresses belong to one as to "
+                "another: name those of one cluster alone"
+            )
+        self._believe(told, chosen[0])
+        return True
+
+    def _believe(self, told: dict[int, Told], chosen: int) -> None:
+        """Enter the cluster of one of these answers; the log says which addresses are of another one."""
+        self._meet(told[chosen].identity, self._seeds[chosen].described)
+        self._learn(told[chosen].slots, host_of(self._seeds[chosen]))
+        for index, other in told.items():
+            with suppress(OtherStore):
+                self._meet(other.identity, self._seeds[index].described)
+
+    # -- which cluster it is -----------------------------------------------------------------------
+
+    def _may_hold(self) -> bool:
+        return self._listener is None or self._listener.may_hold()
+
+    def _meet(self, seen: ClusterIdentity, where: str) -> None:
+        """Compare a node with what is known; raise ``OtherStore`` if no known one names it."""
+        if any(node.server.wire is not None for node in self.nodes.values()):
+            self._known.heard()
+        self._known.meet(seen, where)
+
+    async def check(self, node: Node, seen: ClusterIdentity) -> None:
+        """See that a new connection leads to a node of this cluster; raise ``OtherStore`` if not.
+
+        It may have joined a moment ago. Then the others know it, and are asked.
+        """
+        known = self._known.value
+        if known is not None and seen.node not in known.nodes:
+            await self.learn()
+        known = self._known.value
+        if known is not None and seen.node in known.nodes and not seen.conflict(known):
+            return  # whom it names is news only when it is asked for that
+        self._meet(seen, node.server.described)
+
+    def _on_news(self) -> None:
+        self._known.heard()
+        self.changed.set()
 
     def _learn(self, slots: Any, asked: str) -> None:
         if not slots:
@@ -254,7 +369,7 @@ class Topology:
 
     def start(self, address: Address) -> Node:
         source = at_address(self._seeds[0], *address)
-        node = Node(source, address, self._settings, self._label, self.changed.set)
+        node = Node(source, address, self._settings, self._label, self._on_news, self.check)
         self.nodes[address] = node
         start_soon(self._tasks, self._run_node(node))
         return node

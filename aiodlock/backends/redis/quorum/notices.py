@@ -79,3 +79,7 @@ class NodeNotices:
 
     def on_recalled(self, request_id: str) -> None:
         """Never: nothing lingers on a quorum."""
+
+    def may_hold(self) -> bool:
+        listener = self._requests.listener
+        return listener is not None and listener.may_hold()
