@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import shutil
 import socket
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from aiodlock import BackendError, BackendUnavailable, Client
+from aiodlock import BackendError, BackendUnavailable, Client, Lease, LockLost
 from aiodlock._clock import now
 from aiodlock._model import LOST, Waiting
 from aiodlock.backends.etcd import link as api
@@ -360,65 +361,80 @@ async def _write_often(client: Client, times: int) -> None:
     await asyncio.gather(*(write() for _ in range(50)))
 
 
-async def test_store_that_was_restored_from_a_backup_serves_its_clients_at_once(
+async def _until_served(client: Client, name: str, within: float = 20.0) -> Lease:
+    """Try until there is a lease: a client may find its store silent meanwhile."""
+    async with asyncio.timeout(within):
+        while True:
+            try:
+                return await client.lock(name, timeout=5.0).acquire()
+            except BackendUnavailable:
+                await asyncio.sleep(0.1)
+
+
+def _told(caplog: pytest.LogCaptureFixture, event: str) -> list[logging.LogRecord]:
+    return [one for one in caplog.records if getattr(one, "event", "") == event]
+
+
+async def test_older_state_of_the_store_is_unreachable_until_no_lease_is_left(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its revision is smaller than what they know. They asked again and again until it was as large."""
+    """It was restored from a backup: what it was told since is lost, and who else holds is not known."""
     with EtcdCluster() as cluster:
         (node,) = cluster.nodes
         url, kept = cluster.url, cluster.directory / "backup"
         node.kill()
         shutil.copytree(node.directory, kept)
         await asyncio.to_thread(cluster.start)
-        async with Client(url) as client, Client(url) as one, Client(url) as other:
-            await _write_often(client, 5000)
+        async with (
+            Client(url, ttl=8.0, unavailable_after=1.0) as client,
+            Client(url, ttl=8.0, unavailable_after=1.0) as other,
+        ):
+            await _write_often(client, 1000)
             lease = await client.lock("name").acquire()
-            waiting = [asyncio.create_task(each.lock("name").acquire()) for each in (one, other)]
-            while len((await client.inspect("name")).waiters) < 2:
-                await asyncio.sleep(0.01)
-            assert lease.token > 5000
+            async with other.lock("warm"):
+                pass
+            assert lease.token > 1000
             node.kill()
             shutil.rmtree(node.directory)
             shutil.copytree(kept, node.directory)
             await asyncio.to_thread(cluster.start)
-            async with asyncio.timeout(10.0):
-                for next_one in asyncio.as_completed(waiting):
-                    async with await next_one as its_lease:
-                        assert its_lease.token < 100
-                        await asyncio.sleep(0.3)
-            assert lease.lost
-        told = [one for one in caplog.records if getattr(one, "event", "") == "store_set_back"]
-        assert len(told) == 3  # each client tells it once
+            with pytest.raises(BackendUnavailable, match="not the store that this client entered"):
+                await client.lock("another", timeout=3.0).acquire()
+            assert lease.held
+            assert len(_told(caplog, "other_store")) <= 2  # by each client once
+            assert (await lease.wait_lost()).reason == "expired"
+            with pytest.raises(LockLost):
+                await lease.release()
+            async with await _until_served(client, "name") as its_lease:
+                assert its_lease.token < 1000
+            async with await _until_served(other, "name"):
+                pass
+        replaced = _told(caplog, "store_replaced")
+        assert len(replaced) == 2
+        assert all(one.levelno == logging.WARNING for one in replaced)
 
 
-async def test_acquire_whose_event_the_backup_has_forgotten_asks_again() -> None:
-    """It was answered, and the store stopped before the watch told the same."""
+async def test_waiters_whose_queue_the_backup_has_forgotten_ask_again() -> None:
     with EtcdCluster() as cluster:
         (node,) = cluster.nodes
         kept = cluster.directory / "backup"
         node.kill()
         shutil.copytree(node.directory, kept)
         await asyncio.to_thread(cluster.start)
-        async with Client(cluster.url) as client, Client(cluster.url) as other:
+        async with (
+            Client(cluster.url, ttl=2.0, unavailable_after=6.0) as client,
+            Client(cluster.url, ttl=2.0, unavailable_after=6.0) as other,
+        ):
             await _write_often(client, 1000)
             held = await client.lock("name").acquire()
-            waiting = [asyncio.create_task(other.lock("name").acquire())]
-            while len((await client.inspect("name")).waiters) < 1:
-                await asyncio.sleep(0.01)
-            session = other._session
-            assert session is not None
-            for watch in session.backend.watches._watches.values():  # type: ignore[attr-defined]
-                watch.heard = lambda *_: None
-            waiting.append(asyncio.create_task(other.lock("name").acquire()))
-            while len((await client.inspect("name")).waiters) < 2:
+            waiting = asyncio.create_task(_until_served(other, "name", 40.0))
+            while not (await client.inspect("name")).waiters:
                 await asyncio.sleep(0.01)
             node.kill()
             shutil.rmtree(node.directory)
             shutil.copytree(kept, node.directory)
             await asyncio.to_thread(cluster.start)
-            async with asyncio.timeout(10.0):
-                for next_one in asyncio.as_completed(waiting):
-                    await (await next_one).release()
+            await (await waiting).release()
             assert held.lost
 
 
@@ -474,20 +490,21 @@ async def test_each_address_of_a_name_has_its_turn(
         silent.close()
 
 
-async def test_endpoints_of_different_clusters_are_told(
+async def test_endpoint_of_another_cluster_is_not_used(
     one_node: EtcdCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     with EtcdCluster() as other:
         url = f"{one_node.url},{other.nodes[0].endpoint}"
         found = await examine(url)
         assert [one.subject for one in found if one.level == "error"] == ["cluster"]
-        async with Client(url) as client:
-            async with client.lock("name", ttl=2.0):
-                pass
+        async with Client(url, ttl=20.0) as client, client.lock("name") as lease:
             session = client._session
             assert session is not None
             link = session.backend._link  # type: ignore[attr-defined]
-            link.failed(link.generation, BackendUnavailable("moved by the test"))
-            async with client.lock("name", ttl=2.0, timeout=10.0) as lease:
-                assert lease.held
-    assert any(getattr(one, "event", "") == "store_set_back" for one in caplog.records)
+            for _ in range(3):
+                at = link.endpoint
+                link.failed(link.generation, BackendUnavailable("moved by the test"))
+                async with client.lock("another", timeout=10.0):
+                    assert link.endpoint == at
+            assert lease.held
+    assert len(_told(caplog, "other_store")) == 1

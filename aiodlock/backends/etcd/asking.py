@@ -15,8 +15,8 @@ from ..base import Unanswered
 from . import messages as m
 from . import transactions
 from .leases import SharedLease
-from .link import LeaseNotFound
 from .recipe import Queue, Record, Success, Turn
+from .refusals import LeaseNotFound
 
 if TYPE_CHECKING:
     from .place import EtcdPlace

@@ -60,11 +60,13 @@ class Status(CallFailed):
     """The server answered with an error.
 
     :ivar code: gRPC's.
+    :ivar http: the status of HTTP, if the answer was no answer of gRPC's; else 0.
     """
 
-    def __init__(self, code: int, text: str) -> None:
+    def __init__(self, code: int, text: str, http: int = 0) -> None:
         super().__init__(text)
         self.code: int = code
+        self.http: int = http
 
 
 def pack(message: bytes) -> bytes:
@@ -178,7 +180,8 @@ class Exchange:
                 self.end(None)
         elif self._http:
             code = _OF_HTTP.get(self._http, UNKNOWN)
-            self.end(Status(code, f"answered as no gRPC server does: HTTP status {self._http}"))
+            text = f"answered as no gRPC server does: HTTP status {self._http}"
+            self.end(Status(code, text, self._http))
         else:
             self.end(Status(UNKNOWN, "the answer has no status"))
 
@@ -188,6 +191,13 @@ class Exchange:
             self.end(NotSent("the server takes no more calls"))
         else:
             self.end(Lost(f"the server has ended the stream (error {code})"))
+
+    def leave_behind(self, error: Exception) -> None:
+        """Nobody waits any more: whoever did is told so. An answer that comes late ends it all the same."""
+        waiting, self.ended = self.ended, self.ended.get_loop().create_future()
+        if not waiting.done():
+            waiting.set_exception(error)
+            waiting.exception()
 
     def end(self, error: Exception | None) -> None:
         """Be over."""

@@ -26,21 +26,23 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+from ..._backoff import pause_after
 from ..._clock import local_deadline, now
 from ..._errors import BackendError, BackendUnavailable
 from ..base import Unanswered
 from . import link as api
 from . import messages as m
-from .link import LeaseNotFound, Link
+from .link import Link
+from .refusals import LeaseNotFound
 
 _logger = logging.getLogger("aiodlock")
 
-#: A renewal that has no answer for so long gives the endpoint up (seconds; less for short leases).
-_PATIENCE = 1.0
-_LEAST_PATIENCE = 0.3
+#: It is looked so often whether renewals are answered; a loop that was blocked for so long listens anew
+#: (seconds).
+_LOOK = 0.3
 #: A lease that no request uses is kept for so long, in case another comes (seconds).
 _IDLE = 30.0
-#: Pause before a confirmation that had no answer is asked for again (seconds).
+#: The first pause before a confirmation that had no answer is asked for again (seconds).
 _PAUSE = 0.1
 #: So often a lease is made again because the leader changed meanwhile.
 _TRIES = 5
@@ -124,6 +126,11 @@ class SharedLease:
         """The renewal that was sent then counts."""
         self.renewed_at = max(self.renewed_at, sent)
         self._answers_came()
+
+    @property
+    def unanswered_since(self) -> float | None:
+        """When the last renewal was sent, if one on this stream has no answer."""
+        return self._sent[-1] if self._sent else None
 
     def outdate(self) -> None:
         """Count no renewal any more."""
@@ -238,16 +245,15 @@ class Leases:
             # In the log it stands behind what the first answer has seen, and before what its own has seen.
             # So if both have the same term, it is of that term, whichever members have answered: behind a
             # proxy each call may go to another one.
-            before = await self._ask_term(api.CALL_WITHIN)
+            before = await self._ask_term()
             lease = await self.make(seconds)
             if lease.term == before:
                 return lease
             await self.revoke(lease)
         raise BackendUnavailable(f"{self._link.described}: the leader changes all the time")
 
-    async def _ask_term(self, within: float) -> int:
-        answer = await self._link.call(api.RANGE, self._probe, within)
-        return _term(answer.header)
+    async def _ask_term(self) -> int:
+        return _term((await self._link.call(api.RANGE, self._probe)).header)
 
     def by_id(self, id: int) -> SharedLease | None:
         """Return one of this client's leases."""
@@ -272,7 +278,7 @@ class Leases:
         lease.due = 0.0
         self._wake.set()
         try:
-            async with asyncio.timeout(api.CALL_WITHIN):
+            async with asyncio.timeout(2 * self._link.within):  # it is answered, then confirmed
                 began = now()
                 while lease.alive and lease.renewed_at < began:
                     if lease.outdated:
@@ -314,15 +320,17 @@ class Leases:
             due = self._due(moment)
             # A long one before a short one: a lock-delay must end after the lease that it follows.
             for lease in sorted(self._by_id.values(), key=lambda one: -one.asked):
-                since = lease.silent_since
-                patience = max(_LEAST_PATIENCE, min(_PATIENCE, lease.pace))
-                if since is not None and moment - max(since, listening_since) > patience:
+                last = lease.unanswered_since
+                patience = self._link.patience.within(lease.seconds)
+                if last is not None and moment - max(last, listening_since) > patience:
+                    since = moment - (lease.silent_since or last)
                     error = Unanswered(
-                        f"{self._link.endpoint} has not answered a renewal for {moment - since:.1f} s"
+                        f"{self._link.endpoint} has not answered a renewal for {since:.1f} s"
                     )
                     self._on_silent(lease, error)
-                    self._link.failed(generation, error)
-                    raise error
+                    if self._link.ran_out(generation, last, error):
+                        raise error
+                    due.add(lease)  # repeat it
                 if lease in due:
                     lease.sent(moment)
                     await send(m.LeaseKeepAliveRequest(lease.id))
@@ -333,7 +341,7 @@ class Leases:
                     await self._wake.wait()
             except TimeoutError:
                 pass
-            if now() - look_at > _LEAST_PATIENCE:
+            if now() - look_at > _LOOK:
                 listening_since = now()  # the loop was blocked: answers may have come meanwhile
 
     def _due(self, moment: float) -> set[SharedLease]:
@@ -346,7 +354,7 @@ class Leases:
 
     def _until_next(self, moment: float) -> float:
         due = [lease.due - moment for lease in self._by_id.values()]
-        waited = [_LEAST_PATIENCE for lease in self._by_id.values() if lease.silent_since]
+        waited = [_LOOK for lease in self._by_id.values() if lease.unanswered_since]
         # The clock of leases goes on while the machine sleeps, that of the loop does not.
         return max(0.0, min((*due, *waited), default=1.0)) if due else 1.0
 
@@ -360,6 +368,7 @@ class Leases:
         sent = lease.heard(answer.ttl)
         if sent is None:
             return
+        self._link.answered(sent)
         term = _term(answer.header)
         self._saw(term)
         if lease.outdated:
@@ -372,18 +381,24 @@ class Leases:
 
     async def confirm(self) -> None:
         """Prove until cancelled that answered renewals count, with one read for several."""
+        failures = 0
         while True:
             await self._to_confirm.wait()
             self._to_confirm.clear()
             answered, self._answered = self._answered, {}
             try:
-                term = await self._ask_term(_PATIENCE)
+                term = await self._ask_term()
             except BackendError as failed:
                 _logger.debug("confirming renewals failed: %s", failed)
                 self._answered = answered | self._answered
-                await asyncio.sleep(_PAUSE)
+                for id in answered:
+                    if (lease := self._by_id.get(id)) is not None:
+                        self._on_silent(lease, failed)
+                failures += 1
+                await asyncio.sleep(pause_after(failures, first=_PAUSE, longest=api.LONGEST_PAUSE))
                 self._to_confirm.set()
                 continue
+            failures = 0
             self._saw(term)
             for id, sent in answered.items():
                 lease = self._by_id.get(id)

@@ -8,8 +8,8 @@ from ..._model import End, Left
 from . import link as api
 from . import transactions
 from .leases import SharedLease
-from .link import NoSpace
 from .recipe import Queue, value_of_success
+from .refusals import NoSpace
 
 if TYPE_CHECKING:
     from .place import EtcdPlace

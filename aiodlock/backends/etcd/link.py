@@ -1,8 +1,11 @@
 """The way to the cluster: one endpoint at a time. (Above 400 lines with the table of calls, which all use.)
 
-Every call has a deadline, because a member that was stopped answers nothing and closes nothing. What one
-endpoint leaves unanswered is repeated at the next one. That is the caller's decision: ``Unanswered``
-says that the message may have been carried out.
+Every call has a deadline, because a member that was stopped answers nothing and closes nothing. How long it
+is follows the answers (``Patience``). When it runs out the caller repeats the call, ``Unanswered`` says
+that it may have been carried out, and its answer is listened for still: a late answer tells how slow the
+cluster is. A connection is given up when nothing of what needs a leader is answered on it; then the next
+endpoint is used. Each connection is examined before anything else is asked on it: whether it leads to the
+cluster that this client knows (``_identity``).
 """
 
 from __future__ import annotations
@@ -10,54 +13,46 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar, cast
+from dataclasses import dataclass, replace
+from typing import Generic, Self, TypeVar, cast
 
 import anyio
 
+from ..._backoff import pause_after
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
+from ..._patience import Patience
 from .._addresses import Addresses
+from .._identity import Known
 from .._tls import Tls
 from ..base import Unanswered
-from . import exchange as x
 from . import messages as m
 from .connection import Connection, connect
-from .exchange import CallFailed, Exchange, Lost, NotSent, Status
+from .exchange import CallFailed, Exchange, Lost
+from .login import Login
+from .refusals import Denied, TokenEnded, denied, translate
 
 _logger = logging.getLogger("aiodlock")
 
 _Q = TypeVar("_Q", bound=m.Message)
 _A = TypeVar("_A", bound=m.Message)
 
-#: For so long an endpoint may be silent before the next one is asked.
+#: A call is waited for so long at least (seconds; a renewal shorter, see ``Patience.within``).
 CALL_WITHIN = 2.0
-#: The same while it is connected to.
-_CONNECT_WITHIN = 1.5
+#: The only endpoint is given up after so much silence: there is no other one, but its connection may be
+#: dead.
+_ALONE = 5.0
+#: How long connecting may take at least: where there are others to try, and where there are none; and at
+#: most.
+_CONNECT_WITHIN, _CONNECT_ALONE, _LONGEST_CONNECT = 1.5, 4.5, 5.0
 _CLOSE_WITHIN = 1.0
+#: A member need not answer later than this, whoever still listens.
+_LISTENED_FOR = 60.0
 #: No more than one change of the endpoint in so many seconds.
 _SWITCH_PAUSE = 0.1
 #: A reconnection's pauses (seconds): the first, and the longest.
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-
-#: How gRPC, and etcd itself, refuse a message for its size.
-_TOO_LARGE = re.compile("larger than max|request is too large")
-#: How etcd 3.4, and 3.5, refuse what was sent before the last change of users and roles.
-_CHANGED = re.compile("revision of auth store is old|revision in header is old")
-
-
-class LeaseNotFound(BackendError):
-    """The lease that a message names has ended."""
-
-
-class TokenEnded(BackendError):
-    """The user's token counts no more: another one is asked for."""
-
-
-class NoSpace(BackendError):
-    """The database is full: the cluster takes deletions alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +62,8 @@ class Method(Generic[_Q, _A]):
     path: str
     answer: type[_A]
     request: type[_Q]
+    #: Whether its answer proves that there is a leader, and how fast that is.
+    needs_leader: bool = True
 
 
 def _kv(name: str) -> str:
@@ -84,9 +81,15 @@ LEASE_REVOKE = Method(_lease("LeaseRevoke"), m.LeaseRevokeResponse, m.LeaseRevok
 LEASE_TIME_TO_LIVE = Method(
     _lease("LeaseTimeToLive"), m.LeaseTimeToLiveResponse, m.LeaseTimeToLiveRequest
 )
-STATUS = Method("/etcdserverpb.Maintenance/Status", m.StatusResponse, m.StatusRequest)
+STATUS = Method(
+    "/etcdserverpb.Maintenance/Status", m.StatusResponse, m.StatusRequest, needs_leader=False
+)
+#: To check a password takes much longer than anything else.
 AUTHENTICATE = Method(
-    "/etcdserverpb.Auth/Authenticate", m.AuthenticateResponse, m.AuthenticateRequest
+    "/etcdserverpb.Auth/Authenticate",
+    m.AuthenticateResponse,
+    m.AuthenticateRequest,
+    needs_leader=False,
 )
 KEEP_ALIVE = Method(_lease("LeaseKeepAlive"), m.LeaseKeepAliveResponse, m.LeaseKeepAliveRequest)
 WATCH = Method("/etcdserverpb.Watch/Watch", m.WatchResponse, m.WatchRequest)
@@ -106,11 +109,38 @@ class Access:
     password: str | None = None
 
 
+class _RanOut(Lost):
+    """Nothing came in time. The connection may be as good as ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A cluster at a moment. ``floor``: the revision that was known when it was asked, which it must
+    have."""
+
+    cluster: int
+    revision: int
+    floor: int = 0
+
+    def conflict(self, known: Self) -> str:
+        """Say why this is another cluster, or an older state of it."""
+        if self.cluster != known.cluster:
+            return f"cluster id {self.cluster:x}, known is {known.cluster:x}"
+        if self.revision < self.floor:
+            return f"revision {self.revision}, known is {self.floor}"
+        return ""
+
+    def after(self, known: Self) -> Self:
+        """Return the newer one of both."""
+        return replace(self, revision=max(self.revision, known.revision))
+
+
 class _Way:
     """One endpoint, from the moment when it is chosen until another one is.
 
-    Mutable state: ``connection`` (done when there is one, or that failed), ``streams`` (calls without an
-    end), ``over`` (done when another endpoint was chosen), ``serving`` (the task that keeps it).
+    Mutable state: ``connection`` (done when there is one that was examined, or that failed), ``streams``
+    (calls without an end), ``over`` (done when another endpoint was chosen), ``serving`` (the task that
+    keeps it).
     """
 
     def __init__(self, endpoint: str, delay: float) -> None:
@@ -140,16 +170,40 @@ class Link:
 
     Mutable state: ``_way`` (None while it does not run) and ``generation`` (it grows with each change of
     the endpoint), ``_at`` (the endpoint's number), ``_switched_at``, ``_switches`` (changes of the
-    endpoint since the last answer), ``_tasks``, ``_token`` (of the user),
-    ``_asking`` (held while it is asked for), ``failure`` (why the last call had no answer; None after one
-    that had), ``_revision`` (the largest that an answer had), ``_cluster`` (that has given the last one).
+    endpoint since the last answer), ``_tasks``, ``_login`` (of the user), ``failure`` (why the last call
+    had no answer; None after one that had), ``entered`` (the client was let in: refusals are outages from
+    then on), ``_wrote`` (a transaction was carried out), ``_down`` (an outage was told), ``known`` (the
+    cluster), ``_revision`` (the largest that an answer had). What needs a leader: ``patience``,
+    ``_heard_at`` (when the last answer came), ``_silent_since`` (when the first call was sent that ran
+    out without any answer since), ``_ran_out_at``; ``_dialing`` (patience with a connection that is
+    made).
     """
 
-    def __init__(self, access: Access, described: str) -> None:
+    def __init__(
+        self,
+        access: Access,
+        described: str,
+        *,
+        probe: m.RangeRequest | None = None,
+        silence: float = 0.0,
+        may_hold: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """
+        :param probe: what each connection is examined with; None: connections are not examined.
+        :param silence: seconds for which the cluster must have been silent before another is believed.
+        :param may_hold: whether a lease of this client can still be held.
+        """
         self.access: Access = access
         self.described: str = described
         self.generation: int = 0
         self.failure: Exception | None = None
+        self.entered: bool = False
+        self.patience: Patience = Patience()
+        self.known: Known[Seen] = Known(described, silence=silence, may_hold=may_hold)
+        self._probe = probe
+        self._alone = len(access.endpoints) == 1
+        least = _CONNECT_ALONE if self._alone else _CONNECT_WITHIN
+        self._dialing = Patience(least, _LONGEST_CONNECT)
         self._at = random.randrange(len(access.endpoints))
         self._way: _Way | None = None
         self._addresses = Addresses()
@@ -162,16 +216,22 @@ class Link:
         self._switches = 0
         self._tasks: asyncio.TaskGroup | None = None
         self._opened_once = asyncio.Event()
-        self._token: str | None = None
-        self._asking = asyncio.Lock()
-        self._revision = self._cluster = 0
-        #: Called with the revision when that is smaller than what was known before.
+        self._login = Login(access.user, access.password or "", described)
+        self._wrote = self._down = False
+        self._revision = 0
+        self._heard_at = self._silent_since = self._ran_out_at = 0.0
+        #: Called with the revision when another cluster, or an older state, is believed from now on.
         self.on_set_back: Callable[[int], object] = lambda _: None
 
     @property
     def endpoint(self) -> str:
         """Return the endpoint in use."""
         return self.access.endpoints[self._at]
+
+    @property
+    def within(self) -> float:
+        """How long a call is waited for on which no lease hangs."""
+        return max(CALL_WITHIN, self.patience.learned)
 
     async def opened(self) -> None:
         """Wait until calls can be sent."""
@@ -189,7 +249,9 @@ class Link:
                 self._opened_once.set()
                 await asyncio.Event().wait()
         finally:
-            self._way = self._tasks = self._token = None
+            self._way = self._tasks = None
+            self._login.forget()
+            self.entered = False
             self._opened_once.clear()
 
     async def _read_files(self, tls: Tls) -> None:
@@ -212,20 +274,25 @@ class Link:
             way.end(BackendUnavailable(f"the client of {self.described} is being left"))
 
     async def _serve(self, way: _Way) -> None:
-        """Connect, and keep the connection until another endpoint is used."""
+        """Connect, examine what answers, and keep the connection until another endpoint is used."""
         await asyncio.sleep(way.delay)
         host, _, port = way.endpoint.rpartition(":")
+        began = now()
         try:
-            async with asyncio.timeout(_CONNECT_WITHIN):
+            async with asyncio.timeout(self._dialing.learned):
                 context = None if self._tls is None else await self._tls.get_context()
                 address = await self._addresses.choose(host.strip("[]"), int(port))
                 connection = await connect(host.strip("[]"), int(port), context, address=address)
         except (OSError, CallFailed) as failed:  # TimeoutError is an OSError
+            if isinstance(failed, TimeoutError):
+                self._dialing.ran_out()
             text = str(failed) or "no answer"
             self._switch(way, BackendUnavailable(f"{self._where(way)} cannot be reached: {text}"))
             return
+        self._dialing.answered(now() - began)
         self._addresses.served(address)
         try:
+            await self._examine(way, connection)
             way.connection.set_result(connection)
             await asyncio.wait(
                 (cast("asyncio.Future[object]", connection.over), way.over),
@@ -233,12 +300,56 @@ class Link:
             )
             if connection.over.done():
                 self._switch(way, Unanswered(f"{self._where(way)}: {connection.over.result()}"))
-            await connection.until_idle(CALL_WITHIN)
+            await connection.until_idle(self.within)
+        except BackendError as failed:
+            self._switch(way, failed)
         finally:
             self._addresses.lost(address)
             connection.close(Lost("the client has closed the connection"))
             with anyio.CancelScope(shield=True):
                 await connection.until_closed(_CLOSE_WITHIN)
+
+    async def _examine(self, way: _Way, connection: Connection) -> None:
+        """See that a connection leads to the cluster that this client knows, and may be used.
+
+        :raises BackendError: it does not, or says nothing.
+        """
+        failures = 0
+        while self._probe is not None:
+            sent, known, token = now(), self._revision, self._login.token
+            try:
+                token = await self._get_token(way, connection, None)
+                answer = await self._ask(way, connection, RANGE, self._probe, self.within, token)
+                assert answer.header is not None
+                header = answer.header
+                self._meet(Seen(header.cluster_id, header.revision, known), way)
+                return
+            except TokenEnded as ended:
+                self._login.drop(token)
+                if failures and not self.entered:
+                    raise
+                trouble: BackendError = ended
+            except Unanswered as silent:
+                ran_out = isinstance(silent.__cause__, _RanOut)
+                if not ran_out or self._gives_up(sent):
+                    raise
+                trouble = silent
+            except Denied as refused:
+                if refused.elsewhere:
+                    raise
+                trouble = refused
+            failures += 1
+            self._tell_down(trouble)
+            await asyncio.sleep(pause_after(failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE))
+
+    def _meet(self, seen: Seen, way: _Way) -> None:
+        """Compare an answer with what is known; raise OtherStore if it is not this client's cluster."""
+        before = self.known.value
+        self.known.meet(seen, way.endpoint)
+        if before is not None and seen.conflict(before):  # it is believed from now on
+            self._revision = seen.revision
+            self.on_set_back(seen.revision if seen.cluster == before.cluster else 0)
+        self._revision = max(self._revision, seen.revision)
 
     def failed(self, generation: int, error: Exception) -> None:
         """The endpoint in use then did not answer: go on with the next one. All its streams end."""
@@ -262,45 +373,103 @@ class Link:
         self._choose(max(0.0, delay))
         level = logging.INFO if self._switches == 1 else logging.DEBUG
         _logger.log(level, "etcd: going on with %s: %s", self.endpoint, error)
+        if around:
+            self._tell_down(error)
+
+    def _tell_down(self, error: Exception) -> None:
+        """No endpoint answers, or what answers refuses this client: told once per outage."""
+        self.failure = error
+        level = logging.DEBUG if self._down or not self.entered else logging.WARNING
+        self._down = self.entered
+        extra = {"event": "no_connection"}
+        _logger.log(level, "no connection to %s: %s", self.described, error, extra=extra)
 
     def _where(self, way: _Way) -> str:
         return f"{self.described} ({way.endpoint})"
 
+    # -- patience --------------------------------------------------------------------------------
+
+    def answered(self, sent: float) -> None:
+        """What needs a leader was answered, late or not."""
+        self._heard_at = now()
+        self.patience.answered(self._heard_at - sent)
+        self._switches = 0
+
+    def ran_out(self, generation: int, sent: float, error: Exception) -> bool:
+        """What was sent then had no answer in time. Return whether its endpoint is given up for that."""
+        given_up = self._gives_up(sent)
+        if given_up:
+            self.failed(generation, error)
+        elif self._heard_at < sent:
+            self._tell_down(error)
+        return given_up
+
+    def _gives_up(self, sent: float) -> bool:
+        """Count that a call ran out; tell whether that is the end of the connection: nothing was answered
+        since it was sent, and there are other endpoints, or this one has been silent for long."""
+        if self._heard_at >= sent:
+            return False
+        if self._silent_since <= self._heard_at:
+            self._silent_since = sent
+        if sent >= self._ran_out_at:  # what was sent together runs out once
+            self._ran_out_at = now()
+            self.patience.ran_out()
+        return not self._alone or now() - self._silent_since >= _ALONE
+
     # -- calls -----------------------------------------------------------------------------------
 
-    async def call(self, method: Method[_Q, _A], request: _Q, within: float = CALL_WITHIN) -> _A:
+    async def call(self, method: Method[_Q, _A], request: _Q, within: float | None = None) -> _A:
         """Return the answer.
 
+        :param within: how long it is waited for (seconds); None: as was learned.
         :raises BackendUnavailable: if the message was certainly not carried out, else ``Unanswered``.
         :raises BackendError: if the cluster has refused it.
         """
+        give_up_at = now() + (self.within if within is None else within)
         for attempt in range(2):
-            token = await self._get_token(within)
+            generation = self.generation
+            way, connection = await self._connected(give_up_at - now())
+            token = await self._get_token(way, connection, give_up_at - now())
+            sent = now()
             try:
-                return await self._call(method, request, within, token)
-            except TokenEnded:
-                self._drop(token)
+                return await self._ask(way, connection, method, request, give_up_at - sent, token)
+            except TokenEnded as ended:
+                self._login.drop(token)
                 if attempt:
-                    raise
+                    raise denied(str(ended), entered=self.entered, elsewhere=False) from ended
+            except BackendUnavailable as error:
+                if isinstance(error.__cause__, _RanOut):
+                    self.ran_out(generation, sent, error)
+                elif isinstance(error, Denied) and not error.elsewhere:
+                    self._tell_down(error)
+                else:
+                    self.failed(generation, error)
+                raise
         raise AssertionError("unreachable")
 
-    async def _call(
-        self, method: Method[_Q, _A], request: _Q, within: float, token: str | None
+    async def _ask(
+        self,
+        way: _Way,
+        connection: Connection,
+        method: Method[_Q, _A],
+        request: _Q,
+        within: float,
+        token: str | None,
     ) -> _A:
-        generation, began, known = self.generation, now(), self._revision
-        way, connection = await self._connected(within)
+        """Ask once, on this connection. When the time runs out the answer is listened for further."""
+        sent, known, of_leader = now(), self._revision, method.needs_leader
         answers: list[bytes] = []
-        loop = asyncio.get_running_loop()
         try:
             call = connection.begin(
                 method.path,
                 answers.append,
                 request.encode(),
-                within=within,
+                within=_LISTENED_FOR,
                 metadata=_with_token(token),
             )
-            patience = within - (now() - began)
-            timer = loop.call_later(patience, connection.cancel, call, Lost("no answer in time"))
+            timer = asyncio.get_running_loop().call_later(
+                within, self._leave_behind, call, answers, sent, of_leader
+            )
             try:
                 await call.ended
             except asyncio.CancelledError:
@@ -311,130 +480,115 @@ class Link:
             if len(answers) != 1:
                 raise Lost(f"{len(answers)} messages as an answer")
         except CallFailed as failed:
-            error = self._translate(failed, way)
-            if isinstance(error, BackendUnavailable):
-                self.failed(generation, error)
-            raise error from failed
-        self.failure = None
-        self._switches = 0
-        answer = self._decode(method.answer, answers[0])
-        if isinstance(answer, m.RangeResponse | m.TxnResponse) and answer.header is not None:
-            self._look_at(answer.header, known)
+            raise self._translate(failed, way, method) from failed
+        answer = self._decode(method, answers[0], way)
+        if isinstance(answer, m.RangeResponse | m.TxnResponse):
+            self._look_at(answer, known, way)
+        if of_leader:
+            self.answered(sent)
         return answer
 
-    def _look_at(self, header: m.Header, known: int) -> None:
+    def _leave_behind(
+        self, call: Exchange, answers: list[bytes], sent: float, of_leader: bool
+    ) -> None:
+        """Its time has run out: wait no more, and learn from what comes late."""
+        if call.ended.done():
+            return
+        call.leave_behind(_RanOut(f"no answer within {now() - sent:.1f} s"))
+
+        def on_late(_: object) -> None:
+            if answers and of_leader:
+                self.answered(sent)
+
+        call.ended.add_done_callback(on_late)
+
+    def _look_at(self, answer: m.RangeResponse | m.TxnResponse, known: int, way: _Way) -> None:
         """Reads and transactions see whatever was answered before they began (``known``), unless the
         cluster has lost it."""
-        revision, before = header.revision, self._cluster
-        self._cluster = header.cluster_id
-        if before not in (0, header.cluster_id):
-            _logger.error(
-                "%s is another cluster than before: restored from a backup, or the endpoints belong to "
-                "several clusters, which do not know of each other's holders",
-                self.described,
-                extra={"event": "store_set_back"},
-            )
-            self._revision = revision
-            self.on_set_back(0)
-        elif revision >= known:
-            self._revision = max(self._revision, revision)
-        elif known <= self._revision:  # else another answer has told it already
-            _logger.error(
-                "%s was at revision %d and is at %d: it was restored from a backup. What it was told "
-                "since is lost, and new tokens may be smaller than earlier ones",
-                self.described,
-                known,
-                revision,
-                extra={"event": "store_set_back"},
-            )
-            self._revision = revision
-            self.on_set_back(revision)
+        header = answer.header
+        assert header is not None
+        if header.revision < known and self._probe is not None:
+            self._meet(Seen(header.cluster_id, header.revision, known), way)
+        self._revision = max(self._revision, header.revision)
+        self._wrote = self._wrote or isinstance(answer, m.TxnResponse)
+        # Renewals are answered, too, while everything else is refused.
+        self.failure, self._down = None, False
+        self.known.heard()
 
     async def _connected(self, within: float) -> tuple[_Way, Connection]:
-        way, generation = self._way, self.generation
+        way = self._way
         if way is None:
             raise BackendUnavailable(f"{self.described}: the client is not running")
         if not way.connection.done():
-            await asyncio.wait({way.connection}, timeout=within)
+            await asyncio.wait({way.connection}, timeout=max(0.0, within))
         if not way.connection.done():
-            error = BackendUnavailable(f"{self._where(way)} cannot be reached: no answer")
-            self.failed(generation, error)
-            raise error
+            why = self.failure or "no answer"
+            raise BackendUnavailable(f"{self._where(way)} cannot be reached: {why}")
         if (failed := way.connection.exception()) is not None:
+            if isinstance(failed, BackendError) and not isinstance(failed, BackendUnavailable):
+                raise type(failed)(str(failed)) from failed
             raise BackendUnavailable(str(failed)) from failed
         return way, way.connection.result()
 
-    def _decode(self, answer: type[_A], data: bytes) -> _A:
+    def _decode(self, method: Method[_Q, _A], data: bytes, way: _Way) -> _A:
+        """Return the answer that the bytes are: the only place where what others sent is read.
+
+        :raises Unanswered: they are none of etcd's. :raises OtherStore: they are another cluster's.
+        """
         try:
-            return answer.decode(data)
+            answer = method.answer.decode(data)
         except m.Malformed as wrong:
-            raise BackendError(
-                f"{self.described}: an answer that is not etcd's: {wrong}"
-            ) from wrong
+            text = f"{self._where(way)}: an answer that is not etcd's: {wrong}"
+            raise Unanswered(text) from wrong
+        header: m.Header | None = getattr(answer, "header", None)
+        if header is None:
+            raise Unanswered(f"{self._where(way)}: an answer that is not etcd's: it has no header")
+        known = self.known.value
+        if known is not None and header.cluster_id != known.cluster:
+            self._meet(Seen(header.cluster_id, header.revision), way)
+        return answer
 
-    async def _get_token(self, within: float) -> str | None:
-        """Return the user's token. One call asks for it, and the others wait: to check a password takes a
-        member a tenth of a second of its processor."""
-        if self.access.user is None or self._token is not None:
-            return self._token
-        generation = self.generation
+    async def _get_token(
+        self, way: _Way, connection: Connection, within: float | None
+    ) -> str | None:
+        """Return the user's token. One call asks for it, and the others wait."""
+        login = self._login
+        if login.user is None or login.token is not None:
+            return login.token
+
+        async def authenticate(request: m.AuthenticateRequest, within: float) -> str:
+            answer = await self._ask(way, connection, AUTHENTICATE, request, within, None)
+            return answer.token
+
+        async def look() -> None:
+            answer = await self._ask(way, connection, STATUS, m.StatusRequest(), self.within, None)
+            if not answer.leader:
+                raise BackendUnavailable(f"{self._where(way)} knows no leader")
+
+        generation, tasks = self.generation, self._tasks
+        if tasks is None:
+            raise BackendUnavailable(f"{self.described}: the client is not running")
         try:
-            async with asyncio.timeout(within), self._asking:
-                if self._token is None:
-                    request = m.AuthenticateRequest(self.access.user, self.access.password or "")
-                    answer = await self._call(AUTHENTICATE, request, within, None)
-                    self._token = answer.token
-        except TimeoutError as silent:
-            # A member that is cut off from the others may answer much, and give no token.
-            error = BackendUnavailable(f"{self.described}: no token in time")
-            self.failed(generation, error)
-            raise error from silent
-        return self._token
+            return await login.get(
+                authenticate,
+                look,
+                within,
+                start=tasks.create_task,
+                may_go_without=self.entered,
+            )
+        except Denied as refused:
+            self._tell_down(refused)
+            raise
+        except BackendUnavailable as silent:
+            if login.gave_up:
+                self.failed(generation, silent)
+            raise
 
-    def _drop(self, token: str | None) -> None:
-        if self._token == token:  # else another call has asked for a new one already
-            self._token = None
-
-    def _translate(self, failed: CallFailed, way: _Way) -> BackendError:
-        text, where = str(failed), self._where(way)
-        if isinstance(failed, NotSent):
-            return BackendUnavailable(f"{where} cannot be reached: {text}")
-        if not isinstance(failed, Status):
-            return Unanswered(f"{where} did not answer: {text}")
-        match failed.code:
-            case x.UNAVAILABLE if "no leader" in text:
-                return BackendUnavailable(f"{where} cannot be reached: {text}")
-            case x.DEADLINE_EXCEEDED:
-                return Unanswered(f"{where} did not answer in time")
-            case x.NOT_FOUND if "lease not found" in text:
-                return LeaseNotFound(text)
-            case x.RESOURCE_EXHAUSTED if "space exceeded" in text:
-                return NoSpace(
-                    f"{where}: the database is full (alarm NOSPACE), so nothing can be acquired. Compact, "
-                    "defragment and disarm the alarm, or raise quota-backend-bytes"
-                )
-            case x.RESOURCE_EXHAUSTED | x.INVALID_ARGUMENT if _TOO_LARGE.search(text):
-                return BackendError(
-                    f"{where} takes no message as large as this one: {text}. Its --max-request-bytes says "
-                    "how large one may be"
-                )
-            case x.RESOURCE_EXHAUSTED:
-                return BackendUnavailable(f"{where} is too busy: {text}")
-            case x.UNAUTHENTICATED:
-                return TokenEnded(f"{where}: {text}")
-            case x.INVALID_ARGUMENT | x.UNKNOWN if _CHANGED.search(text):
-                # Somebody has changed a user or a role: no token of before counts, if it is a JWT.
-                return TokenEnded(f"{where} has refused: {text}")
-            case (
-                x.PERMISSION_DENIED
-                | x.INVALID_ARGUMENT
-                | x.FAILED_PRECONDITION
-                | x.UNIMPLEMENTED
-                | x.OUT_OF_RANGE
-                | x.NOT_FOUND
-            ):
-                return BackendError(f"{where} has refused: {text or failed.code}")
-        return Unanswered(f"{where}: {text} (status {failed.code})")
+    def _translate(self, failed: CallFailed, way: _Way, method: Method[_Q, _A]) -> BackendError:
+        # Who was never let write is told at once: that is no outage.
+        entered = self.entered and (self._wrote or method.path != TXN.path)
+        logs_in = method.path == AUTHENTICATE.path
+        return translate(failed, self._where(way), entered=entered, logs_in=logs_in)
 
     # -- streams ---------------------------------------------------------------------------------
 
@@ -448,34 +602,48 @@ class Link:
 
         :param opened: called each time with what sends a message; while it runs, answers are heard. When it
             returns or the stream breaks, the stream is opened anew.
-        :param heard: called with each answer. It raises ``TokenEnded`` if the stream has to be opened anew
-            with a token that counts.
+        :param heard: called with each answer. It raises ``TokenEnded`` if the stream has to be opened anew,
+            perhaps with another token.
+        :raises BackendError: it is refused, and the client was never let in.
         """
-        pause = FIRST_PAUSE
+        failures = 0
         while True:
             generation, began = self.generation, now()
-            token = self._token
             try:
-                token = await self._get_token(CALL_WITHIN)
-                await self._stream_once(method, opened, heard, token)
+                await self._stream_once(method, opened, heard)
             except TokenEnded as ended:
                 _logger.debug("etcd: %s", ended)
-                self._drop(token)
+                await self._look_at_token()
             except BackendUnavailable as error:
-                self.failed(generation, error)
-            if now() - began > LONGEST_PAUSE:
-                pause = FIRST_PAUSE
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, LONGEST_PAUSE)
+                if isinstance(error, Denied) and not error.elsewhere:
+                    self._tell_down(error)
+                elif isinstance(error, Unanswered | Denied):
+                    self.failed(generation, error)
+            except BackendError as refused:
+                if not self.entered:
+                    raise
+                self.failed(generation, refused)
+            failures = 1 if now() - began > LONGEST_PAUSE else failures + 1
+            await asyncio.sleep(pause_after(failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE))
+
+    async def _look_at_token(self) -> None:
+        """A stream was refused. etcd does not say whether its token has ended, which a call finds out, or
+        whether the user may not do this any more, which a new token would not change."""
+        if self._probe is None:
+            return
+        try:
+            await self.call(RANGE, self._probe)
+        except BackendUnavailable as error:
+            _logger.debug("etcd: %s", error)
 
     async def _stream_once(
         self,
         method: Method[_Q, _A],
         opened: Callable[[Callable[[_Q], Awaitable[None]]], Awaitable[None]],
         heard: Callable[[_A], None],
-        token: str | None,
     ) -> None:
-        way, connection = await self._connected(CALL_WITHIN)
+        way, connection = await self._connected(self.within)
+        token = await self._get_token(way, connection, self.within)
 
         async def send(message: _Q) -> None:
             connection.send(call, message.encode())
@@ -491,7 +659,7 @@ class Link:
             # A member that has lost its leader ends such a stream, instead of being silent.
             call = connection.begin(
                 method.path,
-                lambda data: heard(self._decode(method.answer, data)),
+                lambda data: heard(self._decode(method, data, way)),
                 metadata=(*_with_token(token), ("hasleader", "true")),
             )
             way.streams[call] = connection
@@ -509,11 +677,11 @@ class Link:
                 way.streams.pop(call, None)
                 connection.cancel(call)
         except CallFailed as failed:
-            raise self._translate(failed, way) from failed
+            raise self._translate(failed, way, method) from failed
 
 
 def _with_token(token: str | None) -> tuple[tuple[str, str], ...]:
-    return () if token is None else (("token", token),)
+    return (("token", token),) if token else ()
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

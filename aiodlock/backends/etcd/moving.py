@@ -11,7 +11,8 @@ from ..._errors import BackendError, BackendUnavailable
 from . import link as api
 from . import transactions
 from .leases import SharedLease
-from .link import LeaseNotFound, Link
+from .link import Link
+from .refusals import LeaseNotFound
 
 if TYPE_CHECKING:
     from .place import EtcdPlace

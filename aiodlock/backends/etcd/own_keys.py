@@ -18,8 +18,8 @@ from ..._errors import BackendError, BackendUnavailable
 from . import messages as m
 from . import transactions
 from .leases import SharedLease
-from .link import LeaseNotFound
 from .recipe import Queue
+from .refusals import LeaseNotFound
 
 if TYPE_CHECKING:
     from .place import EtcdPlace

@@ -18,9 +18,9 @@ from ..._model import LOST, End, Gone, Granted, Left, Refused, Terms, Waiting, f
 from ..base import Listener, Unanswered
 from . import asking, audit, leaving, recipe
 from .leases import SharedLease
-from .link import LeaseNotFound
 from .own_keys import PAUSE, Move, OwnKeys
 from .recipe import Keys, Turn
+from .refusals import LeaseNotFound
 from .room import Room
 from .successors import Successors
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
+from ..._backoff import pause_after
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
 from ..._model import Capabilities, Kind, LockInfo, Mode, Terms, first_request
@@ -25,6 +26,7 @@ from .link import Access, Link
 from .moving import Moving
 from .place import EtcdPlace
 from .recipe import Keys, Queue, Record
+from .refusals import NotEtcd
 from .room import Rooms
 from .versions import too_old
 from .watching import Watch, Watches
@@ -73,9 +75,15 @@ class EtcdBackend:
         self._prefix = prefix
         self._unavailable_after = unavailable_after
         self._access = access
-        self._link = Link(access, described)
         #: What a client may read in any case, and costs least.
         self._probe = m.RangeRequest(*recipe.mailbox(prefix, self.label), limit=1, keys_only=True)
+        self._link = Link(
+            access,
+            described,
+            probe=self._probe,
+            silence=unavailable_after,
+            may_hold=self._may_hold,
+        )
         self._moving = Moving(self, self._link)
         self.leases: Leases = Leases(
             self._link,
@@ -124,7 +132,7 @@ class EtcdBackend:
                 self._tasks.create_task(self.watches.run())
                 self._watch_mailbox()
                 await self.watches.first_answer()
-                self._up = True
+                self._up = self._link.entered = True
                 ready()
                 self._tasks.create_task(self._audit.run())
                 try:
@@ -136,24 +144,28 @@ class EtcdBackend:
             self._tasks = None
 
     async def _meet(self) -> None:
-        """Wait until a member answers that can read and write; look at its version."""
-        pause = api.FIRST_PAUSE
+        """Wait until a member answers that can read and write; look at its version.
+
+        Each connection is examined by a read. A learner and a member without a leader do not answer it, and
+        who may not read is told: at once by etcd, by what is not etcd if it stands at all endpoints.
+        """
+        failures, refused = 0, set[str]()
         while True:
+            endpoint = self._link.endpoint
             try:
-                status = await self._link.call(api.STATUS, m.StatusRequest(), within=1.0)
-                if status.leader:
-                    # Who may not read is told now. A learner tells its status alone, and a member may
-                    # know a leader that is gone: the next one is asked then.
-                    await self._link.call(api.RANGE, self._probe)
-                    break
-                self._link.failed(
-                    self._link.generation,
-                    BackendUnavailable(f"{self._link.endpoint} knows no leader"),
-                )
+                status = await self._link.call(api.STATUS, m.StatusRequest())
+                break
             except BackendUnavailable as away:
                 _logger.debug("etcd: %s", away)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, api.LONGEST_PAUSE)
+            except NotEtcd as foreign:
+                refused.add(endpoint)
+                if len(refused) == len(self._access.endpoints):
+                    raise
+                _logger.warning("%s", foreign, extra={"event": "other_store"})
+            failures += 1
+            await asyncio.sleep(
+                pause_after(failures, first=api.FIRST_PAUSE, longest=api.LONGEST_PAUSE)
+            )
         self.version = status.version
         if (honest := too_old(status.version)) is not None:
             _logger.warning(
@@ -293,6 +305,9 @@ class EtcdBackend:
             request = m.LeaseTimeToLiveRequest(lease.id)
             if (await self._link.call(api.LEASE_TIME_TO_LIVE, request)).ttl < 0:
                 self.leases.ended(lease)
+
+    def _may_hold(self) -> bool:
+        return any(p.state == "held" and p.deadline > now() for p in self._places.values())
 
     def _on_set_back(self, revision: int) -> None:
         self.watches.set_back(revision)

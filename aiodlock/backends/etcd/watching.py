@@ -14,6 +14,7 @@ from ..._errors import BackendError
 from . import link as api
 from . import messages as m
 from .link import Link
+from .refusals import TokenEnded
 
 
 class Watch:
@@ -108,7 +109,7 @@ class Watches:
         if answer.canceled and answer.created:
             # A stream has the user's token of when it was opened, and etcd looks at it for each watch. Once
             # it has refused one, 3.4 reads nothing more from the stream; 3.5 does not say which it was.
-            raise api.TokenEnded(f"a watch was refused: {answer.cancel_reason}")
+            raise TokenEnded(f"a watch was refused: {answer.cancel_reason}")
         if answer.created and not answer.watch_id:
             # Ours begin with 1. It tells changes under numbers of its own, and renews leases when it likes.
             raise BackendError(
