@@ -42,5 +42,6 @@ from ._model import RequestInfo as RequestInfo
 from ._model import WaiterInfo as WaiterInfo
 from ._multilock import MultiLease as MultiLease
 from ._multilock import MultiLock as MultiLock
+from ._naming import name as name
 from ._once import Once as Once
 from ._once import OnceRun as OnceRun

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from ._client import Client
     from ._options import LockOptions
     from ._session import Session
+
+_logger = logging.getLogger("aiodlock")
 
 #: The longest result, in bytes of UTF-8 where it is a str.
 LONGEST_RESULT = 64 * 1024
@@ -36,16 +39,23 @@ class OnceRun:
     print(once.result)
     ```
 
-    Mutable state: ``_result``.
+    Mutable state: ``_result``, ``_fingerprint``; ``_unfit``, the error of a result of a wrong type.
     """
 
-    __slots__ = ("_result", "_session", "lease")
+    __slots__ = ("_fingerprint", "_result", "_session", "_unfit", "lease")
 
     _session: Session
 
-    def __init__(self, lease: Lease | None, result: str | bytes | None = None) -> None:
+    def __init__(
+        self,
+        lease: Lease | None,
+        result: str | bytes | None = None,
+        fingerprint: str | None = None,
+    ) -> None:
         self.lease: Lease | None = lease
         self._result = result
+        self._fingerprint = fingerprint
+        self._unfit: TypeError | None = None
 
     def __repr__(self) -> str:
         return f"<OnceRun first={self.first}>"
@@ -59,20 +69,66 @@ class OnceRun:
     def result(self) -> str | bytes | None:
         """The result, of the type that was assigned; None if none was.
 
+        When it is assigned, it has been done: what cannot be kept is no reason to do it again. So more than
+        64 KiB (of UTF-8), or a str with lone surrogates, is recorded without value, with a warning in the
+        log. A result of a wrong type raises, and if that ends the body, the success is on record, too.
+
         :raises RuntimeError: on assignment, when a success is on record already.
         :raises TypeError: on assignment of anything but a str, bytes or None.
-        :raises ValueError: on assignment of more than 64 KiB.
         """
         return self._result
 
     @result.setter
     def result(self, value: str | bytes | None) -> None:
+        self._check_first()
+        try:
+            self._result = check_result(value)
+        except TypeError as unfit:
+            self._unfit = unfit
+            raise
+
+    @property
+    def fingerprint(self) -> str | None:
+        """What the first has said of its request, in a short text, for others to compare; None if nothing.
+
+        It is kept beside the result, and decides nothing.
+
+        :raises RuntimeError: on assignment, when a success is on record already.
+        :raises ValueError: on assignment of more than 255 bytes of UTF-8.
+        """
+        return self._fingerprint
+
+    @fingerprint.setter
+    def fingerprint(self, value: str) -> None:
+        self._check_first()
+        if len(value.encode()) > 255:
+            raise ValueError(f"fingerprint must be at most 255 bytes of UTF-8, not {value!r:.100}")
+        self._fingerprint = value
+
+    def _check_first(self) -> None:
         if self.lease is None:
             raise RuntimeError(
                 "a success is on record already: only the body that is first has a result"
             )
-        encode_result(value)
-        self._result = value
+
+    def _record_at(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None
+    ) -> bytes | None:
+        """Return what leaving the body with this exception puts on record; None: nothing."""
+        unfit, self._unfit = self._unfit, None
+        if exc_type is not None and (unfit is None or exc is not unfit):
+            return None
+        try:
+            return encode_record(self._result, self._fingerprint)
+        except ValueError as too_long:
+            name = None if self.lease is None else self.lease.name
+            _logger.warning(
+                "the success of %r is on record without its result: %s",
+                name,
+                too_long,
+                extra={"event": "result_not_kept", "lock": name},
+            )
+            return encode_record(None, self._fingerprint)
 
 
 class OnceLease(Lease):
@@ -174,7 +230,7 @@ class Once:
         try:
             lease = await self._lock._acquire(self._lock._options.timeout)
         except AlreadyDone as done:
-            run = OnceRun(None, decode_result(done.result))
+            run = OnceRun(None, *decode_record(done.result))
         else:
             run = OnceRun(lease)
         run._session = session
@@ -190,39 +246,59 @@ class Once:
         """Leave the body that was first; without an exception, that is a success."""
         lease = run.lease
         assert isinstance(lease, OnceLease)
-        if exc_type is None:
-            lease.record = (encode_result(run.result), self._keep)
+        record = run._record_at(exc_type, exc)
+        if record is not None:
+            lease.record = (record, self._keep)
         await lease._end_block(task, exc_type, exc)
 
 
-def encode_result(value: object) -> bytes:
-    """Return a result as it is kept: a letter that tells its type, and its bytes."""
-    if value is None:
-        return b"n"
-    if isinstance(value, str):
-        kept = b"s" + value.encode()
-    elif isinstance(value, bytes):
-        kept = b"b" + value
-    else:
-        raise TypeError(f"result must be a str, bytes or None, not {value!r:.100}")
-    if len(kept) - 1 > LONGEST_RESULT:
+def encode_record(result: str | bytes | None, fingerprint: str | None = None) -> bytes:
+    """Return what is kept: a letter that tells the result's type, and its bytes.
+
+    With a fingerprint the letter is a capital, and a byte with its length and the fingerprint follow.
+
+    :raises ValueError: for more than can be kept, and for a str without UTF-8 form.
+    """
+    kind, kept = b"n", b""
+    if isinstance(result, str):
+        kind, kept = b"s", result.encode()
+    elif isinstance(result, bytes):
+        kind, kept = b"b", result
+    if len(kept) > LONGEST_RESULT:
         raise ValueError(
-            f"result has {len(kept) - 1} bytes, and at most {LONGEST_RESULT} are kept: keep it elsewhere, "
+            f"result has {len(kept)} bytes, and at most {LONGEST_RESULT} are kept: keep it elsewhere, "
             "and its key here"
         )
-    return kept
+    if fingerprint is None:
+        return kind + kept
+    mark = fingerprint.encode()
+    return kind.upper() + bytes([len(mark)]) + mark + kept
+
+
+def decode_record(kept: bytes) -> tuple[str | bytes | None, str | None]:
+    """Return the result as it was assigned, and the fingerprint."""
+    kind, rest = kept[:1], kept[1:]
+    fingerprint = None
+    if kind.isupper():
+        fingerprint, rest = rest[1 : 1 + rest[0]].decode(), rest[1 + rest[0] :]
+    match kind.lower():
+        case b"s":
+            return rest.decode(), fingerprint
+        case b"b":
+            return rest, fingerprint
+    return None, fingerprint
+
+
+def check_result(value: object) -> str | bytes | None:
+    """Return a result of a type that is kept."""
+    if value is None or isinstance(value, str | bytes):
+        return value
+    raise TypeError(f"result must be a str, bytes or None, not {value!r:.100}")
 
 
 def recordable(result: object) -> str | bytes | None:
-    """Return what of a function's result goes on record: None if it is no result that can be kept.
-
-    The function has done its work. An error now would let it be done again.
-    """
-    try:
-        encode_result(result)
-    except (TypeError, ValueError):
-        return None
-    return result  # type: ignore[return-value]
+    """Return what of a function's result goes on record: None if it is of no type that is kept."""
+    return result if isinstance(result, str | bytes) else None
 
 
 def check_hold(hold_at_least: float, keep: float) -> None:
@@ -235,10 +311,3 @@ def check_hold(hold_at_least: float, keep: float) -> None:
             f"hold_at_least ({hold_at_least:g} s) must not be longer than keep ({keep:g} s): a success on "
             "record ends the hold, and keeps everybody from doing it again for as long as it is kept"
         )
-
-
-def decode_result(kept: bytes) -> str | bytes | None:
-    """Return the result as it was assigned."""
-    if kept[:1] == b"s":
-        return kept[1:].decode()
-    return kept[1:] if kept[:1] == b"b" else None

@@ -17,6 +17,7 @@ A map of the package::
     _disconnect.py    leaving the queue when the client is gone      _once.py    requests that are done once
     _handlers.py      being around a handler          _problems.py    what goes wrong, as HTTP errors
     _threads.py       keeping the lock until a handler's thread has ended
+    _fingerprint.py   which request something was done for
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ._dependencies import Locked as Locked
 from ._dependencies import lifespan as lifespan
 from ._once import Once as Once
 from ._problems import ClientGone as ClientGone
+from ._problems import KeyReused as KeyReused
 from ._problems import LeaseLost as LeaseLost
 from ._problems import LockProblem as LockProblem
 from ._problems import LockTimedOut as LockTimedOut
@@ -42,6 +44,7 @@ from ._problems import responses as responses
 
 __all__ = [
     "ClientGone",
+    "KeyReused",
     "LeaseLost",
     "LockClient",
     "LockProblem",

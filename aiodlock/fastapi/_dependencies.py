@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import fields
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, params
+from fastapi import Depends, FastAPI, params
 from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.requests import HTTPConnection
+from starlette.routing import Host, Mount
 
 from .._client import Client, SourceLike
 from .._lease import Lease
@@ -20,11 +20,9 @@ from .._lock import Lock
 from .._options import LockOptions, check_flag, check_timeout, refuse_keywords
 from ._disconnect import Watch
 from ._handlers import YIELDS, check_handler, yields
-from ._names import Template
-from ._problems import as_problems, responses
+from ._names import RequestTemplate, marker
+from ._problems import LockTimedOut, as_problems, responses_with
 from ._threads import handler_thread
-
-_PATH_FIELD = re.compile(r"{(\w+)(?::\w+)?}")
 
 
 def lifespan(
@@ -47,8 +45,8 @@ def lifespan(
     :param source: where locks live, as of ``Client``.
     :param client_options: as of ``Client``.
     :raises BackendUnavailable: (when the app starts) when the store does not answer within 5 s.
-    :raises ValueError: (when the app starts) for a ``Locked`` with a field that its path and handler lack,
-        and for one whose handler yields.
+    :raises ValueError: (when the app starts) for a ``Locked`` with a field that no parameter of the route
+        fills, for one whose handler yields, and for a ``Once`` whose run nobody reads.
     """
     client = Client(source, **client_options)
 
@@ -57,52 +55,34 @@ def lifespan(
         _check_routes(app)
         _show_responses(app)
         async with client:
+            around = getattr(app.state, "aiodlock", None)
             app.state.aiodlock = client
             try:
                 yield
             finally:
-                del app.state.aiodlock
+                app.state.aiodlock = around  # that of a lifespan around this one
 
     return own_client
 
 
 def _check_routes(app: FastAPI) -> None:
-    """Refuse a field that no request can fill, such as a misspelt one, and a handler that yields."""
-    for route, prefix, more in _all_routes(app.routes):
+    """Refuse a field that no request can fill, a handler that yields, and a ``Once`` that nobody reads."""
+    for route, in_path in _all_routes(app.routes):
         for locked in _locked(route.dependant):
-            if yields(route.endpoint):
-                raise ValueError(f"{locked!r} at {prefix + route.path!r}: {YIELDS}")
-            for field in locked.__dict__["_template"].fields:
-                known = _parameters_of(route.dependant)
-                known["path"] = set(_PATH_FIELD.findall(prefix + route.path))
-                if more or field.is_told_by(known):
-                    continue
-                raise ValueError(
-                    f"{locked!r} at {prefix + route.path!r}: neither the path nor the handler "
-                    f"{route.endpoint.__name__!r} has the parameter {field.name!r}; declare it in the "
-                    f"handler, or write {{query.{field.name}}} or {{header.{field.name}}}"
-                )
+            try:
+                locked._check(route.dependant, route.endpoint, in_path)
+            except ValueError as error:
+                raise ValueError(f"{locked!r} at {route.path!r}: {error}") from None
 
 
-def _parameters_of(dependant: Any) -> dict[str, set[str]]:
-    """Return the names of what a handler and its dependencies read, by place."""
-    found: dict[str, set[str]] = {}
-    for place in ("query", "header"):
-        names = found[place] = set()
-        for parameter in getattr(dependant, f"{place}_params"):
-            # A model's fields are parameters, one each.
-            model = getattr(parameter.field_info.annotation, "model_fields", None)
-            names |= {parameter.alias} if model is None else _names_in(model)
-        if place == "header":
-            found[place] = {name.replace("_", "-").lower() for name in names}
-    for inner in dependant.dependencies:
-        for place, names in _parameters_of(inner).items():
-            found[place] |= names
-    return found
-
-
-def _names_in(model: dict[str, Any]) -> set[str]:
-    return {about.alias or name for name, about in model.items()}
+def _show_responses(app: FastAPI) -> None:
+    for route, _ in _all_routes(app.routes):
+        if isinstance(route, APIWebSocketRoute):
+            continue
+        for locked in _locked(route.dependant):
+            for status, response in responses_with(locked.__dict__["_status"]).items():
+                route.responses.setdefault(status, response)
+                getattr(route, "original_route", route).responses.setdefault(status, response)
 
 
 def _locked(dependant: Any) -> Iterator[Locked]:
@@ -112,30 +92,25 @@ def _locked(dependant: Any) -> Iterator[Locked]:
         yield from _locked(inner)
 
 
-def _show_responses(app: FastAPI) -> None:
-    for route, _, _ in _all_routes(app.routes):
-        if isinstance(route, APIRoute) and any(True for _ in _locked(route.dependant)):
-            for status, response in responses.items():
-                route.responses.setdefault(status, response)
-
-
 def _all_routes(
-    routes: Any, prefix: str = "", more: bool = False, depth: int = 0
-) -> Iterator[tuple[APIRoute | APIWebSocketRoute, str, bool]]:
-    """Find the routes of an app, also those that newer versions keep in their own routers.
+    routes: Any, in_path: frozenset[str] = frozenset()
+) -> Iterator[tuple[Any, frozenset[str]]]:
+    """Find the routes of an app and of the apps that it mounts, as requests meet them.
 
-    Each with the path in front of its own, and whether it has dependencies that are not shown here.
+    Each with the fields of its whole path.
     """
     for route in routes:
+        fields = in_path | getattr(route, "param_convertors", {}).keys()
         if isinstance(route, APIRoute | APIWebSocketRoute):
-            yield route, prefix, more
-            continue
-        router = getattr(route, "original_router", None)
-        if router is not None and depth < 20:
-            context = getattr(route, "include_context", None)
-            inner = prefix + getattr(context, "prefix", "")
-            hidden = more or context is None or bool(getattr(context, "dependencies", True))
-            yield from _all_routes(router.routes, inner, hidden, depth + 1)
+            yield route, fields
+        elif isinstance(route, Mount | Host):
+            yield from _all_routes(route.routes, fields - {"path"})  # the rest, for the app
+        # Since 0.137 a router that is included stays one, and says what its routes are there.
+        for included in getattr(route, "effective_route_contexts", tuple)():
+            if included.starlette_route is not None:
+                yield from _all_routes([included.starlette_route], in_path)
+            elif isinstance(included.original_route, APIRoute):
+                yield included, in_path | included.param_convertors.keys()
 
 
 def parameter(name: str, annotation: object) -> inspect.Parameter:
@@ -163,6 +138,12 @@ class _Dependency(params.Depends):
 
 
 class _LockClient(_Dependency):
+    """The key of overrides, and as a marker a dependency around it, which maps the errors of both."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.__dict__["dependency"] = _Mapped(self)
+
     def __repr__(self) -> str:
         return "LockClient"
 
@@ -173,11 +154,20 @@ class _LockClient(_Dependency):
                 "there is no client at app.state.aiodlock: make the app with "
                 "FastAPI(lifespan=aiodlock.fastapi.lifespan(url)), and in tests enter its lifespan"
             )
-        with as_problems(None, None):
+        with as_problems(connection):
             yield client
 
 
-LockClient: _LockClient = _LockClient(None)
+class _Mapped(_Dependency):
+    def __init__(self, handed: _LockClient) -> None:
+        super().__init__(None, parameter("client", Annotated[Client, Depends(handed)]))
+
+    async def __call__(self, connection: HTTPConnection, client: Client) -> AsyncIterator[Client]:
+        with as_problems(connection):
+            yield client
+
+
+LockClient: _LockClient = _LockClient()
 """``client: Annotated[Client, LockClient]`` gives the app's client.
 
 What locks made with it raise and the handler does not catch becomes 423, 409 or 503, as with ``Locked``.
@@ -188,15 +178,16 @@ Tests may replace it, for ``Locked`` too: ``app.dependency_overrides[LockClient]
 class Locked(_Dependency):
     """``lease: Annotated[Lease, Locked("order:{order_id}", timeout=2)]``: hold a lock for the request.
 
-    A field of the template is a parameter of the path, else one that the handler takes from the query or
-    a header (``x_tenant`` is ``X-Tenant``); a field that is neither is refused when the app starts.
-    ``{path.x}``, ``{query.x}`` and ``{header.x}`` say where it comes from, and show it in
-    the OpenAPI schema. When the handler declares the parameter with a type, the name gets the value as
-    the handler sees it: ``/orders/1`` and ``/orders/01`` are one order.
+    A field of the template is a parameter of the path, else one that the handler or a dependency takes from
+    the query, a header (``x_tenant`` is ``X-Tenant``), a cookie or the body, also as a field of a model;
+    what no request could fill is refused when the app starts. ``{path.x}``, ``{query.x}``, ``{header.x}``,
+    ``{cookie.x}`` and ``{body.x}`` say where it comes from, and show it in the OpenAPI schema (not so for
+    the body).
 
-    A request without the value, with an empty one, with it in both query and header, or twice, is
-    refused (422), and so is a value that holds anything but letters, digits and ``.~@+=,_-``, or a
-    character that separates two fields of the template: no value can name another's lock.
+    The name gets the value as its declared type has it: with ``order_id: int``, ``/orders/1`` and
+    ``/orders/01`` are one order. ``aiodlock.name`` makes the same name, and says how values are written.
+
+    A request without the value, with an empty one, or with it twice is refused (422).
 
     A client that disconnects while it waits leaves the queue, and the handler does not run.
 
@@ -221,6 +212,7 @@ class Locked(_Dependency):
 
     :param shared: hold the lock in shared mode.
     :param timeout: seconds to wait, then 423; 0 tries once; None waits for ever.
+    :param status: the status instead of 423, such as 503 for clients that try again by themselves.
     :param lock_options: as of ``Client.lock``.
     """
 
@@ -230,20 +222,27 @@ class Locked(_Dependency):
         *,
         shared: bool = False,
         timeout: float | None = 10.0,
+        status: int = LockTimedOut.status,
         **lock_options: Any,
     ) -> None:
         check_flag("shared", shared)
+        if status not in range(400, 600):
+            raise ValueError(f"status must be that of an error, 400 to 599, not {status!r}")
         # A wrong option is told at import, not by the first request.
         if unknown := set(lock_options) - {field.name for field in fields(LockOptions)}:
             refuse_keywords("Locked()", unknown)
         LockOptions(**{"ttl": 30.0, **lock_options, "timeout": check_timeout(timeout)})
         self.__dict__.update(
-            _template=Template(name_template),
+            _template=RequestTemplate(name_template),
             _shared=shared,
             _timeout=timeout,
+            _status=status,
             _options=lock_options,
         )
         super().__init__("function", *self._parameters())
+
+    #: What it declares is known by its name only.
+    names_a_lock = True
 
     def __repr__(self) -> str:
         return f"Locked({self.__dict__['_template'].text!r})"
@@ -251,27 +250,29 @@ class Locked(_Dependency):
     def _parameters(self) -> Iterator[inspect.Parameter]:
         """What FastAPI is asked for: the client, and the fields whose place is told."""
         yield parameter("client", Annotated[Client, LockClient])
-        template: Template = self.__dict__["_template"]
+        template: RequestTemplate = self.__dict__["_template"]
         for number, field in enumerate(template.fields):
-            marker = field.marker()
-            if marker is not None:
-                yield parameter(f"field{number}", Annotated[str, marker])
+            shown = marker(field)
+            if shown is not None:
+                yield parameter(f"field{number}", Annotated[str, shown])
+
+    def _check(self, dependant: Any, endpoint: Any, in_path: Collection[str]) -> None:
+        """Raise ValueError when no request of this route could be handled with what is held."""
+        if yields(endpoint):
+            raise ValueError(YIELDS)
+        self.__dict__["_template"].bind(dependant, in_path)
 
     async def __call__(
         self, connection: HTTPConnection, client: Client, **fields: str
     ) -> AsyncIterator[Lease]:
         inner = self.__dict__
         check_handler(connection)
-        name = inner["_template"].fill(connection)
+        name = await inner["_template"].name(connection)
         timeout = inner["_timeout"]
         lock: Lock = client.lock(name, **{**inner["_options"], "timeout": timeout})
         if inner["_shared"]:
             lock = client.rwlock(name, **{**inner["_options"], "timeout": timeout}).read
-        with as_problems(name, timeout):
-            if not isinstance(connection, Request):
-                async with lock as lease:
-                    yield lease
-                return
+        with as_problems(connection, name, timeout, inner["_status"]):
             watch = Watch(connection)
             try:
                 async with await watch.acquire(lock) as lease:

@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias, TypeVar
 
-from fastapi import Request
+from starlette.requests import HTTPConnection
 
 from .._errors import LockError
 from .._lease import Lease
 from .._lock import Lock
-from ._problems import ClientGone
+from ._problems import ClientGone, told_to
 
 _T = TypeVar("_T")
 
@@ -25,20 +25,24 @@ _Message: TypeAlias = MutableMapping[str, Any]
 class Watch:
     """Listens to ``receive`` for a disconnect, and gives every message it took to the next reader.
 
+    It does so for a request, and for a WebSocket, accepted or not.
+
     Mutable state: ``_gone``; ``_waiting`` (the scope that a disconnect ends); ``_kept`` (messages taken,
     not read yet); ``_size`` of their bodies; ``_asked`` (a receive on its way, which is not cancelled
     while its message might be lost).
     """
 
-    def __init__(self, request: Request) -> None:
-        self._receive = request.receive
+    def __init__(self, connection: HTTPConnection) -> None:
+        self._connection = connection
+        either: Any = connection  # a Request or a WebSocket
+        self._receive: Callable[[], Awaitable[_Message]] = either._receive
         self._gone = False
         self._waiting: asyncio.Timeout | None = None
         self._kept: deque[_Message] = deque()
         self._size = 0
         self._asked: asyncio.Task[_Message] | None = None
         # Starlette has no public way to put a message back.
-        request._receive = self.receive
+        either._receive = self.receive
 
     async def acquire(self, lock: Lock) -> Lease:
         """Acquire a lock, or leave the queue when the client disconnects."""
@@ -56,7 +60,7 @@ class Watch:
         waiting, as ``asyncio.timeout`` does it.
         """
         self._waiting = scope = asyncio.Timeout(None)
-        gone = ClientGone("The client closed its request.", name=name)
+        gone = told_to(self._connection, ClientGone("The client closed its request.", name=name))
         try:
             async with scope:
                 self._ask()
@@ -86,12 +90,12 @@ class Watch:
             return
         message = asked.result()
         self._kept.append(message)
-        if message["type"] == "http.disconnect":
+        if message["type"] in ("http.disconnect", "websocket.disconnect"):
             self._gone = True
             if self._waiting is not None:
                 self._waiting.reschedule(asyncio.get_running_loop().time())
             return
-        self._size += len(message.get("body", b""))
+        self._size += sum(len(message.get(part) or "") for part in ("body", "text", "bytes"))
         if self._waiting is not None and self._size < _MOST_KEPT:
             self._ask()
 

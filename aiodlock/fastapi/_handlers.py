@@ -23,6 +23,19 @@ def yields(handler: Any) -> bool:
     return any(inspect.isasyncgenfunction(way) or inspect.isgeneratorfunction(way) for way in ways)
 
 
+def route_of(connection: HTTPConnection) -> Any:
+    """Return the route of a request as it is used here; None outside of a route of FastAPI.
+
+    It has the handler with all dependencies (``dependant``). Since 0.137 each inclusion of a router has
+    routes of its own, with the whole path and the dependencies of the outer routers.
+    """
+    route = connection.scope.get("route")
+    included = connection.scope.get("fastapi", {}).get("effective_route_context")
+    if route is not None and getattr(included, "original_route", None) is route:
+        return included
+    return route
+
+
 def check_handler(connection: HTTPConnection) -> None:
     """Refuse a request whose handler would run without what is held, also where no lifespan has checked.
 
@@ -36,12 +49,9 @@ def go_around(
     connection: HTTPConnection, mark: str, around: Callable[[Callable[[], Any]], Any]
 ) -> None:
     """Let ``around`` call the handler of this request's route, from now on. It may return an awaitable."""
-    route = connection.scope.get("route")
-    if not isinstance(route, APIRoute):
+    if not isinstance(connection.scope.get("route"), APIRoute):
         return
-    # Since 0.137 each inclusion of a router calls its routes' handlers by itself.
-    included = connection.scope.get("fastapi", {}).get("effective_route_context")
-    used: Any = included if getattr(included, "original_route", None) is route else route
+    used = route_of(connection)
     handler = used.dependant.call
     if hasattr(handler, mark):
         return

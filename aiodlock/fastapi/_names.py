@@ -1,122 +1,294 @@
-"""A lock's name out of a template and a request, so that no value can name another's lock."""
+"""A lock's name out of a template and a request: which parameter a field means, and its value as declared.
+
+One search finds the parameter: when the app starts, to refuse what no request could fill, and for each
+request. FastAPI's own functions read the value, so the name gets what the handler gets.
+"""
 
 from __future__ import annotations
 
-import re
-from enum import Enum
-from typing import Any
+import inspect
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
-from fastapi import Header, Path, Query
+from fastapi import Cookie, Header, Path, Query, Request, params
+from fastapi.dependencies.models import Dependant
+from fastapi.dependencies.utils import (
+    request_body_to_args,
+    request_params_to_args,
+    solve_dependencies,
+)
+from pydantic import AliasChoices, BaseModel
+from starlette.datastructures import Headers, QueryParams
 from starlette.requests import HTTPConnection
 
-from .._locked import filled, take_apart
-from .._options import LONGEST_NAME, check_text
+from .._naming import PLACES, Field, Template, text_of
+from ._handlers import route_of
 from ._problems import NameRefused
 
-#: What a value may consist of: nothing that separates the parts of a name, or matches others.
-_SAFE_VALUE = re.compile(r"[\w.~@+=,-]+")
+#: What FastAPI takes for the body of a request that has none: None in some versions.
+_NO_BODY = inspect.signature(solve_dependencies).parameters["body"].default
+#: Types of which no value is one text.
+_SEVERAL = (list, tuple, set, frozenset, dict, bytes, BaseModel)
 
 
-class _Field:
-    """One field of a template: where its value comes from, and how to get it."""
+def marker(field: Field) -> Any:
+    """Return what shows a field with a place in the OpenAPI schema, and refuses a request without it."""
+    match field.place:
+        case "path":
+            return Path(alias=field.name)
+        case "query":
+            return Query(alias=field.name)
+        case "header":
+            return Header(alias=_as_header(field.name))
+        case "cookie":
+            return Cookie(alias=field.name)
+    return None  # a marker for a body would change how FastAPI reads the others
 
-    def __init__(self, text: str) -> None:
-        place, dot, name = text.partition(".")
-        if not dot:
-            place, name = "", text
-        if place not in ("", "path", "query", "header") or not re.fullmatch(r"[\w-]+", name):
-            raise ValueError(
-                f"{{{text}}} names no parameter: write {{name}}, {{path.name}}, {{query.name}} or "
-                "{header.name}"
-            )
-        self.place, self.name = place, name
-        self.header = name.replace("_", "-").lower()
 
-    def marker(self) -> Any:
-        """Return what shows the field in the OpenAPI schema and refuses its absence."""
-        match self.place:
-            case "path":
-                return Path(alias=self.name)
-            case "query":
-                return Query(alias=self.name)
-            case "header":
-                return Header(alias=self.header)
-        return None
+class RequestTemplate(Template):
+    """A lock's name with fields that a request fills."""
 
-    def is_told_by(self, known: dict[str, set[str]]) -> bool:
-        """Return whether a request can fill it, given what its route and handler read."""
-        if self.place in ("query", "header"):
-            return True  # the marker reads it
-        if self.name in known["path"]:
-            return True
-        if self.place == "path":
-            return False
-        return self.name in known["query"] or self.header in known["header"]
+    def bind(self, dependant: Dependant | None, in_path: Collection[str]) -> list[_Source]:
+        """Find the parameters that the fields mean.
 
-    def value(self, connection: HTTPConnection) -> str:
-        if self.place in ("", "path") and self.name in connection.path_params:
-            return self._as_handled(connection, "path", str(connection.path_params[self.name]))
-        found: list[tuple[str, str]] = []
-        if self.place in ("", "query"):
-            values = connection.query_params.getlist(self.name)
-            found += [("query", value) for value in values]
-        if self.place in ("", "header"):
-            values = connection.headers.getlist(self.header)
-            found += [("header", value) for value in values]
+        :param dependant: the handler of the route, with its dependencies.
+        :param in_path: the fields of the route's whole path.
+        :raises ValueError: when there is none for a field, more than one, or one that holds several values.
+        """
+        return [self._source(field, dependant, in_path) for field in self.fields]
+
+    def _source(
+        self, field: Field, dependant: Dependant | None, in_path: Collection[str]
+    ) -> _Source:
+        places = (field.place,) if field.place else PLACES
+        found = {
+            place: declared
+            for place in places
+            if (declared := list(_declarations(dependant, place, field.name)))
+        }
+        in_paths = found.pop("path", [])
+        if "path" in places and (field.name in in_path or not all(one.is_ours for one in in_paths)):
+            return _Source(field, "path", in_paths)
         if not found:
-            raise NameRefused(f"The parameter {self.name!r} is missing.")
-        if len(found) > 1:
-            # Two readers could take different ones.
-            raise NameRefused(f"The parameter {self.name!r} is given more than once.")
-        return self._as_handled(connection, *found[0])
-
-    def _as_handled(self, connection: HTTPConnection, place: str, raw: str) -> str:
-        """Return the value as the handler's own parameter of that name will have it."""
-        dependant = getattr(connection.scope.get("route"), "dependant", None)
-        alias = self.header if place == "header" else self.name
-        for field in getattr(dependant, f"{place}_params", ()):
-            if field.alias.lower() == alias.lower():
-                value, errors = field.validate(raw, {}, loc=(place, alias))
-                if errors:
-                    raise NameRefused(f"The parameter {self.name!r} is not valid.")
-                if isinstance(value, Enum):
-                    value = value.value
-                if not isinstance(value, list | tuple | set | dict):
-                    return str(value)
-        return raw
-
-
-class Template:
-    """A lock's name with fields in it."""
-
-    def __init__(self, text: str) -> None:
-        if not isinstance(text, str):
-            raise TypeError(f"name_template must be a str, not {text!r}")
-        if not text:
-            raise ValueError("name_template must not be empty")
-        self.text = text
-        self.literals, fields = take_apart(text)
-        self.fields = [_Field(field) for field in fields]
-        check_text("name_template", "".join(self.literals) or "a field")
-        between = self.literals[1:-1]
-        for literal in between:
-            if not re.search(r"\W", literal):
-                raise ValueError(f"{text!r}: put a separator, such as ':', between two fields")
-        #: What separates fields may not be part of one.
-        self.separators = set(re.sub(r"\w", "", "".join(between)))
-
-    def fill(self, connection: HTTPConnection) -> str:
-        values = [self._safe(field, field.value(connection)) for field in self.fields]
-        name = filled(self.literals, values)
-        if len(name.encode()) > LONGEST_NAME:
-            raise NameRefused("The parameters are too long for a lock's name.")
-        return name
-
-    def _safe(self, field: _Field, value: str) -> str:
-        if not value:
-            raise NameRefused(f"The parameter {field.name!r} is empty.")
-        if not _SAFE_VALUE.fullmatch(value) or self.separators & set(value):
-            raise NameRefused(
-                f"The parameter {field.name!r} has characters that no lock's name may get from outside."
+            handler = getattr(getattr(dependant, "call", None), "__name__", None)
+            raise ValueError(
+                f"neither the path nor the handler {handler!r} has the parameter {field.text!r}: declare "
+                f"it in the handler, or write {{query.{field.name}}} or {{header.{field.name}}}"
             )
-        return value
+        if len(found) > 1:
+            raise ValueError(
+                f"{field.name!r} is a parameter of the {' and the '.join(found)}: write which, such as "
+                f"{{{next(iter(found))}.{field.name}}}"
+            )
+        ((place, declared),) = found.items()
+        for one in declared:
+            one.check()
+        if place == "body" and len({one.parameter.name for one in declared}) > 1:
+            raise ValueError(f"more than one part of the body has the field {field.name!r}")
+        return _Source(field, place, declared)
+
+    def has_header(self, name: str) -> bool:
+        """Return whether a field can be this header."""
+        return any(
+            field.place in ("", "header") and _as_header(field.name) == name
+            for field in self.fields
+        )
+
+    async def name(self, connection: HTTPConnection) -> str:
+        """Return the name for a request.
+
+        :raises NameRefused: when a value is missing, empty, given twice or not valid.
+        :raises RuntimeError: when no request of this route could have a name.
+        """
+        route = route_of(connection)
+        try:
+            sources = self.bind(getattr(route, "dependant", None), connection.path_params.keys())
+        except ValueError as error:  # of an app that never started
+            raise RuntimeError(f"{self.text!r}: {error}") from error
+        embeds = getattr(route, "_embed_body_fields", False)
+        texts = [await source.text(connection, embeds) for source in sources]
+        try:
+            return self.fill(texts)
+        except ValueError as error:
+            raise NameRefused(f"The parameters cannot be part of a lock's name: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Declared:
+    """A parameter that some function of the route declares, or a field of a model that is one."""
+
+    dependant: Dependant
+    place: str
+    parameter: Any  # FastAPI's ModelField
+    attribute: str | None
+    annotation: Any
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether a template has declared it, which knows no type."""
+        return hasattr(self.dependant.call, "names_a_lock")
+
+    def check(self) -> None:
+        """Raise ValueError for a parameter that does not hold one value."""
+        kind = _plain(self.annotation)
+        kind = get_origin(kind) or kind
+        if isinstance(kind, type) and issubclass(kind, _SEVERAL):
+            name = self.attribute or self.parameter.alias
+            raise ValueError(  # noqa: TRY004 (of the template)
+                f"the parameter {name!r} is a {kind.__name__}, which is not one value"
+            )
+
+    def keys(self) -> set[str]:
+        """Return under which names a request can have the value."""
+        if self.attribute is None:
+            return _keys(self.parameter.name, self.parameter.field_info)
+        model = _model_of(self.parameter)
+        assert model is not None
+        return _keys(self.attribute, model.model_fields[self.attribute])
+
+    async def value(self, connection: HTTPConnection, embeds: bool) -> object:
+        """Return the value as FastAPI hands it to who declares it; None if the request has none."""
+        declared = getattr(self.dependant, f"{self.place}_params")
+        if self.place == "body":
+            if not isinstance(connection, Request):
+                return None  # a WebSocket has no body
+            is_form = isinstance(declared[0].field_info, params.Form)
+            values, _ = await request_body_to_args(
+                body_fields=declared,
+                received_body=await (connection.form() if is_form else _json(connection)),
+                embed_body_fields=embeds,
+            )
+        else:
+            values, _ = request_params_to_args(declared, _received(connection, self.place))
+        if self.parameter.name not in values:
+            raise NameRefused(f"The parameter {self.parameter.alias!r} is not valid.")
+        value = values[self.parameter.name]
+        return value if self.attribute is None else getattr(value, self.attribute, None)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where the value of a field comes from."""
+
+    field: Field
+    place: str
+    declared: list[_Declared]
+
+    async def text(self, connection: HTTPConnection, embeds: bool) -> str:
+        raw = self._raw(connection)
+        # A template's own declaration knows no type: it counts where there is no other.
+        declared = [one for one in self.declared if not one.is_ours]
+        values = [await one.value(connection, embeds) for one in declared]
+        texts = {self._text(value) for value in values or [raw] if value is not None}
+        if len(texts) > 1 and raw is not None:
+            # Who takes the text as it came says nothing about which texts are one value.
+            texts.discard(self._text(raw))
+        if not texts:
+            raise NameRefused(f"The parameter {self.field.name!r} is missing.")
+        if len(texts) > 1:
+            raise NameRefused(f"The parameter {self.field.name!r} is read in different ways.")
+        (text,) = texts
+        if not text:
+            raise NameRefused(f"The parameter {self.field.name!r} is empty.")
+        return text
+
+    def _text(self, value: object) -> str:
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, float):
+            return repr(value + 0.0)  # -0.0 is 0.0
+        return text_of(f"the parameter {self.field.name!r}", value)
+
+    def _raw(self, connection: HTTPConnection) -> object:
+        """Return the value as it came, where it is one text.
+
+        :raises NameRefused: when it is given more than once: two readers could take different ones.
+        """
+        if self.place == "body":
+            return None
+        places: tuple[str, ...] = (self.place,)
+        if not self.field.place and self.place in ("query", "header"):
+            places = ("query", "header")
+        found = [value for place in places for value in self._given(connection, place)]
+        if len(found) > 1:
+            raise NameRefused(f"The parameter {self.field.name!r} is given more than once.")
+        return found[0] if found else None
+
+    def _given(self, connection: HTTPConnection, place: str) -> list[Any]:
+        keys = {self.field.name}.union(*(one.keys() for one in self.declared))
+        if place == "header":
+            keys = {key.lower() for key in keys} | {_as_header(key) for key in keys}
+        received = _received(connection, place)
+        if isinstance(received, Headers | QueryParams):
+            return [value for key in keys for value in received.getlist(key)]
+        return [received[key] for key in keys if key in received]
+
+
+def _received(connection: HTTPConnection, place: str) -> Any:
+    match place:
+        case "path":
+            return connection.path_params
+        case "query":
+            return connection.query_params
+        case "header":
+            return connection.headers
+    return connection.cookies
+
+
+async def _json(request: Request) -> Any:
+    try:
+        return await request.json() if await request.body() else _NO_BODY
+    except ValueError as error:
+        raise NameRefused("The body is no JSON.") from error
+
+
+def _declarations(dependant: Dependant | None, place: str, name: str) -> Iterator[_Declared]:
+    """Find who declares a parameter: the handler, and the dependencies below it."""
+    if dependant is None:
+        return
+    for parameter in getattr(dependant, f"{place}_params"):
+        model = _model_of(parameter)
+        if model is None:
+            if _is_one_of(name, _keys(parameter.name, parameter.field_info), place):
+                yield _Declared(dependant, place, parameter, None, parameter.field_info.annotation)
+            continue
+        about = model.model_fields
+        attributes = [key for key in about if _is_one_of(name, _keys(key, about[key]), place)]
+        for attribute in attributes or [key for key in about if key == name]:
+            yield _Declared(dependant, place, parameter, attribute, about[attribute].annotation)
+    for inner in dependant.dependencies:
+        yield from _declarations(inner, place, name)
+
+
+def _keys(name: str, about: Any) -> set[str]:
+    """Return under which names a request can have a parameter, or a field of a model."""
+    alias = about.validation_alias
+    if isinstance(alias, AliasChoices):
+        return {choice for choice in alias.choices if isinstance(choice, str)}
+    return {alias if isinstance(alias, str) else about.alias or name}
+
+
+def _is_one_of(name: str, keys: set[str], place: str) -> bool:
+    if place == "header":
+        return _as_header(name) in map(_as_header, keys)
+    return name in keys
+
+
+def _as_header(name: str) -> str:
+    return name.replace("_", "-").lower()
+
+
+def _model_of(parameter: Any) -> type[BaseModel] | None:
+    kind = _plain(parameter.field_info.annotation)
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _plain(annotation: Any) -> Any:
+    """Return what an optional type is besides None."""
+    if get_origin(annotation) in (Union, UnionType):
+        kinds = [kind for kind in get_args(annotation) if kind is not NoneType]
+        if len(kinds) == 1:
+            return kinds[0]
+    return annotation

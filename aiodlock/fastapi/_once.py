@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from fastapi import Request, Response
+from fastapi import Response
 from starlette.requests import HTTPConnection
 
 from .. import _once as core
 from .._client import Client
 from .._errors import LockError
 from .._once import OnceRun, check_hold
-from .._options import check_seconds
+from .._options import check_flag, check_seconds
 from ._dependencies import Locked, parameter
 from ._disconnect import Watch
-from ._handlers import check_handler, go_around
-from ._problems import as_problems
+from ._fingerprint import fingerprint_of
+from ._handlers import check_handler, go_around, route_of
+from ._problems import KeyReused, LockTimedOut, as_problems, told_to
 from ._threads import handler_thread, in_thread
 
 _T = TypeVar("_T")
@@ -67,7 +68,8 @@ class Once(Locked):
     The first request has ``once.first`` and assigns ``once.result``. Every other one waits for it, and gets
     the result that is on record. A handler that raises, or answers with 4xx or 5xx, records nothing: the
     next request is first. (One whose answer cannot be sent has done its work, and is on record.) The
-    template is one as of ``Locked``, and the same errors come out.
+    template is one as of ``Locked``, and the same errors come out. An app in which nobody reads the run (as
+    in ``dependencies=[Depends(Once(...))]``) does not start: its handler would do the work each time.
 
     ```python
     from typing import Annotated
@@ -90,6 +92,9 @@ class Once(Locked):
 
     :param keep: seconds for which a success stays on record.
     :param timeout: seconds to wait for the first, then 423; 0 tries once; None waits for ever.
+    :param status: the status instead of 423.
+    :param fingerprint: answer 422 to another request of the same name, as told by its method, path, query
+        and body. Default: where the name has the header ``Idempotency-Key``.
     :param lock_options: as of ``Client.once``.
     """
 
@@ -99,13 +104,19 @@ class Once(Locked):
         *,
         keep: float,
         timeout: float | None = 10.0,
+        status: int = LockTimedOut.status,
+        fingerprint: bool | None = None,
         **lock_options: Any,
     ) -> None:
         for option in ("owner", "linger", "confirm_release", "shared"):
             if option in lock_options:
                 raise ValueError(f"{option} has no meaning for what is done once")
-        super().__init__(name_template, timeout=timeout, **lock_options)
+        super().__init__(name_template, timeout=timeout, status=status, **lock_options)
         self.__dict__["_keep"] = check_seconds("keep", keep, least=0.001)
+        if fingerprint is None:
+            fingerprint = self.__dict__["_template"].has_header("idempotency-key")
+        check_flag("fingerprint", fingerprint)
+        self.__dict__["_fingerprint"] = fingerprint
         check_hold(lock_options.get("hold_at_least", 0.0), keep)
 
     def _parameters(self) -> Iterator[inspect.Parameter]:
@@ -124,20 +135,21 @@ class Once(Locked):
     ) -> AsyncIterator[OnceRun]:
         inner = self.__dict__
         check_handler(connection)
-        name, timeout = inner["_template"].fill(connection), inner["_timeout"]
+        self._check_use(getattr(route_of(connection), "dependant", None), RuntimeError)
+        name, timeout = await inner["_template"].name(connection), inner["_timeout"]
+        fingerprint = await fingerprint_of(connection) if inner["_fingerprint"] else None
         once = client.once(name, keep=inner["_keep"], **{**inner["_options"], "timeout": timeout})
-        with _answers_to(connection, response) as handled, as_problems(name, timeout):
-            watch = Watch(connection) if isinstance(connection, Request) else None
+        problems = as_problems(connection, name, timeout, inner["_status"])
+        with _answers_to(connection, response) as handled, problems:
+            watch = Watch(connection)
 
             async def take_back(_: OnceRun) -> None:
                 await once.__aexit__(_Failed, _Failed(), None)
 
             try:
-                if watch is None:
-                    run = await once.__aenter__()
-                else:
-                    run = await watch.wait_for(name, once.__aenter__, take_back)
+                run = await watch.wait_for(name, once.__aenter__, take_back)
                 try:
+                    _compare(connection, name, run, fingerprint)
                     with handler_thread(connection) as thread:
                         try:
                             yield run
@@ -155,8 +167,19 @@ class Once(Locked):
                     raise
                 await self._end(once, connection, handled)
             finally:
-                if watch is not None:
-                    watch.end()
+                watch.end()
+
+    def _check(self, dependant: Any, endpoint: Any, in_path: Collection[str]) -> None:
+        super()._check(dependant, endpoint, in_path)
+        self._check_use(dependant, ValueError)
+
+    def _check_use(self, dependant: Any, error: type[Exception]) -> None:
+        """Raise if neither the handler nor a dependency can tell whether it is first."""
+        if dependant is not None and not any(_is_read(self, one) for one in _all_of(dependant)):
+            raise error(
+                f"nobody reads the run of {self!r}, so the handler would do the work each time: give it "
+                "'once: Annotated[OnceRun, Once(...)]', and let it do the work 'if once.first'"
+            )
 
     @staticmethod
     async def _end(once: core.Once, connection: HTTPConnection, handled: _Answers) -> None:
@@ -164,6 +187,27 @@ class Once(Locked):
         statuses = _statuses(connection, handled.answers, handled.response)
         failed = _Failed() if max(statuses) >= 400 else None
         await once.__aexit__(None if failed is None else _Failed, failed, None)
+
+
+def _compare(connection: HTTPConnection, name: str, run: OnceRun, fingerprint: str | None) -> None:
+    """Tell what is on record which request it is for, or refuse another one."""
+    if fingerprint is None:
+        return
+    if run.first:
+        run.fingerprint = fingerprint
+    elif run.fingerprint not in (None, fingerprint):
+        problem = KeyReused("Under this key another request has been done.", name=name)
+        raise told_to(connection, problem)
+
+
+def _all_of(dependant: Any) -> Iterator[Any]:
+    yield dependant
+    for inner in dependant.dependencies:
+        yield from _all_of(inner)
+
+
+def _is_read(once: Once, user: Any) -> bool:
+    return any(inner.call is once and inner.name is not None for inner in user.dependencies)
 
 
 def _statuses(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
-from fastapi import HTTPException
+from fastapi import HTTPException, WebSocket, WebSocketException
+from starlette.requests import HTTPConnection
+from starlette.websockets import WebSocketState
 
 from .._errors import (
     AcquireTimeout,
@@ -27,21 +29,31 @@ class LockProblem(HTTPException):
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Lock problem"
 
-    def __init__(self, detail: str, *, name: str | None = None, retry_after: int | None = None):
+    def __init__(
+        self,
+        detail: str,
+        *,
+        name: str | None = None,
+        retry_after: int | None = None,
+        status: int | None = None,
+    ):
         problem: dict[str, Any] = {
             "type": "about:blank",
             "title": self.title,
-            "status": self.status,
+            "status": status or self.status,
             "detail": detail,
         }
         if name is not None:
             problem["lock"] = name
         headers = None if retry_after is None else {"Retry-After": str(retry_after)}
-        super().__init__(self.status, problem, headers)
+        super().__init__(status or self.status, problem, headers)
 
 
 class LockTimedOut(LockProblem):
-    """423: somebody else holds the lock. ``Retry-After`` tells the client when to come back."""
+    """423, or what ``status=`` says: somebody else holds the lock.
+
+    ``Retry-After`` tells the client when to come back.
+    """
 
     status = 423
     title = "Locked"
@@ -62,10 +74,17 @@ class StoreAway(LockProblem):
 
 
 class NameRefused(LockProblem):
-    """422: the request lacks a part of the lock's name, or has one that could break out of it."""
+    """422: the request lacks a part of the lock's name, or has one that is not valid."""
 
     status = 422
     title = "No lock can be named by this request"
+
+
+class KeyReused(LockProblem):
+    """422: what was done under this key was another request; see ``fingerprint`` of ``Once``."""
+
+    status = 422
+    title = "This key belongs to another request"
 
 
 class ClientGone(LockProblem):
@@ -75,7 +94,9 @@ class ClientGone(LockProblem):
     title = "Client closed request"
 
 
-def _document(*problems: type[LockProblem]) -> dict[int | str, dict[str, Any]]:
+def _document(
+    *problems: type[LockProblem], status: int | None = None
+) -> dict[int | str, dict[str, Any]]:
     schema = {
         "type": "object",
         "required": ["detail"],
@@ -102,8 +123,13 @@ def _document(*problems: type[LockProblem]) -> dict[int | str, dict[str, Any]]:
         }
         if problem is not LeaseLost:
             entry["headers"] = {"Retry-After": seconds}
-        found[problem.status] = entry
+        found[status or problem.status] = entry
     return found
+
+
+def responses_with(status: int) -> dict[int | str, dict[str, Any]]:
+    """Return the responses of a route whose waiting ends with this status."""
+    return _document(LeaseLost, StoreAway) | _document(LockTimedOut, status=status)
 
 
 responses: dict[int | str, dict[str, Any]] = _document(LockTimedOut, LeaseLost, StoreAway)
@@ -111,25 +137,55 @@ responses: dict[int | str, dict[str, Any]] = _document(LockTimedOut, LeaseLost, 
 
 
 @contextmanager
-def as_problems(name: str | None, timeout: float | None) -> Iterator[None]:
+def as_problems(
+    connection: HTTPConnection,
+    name: str | None = None,
+    timeout: float | None = None,
+    status: int = LockTimedOut.status,
+) -> Iterator[None]:
     """Turn what the library raises about the lock (None: about any) into HTTP errors."""
     try:
         yield
     except LockError as error:
         if name is not None and error.name not in (None, name):
             raise  # about another lock, which the handler uses by itself
-        _raise_problem(error, timeout)
+        problem = _problem(error, timeout, status)
+        if problem is None or is_closed(connection):
+            raise  # if it is closed, only the log can tell
+        raise told_to(connection, problem) from error
 
 
-def _raise_problem(error: LockError, timeout: float | None) -> NoReturn:
+def is_closed(connection: HTTPConnection) -> bool:
+    """Return whether this is a WebSocket that nobody can be told anything by."""
+    return isinstance(connection, WebSocket) and WebSocketState.DISCONNECTED in (
+        connection.client_state,
+        connection.application_state,
+    )
+
+
+def told_to(connection: HTTPConnection, problem: LockProblem) -> Exception:
+    """Return what tells a problem to this client.
+
+    A WebSocket that is accepted can get no HTTP response: it is closed, with 4000 and the status as code.
+    So is one whose server cannot send a response instead of accepting it.
+    """
+    if not isinstance(connection, WebSocket) or (
+        connection.application_state is WebSocketState.CONNECTING
+        and "websocket.http.response" in connection.scope.get("extensions", {})
+    ):
+        return problem
+    return WebSocketException(4000 + problem.status_code, problem.title)
+
+
+def _problem(error: LockError, timeout: float | None, status: int) -> LockProblem | None:
     match error:
         case AcquireTimeout() | WouldBlock():
             after = min(max(1, math.ceil(timeout or 0)), _LONGEST_RETRY_AFTER)
-            raise LockTimedOut(str(error), name=error.name, retry_after=after) from error
+            return LockTimedOut(str(error), name=error.name, retry_after=after, status=status)
         case LockLost():
-            raise LeaseLost(str(error), name=error.name) from error
+            return LeaseLost(str(error), name=error.name)
         case BackendError() | ClientClosed():
             # The message of a backend's error names hosts: that is for the log.
             detail = "The store where locks live does not answer."
-            raise StoreAway(detail, name=error.name, retry_after=1) from error
-    raise error
+            return StoreAway(detail, name=error.name, retry_after=1)
+    return None

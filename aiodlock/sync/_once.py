@@ -64,14 +64,14 @@ class Once:
     def __enter__(self) -> OnceRun:
         lock = self._lock
         lease: Lease | None = None
-        result = None
+        record: tuple[str | bytes | None, str | None] = (None, None)
         try:
             lease = lock._acquire(lock._core._options.timeout, block=True)
         except AlreadyDone as done:
-            result = core.decode_result(done.result)
+            record = core.decode_record(done.result)
         run: OnceRun | None = None
         try:
-            run = OnceRun(lease, result)  # type: ignore[arg-type]
+            run = OnceRun(lease, *record)  # type: ignore[arg-type]
             if lease is not None:
                 lease._enter_block()
             self._runs.add(run, sys._getframe(1))
@@ -101,8 +101,9 @@ class Once:
             lease = run.lease
             if lease is None:
                 return
-            if exc_type is None and isinstance(lease._core, core.OnceLease):
-                lease._core.record = (core.encode_result(run.result), self._keep)
+            record = run._record_at(exc_type, exc)
+            if record is not None and isinstance(lease._core, core.OnceLease):
+                lease._core.record = (record, self._keep)
             lease.__exit__(exc_type, exc, traceback)
         except BaseException:  # a signal handler raised, or there was a loss
             self._runs.leave_soon(block, sys._getframe(1))

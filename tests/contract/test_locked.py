@@ -32,7 +32,7 @@ async def test_the_call_holds_the_lock_that_its_arguments_name(client: aiodlock.
         return await names_held(client)
 
     assert await pay(42, "acme") == ["acme/order:42:eu"]
-    assert await pay(tenant="a:b/c%é", order_id=-1, region="") == ["a%3Ab%2Fc%25%C3%A9/order:-1:"]
+    assert await pay(tenant="a:b/c%é", order_id=-1, region="") == ["a%3Ab%2Fc%25é/order:-1:"]
     assert await pay(7, uid, region="us") == [f"{uid}/order:7:us"]
     assert await names_held(client) == []
     assert (pay.__name__, pay.__doc__) == ("pay", "Doc.")

@@ -261,15 +261,61 @@ async def test_defaults_of_options_without_a_meaning_are_accepted(client: Client
         assert once.first
 
 
+@pytest.mark.parametrize("unfit", [b"x" * 65537, "é" * 32769, "\ud800"])
+async def test_result_that_cannot_be_kept_is_no_reason_to_do_it_again(
+    make_client: MakeClient, unfit: str | bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, other = await make_client(), await make_client()
+    async with client.once("a", keep=60) as once:
+        once.result = unfit
+        assert once.result == unfit
+    (warning,) = [r for r in caplog.records if getattr(r, "event", "") == "result_not_kept"]
+    assert "'a'" in warning.getMessage()
+    async with other.once("a", keep=60) as once:
+        assert (once.first, once.result) == (False, None)
+
+
+async def test_result_of_a_wrong_type_raises_and_the_success_is_on_record(
+    client: Client,
+) -> None:
+    with pytest.raises(TypeError, match="must be a str"):
+        async with client.once("a", keep=60) as once:
+            once.result = {"receipt": 7}  # type: ignore[assignment]
+    async with client.once("a", keep=60) as once:
+        assert (once.first, once.result) == (False, None)
+
+    # Another failure of the body is one.
+    async def fail() -> None:
+        async with client.once("b", keep=60) as once:
+            with pytest.raises(TypeError):
+                once.result = 42  # type: ignore[assignment]
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        await fail()
+    async with client.once("b", keep=60) as once:
+        assert once.first
+
+
+@pytest.mark.parametrize("result", ["done", b"done", None, "", b""])
+async def test_fingerprint_is_kept_beside_the_result(client: Client, result: str | None) -> None:
+    async with client.once("a", keep=60) as once:
+        assert once.fingerprint is None
+        once.fingerprint = "of the request é"
+        once.result = result
+        with pytest.raises(ValueError, match="255 bytes"):
+            once.fingerprint = "x" * 256
+    async with client.once("a", keep=60) as once:
+        assert (once.result, once.fingerprint) == (result, "of the request é")
+        with pytest.raises(RuntimeError):
+            once.fingerprint = "late"
+
+
 async def test_bad_results_are_refused_on_assignment(client: Client) -> None:
     async with client.once("a", keep=60) as once:
         for wrong in (42, ["x"]):
             with pytest.raises(TypeError):
                 once.result = wrong  # type: ignore[assignment]
-        with pytest.raises(ValueError, match="65536"):
-            once.result = b"x" * 65537
-        with pytest.raises(ValueError, match="surrogates"):
-            once.result = "\ud800"
         once.result = "fine"
     async with client.once("a", keep=60) as once:
         with pytest.raises(RuntimeError):

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import fastapi
 import httpx
 import pytest
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Response
+from fastapi import APIRouter, Depends, FastAPI, Form, HTTPException, Request, Response, UploadFile
 from fastapi.responses import JSONResponse
 from pydantic import AfterValidator
 
@@ -366,11 +366,172 @@ async def test_request_that_waits_too_long_gets_423(app: FastAPI, serve: Serve) 
         assert (await first).json() is True
 
 
+OUTER_ONCE = Depends(OUTER)
+
+
+@pytest.mark.parametrize("place", ["route", "app", "router", "inclusion", "sub-router", "mount"])
+async def test_run_that_nobody_reads_is_refused(client: Client, place: str) -> None:
+    app = FastAPI(
+        dependencies=[OUTER_ONCE] if place == "app" else [], lifespan=lifespan("memory://")
+    )
+    router = APIRouter(dependencies=[OUTER_ONCE] if place == "router" else [])
+    outer = APIRouter(dependencies=[OUTER_ONCE] if place == "sub-router" else [])
+    mounted = FastAPI(dependencies=[OUTER_ONCE] if place == "mount" else [])
+    charged: list[int] = []
+
+    @mounted.post("/pay")
+    @router.post("/pay", dependencies=[OUTER_ONCE] if place == "route" else [])
+    async def pay() -> None:
+        charged.append(1)
+
+    outer.include_router(router)
+    app.include_router(outer, dependencies=[OUTER_ONCE] if place == "inclusion" else [])
+    app.mount("/mounted", mounted)
+    with pytest.raises(ValueError, match="nobody reads the run"):
+        async with app.router.lifespan_context(app):
+            pass
+    app.dependency_overrides[LockClient] = lambda: client  # an app that never starts
+    if place != "mount":
+        async with asking(app) as http:
+            with pytest.raises(RuntimeError, match="nobody reads the run"):
+                await http.post("/pay")
+    assert not charged
+
+
+def asking(app: FastAPI) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x")
+
+
+def answers_by_itself(once: Annotated[OnceRun, OUTER]) -> None:
+    if not once.first:
+        raise HTTPException(409, "done before")
+
+
+async def test_run_that_a_dependency_reads_is_read(client: Client) -> None:
+    app = FastAPI(lifespan=lifespan("memory://"))
+    app.dependency_overrides[LockClient] = lambda: client
+
+    @app.post("/", dependencies=[OUTER, Depends(answers_by_itself)])
+    async def pay() -> str:
+        return "paid"
+
+    async with app.router.lifespan_context(app), asking(app) as http:
+        assert [(await http.post("/")).status_code for _ in range(2)] == [200, 409]
+
+
+@pytest.mark.parametrize("result", ["receipt " * 10_000, "\ud800", {"receipt": 7}])
+async def test_result_that_cannot_be_kept_after_the_effect_is_no_second_effect(
+    app: FastAPI, serve: Serve, result: Any
+) -> None:
+    effects: list[int] = []
+
+    @app.post("/")
+    async def pay(a: A) -> bool:
+        if a.first:
+            effects.append(1)
+            a.result = result
+        return a.first
+
+    async with serve(app) as http:
+        answers = [await http.post("/") for _ in range(3)]
+    first = 500 if isinstance(result, dict) else 200
+    assert [answer.status_code for answer in answers] == [first, 200, 200]
+    assert effects == [1]
+
+
+KEYED = Annotated[OnceRun, Once("key:{header.idempotency_key}", keep=600)]
+
+
+async def test_another_request_with_the_same_key_is_refused(client: Client) -> None:
+    app = FastAPI()
+    app.dependency_overrides[LockClient] = lambda: client
+    effects: list[object] = []
+
+    def work(once: OnceRun, what: object) -> str:
+        if once.first:
+            effects.append(what)
+            once.result = f"did {what}"
+        return str(once.result)
+
+    @app.post("/pay")
+    async def pay(order: dict[str, int], once: KEYED) -> str:
+        return work(once, order)
+
+    @app.post("/form")
+    async def form(order: Annotated[str, Form()], file: UploadFile, once: KEYED) -> str:
+        return work(once, (order, await file.read()))
+
+    @app.post("/raw")
+    async def raw(request: Request, once: KEYED) -> str:
+        return work(once, await request.body())
+
+    @app.post("/any/{which}")
+    async def any_one(
+        request: Request, once: Annotated[OnceRun, Once("any:{which}", keep=60)]
+    ) -> str:
+        return work(once, await request.body())
+
+    @app.post("/told/{which}")
+    async def told(
+        request: Request, once: Annotated[OnceRun, Once("t:{which}", keep=60, fingerprint=True)]
+    ) -> str:
+        return work(once, await request.body())
+
+    async with asking(app) as http:
+
+        async def ask(path: str, key: str = "", **sent: Any) -> int:
+            return (await http.post(path, headers={"Idempotency-Key": key}, **sent)).status_code
+
+        assert await ask("/pay", "a", json={"x": 1, "y": 2}) == 200
+        again = await http.post("/pay", headers={"Idempotency-Key": "a"}, json={"y": 2, "x": 1})
+        assert again.json() == "did {'x': 1, 'y': 2}"
+        other = await http.post("/pay", headers={"Idempotency-Key": "a"}, json={"x": 3})
+        assert other.status_code == 422
+        assert "another request" in other.json()["detail"]["title"]
+        assert await ask("/pay?x=1", "a", json={"x": 1, "y": 2}) == 422
+        assert await ask("/raw", "a", json={"x": 1, "y": 2}) == 422
+        assert await ask("/pay", "b", json={"x": 3}) == 200
+        # As the draft of the header writes it.
+        assert [await ask("/pay", '"8e03"', json={"x": 1}) for _ in range(2)] == [200, 200]
+        assert len(effects) == 3
+        for content, status in ((b"1", 200), (b"1", 200), (b"2", 422)):
+            sent = {"data": {"order": "7"}, "files": {"file": ("a.txt", content)}}
+            assert await ask("/form", "c", **sent) == status
+            assert await ask("/raw", "d", content=content * 1000) == status
+            assert await ask("/told/1", content=content) == status
+            assert await ask("/any/1", content=content) == 200
+    assert len(effects) == 7
+
+
+async def test_first_that_fails_leaves_the_key_to_another_request(client: Client) -> None:
+    app = FastAPI()
+    app.dependency_overrides[LockClient] = lambda: client
+
+    @app.post("/")
+    async def pay(order: dict[str, int], once: KEYED) -> bool:
+        if once.first and order["x"] < 0:
+            raise HTTPException(400)
+        return once.first
+
+    async with asking(app) as http:
+        key = {"Idempotency-Key": "a"}
+        answers = [await http.post("/", json={"x": x}, headers=key) for x in (-1, 1, 1, 2)]
+    assert [answer.status_code for answer in answers] == [400, 200, 200, 422]
+    assert [answer.json() for answer in answers[1:3]] == [True, False]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
         *({"owner": "me"}, {"owner": ""}, {"linger": 1.0}, {"confirm_release": False}),
-        *({"shared": True}, {"keep": 0}, {"ttll": 1}, {"hold_at_least": 601}),
+        *(
+            {"fingerprint": 1},
+            {"status": 200},
+            {"shared": True},
+            {"keep": 0},
+            {"ttll": 1},
+            {"hold_at_least": 601},
+        ),
     ],
 )
 def test_bad_options_are_refused(wrong: dict[str, Any]) -> None:

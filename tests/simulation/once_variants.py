@@ -72,7 +72,7 @@ def _record_failures(simulation: Simulation) -> None:
 
     async def finish(self: Any, run: Any, task: Any, exc_type: Any, exc: Any) -> None:
         if run.lease is not None:
-            run.lease.record = (_once.encode_result(run.result), self._keep)
+            run.lease.record = (_once.encode_record(run.result), self._keep)
         await right(self, run, task, exc_type, exc)
 
     simulation.patch(_once.Once, "_finish", finish)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 from aiodlock import NotHeld
 from aiodlock._lease import Lease
 from aiodlock._lock import Acquirable
-from aiodlock._once import encode_result
+from aiodlock._once import check_result, encode_record
 
 from .checkers import Checkers, Name, Record, read_name
 from .world import Process
@@ -204,14 +204,14 @@ class RecordCheckers:
 
     def confirmed(self, base: str, lease: Lease, result: object) -> None:
         """An exit has confirmed a success."""
-        id, kept = lease._request.id, encode_result(result)
+        id, kept = lease._request.id, encode_record(check_result(result))
         self.seen["confirmed"] += 1
         if not any(one.id == id and one.result == kept for one in self._ledger(base).ever):
             self._wrong("record", f"{id} was told that {kept!r} is on record, and it never was")
 
     def given(self, base: str, result: object, since: float) -> None:
         """Somebody got a result."""
-        kept = encode_result(result)
+        kept = encode_record(check_result(result))
         self.seen["given"] += 1
         for one in self._ledger(base).ever:
             if one.result == kept and (one.ended is None or one.ended >= since):
