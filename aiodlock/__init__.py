@@ -38,6 +38,7 @@ from ._lock import ReadWriteLock as ReadWriteLock
 from ._lock import Semaphore as Semaphore
 from ._model import HolderInfo as HolderInfo
 from ._model import LockInfo as LockInfo
+from ._model import RecordedInfo as RecordedInfo
 from ._model import RequestInfo as RequestInfo
 from ._model import WaiterInfo as WaiterInfo
 from ._multilock import MultiLease as MultiLease

@@ -36,6 +36,7 @@ from ._options import (
     check_seconds,
     check_text,
     check_timeout,
+    check_tokens,
     lock_options,
     refuse_keywords,
 )
@@ -594,7 +595,8 @@ class Client:
     def locks(self, match: str = "*", *, kind: Kind | None = None) -> AsyncIterator[LockInfo]:
         """Iterate over everything held or waited for whose name matches the glob: all kinds, or one.
 
-        Not over a name that nobody waits for and only a lock-delay keeps closed; ``inspect`` tells that.
+        Of kind ``"once"`` also over what is on record. Not over a name that nobody waits for and only a
+        lock-delay keeps closed; ``inspect`` tells that.
 
         ```python
         async for info in client.locks("order:*"):
@@ -647,22 +649,30 @@ class Client:
                     raise
                 # The connection may just have been lost: reconnect, from the start.
 
-    async def break_lock(self, name: str, *, kind: Kind = "lock") -> int:
-        """Release all holders by force; return their number. Waiters stay; lock-delay is ignored.
+    async def break_lock(
+        self, name: str, *, kind: Kind = "lock", tokens: Iterable[int] | None = None
+    ) -> int:
+        """Release holders by force; return their number. Waiters stay.
+
+        Without ``tokens``, all holders are released, and what keeps the name closed is opened
+        (``lock_delay``, ``hold_at_least``). With ``tokens``, only holders with these tokens are released:
+        those that you have seen. A holder that came after them is spared.
 
         The holders learn it at once, at worst at their next extension. When the connection is lost before
         the answer comes, it is done again, unless all who held have gone: who holds then is spared, and the
         number is that of those who have gone.
 
         ```python
-        released = await client.break_lock("order:42")
-        print(released, "holders have lost it")
+        info = await client.inspect("order:42")
+        released = await client.break_lock("order:42", tokens=[holder.token for holder in info.holders])
+        print(released, "of the holders that were shown have lost it")
         ```
 
         :raises BackendUnavailable: when nothing answered within 2 s; it may be done.
         """
         check_text("name", name)
         check_kind(kind)
+        meant = check_tokens(tokens)
         if not self._store.capabilities.break_lock:
             raise Unsupported(f"{self._described}: this store cannot break a lock")
         session = self._use(name)
@@ -672,14 +682,18 @@ class Client:
             nonlocal asked
             info = await session.backend.inspect(kind, name)
             holding = {holder.token for holder in info.holders}
+            if meant is not None:
+                holding &= meant
             if asked is None:
                 asked = holding
             elif not asked & holding:
                 return len(
                     asked
                 )  # the first attempt did it, as it seems, and who holds now is another one
-            return await session.backend.break_lock(name, kind)
+            return await session.backend.break_lock(name, kind, meant)
 
+        if meant is not None and not meant:
+            return 0
         return await self._answer_soon(attempt, name)
 
     async def check_sequencer(self, sequencer: str) -> bool:
@@ -709,7 +723,7 @@ class Client:
             return []
         found = await self._inspect_many(names, kind)
         seen.update(names)
-        return [info for info in found if info.holders or info.waiters]
+        return [info for info in found if info.holders or info.waiters or info.recorded]
 
     async def _deadlocks(self, clients: Iterable[str]) -> list[Cycle]:
         """Return the cycles of waits that these clients have told."""

@@ -20,12 +20,12 @@ from ._clock import now
 from ._errors import BackendUnavailable
 from ._lease import Lease
 from ._lock import OwnRequests
+from ._model import CANDIDATE
 from ._options import check_seconds
 
 if TYPE_CHECKING:
     from ._client import Client
 
-_MARK = "leader:"
 _LONGEST_VALUE = 400
 #: Between two looks while the store does not answer (seconds).
 _LOOK_AGAIN = 0.5
@@ -124,7 +124,7 @@ class Election:
                 else:
                     answered = now()
                     for holder in info.holders:
-                        value = _read_owner(holder.owner)
+                        value = holder.value
                         if value is not None and holder.token != seen:
                             seen = holder.token
                             yield value
@@ -154,7 +154,7 @@ class Candidacy:
     async def _elect(self, own: OwnRequests | None = None) -> Lease:
         election = self._election
         # A fresh owner each time: equal owners would lead together.
-        owner = f"{_MARK}{secrets.token_hex(8)}:{self._value}"
+        owner = f"{CANDIDATE}{secrets.token_hex(8)}:{self._value}"
         lock = election._client.lock(election._name, **election._options, owner=owner)
         lease = await lock._acquire(lock._options.timeout, own)
         lease._session.backend.announce("lock", election._name)
@@ -173,10 +173,3 @@ class Candidacy:
 
     def __repr__(self) -> str:
         return f"<Candidacy {self._value!r} in {self._election!r}>"
-
-
-def _read_owner(owner: str) -> str | None:
-    """Return the value in a leader's owner; None for who holds the name as a plain lock."""
-    if not owner.startswith(_MARK):
-        return None
-    return owner[len(_MARK) :].partition(":")[2]

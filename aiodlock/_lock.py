@@ -9,7 +9,7 @@ import asyncio
 import copy
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, Never
@@ -237,14 +237,14 @@ class Acquirable:
         """
         return await self._client._inspect(self._kind, self._name)
 
-    async def break_lock(self) -> int:
-        """Release all holders by force; as ``Client.break_lock``.
+    async def break_lock(self, *, tokens: Iterable[int] | None = None) -> int:
+        """Release all holders by force, or those with these tokens; as ``Client.break_lock``.
 
         ```python
         await client.lock("report").break_lock()
         ```
         """
-        return await self._client.break_lock(self._name, kind=self._kind)
+        return await self._client.break_lock(self._name, kind=self._kind, tokens=tokens)
 
     async def __aenter__(self) -> Lease:
         if self._short and (session := self._client._session) is not None:

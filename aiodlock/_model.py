@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ._errors import LossReason
 
 Mode = Literal["exclusive", "shared"]
 #: Under ``wait``, clients tell each other what their tasks wait for.
 Kind = Literal["lock", "semaphore", "once", "wait"]
+#: Those of the holders that a break is meant for.
+Tokens: TypeAlias = frozenset[int]
+#: The owner of who stands in an election: this, and behind a colon its value.
+CANDIDATE = "leader:"
 
 
 @dataclass(slots=True)
@@ -229,6 +233,13 @@ class HolderInfo:
     #: What the lock's ``note`` and the client's ``description`` say.
     note: str = ""
     description: str = ""
+    #: Seconds since the lease was granted, None if the store cannot tell.
+    holding: float | None = None
+
+    @property
+    def value(self) -> str | None:
+        """What a leader stands for, as given to ``Election.lead``; None for who holds a plain lock."""
+        return value_of(self.owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +256,31 @@ class WaiterInfo:
     description: str = ""
 
 
+def value_of(owner: str) -> str | None:
+    """Return a candidate's value, which stands in its owner; None for an owner that is no candidate."""
+    if not owner.startswith(CANDIDATE):
+        return None
+    return owner[len(CANDIDATE) :].partition(":")[2]
+
+
+def seconds_since(token: int, now_us: int) -> float | None:
+    """Return how long ago a grant was, for tokens that are microseconds of the store's clock.
+
+    None where the token is ahead of that clock, which was set back.
+    """
+    return (now_us - token) / 1e6 if 0 < token <= now_us else None
+
+
+class RecordedInfo(NamedTuple):
+    """A success on record: ``ago`` seconds since it was recorded, and ``remaining`` until it is forgotten.
+
+    ``ago`` is None if the store cannot tell.
+    """
+
+    ago: float | None
+    remaining: float
+
+
 @dataclass(frozen=True, slots=True)
 class LockInfo:
     """Who holds a name and who waits, as of one moment. ``token`` is the last one given, 0 if unknown."""
@@ -258,3 +294,5 @@ class LockInfo:
     #: How many holders' places lock-delay keeps closed; of a lock of any mode at most those it had.
     closed_places: int = 0
     kind: Kind = "lock"
+    #: Of kind ``once``: the success that is on record.
+    recorded: RecordedInfo | None = None

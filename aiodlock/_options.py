@@ -158,6 +158,23 @@ def refuse_keywords(
     raise TypeError(message)
 
 
+def check_tokens(tokens: Iterable[int] | None) -> frozenset[int] | None:
+    """Return the tokens that a break is meant for, None for all.
+
+    :raises TypeError: for what is no collection of ints.
+    """
+    if tokens is None:
+        return None
+    wrong = f"tokens must be a list of ints, as those of HolderInfo, not {tokens!r:.200}"
+    try:
+        meant = frozenset(tokens)
+    except TypeError:
+        raise TypeError(wrong) from None
+    if not all(type(token) is int for token in meant):
+        raise TypeError(wrong)
+    return frozenset(token for token in meant if 0 < token < 1 << 63)  # nobody has another
+
+
 def check_kind(kind: object) -> Kind:
     """Return a kind, or raise."""
     if kind not in get_args(Kind) or kind == "wait":  # that one is for clients among themselves

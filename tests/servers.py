@@ -71,7 +71,9 @@ sources._SCHEMES["toy-requests"] = "tests.toys.per_request:Opener"
 sources._SCHEMES["toy-lease"] = "tests.toys.shared_lease:Opener"
 
 _numbers = itertools.count(1)
-_EMPTY = "truncate aiodlock.name, aiodlock.waiter, aiodlock.marker, aiodlock.broken;"
+_EMPTY = (
+    "truncate aiodlock.name, aiodlock.waiter, aiodlock.marker, aiodlock.broken, aiodlock.record;"
+)
 
 
 def _redis_on_path() -> Path:

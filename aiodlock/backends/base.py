@@ -29,6 +29,7 @@ from .._model import (
     Mode,
     Refused,
     Terms,
+    Tokens,
     Waiting,
 )
 
@@ -190,8 +191,11 @@ class Backend(Protocol):
     def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         """Iterate over every name of the kind that is held or waited for and matches the glob."""
 
-    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
-        """Release all holders of a name by force; return their number."""
+    async def break_lock(self, name: str, kind: Kind = "lock", tokens: Tokens | None = None) -> int:
+        """Release all holders of a name by force, or those with these tokens; return their number.
+
+        With tokens, what keeps the name closed goes on doing so.
+        """
 
     async def forget(self, name: str) -> bool:
         """Take the record of a success back (kind ``once``); return whether there was one. Asked only if

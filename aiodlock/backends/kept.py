@@ -23,6 +23,7 @@ from .._model import (
     Refused,
     StoreRequest,
     Terms,
+    Tokens,
     Waiting,
 )
 from .base import Listener
@@ -141,7 +142,9 @@ class KeptStore(Protocol):
 
     def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]: ...
 
-    async def break_lock(self, name: str, kind: Kind = "lock") -> int: ...
+    async def break_lock(
+        self, name: str, kind: Kind = "lock", tokens: Tokens | None = None
+    ) -> int: ...
 
     async def forget(self, name: str) -> bool: ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from .._model import Capabilities, Kind, LockInfo, Mode, Terms
+from .._model import Capabilities, Kind, LockInfo, Mode, Terms, Tokens
 from .base import Listener
 from .keeper import Keeper
 from .kept import KeptPlace, KeptStore
@@ -64,9 +64,9 @@ class KeptBackend:
         """Iterate over every name of the kind that matches the glob."""
         return self.store.names(match, kind)
 
-    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
-        """Release all holders of a name by force."""
-        return await self.store.break_lock(name, kind)
+    async def break_lock(self, name: str, kind: Kind = "lock", tokens: Tokens | None = None) -> int:
+        """Release all holders of a name by force, or those with these tokens."""
+        return await self.store.break_lock(name, kind, tokens)
 
     async def forget(self, name: str) -> bool:
         """Take the record of a success back."""

@@ -31,6 +31,7 @@ from .._errors import WouldBlock as WouldBlock
 from .._hooks import Hooks as Hooks
 from .._model import HolderInfo as HolderInfo
 from .._model import LockInfo as LockInfo
+from .._model import RecordedInfo as RecordedInfo
 from .._model import WaiterInfo as WaiterInfo
 from ._client import Client as Client
 from ._election import Election as Election

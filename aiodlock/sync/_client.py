@@ -10,7 +10,7 @@ import copy
 import functools
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, Unpack
@@ -518,6 +518,8 @@ class Client:
     def locks(self, match: str = "*", *, kind: Kind | None = None) -> Iterator[LockInfo]:
         """Iterate over everything held or waited for whose name matches the glob: all kinds, or one.
 
+        Of kind ``"once"`` also over what is on record.
+
         ```python
         for info in locks.locks("order:*"):
             print(info.name)
@@ -526,8 +528,12 @@ class Client:
         running = self._use()
         return iterate(self, running, running.inner.locks(match, kind=kind))
 
-    def break_lock(self, name: str, *, kind: Kind = "lock") -> int:
-        """Release all holders by force; return their number. Waiters stay; lock-delay is ignored.
+    def break_lock(
+        self, name: str, *, kind: Kind = "lock", tokens: Iterable[int] | None = None
+    ) -> int:
+        """Release all holders by force, or those with these tokens; return their number.
+
+        Waiters stay. Without ``tokens``, lock-delay and ``hold_at_least`` are ignored.
 
         ```python
         released = locks.break_lock("order:42")
@@ -535,7 +541,7 @@ class Client:
         ```
         """
         running = self._use()
-        return running.call(lambda: running.inner.break_lock(name, kind=kind))
+        return running.call(lambda: running.inner.break_lock(name, kind=kind, tokens=tokens))
 
     def check_sequencer(self, sequencer: str) -> bool:
         """Return whether exactly the grant that this string was made from holds at this moment.

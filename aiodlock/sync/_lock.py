@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Never
 
@@ -146,8 +147,8 @@ class Acquirable:
         made = self._made_for(running)
         return running.call(made.inspect)
 
-    def break_lock(self) -> int:
-        """Release all holders by force; return their number.
+    def break_lock(self, *, tokens: Iterable[int] | None = None) -> int:
+        """Release all holders by force, or those with these tokens; return their number.
 
         ```python
         locks.lock("report").break_lock()
@@ -155,7 +156,7 @@ class Acquirable:
         """
         running = self._client._use(self.name)
         made = self._made_for(running)
-        return running.call(made.break_lock)
+        return running.call(lambda: made.break_lock(tokens=tokens))
 
     def __enter__(self) -> Lease:
         lease = self._acquire(self._core._options.timeout, block=True)

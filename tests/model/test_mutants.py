@@ -134,7 +134,7 @@ MUTANTS = [
     ),
     Mutant(
         "a holder's clamped deadline is written",
-        "if record.set_back and not read_only then",
+        "if record.set_back then",
         "if false then",
     ),
     Mutant(

@@ -272,7 +272,7 @@ def test_looks_are_those_of_one_name_though_others_are_waited_for_since_the_same
             run(turns.acquire(id, owner=f"u{id}", ttl=20 * MINUTE, waiter_ttl=30 * MINUTE))
     run(one.acquire("c", owner="ua"))
     assert one.said() == [("one", "look", "b")]
-    _, _, _, waiting, _ = run(one.inspect())
+    _, _, _, waiting, _, _ = run(one.inspect())
     assert waiting[::5] == ["ub"]
 
 

@@ -131,12 +131,16 @@ class VirtualTurns:
         alone = None if marker or end == "unused" else ("leave_one", id)
         return self._turn(client, "leave", id, marker, end, alone=alone)
 
-    async def break_lock(self) -> int:
-        return int(self._turn("nobody", "break", self.kept.broken)[1])
+    async def break_lock(self, tokens: Sequence[int] | None = None) -> int:
+        meant = () if tokens is None else (" ".join(map(str, tokens)),)
+        return int(self._turn("nobody", "break", self.kept.broken, *meant)[1])
 
     async def inspect(self) -> list[Any]:
         rows = self._fetch("select * from aiodlock.inspect($1)", self.key)
+        if any(row["what"] == "name" and row["ago_ms"] for row in rows):
+            self._turn("nobody", "look")
         token, closed, closed_places, places = 0, 0, 0, "s0"
+        recorded: list[int] = []
         rows.sort(key=lambda row: row["what"] != "name")
         holding: list[str] = []
         waiting: list[str] = []
@@ -144,6 +148,8 @@ class VirtualTurns:
             if row["what"] == "name":
                 token, closed, closed_places = row["token"], row["left_ms"], row["places"]
                 places = row["mode"]
+            elif row["what"] == "record":
+                recorded = [row["ago_ms"], row["left_ms"]]
             elif row["what"] == "holder":
                 note = f" n={row['note']}"
                 mode = places if row["mode"].startswith("s") and places != "s0" else row["mode"]
@@ -152,7 +158,7 @@ class VirtualTurns:
             else:
                 mode = places if row["mode"].startswith("s") and places != "s0" else row["mode"]
                 waiting += [row["owner"], mode, "", row["client"], f" n={row['note']}"]
-        return [token, closed, holding, waiting, closed_places]
+        return [token, closed, holding, waiting, closed_places, recorded]
 
     async def forget(self) -> bool:
         return bool(self._turn("nobody", "forget") == ["forgot", "1"])

@@ -137,19 +137,19 @@ class Direct:
     async def forget(self) -> bool:
         return bool(await self.redis.delete(self.keys.record))
 
-    async def break_lock(self) -> int:
+    async def break_lock(self, tokens: Sequence[int] | None = None) -> int:
         keys = self.keys
+        meant = "all" if tokens is None else " ".join(map(str, tokens))
         return await self._run(  # type: ignore[no-any-return]
             scripts.BREAK,
             [keys.state, keys.queue, keys.waiters, keys.token, keys.broken],
-            [channel_prefix(PREFIX), RETENTION, "PUBLISH", MARKER_TTL],
+            [channel_prefix(PREFIX), RETENTION, "PUBLISH", MARKER_TTL, meant],
         )
 
     async def inspect(self) -> list[Any]:
         keys = self.keys
-        (seen,) = await self._run(
-            scripts.INSPECT, [keys.state, keys.queue, keys.waiters, keys.token], []
-        )
+        about = [keys.state, keys.queue, keys.waiters, keys.token, *self._record]
+        seen, _ = await self._run(scripts.INSPECT, about, [len(about)])
         return seen  # type: ignore[no-any-return]
 
     async def _run(self, script: Script, keys: list[str], arguments: list[str | int]) -> Any:

@@ -298,7 +298,7 @@ async def test_inspect_writes_nothing(direct: Direct) -> None:
     await direct.acquire("c", waiter_ttl=10_000)
     await direct.age("a", "b", by=10_000)
     before = await direct.contents()
-    token, closed, holding, waiting, closed_places = await direct.inspect()
+    token, closed, holding, waiting, closed_places, _ = await direct.inspect()
     assert closed_places == 1
     assert int(token) > 0
     assert 590_000 <= int(closed) <= 600_000
@@ -307,15 +307,21 @@ async def test_inspect_writes_nothing(direct: Direct) -> None:
     assert await direct.contents() == before
 
 
-async def test_inspect_writes_nothing_when_the_clock_was_set_back(direct: Direct) -> None:
-    """It tells the deadline that is nearer now, and leaves it to others to write it."""
+async def test_inspect_writes_what_it_clamps_when_the_clock_was_set_back(direct: Direct) -> None:
+    """Else a dead holder would have its whole length left at each look."""
     await direct.acquire("a", ttl=10_000)
     await direct.acquire("b", waiter_ttl=10_000)
     await direct.set_clock_back("a", "b", by=600_000)
-    before = await direct.contents()
-    _, _, holding, _, _ = await direct.inspect()
+    keys = (direct.keys.state, direct.keys.waiters)
+    before = [await direct.redis.hgetall(key) for key in keys]
+    _, _, holding, waiting, _, _ = await direct.inspect()
     assert int(holding[3]) == 10_000
-    assert await direct.contents() == before
+    assert waiting[0] == "tb"
+    for key, records in zip(keys, before, strict=True):
+        assert await direct.redis.hgetall(key) != records
+    clamped = await direct.contents()
+    await direct.inspect()
+    assert await direct.contents() == clamped, "written once"
 
 
 async def test_refusal_writes_nothing_whoever_holds(real_store: Store, direct: Direct) -> None:
@@ -336,11 +342,11 @@ async def test_inspect_passes_over_entries_whose_records_were_evicted(direct: Di
     await direct.acquire("a")
     await direct.acquire("b")
     await direct.redis.delete(direct.keys.waiters)
-    _, _, holding, waiting, _ = await direct.inspect()
+    _, _, holding, waiting, _, _ = await direct.inspect()
     assert holding[0] == "ta"
     assert waiting == []
 
 
 async def test_inspect_of_an_unknown_name_creates_nothing(direct: Direct) -> None:
-    assert await direct.inspect() == ["0", "0", [], [], 0]
+    assert await direct.inspect() == ["0", "0", [], [], 0, []]
     assert await direct.all_keys() == set()

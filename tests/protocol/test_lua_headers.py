@@ -9,7 +9,7 @@ import pytest
 
 from aiodlock.backends.redis import scripts
 
-_ONCE = (scripts.ACQUIRE, scripts.EXTEND, scripts.LEAVE)
+_ONCE = (scripts.ACQUIRE, scripts.EXTEND, scripts.LEAVE, scripts.INSPECT)
 _LUA = files("aiodlock.backends.redis") / "lua"
 _SCRIPTS = (*scripts.ALL, *scripts.VOTING)
 _SHARED = {

@@ -62,12 +62,12 @@ class Node(Direct):
         assert answer[:1] + answer[3:4] == ["vote", "c"]
         return int(answer[1])
 
-    async def break_votes(self) -> list[str]:
+    async def break_votes(self, *ids: str) -> list[str]:
         keys = self.keys
         return await self._run(  # type: ignore[no-any-return]
             scripts.BREAK_VOTES,
             [keys.state, keys.queue, keys.waiters, keys.token, keys.broken],
-            [channel_prefix(PREFIX), RETENTION, "PUBLISH", MARKER_TTL],
+            [channel_prefix(PREFIX), RETENTION, "PUBLISH", MARKER_TTL, " ".join(ids) or "all"],
         )
 
     async def seen(self) -> list[Any]:

@@ -657,10 +657,14 @@ class MachineBackend:
         for name in nobody:
             yield name
 
-    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
+    async def break_lock(
+        self, name: str, kind: Kind = "lock", tokens: frozenset[int] | None = None
+    ) -> int:
         line = self._line or await self._wait_up()
         options = {"remember": _MARKER, "retention": self._retention}
-        reply = await self._send(line, Call("break", Key(_PREFIX, kind, name), **options))
+        reply = await self._send(
+            line, Call("break", Key(_PREFIX, kind, name), tokens=tokens, **options)
+        )
         broken: int = reply[1]
         return broken
 

@@ -270,12 +270,14 @@ class RequestsStore:
             ):
                 yield name
 
-    async def break_lock(self, name: str, kind: str = "lock") -> int:
+    async def break_lock(
+        self, name: str, kind: str = "lock", tokens: frozenset[int] | None = None
+    ) -> int:
         await self._turn()
         line = self._world.line(kind, name)
-        broken = list(line.holders.values())
-        line.holders.clear()
+        broken = [e for e in line.holders.values() if tokens is None or e.token in tokens]
         for entry in broken:
+            del line.holders[entry.request.id]
             line.broken.add(entry.request.id)
             client = self._world.clients.get(entry.client)
             if client is not None:

@@ -360,10 +360,13 @@ class LeaseBackend:
             if known == kind and self.world.queue(known, name) and fnmatch.fnmatchcase(name, match):
                 yield name
 
-    async def break_lock(self, name: str, kind: str = "lock") -> int:
+    async def break_lock(
+        self, name: str, kind: str = "lock", tokens: frozenset[int] | None = None
+    ) -> int:
         await self.turn()
         queue = self.world.queue(kind, name)
-        broken = [entry for entry in queue if self.world.holds(queue, entry)]
+        holding = [entry for entry in queue if self.world.holds(queue, entry)]
+        broken = [entry for entry in holding if tokens is None or entry.token in tokens]
         for entry in broken:
             self.world.broken.add(entry.id)
             self.world.remove(entry)

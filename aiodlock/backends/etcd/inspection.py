@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from ..._errors import BackendError
-from ..._model import HolderInfo, Kind, LockInfo, Mode, WaiterInfo
+from ..._model import HolderInfo, Kind, LockInfo, Mode, RecordedInfo, Tokens, WaiterInfo
 from . import link as api
 from . import messages as m
 from . import recipe, transactions
@@ -49,6 +49,12 @@ class Inspection:
             answer = await self._link.call(api.LEASE_TIME_TO_LIVE, request)
             # Whole seconds, rounded down: what is closed has some time left.
             closed = max(closed, float(answer.ttl), 1.0)
+        recorded = None
+        if queue.success is not None:
+            request = m.LeaseTimeToLiveRequest(queue.success.lease)
+            answer = await self._link.call(api.LEASE_TIME_TO_LIVE, request)
+            if answer.ttl >= 0:
+                recorded = RecordedInfo(float(answer.granted_ttl - answer.ttl), float(answer.ttl))
         holders = list(queue.holders())
         token = max((record.order for record in (*holders, *gone)), default=0)
         return LockInfo(
@@ -70,6 +76,7 @@ class Inspection:
             closed,
             len(gone),
             kind=kind,
+            recorded=recorded,
         )
 
     async def holds(self, kind: Kind, name: str, mode: Mode, token: int) -> bool:
@@ -120,14 +127,16 @@ class Inspection:
         except BackendError as failed:
             _logger.debug("a lease was not revoked, it ends by itself: %s", failed)
 
-    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
-        """Release all holders of a name by force; return their number."""
+    async def break_lock(self, name: str, kind: Kind = "lock", tokens: Tokens | None = None) -> int:
+        """Release all holders of a name by force, or those with these tokens; return their number."""
         keys = self._store.keys(kind, name)
         told = await self._store.leases.make(_REMEMBERED)
         broken, meant = 0, set[str]()
         while True:
             queue = await self._store.read(keys)
             holders, closed = list(queue.holders()), queue.closed()
+            if tokens is not None:
+                holders, closed = [one for one in holders if one.order in tokens], []
             if meant:  # others were let in by the first transaction
                 holders = [holder for holder in holders if holder.id in meant]
                 closed = [one for one in closed if one.id in meant]

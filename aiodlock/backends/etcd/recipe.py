@@ -125,10 +125,10 @@ def all_names(prefix: str, kind: str) -> tuple[bytes, bytes]:
 
 
 def name_of(prefix: str, kind: str, key: bytes) -> str | None:
-    """Return the name that the key of a request belongs to; None for other keys."""
+    """Return the name that the key of a request or a record belongs to; None for other keys."""
     start, _ = all_names(prefix, kind)
     quoted, _, rest = text_of(key[len(start) :]).partition("/")
-    return unquote(quoted) if rest.startswith("q/") else None
+    return unquote(quoted) if rest.startswith("q/") or rest == "r" else None
 
 
 # -- records ---------------------------------------------------------------------------------------

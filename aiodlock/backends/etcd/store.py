@@ -11,7 +11,7 @@ from typing import Any
 from ..._backoff import pause_after
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
-from ..._model import Capabilities, Kind, LockInfo, Mode, Terms, first_request
+from ..._model import Capabilities, Kind, LockInfo, Mode, Terms, Tokens, first_request
 from ..._tasks import start_soon
 from .._label import make_label
 from ..base import Listener
@@ -405,8 +405,8 @@ class EtcdBackend:
     def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         return self._inspection.names(match, kind)
 
-    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
-        return await self._inspection.break_lock(name, kind)
+    async def break_lock(self, name: str, kind: Kind = "lock", tokens: Tokens | None = None) -> int:
+        return await self._inspection.break_lock(name, kind, tokens)
 
     async def forget(self, name: str) -> bool:
         return await self._inspection.forget(name)

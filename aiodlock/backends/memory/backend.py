@@ -23,10 +23,13 @@ from ..._model import (
     Kind,
     Left,
     LockInfo,
+    RecordedInfo,
     Refused,
     StoreRequest,
+    Tokens,
     WaiterInfo,
     Waiting,
+    seconds_since,
 )
 from .._label import make_label
 from ..kept import Notices as Listener
@@ -250,6 +253,7 @@ class MemoryBackend:
             seen.closed / 1000,
             seen.closed_places,
             kind,
+            None if seen.recorded is None else RecordedInfo(*(ms / 1000 for ms in seen.recorded)),
         )
 
     async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
@@ -262,12 +266,13 @@ class MemoryBackend:
             if mine and fnmatch.fnmatchcase(name, match):
                 yield name
 
-    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
+    async def break_lock(self, name: str, kind: Kind = "lock", tokens: Tokens | None = None) -> int:
         await asyncio.sleep(0)
         self._check_running()
         broken = self._store.call(
             self._key(kind, name),
             Name.break_,
+            tokens,
             remember=_ms(_REMEMBERED),
             retention=self._retention,
         )
@@ -336,6 +341,7 @@ def _holders(seen: machine.Seen) -> tuple[HolderInfo, ...]:
             client=asked.client,
             note=asked.note,
             description=asked.description,
+            holding=seconds_since(token, seen.now_us),
         )
     return tuple(found.values())
 

@@ -25,7 +25,7 @@ there, nobody holds and nobody waits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 Mode = Literal["exclusive", "shared"]
@@ -104,6 +104,10 @@ class Seen(NamedTuple):
     closed: int
     #: So many holders' places they keep closed.
     closed_places: int
+    #: The milliseconds since a success was recorded, and for which it stays on record.
+    recorded: tuple[int, int] | None = None
+    #: The store's time in microseconds.
+    now_us: int = 0
 
 
 @dataclass(slots=True)
@@ -166,6 +170,7 @@ class Name:
         self.resized: bool = False
         self.record: tuple[str, bytes] | None = None
         self.record_until: int = 0
+        self.recorded_at: int = 0
         self.markers: dict[str, int] = {}
         self.broken: dict[str, int] = {}
         self.now: int = 0
@@ -356,7 +361,7 @@ class Name:
         return ("recorded",), self._messages
 
     def _record(self, id: str, result: bytes, until: int) -> None:
-        self.record, self.record_until = (id, result), until
+        self.record, self.record_until, self.recorded_at = (id, result), until, self.now
         self.holders.clear()
         waiting: dict[str, list[str]] = {}
         for entry in self.waiters.values():
@@ -378,17 +383,24 @@ class Name:
         return ("done", self.record[1])
 
     def break_(
-        self, now_us: int, *, remember: int, retention: int
+        self, now_us: int, tokens: frozenset[int] | None = None, *, remember: int, retention: int
     ) -> tuple[list[str], list[Message]]:
         """Release all holders by force; return the ids of the live ones. Lock-delay is ignored.
 
+        :param tokens: release those alone; lock-delay keeps closed then what it keeps closed.
         :param remember: for so many milliseconds at least the broken ids are remembered.
         """
         now = self._begin(now_us, retention)
-        live = [entry for entry in self.holders.values() if now < entry.deadline]
-        self.holders.clear()
+        live = [
+            entry
+            for entry in self.holders.values()
+            if now < entry.deadline and (tokens is None or entry.token in tokens)
+        ]
+        if tokens is None:
+            self.holders.clear()
         for entry in live:
             asked = entry.asked
+            self.holders.pop(asked.id, None)
             self._remember(self.broken, asked.id, max(now + remember, entry.deadline))
             self._messages.append(Message("broken", asked.client, asked.id, entry.token))
         self._sweep_and_grant()
@@ -396,12 +408,15 @@ class Name:
         return [entry.asked.id for entry in live], self._messages
 
     def inspect(self, now_us: int) -> Seen:
-        """Return what people want to know of the name. Writes nothing."""
+        """Return what people want to know of the name.
+
+        Where the clock was set back, it clamps: else a dead holder would have its whole length left at each
+        look.
+        """
         now = now_us // 1000
+        self._follow(now)
         holders, closed, closed_places = [], 0, 0
         for entry in self.holders.values():
-            entry = replace(entry)
-            self._clamp(entry, now)
             if now < entry.deadline:
                 holders.append((entry.asked, entry.token, entry.deadline - now))
             elif now < entry.closed_until:
@@ -413,21 +428,28 @@ class Name:
             if now < entry.deadline
         ]
         token = self.token if now < self.token_until else 0
-        return Seen(holders, waiters, token, closed, closed_places)
+        recorded = None
+        if self.record is not None and now < self.record_until:
+            recorded = max(0, now - self.recorded_at), self.record_until - now
+        return Seen(holders, waiters, token, closed, closed_places, recorded, now_us)
 
     # -- sweeping and granting ---------------------------------------------------------------------
 
     def _begin(self, now_us: int, retention: int) -> int:
         now = now_us // 1000
+        self._follow(now)
+        self.now_us, self._retention = now_us, retention
+        self._messages = []
+        return now
+
+    def _follow(self, now: int) -> None:
         if now < self.now:
             # The clock was set back: nobody may have more left than its length, or the dead would last.
             for entry in (*self.holders.values(), *self.waiters.values()):
                 self._clamp(entry, now)
         elif now >= self.record_until:
             self.record = None  # or it would come back when the clock is set back
-        self.now, self.now_us, self._retention = now, now_us, retention
-        self._messages = []
-        return now
+        self.now = now
 
     @staticmethod
     def _clamp(entry: Entry, now: int) -> None:

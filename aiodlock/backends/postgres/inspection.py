@@ -3,12 +3,21 @@ success."""
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from ..._model import HolderInfo, Kind, LockInfo, Mode, WaiterInfo
+from ..._model import (
+    HolderInfo,
+    Kind,
+    LockInfo,
+    Mode,
+    RecordedInfo,
+    Tokens,
+    WaiterInfo,
+)
 
 if TYPE_CHECKING:
     from .store import PostgresBackend
@@ -36,6 +45,11 @@ class Inspection:
         found: list[list[Any]] = [[] for _ in names]
         for row in rows:
             found[row["number"] - 1].append(row)
+        # Where the clock was set back, what was clamped for this answer has to be written.
+        keys = {
+            self._store.key(kind, names[row["number"] - 1]) for row in rows if _is_set_back(row)
+        }
+        await asyncio.gather(*(self._store.turn(f"look\t{key}") for key in keys))
         return [_info(kind, name, about) for name, about in zip(names, found, strict=True)]
 
     async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
@@ -46,10 +60,11 @@ class Inspection:
             if fnmatch.fnmatchcase(name, match):
                 yield name
 
-    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
+    async def break_lock(self, name: str, kind: Kind = "lock", tokens: Tokens | None = None) -> int:
         await self._store.up(hurry=True)
         key = self._store.key(kind, name)
-        answer = await self._store.turn(f"break\t{key}\t{_REMEMBERED}")
+        wanted = "" if tokens is None else "\t" + " ".join(map(str, tokens))
+        answer = await self._store.turn(f"break\t{key}\t{_REMEMBERED}{wanted}")
         return int(answer.split(" ")[1])
 
     async def forget(self, name: str) -> bool:
@@ -57,14 +72,22 @@ class Inspection:
         return await self._store.turn(f"forget\t{self._store.key('once', name)}") == "forgot 1"
 
 
+def _is_set_back(row: Any) -> bool:
+    return bool(row["what"] == "name" and row["ago_ms"])
+
+
 def _info(kind: Kind, name: str, rows: Sequence[Any]) -> LockInfo:
     holders: dict[tuple[str, Mode], HolderInfo] = {}
     waiters: list[WaiterInfo] = []
     token, closed, places = 0, 0.0, 0
+    recorded: RecordedInfo | None = None
     for row in rows:
         what, owner, left = row["what"], row["owner"], row["left_ms"] / 1000
         if what == "name":
             token, closed, places = row["token"], left, row["places"]
+            continue
+        if what == "record":
+            recorded = RecordedInfo(row["ago_ms"] / 1000, left)
             continue
         mode: Mode = "exclusive" if row["mode"] == "x" else "shared"
         shown = unquote(owner[1:]) if owner.startswith("u") else owner[1:]
@@ -82,8 +105,10 @@ def _info(kind: Kind, name: str, rows: Sequence[Any]) -> LockInfo:
             client=row["client"],
             note=_texts(row)[0],
             description=_texts(row)[1],
+            holding=row["ago_ms"] / 1000 if row["ago_ms"] >= 0 else None,
         )
-    return LockInfo(name, tuple(holders.values()), tuple(waiters), token, closed, places, kind)
+    held, waiting = tuple(holders.values()), tuple(waiters)
+    return LockInfo(name, held, waiting, token, closed, places, kind, recorded)
 
 
 def _texts(row: Any) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from typing import Literal
 Durability = Literal["logged", "unlogged"]
 
 #: The version of what `schema.sql` makes. A client works with this version and no other.
-VERSION = 10
+VERSION = 11
 #: Why nothing can be written by this session: what the server is, and what to do. Empty where it can.
 READ_ONLY = """
 select case
@@ -33,6 +33,7 @@ UPGRADES = {
     7: "",  # the same
     8: "",  # the same
     9: "alter table aiodlock.meta replica identity full",
+    10: "alter table aiodlock.record add column if not exists recorded_at bigint not null default 0",
 }
 #: What functions that clients call begin with. With enable_sort, the rows of a name would be collected and
 #: sorted: beside a transaction that stays open these are all that ever were. With jit, servers before 18

@@ -79,7 +79,8 @@ create @unlogged@ table aiodlock.broken (id text collate "C" primary key, keep_u
 
 -- The results of what is to be done once.
 create @unlogged@ table aiodlock.record (
-  key text collate "C" primary key, id text not null, result text not null, keep_until bigint not null
+  key text collate "C" primary key, id text not null, result text not null, keep_until bigint not null,
+  recorded_at bigint not null default 0
 );
 
 -- One row: what was installed. longest: the longest that any lease, with its lock-delay, may have been (ms).
@@ -238,7 +239,8 @@ end $$;
 --              extend   key  id  length  [begins]
 --              leave    key  id  marker-ttl  ended|lost|unused
 --              leave    key  id  marker-ttl  recorded  keep  result
---              break    key  remember
+--              break    key  remember  [tokens of those that are meant, with spaces between them]
+--              look     key
 --              forget   key
 --              announce key
 -- Result: one line for each message, in the same order, then what this client is notified of.
@@ -246,7 +248,7 @@ end $$;
 --   recalled TOKEN LEFT        granted or held, and others want the name: it must not linger
 --   waiting LEFT LOOK FLOOR    LOOK: ms until the earliest blocker ends if at the head, else -1
 --   closed LEFT                after a crash that emptied unlogged tables
---   released | withdrawn | recorded | gone broken|expired|taken_over|gone | broke NUMBER | forgot 0|1
+--   released | withdrawn | recorded | gone broken|expired|taken_over|gone | broke NUMBER | forgot 0|1 | looked
 --   done RESULT                a success is on record
 -- Notifications, here or by NOTIFY for other clients: granted ID KEY TOKEN (an r behind it: recalled at once) |
 -- recall ID KEY | look ID KEY | broken ID KEY TOKEN | done ID,ID KEY (or * for all of the client's waiters).
@@ -451,6 +453,21 @@ begin
         perform aiodlock.tell('changes ' || k, k);
         answers[number] := 'announced';
         continue;
+      elsif verb = 'look' then
+        -- Somebody saw that the clock was set back. What is clamped at each look and never written would not end.
+        kept := '{}';
+        foreach h in array holding loop
+          h.deadline := least(h.deadline, now_ms + h.length);
+          h.hold_until := least(h.hold_until, now_ms + h.hold);
+          kept := kept || h;
+        end loop;
+        holding := kept;
+        update aiodlock.waiter w set deadline = now_ms + w.length
+          where head_at > 0 and w.key = k and w.arrival >= head_at and w.deadline > now_ms + w.length;
+        head_deadline := least(head_deadline, now_ms + head_length);
+        changed := true;
+        answers[number] := 'looked';
+        continue;
       elsif verb in ('acquire', 'extend') and now_ms < recorded_until then
         answers[number] := 'done ' || result;
         continue;
@@ -551,9 +568,9 @@ begin
           recorded_until := now_ms + f[6]::bigint;
           result := f[7];
           keep_until := greatest(keep_until, recorded_until);
-          insert into aiodlock.record values (k, rid, f[7], recorded_until)
+          insert into aiodlock.record values (k, rid, f[7], recorded_until, now_ms)
             on conflict (key) do update
-            set id = excluded.id, result = excluded.result, keep_until = excluded.keep_until;
+            set id = excluded.id, result = excluded.result, keep_until = excluded.keep_until, recorded_at = excluded.recorded_at;
           for client, message in
             with waiting as (
               delete from aiodlock.waiter w where w.key = k and w.arrival >= head_at returning w.client, w.id, w.arrival
@@ -630,8 +647,11 @@ begin
         end if;
       elsif verb = 'break' then
         ends := 0;
+        kept := '{}';
         foreach h in array holding loop
-          if now_ms < h.deadline then
+          if f[4] is not null and (now_ms >= h.deadline or h.token <> all (string_to_array(f[4], ' ')::bigint[])) then
+            kept := kept || h;
+          elsif now_ms < h.deadline then
             ends := ends + 1;
             insert into aiodlock.broken as b values (h.id, greatest(now_ms + f[3]::bigint, h.deadline))
               on conflict (id) do update set keep_until = greatest(b.keep_until, excluded.keep_until);
@@ -643,7 +663,7 @@ begin
             end if;
           end if;
         end loop;
-        holding := '{}';
+        holding := kept;
         changed := true;
         durable := true;
         freed := true;
@@ -1200,25 +1220,31 @@ begin
 end $$;
 
 -- What people want to know of a name. First a row about the name: its last token, the ms for which lock-delay
--- keeps it closed, and how many holders' places. Then the holders, then the waiters in their order. Writes nothing.
+-- keeps it closed, how many holders' places, and as `ago_ms` whether the clock was set back: then the caller sends
+-- `look`. Then the holders, with the ms since their grant, the success on record, and the waiters in their order.
 create function aiodlock.inspect(k text) returns table (
   what text, owner text, mode text, token bigint, left_ms bigint, client text, places bigint, note text,
-  description text
+  description text, ago_ms bigint
 ) stable @called@ as $$
 declare
-  now_ms bigint := aiodlock.clock_us() / 1000;
+  now_us bigint := aiodlock.clock_us();
+  now_ms bigint := now_us / 1000;
   present aiodlock.name;
   h aiodlock.holder;
   closed bigint := 0;
   closed_places bigint := 0;
+  set_back boolean;
 begin
   select * into present from aiodlock.name n where n.key = k order by n.version desc limit 1;
+  set_back := present.head > 0 and exists (select from aiodlock.waiter w
+    where w.key = k and w.arrival >= present.head and w.deadline > now_ms + w.length);
   foreach h in array coalesce(aiodlock.holders_of(present), '{}') loop
+    set_back := set_back or h.deadline > now_ms + h.length or h.hold_until > now_ms + h.hold;
     h.deadline := least(h.deadline, now_ms + h.length);
     h.hold_until := least(h.hold_until, now_ms + h.hold);
     if now_ms < h.deadline then
       return query select 'holder', h.owner, h.mode, h.token, h.deadline - now_ms, h.client, 0::bigint, h.note,
-        h.description;
+        h.description, (now_us - h.token) / 1000;
     elsif now_ms < aiodlock.closed_until(h) then
       closed := greatest(closed, aiodlock.closed_until(h) - now_ms);
       closed_places := closed_places + 1;
@@ -1226,12 +1252,18 @@ begin
   end loop;
   if present.key is not null then
     return query select 'name', null, 's' || present.places || case when present.resized then 'r' else '' end,
-      case when now_ms < present.keep_until then present.token else 0 end, closed, null, closed_places, null, null;
+      case when now_ms < present.keep_until then present.token else 0 end, closed, null, closed_places, null, null,
+      set_back::integer::bigint;
+  end if;
+  if now_ms < present.recorded_until then
+    return query select 'record', null, null, 0::bigint, r.keep_until - now_ms, null, 0::bigint, null, null,
+      greatest(0, now_ms - r.recorded_at)
+      from aiodlock.record r where r.key = k;
   end if;
   -- Nobody waits in front of the head. Without that bound, it would walk through the places of all who have waited.
   return query
     select 'waiter', w.owner, w.mode, 0::bigint, greatest(0, now_ms - w.since), w.client, 0::bigint, w.note,
-      w.description
+      w.description, 0::bigint
     from aiodlock.waiter w
     where present.head > 0 and w.key = k and w.arrival >= present.head and now_ms < least(w.deadline, now_ms + w.length) order by w.arrival;
 end $$;
@@ -1293,12 +1325,14 @@ begin
   end if;
 end $$;
 
--- The keys that are held or waited for and begin so.
+-- The keys that are held, waited for or on record, and begin so.
 create function aiodlock.names(beginning text) returns setof text
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   select n.key from aiodlock.name n where starts_with(n.key, beginning) and (n.lone > '' or cardinality(n.holders) > 0)
   union
   select w.key from aiodlock.waiter w where starts_with(w.key, beginning)
+  union
+  select r.key from aiodlock.record r where starts_with(r.key, beginning)
 $$;
 
 revoke all on all functions in schema aiodlock from public;

@@ -15,6 +15,7 @@ from ..._model import (
     LockInfo,
     Refused,
     StoreRequest,
+    Tokens,
     Waiting,
 )
 from .._label import make_label
@@ -103,8 +104,8 @@ class RedisBackend:
     def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         return self._inspection.names(match, kind)
 
-    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
-        return await self._inspection.break_lock(name, kind)
+    async def break_lock(self, name: str, kind: Kind = "lock", tokens: Tokens | None = None) -> int:
+        return await self._inspection.break_lock(name, kind, tokens)
 
     async def forget(self, name: str) -> bool:
         return await self.calls.forget(name)

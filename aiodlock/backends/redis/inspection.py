@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from ..._model import Kind, LockInfo
+from ..._model import Kind, LockInfo, RecordedInfo, Tokens
 from .keys import base_of, keys_of, name_of, parts_of, state_pattern
 from .replies import holders_of, waiters_of, wrong_shape
 from .scripts import BREAK, INSPECT
@@ -38,11 +38,12 @@ class Inspection:
             names[at : at + _INSPECTED_AT_ONCE] for at in range(0, len(names), _INSPECTED_AT_ONCE)
         ]
         calls = [self._inspected_keys(kind, part) for part in parts]
-        replies = [wire.send("EVALSHA", INSPECT.sha, len(keys), *keys) for keys in calls]
+        each = 5 if kind == "once" else 4
+        replies = [wire.send("EVALSHA", INSPECT.sha, len(keys), *keys, each) for keys in calls]
         infos: list[LockInfo] = []
         for part, keys, reply in zip(parts, calls, replies, strict=True):
             infos += _infos_of(
-                kind, part, await self._server.result(wire, reply, INSPECT, keys, ())
+                kind, part, await self._server.result(wire, reply, INSPECT, keys, (each,))
             )
         return infos
 
@@ -51,17 +52,20 @@ class Inspection:
         for name in names:
             base = base_of(self._prefix, kind, name)
             keys += (f"{base}:state", f"{base}:queue", f"{base}:waiters", f"{base}:token")
+            if kind == "once":
+                keys.append(f"{base}:record")
         return tuple(keys)
 
     def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         return names_of(self._server, match, kind)
 
-    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
+    async def break_lock(self, name: str, kind: Kind = "lock", tokens: Tokens | None = None) -> int:
         keys = keys_of(self._prefix, kind, name)
+        wanted = "all" if tokens is None else " ".join(map(str, tokens))
         reply = await self._server.eval(
             BREAK,
             (keys.state, keys.queue, keys.waiters, keys.token, keys.broken),
-            (*self._server.to_clients, _BREAK_REMEMBERED),
+            (*self._server.to_clients, _BREAK_REMEMBERED, wanted),
             hurry=True,
         )
         if not isinstance(reply, int):
@@ -98,18 +102,20 @@ async def names_of(server: Server, match: str, kind: Kind = "lock") -> AsyncIter
 
 def _infos_of(kind: Kind, names: Sequence[str], reply: Any) -> list[LockInfo]:
     try:
+        *found, now_us = reply
         return [
             LockInfo(
                 name,
-                holders_of(holding),
+                holders_of(holding, int(now_us)),
                 waiters_of(waiting),
                 int(token),
                 int(closed_ms) / 1000,
                 int(closed_places),
                 kind,
+                RecordedInfo(*(int(ms) / 1000 for ms in recorded)) if recorded else None,
             )
-            for name, (token, closed_ms, holding, waiting, closed_places) in zip(
-                names, reply, strict=True
+            for name, (token, closed_ms, holding, waiting, closed_places, recorded) in zip(
+                names, found, strict=True
             )
         ]
     except (ValueError, TypeError, AttributeError, OverflowError) as wrong:

@@ -87,6 +87,8 @@ def state_pattern(prefix: str, kind: str, match: str) -> str:
             encoded += "*"  # the rest is matched by the client: many stars make a server slow
             break
         encoded += "*" if part is None else quote(part, safe="")
+    if kind == "once":  # or on record: ":record"
+        return f"{encoded}}}:[sqr][tue][aec][tuo][er]*"
     # Held or waited for: ":state" or ":queue".
     return f"{encoded}}}:[sq][tu][ae][tu]e"
 

@@ -10,7 +10,17 @@ from urllib.parse import unquote
 from ..._clock import local_deadline as local_deadline
 from ..._clock import now
 from ..._errors import BackendError
-from ..._model import Gone, Granted, HolderInfo, Left, Mode, Refused, WaiterInfo, Waiting
+from ..._model import (
+    Gone,
+    Granted,
+    HolderInfo,
+    Left,
+    Mode,
+    Refused,
+    WaiterInfo,
+    Waiting,
+    seconds_since,
+)
 
 _logger = logging.getLogger("aiodlock")
 
@@ -104,7 +114,7 @@ def wrong_shape(what: str, reply: object) -> BackendError:
     return BackendError(f"the server's answer to {what} has the wrong shape: {reply!r:.200}")
 
 
-def holders_of(flat: Sequence[bytes]) -> tuple[HolderInfo, ...]:
+def holders_of(flat: Sequence[bytes], now_us: int) -> tuple[HolderInfo, ...]:
     """One entry per owner and mode, with the number of its acquisitions that the server counts."""
     found: dict[tuple[bytes, bytes], HolderInfo] = {}
     for owner, mode, token, left, client, words in zip(*[iter(flat)] * 6, strict=True):
@@ -116,6 +126,7 @@ def holders_of(flat: Sequence[bytes]) -> tuple[HolderInfo, ...]:
             count=before.count + 1 if before else 1,
             remaining=max(int(left) / 1000, (before and before.remaining) or 0.0),
             client=client.decode(),
+            holding=seconds_since(int(token), now_us),
             **for_people(words),
         )
     return tuple(found.values())

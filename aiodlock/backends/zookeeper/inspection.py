@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ..._errors import BackendError, Unsupported
-from ..._model import HolderInfo, Kind, LockInfo, Mode, WaiterInfo
+from ..._model import HolderInfo, Kind, LockInfo, Mode, Tokens, WaiterInfo
 from . import jute
 from .node import BROKEN
 from .queue import Entry, Queue, holders
@@ -134,12 +134,18 @@ class Inspection:
                 if used:
                     yield unquote(node)
 
-    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
+    async def break_lock(self, name: str, kind: Kind = "lock", tokens: Tokens | None = None) -> int:
         session, path = self._session(), self._store.directory(kind, name)
         await session.wait_up(_WAIT_UP)
         broken, missing = 0, set[str]()
         for _ in range(_TRIES):
             holding = holders(await self._entries(session, path))
+            if tokens is not None:
+                holding = [
+                    entry
+                    async for entry, data, stat in self._read(session, path, holding)
+                    if (_read_about(data)[2] or stat.created) in tokens
+                ]
             try:
                 # Servers refuse messages of a megabyte. Who is behind all of these waits for the last one.
                 for first in range(0, len(holding), _AT_ONCE):

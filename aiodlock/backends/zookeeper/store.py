@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
-from ..._model import Capabilities, Kind, LockInfo, Mode, Terms
+from ..._model import Capabilities, Kind, LockInfo, Mode, Terms, Tokens
 from ..._tasks import start_soon
 from .._label import make_label
 from ..base import Listener
@@ -331,8 +331,8 @@ class ZooKeeperBackend:
     def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         return self._inspection.names(match, kind)
 
-    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
-        return await self._inspection.break_lock(name, kind)
+    async def break_lock(self, name: str, kind: Kind = "lock", tokens: Tokens | None = None) -> int:
+        return await self._inspection.break_lock(name, kind, tokens)
 
     async def forget(self, name: str) -> bool:
         return await self._inspection.forget(name)

@@ -22,6 +22,7 @@ from ...._model import (
     LockInfo,
     Refused,
     StoreRequest,
+    Tokens,
     Waiting,
 )
 from ..._label import make_label
@@ -221,8 +222,10 @@ class ClusterBackend:
                     seen.add(name)
                     yield name
 
-    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
-        return await self._once_at(name, lambda node: node.inspection.break_lock(name, kind))
+    async def break_lock(self, name: str, kind: Kind = "lock", tokens: Tokens | None = None) -> int:
+        return await self._once_at(
+            name, lambda node: node.inspection.break_lock(name, kind, tokens)
+        )
 
     async def forget(self, name: str) -> bool:
         return await self._once_at(name, lambda node: node.calls.forget(name))

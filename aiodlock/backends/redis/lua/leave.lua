@@ -139,7 +139,7 @@ if why == 'recorded' then
   local text = redis.call('HGET', state, id)
   if text and decode_record(id, text).live then
     need_no_memory(state)
-    redis.call('HSET', record_key, 'id', id, 'result', ARGV[7])
+    redis.call('HSET', record_key, 'id', id, 'result', ARGV[7], 'at', int(now))
     redis.call('PEXPIRE', record_key, ARGV[8])
     tell_done(keys, options)
     return {'recorded'}

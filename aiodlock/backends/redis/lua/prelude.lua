@@ -73,23 +73,6 @@ local function say(publish, channel, word, state, id, token)
   redis.call(publish, channel, table.concat({word, state, id, token}, ' '))
 end
 
-local function write_place(waiters, id, waiter, call)
-  (call or redis.call)('HSET', waiters, id, table.concat({
-    waiter.stream_id, int(waiter.deadline), int(waiter.length),
-  }, ' ') .. waiter.place_words)
-end
-
--- All at once: many dead waiters cost together what one costs, also after the clock was set back.
-local function clamp_waiters(waiters)
-  local fields = redis.call('HGETALL', waiters)
-  for i = 1, #fields, 2 do
-    local waiter = decode_waiter(fields[i + 1])
-    if waiter.set_back then
-      write_place(waiters, fields[i], waiter, redis.pcall)
-    end
-  end
-end
-
 -- The first live entry of the queue; overdue ones before it are dropped on the way.
 local function find_head(queue, waiters)
   local dropped = 0

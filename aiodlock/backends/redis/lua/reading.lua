@@ -3,14 +3,14 @@
 
 -- Holders that block, and the ids of those that are overdue and past their lock-delay. The dead are
 -- removed last (`bury`): a removal before the successor is written would make the key vanish.
-local function load_state(state, read_only)
+local function load_state(state)
   local holders, dead = {}, {}
   local fields = redis.call('HGETALL', state)
   for i = 1, #fields, 2 do
     local record = decode_record(fields[i], fields[i + 1])
     if now < record.closed_until then
-      if record.set_back and not read_only then
-        write_record(state, record, redis.pcall) -- an out-of-memory server may refuse it
+      if record.set_back then
+        write_record(state, record, redis.pcall) -- an out-of-memory server may refuse it, and a user may only read
       end
       holders[#holders + 1] = record
     else
@@ -29,11 +29,28 @@ local function decode_waiter(text)
   return waiter
 end
 
+local function write_place(waiters, id, waiter, call)
+  (call or redis.call)('HSET', waiters, id, table.concat({
+    waiter.stream_id, int(waiter.deadline), int(waiter.length),
+  }, ' ') .. waiter.place_words)
+end
+
 -- What its queue entry says of it, too.
 local function read_wish(waiter, entry)
   waiter.mode, waiter.delay, waiter.owner, waiter.client, waiter.words = read_entry(entry)
   waiter.delay = tonumber(waiter.delay)
   if waiter.place_words ~= '' then
     waiter.mode = string.match(waiter.place_words, ' m=([^ ]+)') or waiter.mode
+  end
+end
+
+-- All at once: many dead waiters cost together what one costs, also after the clock was set back.
+local function clamp_waiters(waiters)
+  local fields = redis.call('HGETALL', waiters)
+  for i = 1, #fields, 2 do
+    local waiter = decode_waiter(fields[i + 1])
+    if waiter.set_back then
+      write_place(waiters, fields[i], waiter, redis.pcall)
+    end
   end
 end

@@ -42,13 +42,13 @@ local function encode_vote(vote)
   }, ' ') .. vote.words
 end
 
-local function load_votes(state, read_only)
+local function load_votes(state)
   local votes, dead = {}, {}
   local fields = redis.call('HGETALL', state)
   for i = 1, #fields, 2 do
     local vote = decode_vote(fields[i], fields[i + 1])
     if now < vote.closed_until then
-      if vote.set_back and not read_only then
+      if vote.set_back then
         redis.pcall('HSET', state, vote.id, encode_vote(vote)) -- an out-of-memory server may refuse it
       end
       votes[#votes + 1] = vote

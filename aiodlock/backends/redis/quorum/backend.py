@@ -16,6 +16,7 @@ from ...._model import (
     LockInfo,
     Refused,
     StoreRequest,
+    Tokens,
     Waiting,
 )
 from ..._label import make_label
@@ -181,8 +182,8 @@ class QuorumBackend:
     def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         return self._inspection.names(match)
 
-    async def break_lock(self, name: str, kind: Kind = "lock") -> int:
-        return await self._inspection.break_lock(name)
+    async def break_lock(self, name: str, kind: Kind = "lock", tokens: Tokens | None = None) -> int:
+        return await self._inspection.break_lock(name, tokens)
 
     async def forget(self, name: str) -> bool:
         raise Unsupported("what is done once is recorded on one server, and a quorum has several")

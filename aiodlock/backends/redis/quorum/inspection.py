@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import anyio
 
 from ...._errors import BackendError
-from ...._model import LockInfo
+from ...._model import LockInfo, Tokens
 from ...base import Unanswered
 from .broadcast import ANSWER_WITHIN, failure_of
 from .nodes import Nodes
-from .views import lock_info
+from .views import ids_of, lock_info
 from .voter import Voter
 
 _T = TypeVar("_T")
@@ -37,8 +37,15 @@ class Inspection:
         for name in sorted(set().union(*found)):
             yield name
 
-    async def break_lock(self, name: str) -> int:
-        broken = await self.of_majority(lambda voter: voter.break_votes(name))
+    async def break_lock(self, name: str, tokens: Tokens | None) -> int:
+        ids: Collection[bytes] | None = None
+        if tokens is not None:
+            # Votes have tokens of their own until a request holds: its id is the same on all nodes.
+            views = await self.of_majority(lambda voter: voter.inspect("lock", name))
+            ids = ids_of(views, len(self._nodes.voters), tokens)
+            if not ids:
+                return 0
+        broken = await self.of_majority(lambda voter: voter.break_votes(name, ids))
         return len(set().union(*broken))
 
     async def of_majority(self, call: Callable[[Voter], Coroutine[Any, Any, _T]]) -> list[_T]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...._model import HolderInfo, LockInfo, WaiterInfo
+from ...._model import HolderInfo, LockInfo, Tokens, WaiterInfo, seconds_since
 from ..replies import for_people, mode_of, owner_of, wrong_shape
 
 
@@ -73,22 +73,45 @@ def _most_common(tokens: Iterable[int]) -> int:
     return max(counted, key=counted.__getitem__, default=0)
 
 
-def lock_info(name: str, views: Sequence[NodeView], nodes: int) -> LockInfo:
-    """Return the holders by a majority of all nodes; all other requests wait, in order of the tickets."""
-    majority = nodes // 2 + 1
+def _confirmed(cast: Sequence[VoteView]) -> tuple[int, list[VoteView]]:
+    """Return the token that most of a request's votes have that may not be asked back, and those votes."""
+    standing = [vote for vote in cast if vote.stage != b"v"]
+    token = _most_common(vote.token for vote in standing)
+    return token, [vote for vote in standing if vote.token == token]
+
+
+def _by_request(views: Sequence[NodeView]) -> dict[bytes, list[VoteView]]:
     votes: dict[bytes, list[VoteView]] = {}
-    waiting: dict[bytes, VoteView | WaiterView] = {}
     for view in views:
         for id, vote in view.votes.items():
             votes.setdefault(id, []).append(vote)
+    return votes
+
+
+def ids_of(views: Sequence[NodeView], nodes: int, tokens: Tokens) -> list[bytes]:
+    """Return the ids of the requests that hold by a majority of all nodes with one of these tokens."""
+    found: list[bytes] = []
+    for id, cast in _by_request(views).items():
+        token, confirmed = _confirmed(cast)
+        if token in tokens and len(confirmed) > nodes // 2:
+            found.append(id)
+    return found
+
+
+def lock_info(name: str, views: Sequence[NodeView], nodes: int) -> LockInfo:
+    """Return the holders by a majority of all nodes; all other requests wait, in order of the tickets."""
+    majority = nodes // 2 + 1
+    votes = _by_request(views)
+    waiting: dict[bytes, VoteView | WaiterView] = {}
+    for view in views:
+        for id, vote in view.votes.items():
             waiting.setdefault(id, vote)
         for id, waiter in view.waiters.items():
             waiting.setdefault(id, waiter)
     holders: dict[tuple[bytes, bytes], HolderInfo] = {}
+    clock = max(view.clock for view in views)  # as tickets are made
     for id, cast in votes.items():
-        standing = [vote for vote in cast if vote.stage != b"v"]
-        token = _most_common(vote.token for vote in standing)
-        confirmed = [vote for vote in standing if vote.token == token]
+        token, confirmed = _confirmed(cast)
         if len(confirmed) < majority:
             continue
         del waiting[id]
@@ -102,9 +125,9 @@ def lock_info(name: str, views: Sequence[NodeView], nodes: int) -> LockInfo:
             count=before.count + 1 if before else 1,
             remaining=max(left, (before and before.remaining) or 0.0),
             client=vote.client.decode(),
+            holding=seconds_since(token, int(clock * 1e6)),
             **for_people(vote.words),
         )
-    clock = max(view.clock for view in views)  # as tickets are made
     ordered = sorted(waiting.items(), key=lambda item: (item[1].ticket, item[0]))
     waiters = tuple(
         WaiterInfo(

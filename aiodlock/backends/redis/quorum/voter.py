@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -255,11 +255,12 @@ class Voter:
         """Iterate over the names that this node knows and that match the glob."""
         return names_of(self.server, match)
 
-    async def break_votes(self, name: str) -> set[str]:
-        """Release the holders at this node; return the ids of those."""
+    async def break_votes(self, name: str, ids: Collection[bytes] | None) -> set[str]:
+        """Release the holders at this node, or these requests; return the ids of those."""
         keys = keys_of(self._prefix, "lock", name)
         names = (keys.state, keys.queue, keys.waiters, keys.token, keys.broken)
-        arguments = (*self._to_clients, self._marker_ms)
+        which = "all" if ids is None else b" ".join(ids).decode()
+        arguments = (*self._to_clients, self._marker_ms, which)
         reply = await self.server.eval(BREAK_VOTES, names, arguments, hurry=True)
         try:
             return {id.decode() for id in reply}
