@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import pytest
 
@@ -62,7 +63,8 @@ async def test_break_lets_the_waiter_in_and_spares_other_holders(client: aiodloc
 
 async def test_empty_collection_of_tokens_breaks_nobody(client: aiodlock.Client) -> None:
     async with client.lock("a") as lease:
-        for tokens in ([], (), frozenset[int](), iter(())):
+        nobody: list[Iterable[int]] = [[], (), frozenset(), iter(())]
+        for tokens in nobody:
             assert await client.break_lock("a", tokens=tokens) == 0
         for token in (0, -1, 1 << 70, lease.token + 1):
             assert await client.break_lock("a", tokens=[token]) == 0
