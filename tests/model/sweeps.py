@@ -268,7 +268,11 @@ class PausingDatabase(Database):
         self.do(self._keeper.execute(f"select pg_advisory_lock({_PAUSE})"))
         self.set_sweepers_clock(now)
         self._paused = asyncio.ensure_future(
-            self._sweeper.execute("select aiodlock.sweep(1000, '(0,0)')"), loop=self._loop
+            self._sweeper.execute(
+                "select aiodlock.sweep(100000, 100000, 'm0'), aiodlock.sweep(100000, 100000, 'b0'), "
+                "aiodlock.sweep(100000, 100000, 'r0'), aiodlock.sweep(100000, 100000, 'n0')"
+            ),
+            loop=self._loop,
         )
         super().do(self._wait_until_paused(self._paused))
 

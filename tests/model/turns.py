@@ -193,7 +193,10 @@ class VirtualTurns:
 
     def sweep(self) -> None:
         """Have the database delete what has had its time."""
-        self._fetch("select aiodlock.sweep(1000, '(0,0)')")
+        self._fetch(
+            "select aiodlock.sweep(100000, 100000, 'm0'), aiodlock.sweep(100000, 100000, 'b0'), "
+            "aiodlock.sweep(100000, 100000, 'r0'), aiodlock.sweep(100000, 100000, 'n0')"
+        )
 
     def stored(self) -> set[tuple[str, str, int]]:
         """Return table, key or id, and end of every row, also of those of other names."""

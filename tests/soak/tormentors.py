@@ -241,7 +241,10 @@ class PostgresTormentor(Tormentor):
         # A name's row, with a dead holder in it, stays as long as its last token or a marker is kept, which
         # is longer than anybody would wait here. Then any client sweeps, once a minute.
         await self._execute(_MUCH_LATER)
-        await self._execute("select aiodlock.sweep(1000, '(0,0)')")
+        await self._execute(
+            "select aiodlock.sweep(100000, 100000, 'm0'), aiodlock.sweep(100000, 100000, 'b0'), "
+            "aiodlock.sweep(100000, 100000, 'r0'), aiodlock.sweep(100000, 100000, 'n0')"
+        )
         rows = await self._execute(
             " union all ".join(
                 f"select concat('{one} ', t, ' at ', aiodlock.clock_us() / 1000) from aiodlock.{one} t"

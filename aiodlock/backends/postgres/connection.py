@@ -8,42 +8,33 @@ give up means to close the connection, which ends the await at once.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import asyncpg
 
-from ..._errors import BackendError, BackendUnavailable
-
-_logger = logging.getLogger("aiodlock")
-
 _T = TypeVar("_T")
 
-_CONNECT_WITHIN = 2.0
-_LONGEST_CONNECT = 10.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
-#: How long a call waits for the connection; its caller decides whether to try again.
-_WAIT_UP = 0.5
+#: For how long the server may say nothing at all until a connection counts as dead (seconds).
+SILENT_MOST = 10.0
 
-#: How long an answer may take before the connection counts as dead (seconds).
-ANSWER_WITHIN = 2.0
-
-#: How long the server waits for the next step of a transaction (ms). Less than ANSWER_WITHIN, because those
-#: who wait for its locks must not take the server for dead.
-_IDLE_MOST = 1000
+#: How long the server waits for the next step of a transaction, at the least (ms): its names are locked
+#: meanwhile. A step takes a round trip, so this follows what was learned of them.
+_IDLE_LEAST = 1000
 
 #: Have the server look once a second whether its client is still there, also while a call waits for a
-#: lock: else each call that was given up keeps a session. For the session, or for this transaction alone.
-LOOK_FOR_CLIENT, _LOOK_FOR_CLIENT_LOCALLY = (
-    f"select set_config('client_connection_check_interval', '1s', {local}) where version() ~ 'linux' "
-    "and current_setting('client_connection_check_interval', true) is not null"
-    for local in ("false", "true")
+#: lock: else each call that was given up keeps a session. And have it say that a commit did not wait for
+#: its standby. For the session, or for this transaction alone; where a condition holds.
+_SETTINGS = (
+    "select pg_catalog.set_config('client_min_messages', 'warning', {local}) where {condition}; "
+    "select pg_catalog.set_config('client_connection_check_interval', '1s', {local}) "
+    "where pg_catalog.version() ~ 'linux' and {condition} "
+    "and pg_catalog.current_setting('client_connection_check_interval', true) is not null"
 )
+_LOCAL_SETTINGS = _SETTINGS.format(local="true", condition="true")
 
 #: Everything that asyncpg raises when a server refuses, or a connection cannot be made or used.
 #: InternalClientError also where no host is what target_session_attrs asks for, as for a moment in a
@@ -64,6 +55,12 @@ _NEXT_HOST = (OSError, asyncpg.CannotConnectNowError, asyncpg.InternalClientErro
 _FILES = ("sslrootcert", "sslcrl", "sslcert", "sslkey")
 #: A pooler has handed the session to another client: prepared statements are not where they were made.
 POOLED = ("26000", "42P05")
+#: The session is in a transaction that was not left, or has left one: of no use any more.
+STUCK = "25P"
+#: What is used is not there, or not what it was: the schema was upgraded, or dropped.
+GONE = ("42883", "42P01", "3F000", "XX000", "0A000")
+#: What a message itself may be refused for: what stands in it, or how long it is.
+OF_THE_MESSAGE = ("22", "54")
 
 
 class Connection(Protocol):
@@ -80,6 +77,8 @@ class Connection(Protocol):
         self, channel: str, callback: Callable[..., object]
     ) -> Coroutine[Any, Any, None]: ...
     def add_termination_listener(self, callback: Callable[..., object]) -> None: ...
+    def add_log_listener(self, callback: Callable[..., object]) -> None: ...
+    def get_server_pid(self) -> int: ...
     def is_closed(self) -> bool: ...
     def terminate(self) -> None: ...
 
@@ -151,6 +150,13 @@ def one_host_each(url: str) -> list[str]:
     ]
 
 
+def without_attributes(url: str) -> str:
+    """Return a URL that leads to standbys, too."""
+    parts = urlsplit(url)
+    query = [one for one in parse_qsl(parts.query) if one[0] != "target_session_attrs"]
+    return parts._replace(query=urlencode(query)).geturl()
+
+
 async def ask(connection: Connection, query: Coroutine[Any, Any, _T], within: float) -> _T:
     """Return a query's answer. Give the connection up after ``within`` seconds, and when cancelled."""
     task = asyncio.ensure_future(query)
@@ -171,162 +177,44 @@ async def ask(connection: Connection, query: Coroutine[Any, Any, _T], within: fl
 
 
 @asynccontextmanager
-async def transaction(connection: Connection) -> AsyncIterator[None]:
+async def transaction(connection: Connection, idle: float = 0.0) -> AsyncIterator[None]:
     """A transaction of several steps. Between two of them this process may be paused, or cut off from the
-    server. So the server ends the session then: else the transaction would keep its locks."""
-    await connection.execute(
-        f"begin; set local idle_in_transaction_session_timeout = {_IDLE_MOST}; {_LOOK_FOR_CLIENT_LOCALLY}"
-    )
-    try:
-        yield
-    except BaseException:
-        if not connection.is_closed():
-            await connection.execute("rollback")
-        raise
-    await connection.execute("commit")
+    server. So the server ends the session then: else the transaction would keep its locks.
 
+    The server may refuse each step, also the first and the last one. Then the transaction is left; if even
+    that fails, the connection is closed: behind a pooler it would stay in that transaction for good.
 
-class Link:
-    """One connection, made again when it is lost.
-
-    ``prepare`` runs on each new connection before it counts as up, ``on_up`` after that (with False the
-    first time). Mutable state: ``connection`` (None while there is none), ``failure`` (why there is none),
-    ``pooled`` (it goes through a pooler), ``was_up``, and the events ``_up``, ``_lost`` and ``_hurry``.
+    :param idle: the seconds that the server shall wait for the next step; a second at the least.
     """
+    most = max(_IDLE_LEAST, round(idle * 1000))
+    try:
+        await connection.execute(
+            f"begin; set local idle_in_transaction_session_timeout = {most}; {_LOCAL_SETTINGS}"
+        )
+        yield
+        done = await connection.execute("commit")
+    except BaseException:
+        await _leave_transaction(connection)
+        raise
+    if done != "COMMIT":
+        raise asyncpg.TransactionRollbackError(f"the transaction was not committed: {done}")
 
-    def __init__(
-        self,
-        source: str,
-        described: str,
-        *,
-        pooled: bool,
-        prepare: Callable[[Connection], Awaitable[None]],
-        on_up: Callable[[bool], object],
-    ) -> None:
-        self.described: str = described
-        self.connection: Connection | None = None
-        self.failure: Exception | None = None
-        self.pooled: bool = pooled
-        self.was_up: bool = False
-        self._source = source
-        self._prepare = prepare
-        self._on_up = on_up
-        self._up = asyncio.Event()
-        self._lost = asyncio.Event()
-        self._hurry = asyncio.Event()
 
-    async def run(self) -> None:
-        """Keep the connection up until cancelled.
-
-        :raises BackendError: the server refuses for good, before it was ever up.
-        """
-        pause, within = _FIRST_PAUSE, _CONNECT_WITHIN
-        while True:
-            try:
-                connection = await self._connect(within)
-            except (*FAILURES, BackendError) as failed:
-                self.failure = failed if str(failed) else TimeoutError("no answer in time")
-                self._see_final(failed)
-                if isinstance(failed, TimeoutError):
-                    within = min(2 * within, _LONGEST_CONNECT)
-            else:
-                pause, within = _FIRST_PAUSE, _CONNECT_WITHIN
-                try:
-                    await self._stay(connection)
-                finally:
-                    self._drop(connection)
-            self._hurry.clear()
-            try:
-                async with asyncio.timeout(pause * random.uniform(0.5, 1.0)):
-                    await self._hurry.wait()
-            except TimeoutError:
-                pass
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-    async def _connect(self, within: float) -> Connection:
-        self._lost.clear()
-        cache = {"statement_cache_size": 0} if self.pooled else {}
-        connection = await connect(self._source, within, **cache)
-        try:
-            connection.add_termination_listener(self._on_terminated)
-            await self._prepare(connection)
-        except asyncpg.PostgresError as refused:
-            connection.terminate()
-            self._see_pooler(refused)
-            raise
-        except BaseException:
-            connection.terminate()
-            raise
-        return connection
-
-    def _see_final(self, failed: Exception) -> None:
-        """Raise unless the next try may succeed, or the client is in use."""
-        if self.was_up or isinstance(failed, BackendUnavailable):
-            return
-        if isinstance(failed, BackendError):
-            raise failed
-        if isinstance(failed, asyncpg.ClientConfigurationError):
-            raise BackendError(f"{self.described} cannot be used: {failed}") from failed
-        if not will_pass(failed) and not sqlstate_of(failed).startswith(POOLED):
-            raise BackendError(f"{self.described} refused: {failed}") from failed
-
-    async def _stay(self, connection: Connection) -> None:
-        self.connection, self.failure = connection, None
-        before, self.was_up = self.was_up, True
-        self._up.set()
-        self._on_up(before)
-        await self._lost.wait()
-        self._log_loss()
-
-    def _log_loss(self) -> None:
-        why = self.failure or "closed by the server"
-        extra = {"event": "no_connection"}
-        _logger.warning("the connection to %s was lost: %s", self.described, why, extra=extra)
-
-    def _drop(self, connection: Connection) -> None:
-        self._up.clear()
-        self.connection = None
-        if self.failure is None:
-            self.failure = ConnectionError("the connection was lost")
+async def _leave_transaction(connection: Connection) -> None:
+    if connection.is_closed():
+        return
+    try:
+        await connection.execute("rollback")
+    except FAILURES:
         connection.terminate()
 
-    def _see_pooler(self, failed: Exception) -> None:
-        if sqlstate_of(failed).startswith(POOLED):
-            self.pooled = True
 
-    def _on_terminated(self, _: object) -> None:
-        self._lost.set()
+async def direct(connection: Connection) -> bool:
+    """Tell whether no pooler is between. If so, change the settings of the session.
 
-    def give_up(self, why: Exception) -> None:
-        """Close the present connection; another one is made."""
-        if self.connection is not None:
-            self.failure = why
-            self._see_pooler(why)
-            self.connection.terminate()
-            self.connection = None
-            self._up.clear()
-        self._lost.set()
-
-    async def wait_up(self, *, hurry: bool = False) -> None:
-        """Return when it is up, or raise BackendUnavailable after half a second.
-
-        :param hurry: try to connect at once.
-        """
-        if hurry:
-            self._hurry.set()
-        try:
-            async with asyncio.timeout(_WAIT_UP):
-                while self.connection is None:
-                    await self._up.wait()
-        except TimeoutError:
-            raise self.unavailable() from self.failure
-
-    def unavailable(self) -> BackendUnavailable:
-        """Return the error of a call that was not sent."""
-        return BackendUnavailable(
-            f"no connection to {self.described}: {self.failure or 'not answered yet'}"
-        )
-
-    async def first_up(self) -> None:
-        """Return when it is up."""
-        await self._up.wait()
+    A pooler gives its clients process numbers of its own. It lends a session to others, too: so nothing
+    must stay in one, not even a prepared statement. This is one message, and its answer a number of rows.
+    """
+    same = f"pg_catalog.pg_backend_pid() = {connection.get_server_pid():d}"
+    settings = _SETTINGS.format(local="false", condition=same)
+    return await connection.execute(f"{settings}; select where {same}") == "SELECT 1"

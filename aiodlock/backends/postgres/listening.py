@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from .connection import ANSWER_WITHIN, FAILURES, Connection, Link, ask
+from .._identity import Known
+from .connection import FAILURES, SILENT_MOST, Connection, ask
+from .history import History, history_at
+from .link import Host, Link, Prepared
 
 #: How often the listening connection is asked whether it is there.
 _WATCH_EVERY = 5.0
@@ -14,8 +17,11 @@ _WATCH_EVERY = 5.0
 class Listening:
     """The connection that hears notifications. It is watched, because a listener may die without a sign.
 
+    A pooler lends its sessions to others, too. So nothing is listened to through one, unless the user says
+    that a session is this client's alone.
+
     Mutable state: ``_heard_by`` (whom the payloads of each channel go to), ``_listened`` (the channels that
-    the present connection listens to), ``_examined`` (the connection of which ``on_up`` knows),
+    the connection ``_on`` listens to), ``_examined`` (the connection of which ``on_up`` knows),
     ``_changed`` (set when there is something to do).
     """
 
@@ -24,14 +30,23 @@ class Listening:
         source: str,
         described: str,
         *,
+        known: Known[History],
+        sessions: bool,
         on_up: Callable[[], Awaitable[None]],
     ) -> None:
         self.link: Link = Link(
-            source, described, pooled=False, prepare=self._prepare, on_up=lambda _: None
+            source,
+            described,
+            pooled=False,
+            known=known,
+            prepare=self._prepare,
+            on_up=lambda _: None,
+            sessions=sessions,
         )
         self._on_up = on_up
         self._heard_by: dict[str, list[Callable[[str], object]]] = {}
         self._listened: set[str] = set()
+        self._on: Connection | None = None
         self._examined: Connection | None = None
         self._changed = asyncio.Event()
 
@@ -55,17 +70,19 @@ class Listening:
         self._examined = None
         self._changed.set()
 
-    async def _prepare(self, connection: Connection) -> None:
-        self._listened = set()
-        await self._listen_to_all(connection)
+    async def _prepare(self, connection: Connection, host: Host) -> Prepared:
+        several = len(self.link.hosts) > 1
+        return Prepared(await history_at(connection, host.patience.learned) if several else None)
 
     async def _listen_to_all(self, connection: Connection) -> None:
+        if self.link.pooled:
+            return
         for channel in self._heard_by.keys() - self._listened:
-            await ask(connection, connection.add_listener(channel, self._hear), ANSWER_WITHIN)
+            await ask(connection, connection.add_listener(channel, self._hear), SILENT_MOST)
             self._listened.add(channel)
             self._hear(None, 0, channel, "")
         for channel in self._listened - self._heard_by.keys():
-            await ask(connection, connection.remove_listener(channel, self._hear), ANSWER_WITHIN)
+            await ask(connection, connection.remove_listener(channel, self._hear), SILENT_MOST)
             self._listened.discard(channel)
 
     def _hear(self, _: object, __: int, channel: str, payload: object) -> None:
@@ -82,13 +99,16 @@ class Listening:
                 continue
             try:
                 self._changed.clear()
+                if self._on is not connection:
+                    self._on, self._listened = connection, set()
+                await self._listen_to_all(connection)
                 if self._examined is not connection:
                     self._examined = connection
                     await self._on_up()
                 if self.link.connection is not connection:
                     continue
                 await self._listen_to_all(connection)
-                await ask(connection, _alive(connection), ANSWER_WITHIN)
+                await ask(connection, _alive(connection), SILENT_MOST)
             except FAILURES as failed:
                 self.link.give_up(failed)
                 await asyncio.sleep(0)

@@ -10,11 +10,20 @@ import asyncpg
 
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
+from ..._patience import LEAST, LONGEST, Patience
 from ..base import Unanswered
-from .connection import ANSWER_WITHIN, FAILURES, POOLED, Connection, Link, sqlstate_of, will_pass
+from .connection import (
+    FAILURES,
+    GONE,
+    OF_THE_MESSAGE,
+    POOLED,
+    STUCK,
+    Connection,
+    sqlstate_of,
+    will_pass,
+)
+from .link import Link
 
-#: An answer may take twice as long after each time in which none came, up to this (seconds).
-_LONGEST_ANSWER = 16.0
 #: How much later than it was due a missing answer is looked for once more (seconds).
 _LAST_LOOK = 0.05
 #: How many messages go out in one call at the most. Their names stay locked until it is committed, and each
@@ -25,14 +34,29 @@ _MOST, _MOST_WHEN_SLOW = 32, 128
 _SLOW = 0.005
 #: After so many calls of one message in a row, the next one does not wait for further messages.
 _ALONE = 8
+#: So many characters go out in one call at the most: an answer has about as many. It must fit into what a
+#: connection takes without a reader, else a client that is paused would keep its names locked.
+_MOST_TEXT = 16_000
 
 
 class Message(NamedTuple):
-    """A line for ``turn``; and the statement, with further arguments, for when it goes alone."""
+    """A line for ``turn``; and the statement, with further arguments, for when it goes alone.
+
+    :param lease: the length of the lease that hangs on the answer, in seconds.
+    """
 
     text: str
     alone: str
     arguments: tuple[object, ...] = ()
+    lease: float | None = None
+
+
+class OtherHistory(Exception):
+    """The server is not the one that this client knows, or its functions are of another version."""
+
+
+class NotReplicated(Exception):
+    """The server has committed without its standby: it may forget that. Somebody has ended the wait."""
 
 
 _Query: TypeAlias = Callable[[Connection], Coroutine[Any, Any, Any]]
@@ -77,8 +101,10 @@ class Messages:
     the next turn of the event loop), ``_alone`` (so many calls in a row were one message, and none came
     meanwhile), ``_closed``, ``_broken`` (why nothing can be sent any more), the events ``_stopped`` (that
     is so) and ``_over`` (a call has ended), ``_took`` (how long a call of many messages takes on average),
-    ``_within`` (how long an answer may take now), ``_on`` and ``_late_at`` (the present call's connection,
-    and until when its answer may take), ``_timer``.
+    ``_on`` and ``_late_at`` (the present call's connection, and until when its answer may take),
+    ``_unanswered`` (who waits for that), ``_timer``.
+
+    :param on_answer: called for each call that was answered.
     """
 
     def __init__(
@@ -86,10 +112,13 @@ class Messages:
         link: Link,
         call: Callable[[Connection, list[Message]], Coroutine[Any, Any, list[str]]],
         on_heard: Callable[[Sequence[str]], object],
+        on_answer: Callable[[], object],
     ) -> None:
         self.link: Link = link
+        self.patience: Patience = Patience(LEAST, LONGEST)
         self._call = call
         self._on_heard = on_heard
+        self._on_answer = on_answer
         self._waiting: list[tuple[Message, asyncio.Future[str]]] = []
         self._queries: list[tuple[_Query, asyncio.Future[Any]]] = []
         self._busy = self._due = self._closed = False
@@ -98,9 +127,9 @@ class Messages:
         self._over = asyncio.Event()
         self._stopped = asyncio.Event()
         self._took = 0.0
-        self._within = ANSWER_WITHIN
         self._on: Connection | None = None
-        self._late_at = 0.0
+        self._late_at = self._within = 0.0
+        self._unanswered: Sequence[asyncio.Future[Any]] = ()
         self._timer: asyncio.TimerHandle | None = None
 
     def submit(self, message: Message) -> asyncio.Future[str]:
@@ -113,11 +142,15 @@ class Messages:
 
     async def query(self, query: _Query) -> Any:
         """Run a query after the messages that were submitted before; return what it does."""
+        return await self.start_query(query)
+
+    def start_query(self, query: _Query) -> asyncio.Future[Any]:
+        """The same, without waiting for it."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         self._queries.append((query, answer))
         self._wake(loop)
-        return await answer
+        return answer
 
     async def run(self) -> None:
         """Send until cancelled."""
@@ -144,6 +177,8 @@ class Messages:
             self._fail_all(self.link.unavailable())
         elif self._busy:
             self._alone = 0
+            if self.link.connection is None:
+                self._fail_all(self.link.unavailable())
         elif self._alone >= _ALONE:
             self._next()  # whoever else comes in this turn waits for the next call
         elif not self._due:
@@ -160,7 +195,8 @@ class Messages:
             return
         queries, self._queries = self._queries, []
         most = _MOST_WHEN_SLOW if self._took > _SLOW else _MOST
-        messages, self._waiting = self._waiting[:most], self._waiting[most:]
+        messages = _fitting(self._waiting[:most])
+        del self._waiting[: len(messages)]
         self._busy = True
         self._alone = self._alone + 1 if len(messages) == 1 else 0
         _Run(self._carry(connection, messages, queries), self._on_over)
@@ -188,11 +224,13 @@ class Messages:
     async def _send(
         self, connection: Connection, batch: list[tuple[Message, asyncio.Future[str]]]
     ) -> None:
-        self._must_answer(connection)
+        leases = [message.lease for message, _ in batch if message.lease is not None]
+        within = self.patience.within(min(leases) if leases else None)
+        self._must_answer(connection, [answer for _, answer in batch], within)
         started = now()
         try:
             answers = await self._call(connection, [message for message, _ in batch])
-        except FAILURES as failed:
+        except (*FAILURES, OtherHistory, NotReplicated) as failed:
             if len(batch) > 1 and _is_final(connection, failed):
                 # Nothing was carried out, because of one of them: each by itself.
                 for one in batch:
@@ -203,7 +241,7 @@ class Messages:
         if len(batch) >= _MOST:
             # Some calls only release, and wait for nothing: so the average of about ten counts.
             self._took += (now() - started - self._took) / 10
-        self._within = ANSWER_WITHIN
+        self._answered(connection, now() - started)
         for text, (_, future) in zip(answers, batch, strict=False):
             if not future.done():
                 future.set_result(text)
@@ -213,20 +251,33 @@ class Messages:
     async def _run_query(
         self, connection: Connection, query: _Query, answer: asyncio.Future[Any]
     ) -> None:
-        self._must_answer(connection)
+        if self.link.connection is not connection:
+            _fail([answer], self.link.unavailable())
+            return
+        self._must_answer(connection, [answer], self.patience.within())
+        started = now()
         try:
             result = await query(connection)
-        except FAILURES as failed:
+        except (*FAILURES, OtherHistory) as failed:
             self._failed(connection, failed, [answer])
         else:
-            self._within = ANSWER_WITHIN
+            self._answered(connection, now() - started)
             if not answer.done():
                 answer.set_result(result)
 
-    def _must_answer(self, connection: Connection) -> None:
-        """Give the connection up unless the call that begins now is answered in time."""
+    def _answered(self, connection: Connection, took: float) -> None:
+        self.patience.answered(took)
+        self._unanswered = ()
+        self.link.trust(connection)
+        self._on_answer()
+
+    def _must_answer(
+        self, connection: Connection, answers: Sequence[asyncio.Future[Any]], within: float
+    ) -> None:
+        """Doubt the connection unless the call that begins now is answered in time."""
         loop = asyncio.get_running_loop()
-        self._on, self._late_at = connection, loop.time() + self._within
+        self._unanswered, self._within = answers, within
+        self._on, self._late_at = connection, loop.time() + within
         if self._timer is None:
             # One timer for all calls: where it comes too early, it is set again.
             self._timer = loop.call_at(self._late_at, self._look_at_clock, loop)
@@ -245,29 +296,42 @@ class Messages:
         self._timer = None
         if not self._busy or self._late_at != late_at:
             self._look_at_clock(loop)  # it was answered
-        elif self.link.connection is self._on:
-            self.link.give_up(TimeoutError(f"no answer for {self._within:g} s"))
-            self._within = min(2 * self._within, _LONGEST_ANSWER)
-        elif self._on is not None:
-            self._on.terminate()
+        elif self.link.connection is self._on and self._on is not None:
+            # The answer may be on its way, and is a sample when it comes. It is for nobody then: whoever
+            # asks again has a message with the same id.
+            self.patience.ran_out()
+            silent = TimeoutError(f"no answer for {self._within:.3g} s")
+            self.link.doubt(self._on, silent)
+            _fail(self._unanswered, Unanswered(f"{self.link.described}: {silent}"))
+            self._fail_all(self.link.unavailable())
 
     def _failed(
         self, connection: Connection, failed: Exception, answers: Sequence[asyncio.Future[Any]]
     ) -> None:
-        where, error = self.link.described, BackendError
-        if not _is_refused(connection, failed):
+        where, code = self.link.described, sqlstate_of(failed)
+        error: type[BackendError] = BackendUnavailable
+        if isinstance(failed, NotReplicated):
+            self.link.trust(connection)
+            error, message = Unanswered, f"{where}: {failed}"
+        elif isinstance(failed, OtherHistory):
+            message = f"{where}: {failed}"
+            self._give_up(connection, failed)
+        elif not _is_refused(connection, failed):
             # The server may have committed before the connection was lost.
             error, message = Unanswered, f"{where}: {self.link.failure or failed}"
             self._give_up(connection, failed)
+        elif code.startswith(OF_THE_MESSAGE) and not will_pass(failed):
+            error, message = BackendError, f"{where} refused: {failed}"
         elif will_pass(failed):
-            error, message = BackendUnavailable, f"{where} is not ready: {failed}"
-            if sqlstate_of(failed) == "25006":  # a standby now: another server is the primary
+            message = f"{where} is not ready: {failed}"
+            if code == "25006":  # a standby now: another server is the primary
                 self._give_up(connection, failed)
-        elif sqlstate_of(failed).startswith(POOLED):
-            error, message = BackendUnavailable, f"{where} is a pooler: {failed}"
-            self._give_up(connection, failed)
         else:
-            message = f"{where} refused: {failed}"
+            # The client was let in before: what is withdrawn may be given back, and what is missing be made
+            # again. A new connection tells what is wrong.
+            message = f"{where} refuses for now: {failed}"
+            if code.startswith((*POOLED, *GONE, STUCK)):
+                self._give_up(connection, failed)
         _fail(answers, error(message))
 
     def _give_up(self, connection: Connection, why: Exception) -> None:
@@ -291,7 +355,21 @@ def _is_final(connection: Connection, failed: Exception) -> bool:
     """Whether the server would refuse the same call again."""
     if not _is_refused(connection, failed) or will_pass(failed):
         return False
-    return not sqlstate_of(failed).startswith(POOLED)
+    return sqlstate_of(failed).startswith(OF_THE_MESSAGE)
+
+
+def _fitting(
+    waiting: Sequence[tuple[Message, asyncio.Future[str]]],
+) -> list[tuple[Message, asyncio.Future[str]]]:
+    """Return the first ones, as many as may go out in one call."""
+    length = 0
+    fitting: list[tuple[Message, asyncio.Future[str]]] = []
+    for one in waiting:
+        length += len(one[0].text)
+        if fitting and length > _MOST_TEXT:
+            break
+        fitting.append(one)
+    return fitting
 
 
 def _fail(answers: Sequence[asyncio.Future[Any]], error: BackendError) -> None:

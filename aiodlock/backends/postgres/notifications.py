@@ -11,10 +11,13 @@ import logging
 from collections.abc import Sequence
 
 from ..._errors import BackendError
+from .._identity import Known
 from ..kept import Notices
 from .connection import Connection
+from .history import History
 from .listening import Listening
 from .messages import Messages
+from .replies import token_of
 
 _logger = logging.getLogger("aiodlock")
 
@@ -32,11 +35,22 @@ class Notifications:
     ``_probed`` (set when the last one arrives), ``_heard_on`` (the connection where the latest arrived).
     """
 
-    def __init__(self, messages: Messages, source: str, described: str, label: str) -> None:
+    def __init__(
+        self,
+        messages: Messages,
+        source: str,
+        described: str,
+        label: str,
+        known: Known[History],
+        *,
+        sessions: bool,
+    ) -> None:
         self.listener: Notices | None = None
         self.polls: bool = False
         self.known: asyncio.Event = asyncio.Event()
-        self.listening: Listening = Listening(source, described, on_up=self._on_up)
+        self.listening: Listening = Listening(
+            source, described, known=known, sessions=sessions, on_up=self._on_up
+        )
         self._messages = messages
         self._channel = channel(label)
         self._probes = 0
@@ -52,13 +66,17 @@ class Notifications:
         """See whether notifications arrive. Through a pooler that shares its connections they do not, nor
         from another server than that of the messages."""
         await self._messages.link.first_up()
+        if self.listening.link.pooled:
+            self._begin_to_poll()
+            self._be_known()
+            return
         connection = self.listening.link.connection
         self._probes += 1
         self._probed.clear()
-        sql = f"select pg_notify('{self._channel}', '{self._probe}')"
+        sql = f"select pg_catalog.pg_notify('{self._channel}', '{self._probe}')"
         try:
             await self._messages.query(lambda shared: shared.execute(sql))
-            async with asyncio.timeout(_PROBE_WITHIN):
+            async with asyncio.timeout(max(_PROBE_WITHIN, self._messages.patience.learned)):
                 await self._probed.wait()
         except BackendError:
             pass  # the connection for messages was lost: this is called again when there is another one
@@ -68,6 +86,9 @@ class Notifications:
                 self.listening.link.give_up(TimeoutError("no notifications arrive any more"))
                 return
             self._begin_to_poll()
+        self._be_known()
+
+    def _be_known(self) -> None:
         self.known.set()
         if self.listener is not None:
             self.listener.on_look(None)  # notifications may have been missed
@@ -110,24 +131,34 @@ class Notifications:
         if listener is None:
             return
         for message in messages:
-            match message.split(" "):
-                case ["granted", request_id, key, token]:
-                    recalled = token.endswith("r")
-                    listener.on_granted(request_id, int(token.rstrip("r")), key, recalled)
-                case ["recall", request_id, _]:
-                    listener.on_recalled(request_id)
-                case ["look", request_id, _]:
-                    listener.on_look(request_id)
-                case ["done", request_ids, _]:
-                    # Of very many waiters not all ids fit into a notification.
-                    for request_id in request_ids.split(","):
-                        listener.on_look(None if request_id == "*" else request_id)
-                case ["broken", request_id, _, token]:
-                    listener.on_broken(request_id, int(token))
-                case _:
-                    _logger.warning(
-                        "a notification of the wrong shape was ignored: %.200r", message
-                    )
+            try:
+                _hear_message(listener, message)
+            except ValueError:  # every role may notify on every channel
+                extra = {"event": "wrong_shape"}
+                _logger.warning(
+                    "a notification of the wrong shape was ignored: %.200r", message, extra=extra
+                )
+
+
+def _hear_message(listener: Notices, message: str) -> None:
+    """Tell what a message says.
+
+    :raises ValueError: it says nothing that is known.
+    """
+    match message.split(" "):
+        case ["granted", request_id, key, token]:
+            recalled = token.endswith("r")
+            listener.on_granted(request_id, token_of(token.removesuffix("r")), key, recalled)
+        case ["recall", request_id, _]:
+            listener.on_recalled(request_id)
+        case ["look" | "done", request_ids, _, *_]:
+            # Of very many waiters not all ids fit into a notification.
+            for request_id in request_ids.split(","):
+                listener.on_look(None if request_id == "*" else request_id)
+        case ["broken", request_id, _, token]:
+            listener.on_broken(request_id, token_of(token))
+        case _:
+            raise ValueError(message)
 
 
 def channel(client: str) -> str:

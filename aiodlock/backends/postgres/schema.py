@@ -8,14 +8,14 @@ from typing import Literal
 Durability = Literal["logged", "unlogged"]
 
 #: The version of what `schema.sql` makes. A client works with this version and no other.
-VERSION = 11
+VERSION = 12
 #: Why nothing can be written by this session: what the server is, and what to do. Empty where it can.
 READ_ONLY = """
 select case
-  when pg_is_in_recovery() then
+  when pg_catalog.pg_is_in_recovery() then
     'is a standby, which is read-only: name the primary, or several hosts and '
     'target_session_attrs=read-write'
-  when current_setting('transaction_read_only')::boolean then
+  when pg_catalog.current_setting('transaction_read_only')::boolean then
     'has read-only sessions for this role: switch default_transaction_read_only off, for the server, the '
     'database or the role (ALTER ROLE the_role SET default_transaction_read_only = off)'
   else '' end
@@ -34,6 +34,11 @@ UPGRADES = {
     8: "",  # the same
     9: "alter table aiodlock.meta replica identity full",
     10: "alter table aiodlock.record add column if not exists recorded_at bigint not null default 0",
+    11: """
+        create table if not exists aiodlock.history (
+          timeline integer primary key, id text not null, born_us bigint not null
+        )
+    """,
 }
 #: What functions that clients call begin with. With enable_sort, the rows of a name would be collected and
 #: sorted: beside a transaction that stays open these are all that ever were. With jit, servers before 18

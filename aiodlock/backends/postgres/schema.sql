@@ -12,7 +12,12 @@
 -- through all of it. So would a plan that collects the rows of a name and sorts them, and the server prefers that to the
 -- index for a table of few live rows: the functions set enable_sort = off.
 
-create schema aiodlock;
+-- Another role may have made it, if that which installs must not.
+do $$ begin
+  if to_regnamespace('aiodlock') is null then
+    create schema aiodlock;
+  end if;
+end $$;
 
 -- hold_until: until then the name stays closed if the body began. rest: the request has left, and keeps the name closed
 -- for so long after `deadline`; 0 while it is here. note, description: for people. lingers: 1 if its client may keep the
@@ -92,12 +97,43 @@ insert into aiodlock.meta values (
   @version@, case when @is_unlogged@ then 'unlogged' else 'logged' end, 0
 );
 
+-- Which history this is. A row for each timeline on which a client has called, with a random id: two standbys that were
+-- promoted apart from each other write on timelines of the same number. born_us: when that was, on the server's clock.
+create table aiodlock.history (timeline integer primary key, id text not null, born_us bigint not null);
+
 -- One row, which is gone when the tables are: after a crash of the server, unlogged ones are empty. Nothing is granted
 -- before `opened_at` then, because somebody may still believe in a lease that was lost with them.
 create @unlogged@ table aiodlock.present (opened_at bigint not null);
 insert into aiodlock.present values (0);
 
 -- FUNCTIONS: an upgrade runs what follows.
+
+-- Which versions of clients may work here, the oldest and the newest. Every version of the schema, also a later one, has
+-- this function with this name and this result; all else may change.
+create function aiodlock.versions(out oldest integer, out newest integer) language sql stable security definer
+set search_path = pg_catalog, pg_temp as $$ select m.version, m.version from aiodlock.meta m $$;
+
+-- The timeline of the log that is being written; null on a standby. A checkpoint's timeline may lag by minutes.
+create function aiodlock.timeline() returns text language sql stable as
+$$ select case when not pg_is_in_recovery() then left(pg_walfile_name(pg_current_wal_lsn()), 8) end $$;
+
+-- Clients of this version may call. Asked in each call, with the history: see `store.py`.
+create function aiodlock.version() returns integer language sql immutable as $$ select @version@ $$;
+
+-- Whether commits wait for a standby. What makes somebody a holder, or tells a record, has to wait for what it has read,
+-- too: a commit whose wait was ended, by an operator or by a crash, is visible here, and perhaps nowhere else. What waits
+-- for a message of its own in the log waits for all that stands before it.
+create function aiodlock.wait_for_standby() returns void language plpgsql as $$
+begin
+  if current_setting('synchronous_standby_names') <> '' then
+    perform pg_logical_emit_message(true, 'aiodlock', '');
+  end if;
+end $$;
+
+-- The word of a grant that is told to another client. With a standby the grant may be visible and not there yet: then the
+-- waiter asks, and the answer waits for the standby.
+create function aiodlock.granted_word() returns text language sql stable as
+$$ select case when current_setting('synchronous_standby_names') = '' then 'granted ' else 'look ' end $$;
 
 -- The server's clock in microseconds. Tests replace this function.
 create function aiodlock.clock_us() returns bigint language sql volatile as
@@ -197,16 +233,18 @@ begin
   end if;
 end $$;
 
--- Of unlogged tables: keep the longest that any lease, with its lock-delay, may be (ms). Returns the longest so far.
-create function aiodlock.note_length(asked bigint) returns bigint language plpgsql as $$
+-- Of unlogged tables: keep the longest that any lease, with its lock-delay, may be (ms), and a day at the most: else one
+-- lease of a year would close all names for a year after a crash. Returns the longest so far.
+create function aiodlock.note_length(wished bigint) returns bigint language plpgsql as $$
 declare
   known bigint;
+  asked bigint := least(wished, 86400000);
 begin
   select m.longest into known from aiodlock.meta m;
   if known < asked then
     update aiodlock.meta m set longest = asked where m.longest < asked;
   end if;
-  return greatest(known, asked);
+  return greatest(known, wished);
 end $$;
 
 -- Of unlogged tables: the time from which on grants are made. Since a crash it is as far away as the longest lease at
@@ -222,8 +260,8 @@ begin
     select p.opened_at into at_ms from aiodlock.present p;
   end if;
   if now_ms < at_ms then
-    update aiodlock.present p set opened_at = now_ms + m.longest
-      from aiodlock.meta m where p.opened_at > now_ms + m.longest;
+    update aiodlock.present p set opened_at = now_ms + least(m.longest, 86400000)
+      from aiodlock.meta m where p.opened_at > now_ms + least(m.longest, 86400000);
     select p.opened_at into at_ms from aiodlock.present p;
   end if;
   return at_ms;
@@ -249,9 +287,9 @@ end $$;
 --   waiting LEFT LOOK FLOOR    LOOK: ms until the earliest blocker ends if at the head, else -1
 --   closed LEFT                after a crash that emptied unlogged tables
 --   released | withdrawn | recorded | gone broken|expired|taken_over|gone | broke NUMBER | forgot 0|1 | looked
---   done RESULT                a success is on record
+--   done [RESULT]              a success is on record; a long result is to be read by `recorded`
 -- Notifications, here or by NOTIFY for other clients: granted ID KEY TOKEN (an r behind it: recalled at once) |
--- recall ID KEY | look ID KEY | broken ID KEY TOKEN | done ID,ID KEY (or * for all of the client's waiters).
+-- recall ID KEY | look ID (or *) KEY | broken ID KEY TOKEN | done ID,ID KEY (or * for all of the client's waiters).
 --
 -- The messages about one name follow each other, so that its row is read and written once.
 create function aiodlock.turn(caller text, retention bigint, messages text) returns text
@@ -469,7 +507,7 @@ begin
         answers[number] := 'looked';
         continue;
       elsif verb in ('acquire', 'extend') and now_ms < recorded_until then
-        answers[number] := 'done ' || result;
+        answers[number] := case when length(result) <= 256 then 'done ' || result else 'done' end;
         continue;
       elsif verb = 'forget' then
         answers[number] := 'forgot ' || (now_ms < recorded_until)::integer;
@@ -728,13 +766,13 @@ begin
               mine := h;
               own := null;
             end if;
-            message := 'granted ' || head.id || ' ' || k || ' ' || token_held;
+            message := head.id || ' ' || k || ' ' || token_held;
             if head.lingers then
               late := late || head.id;
             elsif head.client = caller then
-              heard := coalesce(heard, '') || E'\n' || message;
+              heard := coalesce(heard, '') || E'\ngranted ' || message;
             else
-              perform aiodlock.tell(head.client, message);
+              perform aiodlock.tell(head.client, aiodlock.granted_word() || message);
             end if;
           end loop;
           head_at := coalesce(head.arrival, 0);
@@ -747,7 +785,7 @@ begin
             for place in 1 .. cardinality(holding) loop
               h := holding[place];
               if h.id = any (late) then
-                message := 'granted ' || h.id || ' ' || k || ' ' || h.token;
+                message := h.id || ' ' || k || ' ' || h.token;
                 if head_at > 0 then
                   h.lingers := 2;
                   holding[place] := h;
@@ -757,9 +795,9 @@ begin
                   mine := h;
                 end if;
                 if h.client = caller then
-                  heard := coalesce(heard, '') || E'\n' || message;
+                  heard := coalesce(heard, '') || E'\ngranted ' || message;
                 else
-                  perform aiodlock.tell(h.client, message);
+                  perform aiodlock.tell(h.client, aiodlock.granted_word() || message);
                 end if;
               end if;
             end loop;
@@ -950,6 +988,13 @@ begin
   if durable is null then
     -- Only releases: if a crash of the server forgets one, the lease ends at its deadline.
     done := set_config('synchronous_commit', 'off', true) is null;
+  elsif current_setting('synchronous_standby_names') <> '' then
+    perform aiodlock.wait_for_standby();
+  end if;
+  if length(heard) > 16000 then
+    -- An answer must fit into what a connection takes without a reader: else a client that is paused would keep its
+    -- names locked. Hints can be left out, and the client asks about all that it has.
+    heard := E'\nlook * ' || k;
   end if;
   return array_to_string(answers, E'\n') || coalesce(heard, '');
 end $$;
@@ -1070,7 +1115,7 @@ begin
       concat_ws(E'\t', w.client, '', '', '', w.mode, w.owner, '', '', '', '', w.note, w.description),
       coalesce(x.arrival, a.arrival, 0), coalesce(x.deadline, a.deadline, 0), coalesce(x.length, a.length, 0), a.arrival,
       coalesce('waiting ' || a.length || ' -1 ' || greatest(n.token, now_us) || E'\n', '') || 'released',
-      'granted ' || w.id || ' ' || k || ' ' || greatest(n.token + 1, now_us)
+      w.id || ' ' || k || ' ' || greatest(n.token + 1, now_us)
     into row_at, new_token, place, its_client, its_id, its_deadline, its_length, its_words, first_at,
       first_deadline, first_length, arrived, answer, message
     from (select m.ctid as place, m.* from aiodlock.name m where m.key = k order by m.version desc limit 1) n
@@ -1112,9 +1157,9 @@ begin
       writes = (n.writes + 1) % 32, version = n.version + (n.writes + 1) / 32
     where n.ctid = row_at;
   if its_client = caller then
-    return answer || E'\n' || message;
+    return answer || E'\ngranted ' || message;
   end if;
-  done := aiodlock.tell(its_client, message) is null;
+  done := aiodlock.tell(its_client, aiodlock.granted_word() || message) is null;
   return answer;
 end $$;
 
@@ -1269,15 +1314,22 @@ begin
 end $$;
 
 -- Delete what has had its time. One client at a time, now and then; a name's lock is taken only if nobody has it.
--- A call looks at the table's names from a place on, until it has found `most`. Returns the place of the last one, where
--- the next call goes on, or null if there are no more; and of how many names it has deleted what has had its time.
--- It goes on if its client has given it up: where the table has to be read from the disk, each attempt takes long.
-create function aiodlock.sweep(most integer, inout place tid, out swept integer)
+-- A call looks at so many pages of one table, from `place` on (the table's letter and a page's number), and at so many
+-- names with locks of their own at the most. It reads page by page: by an index it would be in the order of the keys, a
+-- page for each. Returns where the next call goes on, or null at the end; and of how many names it has deleted what
+-- has had its time. It goes on if its client has given it up: where the table has to be read from the disk, each attempt
+-- takes long.
+create function aiodlock.sweep(pages integer, most integer, inout place text, out swept integer)
 @called@ set client_connection_check_interval = 0 as $$
 declare
   now_ms bigint := aiodlock.clock_us() / 1000;
+  letter text := left(place, 1);
+  page bigint := substr(place, 2)::bigint;
+  next_page bigint := page + pages;
+  here tid := format('(%s,0)', page)::tid;
+  there tid := format('(%s,0)', next_page)::tid;
   candidate text;
-  here tid;
+  found_at tid;
   found_names integer := 0;
 begin
   swept := 0;
@@ -1285,42 +1337,75 @@ begin
     place := null;
     return;
   end if;
-  if place = '(0,0)' then
-    delete from aiodlock.marker m where m.keep_until <= now_ms;
-    delete from aiodlock.broken b where b.keep_until <= now_ms;
-    delete from aiodlock.record r where r.keep_until <= now_ms;
-  end if;
-  for candidate, here in
-    -- The ctid has the table be read page by page: by the index it would be in the order of the keys, a page for each.
-    select n.key, n.ctid from aiodlock.name n where n.ctid > place and n.keep_until <= now_ms
-      and not exists (select from aiodlock.waiter w
-        where n.head > 0 and w.key = n.key and w.arrival >= n.head and now_ms < w.deadline) limit most
-  loop
-    found_names := found_names + 1;
-    if pg_try_advisory_xact_lock(1095323471, hashtext(candidate)) then
-      -- Somebody may have taken the name since all candidates were read, also after the clock was set back.
-      now_ms := aiodlock.clock_us() / 1000;
-      delete from aiodlock.name n where n.key = candidate and n.keep_until <= now_ms
+  if letter = 'm' then
+    delete from aiodlock.marker m where m.ctid >= here and m.ctid < there and m.keep_until <= now_ms;
+  elsif letter = 'b' then
+    delete from aiodlock.broken b where b.ctid >= here and b.ctid < there and b.keep_until <= now_ms;
+  elsif letter = 'r' then
+    delete from aiodlock.record r where r.ctid >= here and r.ctid < there and r.keep_until <= now_ms;
+  else
+    for candidate, found_at in
+      select n.key, n.ctid from aiodlock.name n where n.ctid >= here and n.ctid < there and n.keep_until <= now_ms
         and not exists (select from aiodlock.waiter w
-          where n.head > 0 and w.key = n.key and w.arrival >= n.head and now_ms < w.deadline);
-      if found then  -- the waiters that died behind a dead holder: nobody asks for the name, who would find them
-        delete from aiodlock.waiter w where w.key = candidate and w.deadline <= now_ms;
+          where n.head > 0 and w.key = n.key and w.arrival >= n.head and now_ms < w.deadline) limit most
+    loop
+      found_names := found_names + 1;
+      if pg_try_advisory_xact_lock(1095323471, hashtext(candidate)) then
+        -- Somebody may have taken the name since all candidates were read, also after the clock was set back.
+        now_ms := aiodlock.clock_us() / 1000;
+        delete from aiodlock.name n where n.key = candidate and n.keep_until <= now_ms
+          and not exists (select from aiodlock.waiter w
+            where n.head > 0 and w.key = n.key and w.arrival >= n.head and now_ms < w.deadline);
+        if found then  -- the waiters that died behind a dead holder: nobody asks for the name, who would find them
+          delete from aiodlock.waiter w where w.key = candidate and w.deadline <= now_ms;
+        end if;
+        swept := swept + 1;
       end if;
-      swept := swept + 1;
+    end loop;
+    if found_names = most then
+      next_page := greatest(page + 1, (found_at::text::point)[0]::bigint);
     end if;
-  end loop;
-  place := case when found_names = most then here end;
+  end if;
+  if next_page * current_setting('block_size')::bigint < pg_relation_size(
+      case letter when 'm' then 'aiodlock.marker' when 'b' then 'aiodlock.broken' when 'r' then 'aiodlock.record'
+      else 'aiodlock.name' end::regclass) then
+    place := letter || next_page;
+  else
+    place := case letter when 'm' then 'b0' when 'b' then 'r0' when 'r' then 'n0' end;
+  end if;
 end $$;
 
--- A client that has connected: what is installed here. Sees, too, whether a crash has emptied the tables.
-create function aiodlock.hello(out version integer, out durability text)
-@called@ as $$
+-- The result on record for a name, read without the name's lock; null if there is none any more.
+create function aiodlock.recorded(k text) returns text language sql stable security definer
+set search_path = pg_catalog, pg_temp as $$
+  select r.result from aiodlock.record r where r.key = k and aiodlock.clock_us() / 1000 < r.keep_until
+$$;
+
+-- A client that has connected: what is installed here, and which history this is; on a standby the history is null. Sees,
+-- too, whether a crash has emptied the tables. flushed: so many bytes of the log are on the disk.
+create function aiodlock.hello(
+  out version integer, out durability text, out system text, out timeline integer, out history text, out born_us bigint,
+  out flushed bigint
+) @called@ as $$
 begin
   perform aiodlock.check_isolation();
+  -- What it writes is of this server alone. And a client has to come in while the standby is away.
+  perform set_config('synchronous_commit', 'local', true);
   select m.version, m.durability into version, durability from aiodlock.meta m;
+  select c.system_identifier::text into system from pg_control_system() c;
+  timeline := ('x' || aiodlock.timeline())::bit(32)::integer;
+  if timeline is null or current_setting('transaction_read_only')::boolean then
+    return;
+  end if;
+  flushed := pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '0/0');
+  select h.id, h.born_us into history, born_us from aiodlock.history h where h.timeline = hello.timeline;
+  if history is null then
+    insert into aiodlock.history values (timeline, gen_random_uuid()::text, aiodlock.clock_us()) on conflict do nothing;
+    select h.id, h.born_us into history, born_us from aiodlock.history h where h.timeline = hello.timeline;
+  end if;
   if durability = 'unlogged' then
     perform pg_advisory_xact_lock(1095323472, 1);
-    insert into aiodlock.present select aiodlock.clock_us() / 1000 + m.longest from aiodlock.meta m
+    insert into aiodlock.present select aiodlock.clock_us() / 1000 + least(m.longest, 86400000) from aiodlock.meta m
       where not exists (select from aiodlock.present);
   end if;
 end $$;
@@ -1336,3 +1421,6 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
 $$;
 
 revoke all on all functions in schema aiodlock from public;
+-- Each client needs these, and they tell little. To use the schema is a right of its own.
+grant select on aiodlock.history to public;
+grant execute on function aiodlock.version, aiodlock.versions to public;

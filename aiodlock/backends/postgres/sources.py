@@ -45,7 +45,9 @@ class PostgresOpener:
             unavailable_after=options.unavailable_after,
             description=options.description,
         )
-        return KeptBackend(store, unavailable_after=options.unavailable_after)
+        backend = KeptBackend(store, unavailable_after=options.unavailable_after)
+        store.may_hold = backend.keeper.may_hold
+        return backend
 
 
 def read_source(source: str, options: StoreOptions) -> PostgresOpener:

@@ -30,34 +30,66 @@ from ..._model import (
     Tokens,
     Waiting,
 )
+from .._identity import Known
 from .._label import make_label
 from ..base import Unanswered
 from ..kept import Notices
-from .connection import LOOK_FOR_CLIENT, Connection, Link, ask, transaction
+from .connection import Connection, ask, transaction
+from .history import History, history_of
 from .inspection import Inspection
 from .installing import install
-from .messages import Message, Messages
+from .link import Host, Link, Prepared
+from .messages import Message, Messages, NotReplicated, OtherHistory
 from .notifications import Notifications, channel
-from .replies import Extended, left_of, outcome_of
+from .replies import LONG_RECORD, Extended, left_of, outcome_of
 from .schema import READ_ONLY, VERSION, missing, wrong_version
+from .scouts import Scouts
 
 _logger = logging.getLogger("aiodlock")
 
 #: For how long a marker refuses late duplicates, at the least (seconds).
 _REMEMBERED = 60.0
 _SWEEP_EVERY = 60.0
-#: Few, because each name's lock takes a place in the server's table of locks until the call has ended.
+#: Names with locks of their own in one call. Few, because each lock takes a place in the server's table of
+#: locks until the call has ended.
 _SWEEP_MOST = 200
-#: How long a question may take while a connection is prepared.
-_HELLO_WITHIN = 2.0
-#: And how long the installation, which waits for that of others.
+#: Pages of a table that a call looks at; fewer where the server's limits end such a call.
+_SWEEP_PAGES = 1000
+#: How long the installation may take, which waits for that of others (seconds).
 _INSTALL_WITHIN = 4.0
+#: The function of the server that says that a commit was not waited for by its standby. Its text may be in
+#: any language.
+_NO_STANDBY = "SyncRepWaitForLSN"
 
-_ACQUIRE_ONE = "select aiodlock.acquire_one($1, $2, $3, $4, $5, $6)"
-_LEAVE_ONE = "select aiodlock.leave_one($1, $2, $3, $4, $5)"
-_TURN = "select aiodlock.turn($1, $2, $3)"
-_TURN_MANY = "select aiodlock.turn_many($1, $2, $3)"
-_SWEEP = "select place::text from aiodlock.sweep($1, $2::text::tid)"
+_HELLO = f"""
+select v.oldest, v.newest, h.*, a.backend_start, ({READ_ONLY}) as read_only
+from aiodlock.versions() v cross join aiodlock.hello() h
+left join pg_catalog.pg_stat_activity a on a.pid = pg_catalog.pg_backend_pid()
+"""
+
+
+def _checked(call: str, first: int) -> str:
+    """Return the statement of a call that is made only if the server has this version and this history.
+
+    Behind a pooler, or after an upgrade, that may change between two calls. It is no function, because that
+    would cost a third of what a call costs.
+
+    :param first: the number of the first of two further parameters.
+    """
+    return (
+        f"select case when aiodlock.version() = ${first} and exists (select from aiodlock.history h "
+        f"where h.id = ${first + 1} and h.timeline = ('x' || pg_catalog.left("
+        "pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::bit(32)::integer) "
+        f"then aiodlock.{call} end"
+    )
+
+
+_ACQUIRE_ONE = _checked("acquire_one($1, $2, $3, $4, $5, $6)", 7)
+_LEAVE_ONE = _checked("leave_one($1, $2, $3, $4, $5)", 6)
+_TURN = _checked("turn($1, $2, $3)", 4)
+_TURN_MANY = _checked("turn_many($1, $2, $3)", 4)
+_SWEEP = "select place from aiodlock.sweep($1, $2, $3)"
+_RECORDED = "select aiodlock.recorded($1)"
 
 
 def _ms(seconds: float) -> int:
@@ -67,7 +99,9 @@ def _ms(seconds: float) -> int:
 class PostgresBackend:
     """One database. Its functions decide; this sends messages and reads the answers.
 
-    It has no state of its own: that is in its connections, and in ``Notifications``.
+    Its state is in its connections, in ``Notifications``, and in ``_known`` (the database that it talks
+    to); ``_unsafe`` are the connections on which a commit has not waited for its standby, ``_reading`` the
+    keys whose results are being read, and ``_sweep_pages`` how much one call can sweep here.
     """
 
     capabilities: Capabilities = Capabilities(
@@ -94,15 +128,37 @@ class PostgresBackend:
         self._prefix = prefix
         self._retention = _ms(token_retention)
         self._marker_ttl = _ms(max(unavailable_after, _REMEMBERED))
+        self._known: Known[History] = Known(
+            described, silence=unavailable_after, may_hold=lambda: self.may_hold()
+        )
+        #: Whether a lease of this client can still be held; for whoever keeps the leases to set.
+        self.may_hold: Callable[[], bool] = lambda: False
+        self._unsafe: set[Connection] = set()
+        self._reading: dict[str, asyncio.Future[str | None]] = {}
+        self._sweep_pages = _SWEEP_PAGES
         # A user who names another source to listen on has a pooler in front of the first one.
-        pooled = listen_source is not None
-        link = Link(source, described, pooled=pooled, prepare=self._meet, on_up=self._on_connected)
-        self._messages = Messages(link, self._call, lambda said: self._notifications.hear(said))
+        link = Link(
+            source,
+            described,
+            pooled=listen_source is not None,
+            known=self._known,
+            prepare=self._meet,
+            on_up=self._on_connected,
+        )
+        self._scouts = Scouts(source, link, self._known, self._on_newer)
+        self._messages = Messages(
+            link,
+            self._call,
+            lambda said: self._notifications.hear(said),
+            self._known.heard,
+        )
         self._notifications = Notifications(
             self._messages,
             listen_source or source,
             described + (" (listening)" if listen_source else ""),
             self.label,
+            self._known,
+            sessions=listen_source is not None,
         )
         self._listening = self._notifications.listening
         self._inspection = Inspection(self)
@@ -122,44 +178,81 @@ class PostgresBackend:
             await self._messages.link.first_up()
             await self._notifications.known.wait()
             ready()
+            tasks.create_task(self._scouts.run())
             tasks.create_task(self._notifications.poll())
             while True:
                 await asyncio.sleep(_SWEEP_EVERY * random.uniform(0.5, 1.5))
                 await self._sweep()
 
-    async def _meet(self, connection: Connection) -> None:
+    def _on_newer(self) -> None:
+        """Leave a server as soon as a newer history is known than the one there."""
+        known = self._known.value
+        for link in (self._messages.link, self._listening.link):
+            if link.history is not None and known is not None and link.connection is not None:
+                conflict = link.history.conflict(known)
+                if conflict and link.history.id != known.id:
+                    link.give_up(OtherHistory(f"{link.where} is left: {conflict}"))
+
+    async def _meet(self, connection: Connection, host: Host) -> Prepared:
         """Check that the server can be written to, and has the schema in the right version."""
-        read_only = await self._ask(connection, READ_ONLY)
-        if read_only:
-            raise BackendUnavailable(f"{self._described} {read_only}")
+        connection.add_log_listener(self._on_log)
+        within = host.patience.learned
         try:
-            version = await self._installed(connection)
+            row = await self._greet(connection, within)
         except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError) as absent:
+            await self._see_version(connection, within)
             if not self._create:
                 raise BackendError(missing(self._described)) from absent
             # Only here: with a lock of all who install, and rights that a client need not have.
-            await ask(connection, install(connection), _INSTALL_WITHIN)
-            version = await self._installed(connection)
-        if version != VERSION:
-            raise BackendError(f"{self._described}: {wrong_version(version)}")
-        if not self._messages.link.pooled:
-            await self._ask(connection, LOOK_FOR_CLIENT)
+            await ask(connection, install(connection), max(within, _INSTALL_WITHIN))
+            row = await self._greet(connection, within)
+        if row["read_only"]:
+            raise BackendUnavailable(f"{self._described} {row['read_only']}")
+        if not row["oldest"] <= VERSION <= row["newest"]:
+            raise BackendError(f"{self._described}: {wrong_version(row['version'])}")
+        session = None
+        if not self._messages.link.pooled and row["backend_start"] is not None:
+            session = connection.get_server_pid(), row["backend_start"]
+        return Prepared(history_of(row), session)
 
-    async def _installed(self, connection: Connection) -> int:
-        """Return the version of the schema that is there."""
+    async def _greet(self, connection: Connection, within: float) -> Any:
+        """Return what the server and the schema say of themselves."""
         try:
-            version: int = await self._ask(connection, "select version from aiodlock.hello()")
+            return await self._ask(connection, partial(connection.fetchrow, _HELLO), within)
         except asyncpg.InsufficientPrivilegeError as refused:
             raise BackendError(
                 f"{self._described}: this role may not use the schema aiodlock ({refused}). The owner of "
                 "the schema has to run: GRANT USAGE ON SCHEMA aiodlock TO the_role; "
                 "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA aiodlock TO the_role"
             ) from refused
-        return version
 
-    async def _ask(self, connection: Connection, sql: str) -> Any:
-        query = partial(connection.fetchval, sql)
-        return await ask(connection, self._one_step(connection, query), _HELLO_WITHIN)
+    async def _see_version(self, connection: Connection, within: float) -> None:
+        """Raise if there is a schema of another version, or if no schema can be made here."""
+        read_only = await self._ask(connection, partial(connection.fetchval, READ_ONLY), within)
+        if read_only:
+            raise BackendUnavailable(f"{self._described} {read_only}")
+        for sql in (
+            "select newest from aiodlock.versions()",
+            "select version from aiodlock.hello()",  # before version 11
+        ):
+            try:
+                found = await self._ask(connection, partial(connection.fetchval, sql), within)
+            except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError):
+                continue
+            if found != VERSION:
+                raise BackendError(f"{self._described}: {wrong_version(found)}")
+
+    async def _ask(
+        self,
+        connection: Connection,
+        query: Callable[[], Coroutine[Any, Any, Any]],
+        within: float,
+    ) -> Any:
+        return await ask(connection, self._one_step(connection, query), within)
+
+    def _on_log(self, connection: Any, message: Any) -> None:
+        if getattr(message, "server_source_function", None) == _NO_STANDBY:
+            self._unsafe.add(connection)
 
     async def _one_step(
         self, connection: Connection, query: Callable[[], Coroutine[Any, Any, Any]]
@@ -170,7 +263,7 @@ class PostgresBackend:
         """
         if not self._messages.link.pooled:
             return await query()
-        async with transaction(connection):
+        async with transaction(connection, self._messages.patience.learned):
             return await query()
 
     def _on_connected(self, again: bool) -> None:
@@ -181,14 +274,16 @@ class PostgresBackend:
             self._notifications.listener.on_back()
 
     async def _sweep(self) -> None:
-        try:
-            # In a minute more names may have their time than one call takes. Each call goes on where the
-            # last one has ended: else it would read again what is not to be swept.
-            place = "(0,0)"
-            while place is not None:
-                ((place,),) = await self.fetch(_SWEEP, _SWEEP_MOST, place)
-        except BackendError as failed:
-            _logger.debug("sweeping failed: %s", failed)
+        # Each call goes on where the last one has ended: else it would read again what is not to be swept.
+        place: str | None = "m0"
+        while place is not None:
+            try:
+                ((place,),) = await self.fetch(_SWEEP, self._sweep_pages, _SWEEP_MOST, place)
+            except BackendError as failed:
+                _logger.debug("sweeping failed: %s", failed)
+                if self._sweep_pages == 1 or self._messages.link.connection is None:
+                    return
+                self._sweep_pages = max(1, self._sweep_pages // 8)
 
     @property
     def failure(self) -> Exception | None:
@@ -200,18 +295,29 @@ class PostgresBackend:
 
     async def _call(self, connection: Connection, messages: list[Message]) -> list[str]:
         if len(messages) == 1:
-            text, statement, more = messages[0]
+            text, statement, more, _ = messages[0]
         else:
             text, more = "\n".join([one.text for one in messages]), ()
             keys = {one.text.split("\t", 2)[1] for one in messages}
             if len(keys) == len(messages):
                 statement = _TURN_MANY
             elif [one.alone for one in messages] == [_ACQUIRE_ONE, _LEAVE_ONE]:
-                _, statement, more = messages[1]  # as when many tasks take one name again and again
+                _, statement, more, _ = messages[
+                    1
+                ]  # as when many tasks take one name again and again
             else:
                 statement = _TURN
-        call = partial(connection.fetchval, statement, self.label, self._retention, text, *more)
-        answers: str = await self._one_step(connection, call)
+        known = self._known.value
+        who = (VERSION, known.id if known is not None else "")
+        call = partial(
+            connection.fetchval, statement, self.label, self._retention, text, *more, *who
+        )
+        answers: str | None = await self._one_step(connection, call)
+        if answers is None:
+            raise OtherHistory("another server answers now, or the schema has another version")
+        if connection in self._unsafe:
+            self._unsafe.discard(connection)
+            raise NotReplicated("the wait for the standby was ended, and the commit may be lost")
         return answers.split("\n")
 
     # -- calls -----------------------------------------------------------------------------------
@@ -251,8 +357,23 @@ class PostgresBackend:
         except Unanswered:
             request.ambiguous = True
             raise
+        if answer == LONG_RECORD:
+            answer = await self._recorded(self.key(request.kind, request.name))
         request.sent_on = None
         return outcome_of(answer, sent)
+
+    async def _recorded(self, key: str) -> str:
+        """Read a long result: once for all that ask at the same time, and without the name's lock."""
+        reading = self._reading.get(key)
+        if reading is None:
+            reading = self._reading[key] = self._messages.start_query(
+                lambda connection: self._one_step(
+                    connection, partial(connection.fetchval, _RECORDED, key)
+                )
+            )
+            reading.add_done_callback(lambda _: self._reading.pop(key, None))
+        result = await asyncio.shield(reading)
+        return "gone gone" if result is None else f"done {result}"
 
     def _acquiring(self, request: StoreRequest, wait: bool) -> Message:
         terms, key, ttl = (
@@ -299,8 +420,8 @@ class PostgresBackend:
         key = self.key(request.kind, request.name)
         begins = "\tbegins" if request.terms.hold_at_least and request.begins else ""
         text = f"extend\t{key}\t{request.id}\t{_ms(length)}{begins}"
-        answer = self._messages.submit(Message(text, _TURN_MANY))
-        return Extended(answer, sent)
+        answer = self._messages.submit(Message(text, _TURN_MANY, lease=length))
+        return Extended(answer, sent, partial(self._recorded, key))
 
     def server_of(self, request: StoreRequest) -> object:
         return None

@@ -1,0 +1,84 @@
+"""Which database a connection leads to, and which of its histories.
+
+A standby that is promoted begins a new timeline, and so a history of its own. The old primary may be still
+there, or come back. The newest history is the one that counts. Two standbys that were promoted apart from
+each other have timelines of the same number: of these the one counts on which a client of aiodlock has
+called first. So all clients that reach both agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from .connection import FAILURES, Connection, ask, transaction
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What ``aiodlock.hello`` says.
+
+    :param system: the database cluster's identifier.
+    :param timeline: of the log that is being written.
+    :param id: made at random on that timeline.
+    :param born_us: when the id was made, in microseconds of the server's clock.
+    :param flushed: so many bytes of the log are on the disk.
+    """
+
+    system: str
+    timeline: int
+    id: str
+    born_us: int
+    flushed: int
+
+    @property
+    def rank(self) -> tuple[int, int, str]:
+        """The larger one counts."""
+        return self.timeline, -self.born_us, self.id
+
+    def conflict(self, known: Self) -> str:
+        """Say why this does not count beside the known one; "" when it does."""
+        if self.system != known.system:
+            return f"it is another database: system {self.system}, known {known.system}"
+        if self.id == known.id:
+            if self.flushed < known.flushed:
+                return f"it is an older state: {known.flushed - self.flushed} bytes are missing"
+            return ""
+        if self.rank > known.rank:
+            return ""
+        if self.timeline == known.timeline:
+            return (
+                f"two servers were promoted to timeline {self.timeline}, and the other one counts"
+            )
+        return f"it was the primary before: timeline {self.timeline}, known {known.timeline}"
+
+    def after(self, known: Self) -> Self:
+        """Return the newer one."""
+        if self.id == known.id and self.flushed < known.flushed:
+            return replace(self, flushed=known.flushed)
+        return self
+
+
+def history_of(row: Mapping[str, Any]) -> History | None:
+    """Return the history that ``aiodlock.hello`` told of; None on a standby."""
+    if row["history"] is None:
+        return None
+    return History(
+        row["system"], row["timeline"], row["history"], row["born_us"], int(row["flushed"])
+    )
+
+
+async def history_at(connection: Connection, within: float) -> History | None:
+    """Ask for the history, and leave nothing in the session; None where it is not told."""
+
+    async def fetch() -> Any:
+        async with transaction(connection, within):
+            return await connection.fetchrow("select * from aiodlock.hello()")
+
+    try:
+        return history_of(await ask(connection, fetch(), within))
+    except FAILURES:
+        if connection.is_closed():
+            raise
+        return None  # there is no such function, or it is not this role's

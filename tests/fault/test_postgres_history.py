@@ -1,0 +1,232 @@
+"""A client of PostgreSQL knows its database again: of several that take writes, the newest counts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from aiodlock import BackendUnavailable, Client, Lease, WouldBlock
+from aiodlock.backends.postgres import scouts
+from aiodlock.backends.postgres.history import History
+from aiodlock.backends.postgres.schema import VERSION, create_statements
+
+from ..postgres import PostgresServer
+from ..scenes import soon, store_of, until, until_held
+from ..servers import installed, postgres_server
+from .test_postgres import Proxy
+
+NAME = "order:42"
+
+pytestmark = pytest.mark.skipif(not installed("postgres"), reason="postgres is not installed")
+
+
+@pytest.fixture
+def primary() -> Iterator[PostgresServer]:
+    with postgres_server("postgres") as server:
+        server.execute(create_statements())
+        yield server
+
+
+@pytest.fixture
+def standby(primary: PostgresServer) -> Iterator[PostgresServer]:
+    with primary.make_standby() as server:
+        yield server
+
+
+def url_of(*servers: PostgresServer, attributes: str = "?target_session_attrs=read-write") -> str:
+    hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+    return f"postgresql://postgres@{hosts}/postgres{attributes}"
+
+
+async def is_at(client: Client, server: PostgresServer) -> bool:
+    return bool(store_of(client)._messages.link.where.endswith(f":{server.port}"))
+
+
+def events(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [getattr(record, "event", "") for record in caplog.records]
+
+
+# -- what counts -------------------------------------------------------------------------------------
+
+
+def test_histories_have_one_order_for_all_clients() -> None:
+    old = History("s", 1, "a", 10, 100)
+    new = History("s", 2, "b", 20, 50)
+    twin = History("s", 2, "c", 21, 900)
+    assert not old.conflict(old)
+    assert not new.conflict(old)
+    assert "was the primary before" in old.conflict(new)
+    assert "promoted to timeline 2" in twin.conflict(new)
+    assert not new.conflict(twin)
+    assert "older state" in History("s", 1, "a", 10, 99).conflict(old)
+    assert "another database" in History("t", 9, "z", 1, 1).conflict(old)
+    assert History("s", 1, "a", 10, 120).after(old).flushed == 120
+
+
+# -- the old primary ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("old_first", [True, False])
+@pytest.mark.parametrize("attributes", ["?target_session_attrs=read-write", ""])
+async def test_old_primary_that_is_started_again_lets_nobody_in(
+    primary: PostgresServer,
+    standby: PostgresServer,
+    caplog: pytest.LogCaptureFixture,
+    old_first: bool,
+    attributes: str,
+) -> None:
+    """*One* was killed, *two* promoted, *one* started again by its init system."""
+    both = (primary, standby) if old_first else (standby, primary)
+    here, there = url_of(*both, attributes=attributes), url_of(*reversed(both))
+    async with Client(here) as one:
+        lease = await one.lock(NAME).acquire()
+        primary.crash()
+        await asyncio.to_thread(standby.promote)
+        await asyncio.to_thread(primary.start)
+        async with Client(there) as other:
+            await until_held(other, NAME)
+            with pytest.raises(WouldBlock):
+                await other.lock(NAME).acquire_nowait()
+            await until(lambda: is_at(one, standby), "the client is at the newer one")
+            assert lease.held
+            await soon(lease.release())
+            async with other.lock(NAME, timeout=10) as second:
+                assert second.token > lease.token
+    assert "was the primary before: timeline 1, known 2" in caplog.text
+
+
+async def test_client_leaves_an_old_primary_that_goes_on(
+    primary: PostgresServer, standby: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its connection lives, so only a look at the other host can tell."""
+    async with Client(url_of(primary, standby), ttl=60) as client:
+        kept = await client.lock("kept", on_lost="flag").acquire()
+        await until(lambda: is_there(standby, "kept"), "the standby has it")
+        await asyncio.to_thread(standby.promote)
+        lost = await client.lock("lost", on_lost="flag").acquire()
+        async with Client(url_of(standby)) as other:
+            async with asyncio.timeout(scouts.LOOK_EVERY + 5):
+                await until(lambda: is_at(client, standby), "the client is at the newer one")
+            assert kept.held
+            with pytest.raises(WouldBlock):
+                await other.lock("kept").acquire_nowait()
+            await soon(lost.wait_lost())
+    assert "is left: it was the primary before" in caplog.text
+
+
+async def is_there(server: PostgresServer, name: str) -> bool:
+    sql = f"select count(*) from aiodlock.name where key = 'aiodlock:l:{name}'"
+    return bool((await asyncio.to_thread(server.execute, sql))[0][0])
+
+
+async def test_of_two_servers_that_were_promoted_all_clients_choose_the_same(
+    primary: PostgresServer, standby: PostgresServer
+) -> None:
+    """Their timelines have the same number."""
+    with primary.make_standby() as twin:
+        primary.crash()
+        for server in (standby, twin):
+            await asyncio.to_thread(server.promote)
+        async with AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(Client(url_of(*servers)))
+                for servers in ((standby, twin), (twin, standby), (primary, twin, standby))
+            ]
+            lease = await clients[0].lock(NAME).acquire()
+            for client in clients[1:]:
+                with pytest.raises(WouldBlock):
+                    await client.lock(NAME).acquire_nowait()
+            assert lease.held
+
+
+async def test_twin_that_is_promoted_later_takes_nobody_away(
+    primary: PostgresServer, standby: PostgresServer
+) -> None:
+    with primary.make_standby() as twin:
+        primary.crash()
+        await asyncio.to_thread(standby.promote)
+        async with Client(url_of(twin, standby)) as one:
+            lease = await one.lock(NAME, on_lost="flag").acquire()
+            await asyncio.to_thread(twin.promote)
+            async with Client(url_of(twin, standby)) as other:
+                with pytest.raises(WouldBlock):
+                    await other.lock(NAME).acquire_nowait()
+                await asyncio.sleep(scouts.LOOK_EVERY + 0.5)
+                assert await is_at(one, standby)
+                assert await is_at(other, standby)
+                assert lease.held
+
+
+# -- another database --------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def moved(
+    primary: PostgresServer, **options: object
+) -> AsyncIterator[tuple[Proxy, Client, PostgresServer]]:
+    """Give a client whose address leads to another database from now on."""
+    with postgres_server("postgres") as other:
+        other.execute(create_statements())
+        async with Proxy(primary) as proxy, Client(proxy.url, **options) as client:  # type: ignore[arg-type]
+            yield proxy, client, other
+
+
+async def test_address_that_leads_to_another_database_is_not_used(
+    primary: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with moved(primary) as (proxy, client, other):
+        lease: Lease = await client.lock(NAME, on_lost="flag", ttl=60).acquire()
+        proxy.server = other
+        await proxy.cut()
+        with pytest.raises(BackendUnavailable, match="it is another database"):
+            await client.lock("another").acquire_nowait()
+        assert not await is_there(other, "another")
+        assert events(caplog).count("other_store") <= 2  # for each connection
+        proxy.server = primary
+        await until_held(client, NAME)
+        assert lease.held
+        await soon(lease.release())
+
+
+async def test_move_to_another_database_goes_on_when_the_old_one_is_silent_and_its_leases_are_over(
+    primary: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with moved(primary, unavailable_after=3.0, ttl=2) as (proxy, client, other):
+        lease = await client.lock(NAME, on_lost="flag").acquire()
+        proxy.server = other
+        await proxy.cut()
+        async with asyncio.timeout(20):
+            await lease.wait_lost()
+            while True:
+                try:
+                    async with client.lock(NAME, timeout=10) as second:
+                        assert second.token > lease.token
+                        break
+                except BackendUnavailable:
+                    await asyncio.sleep(0.1)
+        assert await is_there(other, NAME.replace(":", "%3A"))
+    assert "store_replaced" in events(caplog)
+
+
+@pytest.mark.parametrize("changed", ["history", "version"])
+async def test_each_call_notices_that_the_server_is_not_the_known_one(
+    primary: PostgresServer, changed: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As behind a pooler, which leads a session elsewhere, or when the schema was upgraded meanwhile."""
+    async with Client(primary.url, listen_source=primary.url) as client:
+        async with client.lock(NAME):
+            pass
+        primary.execute(
+            "update aiodlock.history set id = 'other', born_us = born_us + 1;"
+            if changed == "history"
+            else f"update aiodlock.meta set version = {VERSION + 1};"
+            "create or replace function aiodlock.version() returns integer language sql immutable as "
+            f"'select {VERSION + 1}';"
+        )
+        told = "promoted to timeline 1" if changed == "history" else "upgrade aiodlock here"
+        with pytest.raises(BackendUnavailable, match=told):
+            await client.lock("another", timeout=3).acquire()
+        assert not await is_there(primary, "another")
