@@ -149,13 +149,6 @@ class Keeper:
         if terms.lock_delay or terms.hold_at_least:
             lost[place.id] = place.token, place.ends_by + terms.lock_delay + terms.hold_at_least
 
-    def may_hold(self) -> bool:
-        """Tell whether a lease of this client can still be held."""
-        moment = now()
-        return any(
-            place.stage is HELD and moment < place.deadline for place in self.places.values()
-        )
-
     def forget(self, place: KeptPlace) -> None:
         """Stop caring."""
         entry = place.entry
