@@ -237,6 +237,8 @@ class Leases:
         """Return a lease that nobody renews."""
         asked, sent = _seconds(seconds), now()
         answer = await self._link.call(api.LEASE_GRANT, m.LeaseGrantRequest(ttl=asked))
+        if answer.ttl < 1 or not answer.id:
+            raise Unanswered(f"{self._link.described}: a lease of {answer.ttl} s: {answer.error}")
         return SharedLease(answer.id, asked, answer.ttl, sent, _term(answer.header))
 
     async def _make_in_one_term(self, seconds: float) -> SharedLease:

@@ -24,13 +24,13 @@ from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
 from ..._patience import Patience
 from .._addresses import Addresses
-from .._identity import Known
+from .._identity import Known, OtherStore
 from .._tls import Tls
 from ..base import Unanswered
 from . import messages as m
 from .connection import Connection, connect
 from .exchange import CallFailed, Exchange, Lost
-from .login import Login
+from .login import AUTHENTICATED_WITHIN, Login
 from .refusals import Denied, TokenEnded, denied, translate
 
 _logger = logging.getLogger("aiodlock")
@@ -216,7 +216,7 @@ class Link:
         self._switches = 0
         self._tasks: asyncio.TaskGroup | None = None
         self._opened_once = asyncio.Event()
-        self._login = Login(access.user, access.password or "", described)
+        self._login = Login()
         self._wrote = self._down = False
         self._revision = 0
         self._heard_at = self._silent_since = self._ran_out_at = 0.0
@@ -243,6 +243,7 @@ class Link:
         """Keep a connection until cancelled."""
         if self._tls is not None:
             await self._read_files(self._tls)
+        self._login = Login.of(self.access)
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self._choose(0.0)
@@ -250,7 +251,6 @@ class Link:
                 await asyncio.Event().wait()
         finally:
             self._way = self._tasks = None
-            self._login.forget()
             self.entered = False
             self._opened_once.clear()
 
@@ -338,6 +338,13 @@ class Link:
                 if refused.elsewhere:
                     raise
                 trouble = refused
+            except OtherStore:
+                raise
+            except BackendUnavailable as away:
+                # Another client has asked for the token, and got none.
+                if connection.over.done() or way is not self._way or self._login.token is not None:
+                    raise
+                trouble = away
             failures += 1
             self._tell_down(trouble)
             await asyncio.sleep(pause_after(failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE))
@@ -482,6 +489,8 @@ class Link:
         except CallFailed as failed:
             raise self._translate(failed, way, method) from failed
         answer = self._decode(method, answers[0], way)
+        if not m.fits(request, answer):
+            raise Unanswered(f"{self._where(way)}: an answer to something else")
         if isinstance(answer, m.RangeResponse | m.TxnResponse):
             self._look_at(answer, known, way)
         if of_leader:
@@ -552,36 +561,29 @@ class Link:
         self, way: _Way, connection: Connection, within: float | None
     ) -> str | None:
         """Return the user's token. One call asks for it, and the others wait."""
-        login = self._login
-        if login.user is None or login.token is not None:
+        login, tasks, generation = self._login, self._tasks, self.generation
+        if self.access.user is None or login.token is not None:
             return login.token
-
-        async def authenticate(request: m.AuthenticateRequest, within: float) -> str:
-            answer = await self._ask(way, connection, AUTHENTICATE, request, within, None)
-            return answer.token
-
-        async def look() -> None:
-            answer = await self._ask(way, connection, STATUS, m.StatusRequest(), self.within, None)
-            if not answer.leader:
-                raise BackendUnavailable(f"{self._where(way)} knows no leader")
-
-        generation, tasks = self.generation, self._tasks
         if tasks is None:
             raise BackendUnavailable(f"{self.described}: the client is not running")
+        request = m.AuthenticateRequest(self.access.user, self.access.password or "")
+
+        async def authenticate() -> str:
+            patience = AUTHENTICATED_WITHIN
+            try:
+                answer = await self._ask(way, connection, AUTHENTICATE, request, patience, None)
+            except BackendUnavailable as error:
+                if not isinstance(error, Denied):
+                    self.failed(generation, error)
+                raise
+            return answer.token
+
         try:
             return await login.get(
-                authenticate,
-                look,
-                within,
-                start=tasks.create_task,
-                may_go_without=self.entered,
+                authenticate, within, start=tasks.create_task, may_go_without=self.entered
             )
         except Denied as refused:
             self._tell_down(refused)
-            raise
-        except BackendUnavailable as silent:
-            if login.gave_up:
-                self.failed(generation, silent)
             raise
 
     def _translate(self, failed: CallFailed, way: _Way, method: Method[_Q, _A]) -> BackendError:

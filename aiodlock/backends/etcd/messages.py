@@ -21,6 +21,8 @@ _M = TypeVar("_M", bound="Message")
 
 _VARINT, _FIXED64, _SIZED, _FIXED32 = 0, 1, 2, 5
 _UNSIGNED = 1 << 64
+#: A transaction in a transaction has a range with keys in it: that is six.
+_DEEPEST = 16
 
 
 class Malformed(ValueError):
@@ -45,11 +47,14 @@ class Message:
         return bytes(out)
 
     @classmethod
-    def decode(cls: type[_M], data: bytes) -> _M:
+    def decode(cls: type[_M], data: bytes, depth: int = 0) -> _M:
         """Return the message that the bytes are.
 
+        :param depth: in how many other messages it stands.
         :raises Malformed: if they are none.
         """
+        if depth > _DEEPEST:
+            raise Malformed("messages stand in each other without end")
         found: dict[str, Any] = {}
         known = _by_number(cls)  # type: ignore[arg-type]
         at, end = 0, len(data)
@@ -83,7 +88,7 @@ class Message:
             elif kind == "text":
                 value = value.decode(errors="replace")
             elif kind == "message":
-                value = _TYPES[of].decode(value)
+                value = _TYPES[of].decode(value, depth + 1)
             if repeated:
                 found.setdefault(name, []).append(value)
             else:
@@ -339,6 +344,23 @@ class TxnResponse(Message):
     header: Header | None = _message(1, "Header")
     succeeded: bool = _bool(2)
     responses: list[ResponseOp] = _messages(3, "ResponseOp")
+
+
+def fits(request: Message, answer: Message) -> bool:
+    """Whether the answer to a transaction has what was asked for: it is read without looking."""
+    if not (isinstance(request, TxnRequest) and isinstance(answer, TxnResponse)):
+        return True
+    steps = request.success if answer.succeeded else request.failure
+    if len(steps) != len(answer.responses):
+        return False
+    for step, its in zip(steps, answer.responses, strict=True):
+        if step.request_range is not None and its.response_range is None:
+            return False
+        if step.request_txn is not None and (
+            its.response_txn is None or not fits(step.request_txn, its.response_txn)
+        ):
+            return False
+    return True
 
 
 # -- watching --------------------------------------------------------------------------------------

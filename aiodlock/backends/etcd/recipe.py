@@ -180,21 +180,37 @@ def value_of(terms: Terms, owner: str, client: str, description: str, order: int
     return json.dumps(fields, ensure_ascii=False, separators=(", ", ": ")).encode()
 
 
+def _fields(kv: KeyValue) -> dict[str, object]:
+    """Return the fields in a value, in which all texts can be encoded.
+
+    :raises ValueError: if it is no JSON object of such.
+    """
+    try:
+        fields = json.loads(kv.value.decode())
+        if b"\\u" in kv.value:  # half a character may be written so
+            json.dumps(fields, ensure_ascii=False).encode()
+    except RecursionError as wrong:
+        raise ValueError("too deep") from wrong
+    if isinstance(fields, dict):
+        return fields
+    raise ValueError("no object")
+
+
 def read_record(id: str, kv: KeyValue) -> Record:
     """Return what a key says. Fields that are not known are ignored.
 
     :raises ValueError: if it is no record.
     """
     try:
-        fields = json.loads(kv.value)
+        fields = _fields(kv)
         mode: Mode = "shared" if fields["mode"] == "shared" else "exclusive"
         return Record(
             id,
             mode,
             str(fields["owner"]),
             str(fields["client"]),
-            int(fields.get("limit", 0)),
-            int(fields.get("order", kv.create_revision)),
+            _number(fields.get("limit", 0)),
+            _number(fields.get("order", kv.create_revision)),
             kv.create_revision,
             kv.lease,
             kv.mod_revision,
@@ -202,8 +218,14 @@ def read_record(id: str, kv: KeyValue) -> Record:
             str(fields.get("description", "")),
             fields.get("lingers") is True,
         )
-    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as wrong:
+    except (KeyError, ValueError) as wrong:
         raise ValueError(f"not a record of aiodlock: {kv.value[:200]!r}") from wrong
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError("no number that etcd can keep")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,13 +253,13 @@ def read_success(kv: KeyValue) -> Success:
     :raises ValueError: if it is no record.
     """
     try:
-        fields = json.loads(kv.value)
+        fields = _fields(kv)
         if "base64" in fields:
-            result = base64.b64decode(fields["base64"], validate=True)
+            result = base64.b64decode(str(fields["base64"]), validate=True)
         else:
-            result = fields["result"].encode()
+            result = str(fields["result"]).encode()
         return Success(str(fields["request"]), result, kv.lease)
-    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as wrong:
+    except (KeyError, ValueError) as wrong:
         raise ValueError(f"not a record of aiodlock: {kv.value[:200]!r}") from wrong
 
 

@@ -133,8 +133,8 @@ class Watches:
                 watch.heard([], revision)
         if answer.events:
             # A stream that was opened anew may tell again what was known.
-            last = max(event.kv.mod_revision for event in answer.events if event.kv is not None)
             events = [e for e in answer.events if e.kv and e.kv.mod_revision >= watch.start]
+            last = max((e.kv.mod_revision for e in events if e.kv), default=watch.start - 1)
             watch.start = max(watch.start, last + 1)
             watch.heard(events, last)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import struct
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar, cast
@@ -121,9 +120,9 @@ class Connection(asyncio.Protocol):
         try:
             for frame in jute.split(self._unread):
                 self._receive(frame)
-        except (struct.error, KeyError, UnicodeDecodeError) as wrong:
+        except jute.Unreadable as wrong:
             self.abort(
-                BackendError(f"ZooKeeper at {self.server} sent what cannot be read: {wrong!r}")
+                BackendError(f"ZooKeeper at {self.server} sent what cannot be read: {wrong}")
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -138,17 +137,18 @@ class Connection(asyncio.Protocol):
                 unanswered.__cause__ = cause
                 _fail(one.answer, unanswered)
         if not self._welcome.done():
-            _fail(self._welcome, BackendUnavailable(f"{text} before it began"))
+            why = f": {cause}" if cause else ""
+            _fail(self._welcome, BackendUnavailable(f"{text} before it began{why}"))
 
     # -- answers -----------------------------------------------------------------------------------
 
     def _receive(self, frame: bytes) -> None:
         if not self._welcome.done():
-            self._welcome.set_result(jute.read_welcome(frame))
+            self._welcome.set_result(jute.decoded(jute.read_welcome, jute.Reader(frame)))
             return
-        xid, zxid, code, body = jute.read_reply(frame)
+        xid, zxid, code, body = jute.decoded(jute.read_reply, jute.Reader(frame))
         if xid == jute.EVENT_XID:
-            self._on_event(jute.read_event(body))
+            self._on_event(jute.decoded(jute.read_event, body))
             return
         if not self._asked or self._asked[0].xid != xid:
             self.abort(BackendError(f"ZooKeeper at {self.server} answered what was not asked"))
@@ -159,11 +159,11 @@ class Connection(asyncio.Protocol):
             self._refuse(asked, jute.ZooKeeperError(code))
             return
         try:
-            value = asked.call.read(body)
+            value = jute.decoded(asked.call.read, body)
         except jute.Aborted as aborted:
             self._refuse(asked, aborted)
             return
-        except (struct.error, KeyError, UnicodeDecodeError):
+        except jute.Unreadable:
             # It has no answer: who waits for it is told when this is closed.
             self._asked.appendleft(asked)
             raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
-import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -12,6 +11,7 @@ from urllib.parse import unquote
 from ..._errors import BackendError, Unsupported
 from ..._model import HolderInfo, Kind, LockInfo, Mode, Tokens, WaiterInfo
 from . import jute
+from .about import read_about
 from .node import BROKEN
 from .queue import Entry, Queue, holders
 from .session import Session
@@ -44,7 +44,7 @@ class Inspection:
         await self._store.until_left(session, path)
         holding = holders(await self._entries(session, path))
         grants = [
-            (_mode_of(entry), _read_about(data)[2] or stat.created)
+            (_mode_of(entry), read_about(data).token or stat.created)
             async for entry, data, stat in self._read(session, path, holding)
         ]
         return (mode, token) in grants
@@ -67,8 +67,8 @@ class Inspection:
         held: dict[tuple[str, Mode], HolderInfo] = {}
         waiters: list[WaiterInfo] = []
         async for entry, data, stat in self._read(session, path, entries):
-            owner, client, token, note, description = _read_about(data)
-            mode = _mode_of(entry)
+            owner, client, token, note, description, _ = read_about(data)
+            owner, mode = _shown(owner), _mode_of(entry)
             if entry.node not in holding:
                 waiters.append(
                     WaiterInfo(owner, mode, len(waiters), None, client, note, description)
@@ -184,11 +184,6 @@ def _mode_of(entry: Entry) -> Mode:
     return "exclusive" if entry.mode == "x" else "shared"
 
 
-def _read_about(data: bytes) -> tuple[str, str, int, str, str]:
-    """Return the owner as people know it, the client's label, a joined node's token, and two notes."""
-    try:
-        owner, client, token, note, description = json.loads(data)[:5]  # and 1, if it lingers
-        shown = unquote(owner[1:]) if owner[0] == "u" else owner[1:]
-        return shown, str(client), int(token), str(note), str(description)
-    except (ValueError, TypeError, LookupError):
-        return "", "", 0, "", ""
+def _shown(owner: str) -> str:
+    """Return the owner as the user named it, or the task's id."""
+    return unquote(owner[1:]) if owner.startswith("u") else owner[1:]

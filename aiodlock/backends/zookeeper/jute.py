@@ -35,6 +35,10 @@ EVENT_XID, PING_XID, AUTH_XID, SET_WATCHES_XID = -1, -2, -4, -8
 CONNECTION_LOSS, MARSHALLING, UNIMPLEMENTED, OPERATION_TIMEOUT = -4, -5, -6, -7
 NO_NODE, NO_AUTH, NODE_EXISTS, NOT_EMPTY = -101, -102, -110, -111
 SESSION_EXPIRED, INVALID_ACL, AUTH_FAILED, SESSION_MOVED = -112, -114, -115, -118
+LOCAL_SESSION = -120
+#: What servers refuse for a moment, and what they refuse because of who asks.
+FOR_NOW = frozenset((OPERATION_TIMEOUT, -13, -14, -66, -119, -122, -127))
+OF_USERS = frozenset((NO_AUTH, INVALID_ACL, AUTH_FAILED, -124))
 _ERRORS = {
     -1: "system error",
     -2: "another operation of the transaction failed",
@@ -44,7 +48,10 @@ _ERRORS = {
     UNIMPLEMENTED: "not implemented",
     OPERATION_TIMEOUT: "operation timeout",
     -8: "bad arguments",
+    -12: "no such session",
     -13: "new configuration has no quorum",
+    -14: "another reconfiguration is under way",
+    -100: "error of the servers' interface",
     -66: "throttled",
     NO_NODE: "no such node",
     NO_AUTH: "not permitted by the node's ACL",
@@ -58,7 +65,14 @@ _ERRORS = {
     AUTH_FAILED: "authentication failed",
     SESSION_MOVED: "the session has moved to another server",
     -119: "the server is read-only",
+    LOCAL_SESSION: "a local session has no ephemeral nodes: the servers have localSessionsEnabled=true, "
+    "and need localSessionsUpgradingEnabled=true besides",
+    -121: "no such watch",
+    -122: "the request took too long",
+    -123: "reconfiguration is disabled",
+    -124: "the servers take clients with SASL alone",
     -125: "quota exceeded",
+    -127: "throttled",
 }
 
 # How a node is created.
@@ -74,6 +88,10 @@ class ZooKeeperError(Exception):
     def __init__(self, code: int) -> None:
         super().__init__(f"{_ERRORS.get(code, 'error')} ({code})")
         self.code = code
+
+
+class Unreadable(Exception):
+    """The bytes are no message of ZooKeeper's."""
 
 
 class Acl(NamedTuple):
@@ -312,8 +330,10 @@ def _read_results(reader: Reader) -> list[object]:
         if opcode == _FAILED:
             assert isinstance(result, int)
             codes.append(result)
-    if codes:
+    if any(codes):
         raise Aborted(codes)
+    if codes:
+        raise struct.error("a transaction failed for no reason")
     return results
 
 
@@ -347,6 +367,8 @@ def frame(xid: int, call: Call[Any]) -> bytes:
     return b"".join((_INT.pack(8 + len(call.body)), _TWO_INTS.pack(xid, call.opcode), call.body))
 
 
+#: A longer message is a mistake, or not ZooKeeper's (bytes).
+_LONGEST_MESSAGE = 1 << 28
 #: Milliseconds that a first message has room for.
 LONGEST_TIMEOUT = 2**31 - 1
 
@@ -370,9 +392,19 @@ def hello(last_seen: int, timeout: int, session: int, password: bytes) -> bytes:
     return _buffer(body)
 
 
-def read_welcome(data: bytes) -> Welcome:
+def decoded(read: Callable[[Reader], T], reader: Reader) -> T:
+    """Return what ``read`` reads: each message goes through here, and nothing but these is raised.
+
+    :raises Unreadable: it is no such message. :raises ZooKeeperError: it is a refusal.
+    """
+    try:
+        return read(reader)
+    except (struct.error, KeyError, UnicodeDecodeError) as wrong:
+        raise Unreadable(repr(wrong)) from wrong
+
+
+def read_welcome(reader: Reader) -> Welcome:
     """Read the answer to ``hello``."""
-    reader = Reader(data)
     reader.int()
     timeout = reader.int()
     (session,) = reader.unpack(_LONG)
@@ -388,10 +420,10 @@ class Reply(NamedTuple):
     body: Reader
 
 
-def read_reply(data: bytes) -> Reply:
+def read_reply(reader: Reader) -> Reply:
     """Read the head of an answer."""
-    xid, zxid, code = _REPLY.unpack_from(data)
-    return Reply(xid, zxid, code, Reader(data, _REPLY.size))
+    xid, zxid, code = reader.unpack(_REPLY)
+    return Reply(xid, zxid, code, reader)
 
 
 def read_event(reader: Reader) -> Event:
@@ -401,12 +433,15 @@ def read_event(reader: Reader) -> Event:
 
 
 def split(data: bytearray) -> list[bytes]:
-    """Cut the complete frames off the front of what was received."""
+    """Cut the complete frames off the front of what was received.
+
+    :raises Unreadable: what follows has no length that a message can have.
+    """
     frames, at, received = [], 0, len(data)
     while received - at >= 4:
         (length,) = _INT.unpack_from(data, at)
-        if length < 0:
-            raise struct.error(f"a message of {length} bytes")
+        if not 0 <= length <= _LONGEST_MESSAGE:
+            raise Unreadable(f"a message of {length} bytes")
         end = at + 4 + length
         if end > received:
             break

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from ..._errors import BackendError
+from ..._errors import BackendError, BackendUnavailable
 from ..._model import IMPATIENT, Terms
 from ..base import Unanswered
 from . import jute
+from .about import About, read_about, write_about
 from .connection import Answer
 from .lifetime import Lifetime
 from .queue import (
@@ -74,8 +74,13 @@ class QueueNode:
         return f"<QueueNode {self.id} {self.path}>"
 
     def refused(self, refused: jute.ZooKeeperError) -> BackendError:
-        """Put into words that the servers have refused something about it."""
-        return BackendError(
+        """Put into words that the servers have refused something about it: for now, if they have let this
+        client make nodes before."""
+        for_now = refused.code in jute.FOR_NOW or (
+            refused.code in jute.OF_USERS and self._store.was_let_in
+        )
+        kind = BackendUnavailable if for_now else BackendError
+        return kind(
             f"{self._store.described} refused what was asked about {self.directory}: {refused}",
             name=self._terms.name,
         )
@@ -218,10 +223,11 @@ class QueueNode:
 
     def about(self, token: int = 0) -> bytes:
         """Return what the node tells people, and a joined one's token."""
-        store = self._store
-        about = [self._owner, store.label, token, self._terms.note, store.description]
-        about += [1] if self._terms.linger else []
-        return json.dumps(about, separators=(",", ":")).encode()
+        store, terms = self._store, self._terms
+        about = About(
+            self._owner, store.label, token, terms.note, store.description, terms.linger > 0
+        )
+        return write_about(about)
 
     def _on_made(self, making: asyncio.Future[_Made]) -> None:
         """Note the node, whether anybody still waits for the answer or not."""
@@ -230,6 +236,7 @@ class QueueNode:
             answer = making.result()
             self.path, self.created = cast("str", answer.value[-1]), answer.zxid
             self._store.note(self.directory, exists=True)
+            self._store.was_let_in = True
         elif isinstance(error, Unanswered):
             self.ambiguous = True
         self.making = None
@@ -243,8 +250,9 @@ class QueueNode:
                 if stat.ephemeral_owner != session.id:
                     raise BackendError(f"{path} belongs to another session", name=self._terms.name)
                 self.path = path
-                self.created = _token_of(data) or stat.created
-                self._joined = self._joined or _token_of(data) != 0
+                token = read_about(data).token
+                self.created = token or stat.created
+                self._joined = self._joined or token != 0
 
     def _find(self, entries: Queue) -> Entry | None:
         at = entries.positions.get(self.id)
@@ -256,7 +264,7 @@ class QueueNode:
         path = f"{self.directory}/{seat.node}"
         try:
             data, stat = (await session.ask(jute.get_data(path))).value
-            token = _token_of(data) or stat.created
+            token = read_about(data).token or stat.created
             name = f"{node_name(self._mode, self.id, self._tag)}{seat.node.rpartition(':')[2]}"
             node = f"{self.directory}/{name}"
             await session.ask(
@@ -335,10 +343,7 @@ class QueueNode:
 
 def is_recallable(data: bytes, stat: jute.Stat) -> bool:
     """Tell whether what holds by this node lingers, and nobody has written it to recall it."""
-    try:
-        return stat.version == 0 and len(json.loads(data)) > 5
-    except (ValueError, TypeError):
-        return False
+    return stat.version == 0 and read_about(data).lingers
 
 
 def _short(request_id: str) -> str:
@@ -352,12 +357,3 @@ def _short_owner(owner: str) -> str:
     Whether that one gives up by itself is no part of it: else its node would look like a later one's.
     """
     return f"t{_short(owner[1:].removesuffix(IMPATIENT))}" if owner.startswith("t") else owner
-
-
-def _token_of(data: bytes) -> int:
-    """Return the token in a joined node's data; 0 in others."""
-    try:
-        token = json.loads(data)[2]
-    except (ValueError, LookupError, TypeError):
-        return 0
-    return token if isinstance(token, int) else 0

@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 #: Numbers are 32-bit counters that begin again below zero.
 _HALF, _WHOLE = 2**31, 2**32
+_MOST_DIGITS = 19
 
 
 class Entry(NamedTuple):
@@ -41,7 +42,7 @@ class Entry(NamedTuple):
     @property
     def limit(self) -> int:
         """How many may hold, of a semaphore; else 0."""
-        return int(self.mode) if self.mode.isdecimal() else 0
+        return int(self.mode) if _is_decimal(self.mode) else 0
 
 
 class Queue(list[Entry]):
@@ -119,7 +120,12 @@ def read_queue(nodes: Iterable[str]) -> Queue:
 
 
 def _is_number(text: str) -> bool:
-    return text.isdecimal() or (text.startswith("-") and text[1:].isdecimal())
+    return _is_decimal(text[1:] if text.startswith("-") else text)
+
+
+def _is_decimal(text: str) -> bool:
+    """Whether it is a number that a server, or a limit, can be. Python refuses to read 5,000 digits."""
+    return len(text) <= _MOST_DIGITS and text.isdecimal()
 
 
 def _after(number: int, reference: int) -> int:

@@ -91,15 +91,16 @@ class Session:
 
     Mutable state: ``lifetime`` (of the present session), ``members``, ``looking`` (called at each
     heartbeat), ``returned`` (called when there is a connection again in the same session, after the
-    members), ``used_at`` (when a member last left), ``negotiated`` (the timeout that the servers
-    granted, 0 before), ``failure``; ``_hosts`` (that of the next connection first), ``_failures`` (to
-    connect, since there was a connection), ``_pause`` (between heartbeats), ``_patience`` (with a server
-    that is silent), ``_connection`` (None while there is none, or it is not ready),
-    ``_up`` (resolved while there is one), ``_id``, ``_password``, ``_number`` (of the present session),
-    ``_seen`` (the newest transaction that the last connection told of), ``_data_watches`` and
-    ``_child_watches`` (by path), ``_progress`` (who waits for the deadline to move), ``_beating`` (the
-    heartbeat on its way), ``_beats`` (since all members were put on the round) and ``_round`` (those that
-    have not looked after themselves in it yet), ``_transactions`` (of this turn of the loop).
+    members), ``told`` (called with why there is no connection, and with None when there is one),
+    ``used_at`` (when a member last left), ``negotiated`` (the timeout that the servers granted, 0
+    before), ``failure``; ``_hosts`` (that of the next connection first), ``_failures`` (to connect, since
+    there was a connection), ``_pause`` (between heartbeats), ``_patience`` (with a server that is
+    silent), ``_connection`` (None while there is none, or it is not ready), ``_up`` (resolved while there
+    is one), ``_id``, ``_password``, ``_number`` (of the present session), ``_seen`` (the newest
+    transaction that the last connection told of), ``_data_watches`` and ``_child_watches`` (by path),
+    ``_progress`` (who waits for the deadline to move), ``_beating`` (the heartbeat on its way),
+    ``_beats`` (since all members were put on the round) and ``_round`` (those that have not looked after
+    themselves in it yet), ``_transactions`` (of this turn of the loop).
     """
 
     def __init__(self, ensemble: Ensemble, timeout: float, label: str) -> None:
@@ -108,6 +109,7 @@ class Session:
         self.members: set[Member] = set()
         self.looking: set[Callable[[], object]] = set()
         self.returned: Callable[[], object] | None = None
+        self.told: Callable[[Exception | None], object] = lambda _: None
         self.used_at: float = now()
         self.negotiated: float = 0.0
         self.failure: Exception | None = None
@@ -291,6 +293,8 @@ class Session:
                     self.failure = _worded(failed)
                     self._failures += 1
                     self._switch()
+                    if in_use and self._failures >= len(self._hosts):
+                        self.told(self.failure)
                     self._tell_down(now() - down_since)
                     await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                     pause = min(2 * pause, _LONGEST_PAUSE, max(_FIRST_PAUSE, self._pause))
@@ -391,6 +395,10 @@ class Session:
                     f"{self._ensemble.described}: the ACL of {self._ensemble.root} does not admit this "
                     "client; another user may have made the node"
                 ) from refused
+            if refused.code not in (jute.NO_NODE, *jute.FOR_NOW):
+                raise BackendError(
+                    f"{self._ensemble.described} does not let this client begin: {refused}"
+                ) from refused
             if refused.code != jute.NO_NODE:
                 raise
             await self._make_root(connection)
@@ -442,6 +450,7 @@ class Session:
 
     def _on_ready(self, connection: Connection) -> None:
         self._connection, self.failure = connection, None
+        self.told(None)
         if not self._up.done():
             self._up.set_result(None)
         for member in list(self.members):

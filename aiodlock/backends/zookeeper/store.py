@@ -25,7 +25,7 @@ from .queue import Queue, read_queue, request_of
 from .session import Ensemble, Session
 from .stands import Stands
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("aiodlock")
 #: A session that nothing lives in is closed after this time (seconds), and is looked for so often.
 _IDLE, _SWEEP_EVERY = 60.0, 10.0
 #: A request's node is watched after this time, so that short leases and waits are spared the message.
@@ -47,7 +47,8 @@ class ZooKeeperBackend:
     whose places have, or may have, a node), ``_leaving`` (leaves that are on their way, and on which
     session, by queue), ``_known`` (queues whose nodes were there), ``_unanswered`` (how often in a row
     a connection was lost by the question which nodes a session has), ``_observing`` (what is told at the
-    end).
+    end), ``was_let_in`` (a node was made: refusals are outages from then on), ``_down`` (the sessions
+    without a connection, whose outage was told).
     """
 
     capabilities: Capabilities = Capabilities(
@@ -76,6 +77,8 @@ class ZooKeeperBackend:
         self._leaving: dict[str, dict[asyncio.Future[None], Session]] = {}
         self._known: set[str] = set()
         self._unanswered = 0
+        self.was_let_in: bool = False
+        self._down: set[Session] = set()
         self._observing: list[Callable[[], object]] = []
         self._inspection = Inspection(self, lambda: self._main)
 
@@ -86,6 +89,7 @@ class ZooKeeperBackend:
 
     async def run(self, ready: Callable[[], None]) -> None:
         self._sessions.clear()
+        self._down.clear()
         self._known.clear()
         self.stands = Stands()
         self.live.clear()
@@ -130,8 +134,19 @@ class ZooKeeperBackend:
             in_use = bool(self._sessions)  # the first one was up before there was another
             self._sessions[milliseconds] = session
             session.returned = partial(self._look_back, session)
+            session.told = partial(self._tell, session)
             self.start(session.run(in_use=in_use))
         return session
+
+    def _tell(self, session: Session, failure: Exception | None) -> None:
+        """A session has a connection (None), or could not get one: told once per outage."""
+        if failure is None:
+            self._down.discard(session)
+            return
+        level = logging.DEBUG if self._down else logging.WARNING
+        self._down.add(session)
+        extra = {"event": "no_connection"}
+        _logger.log(level, "no connection to %s: %s", self.described, failure, extra=extra)
 
     @property
     def _main(self) -> Session:
