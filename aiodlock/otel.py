@@ -19,6 +19,7 @@ where the lock was acquired.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 try:
     from opentelemetry import metrics, trace
@@ -71,8 +72,16 @@ def instrument(
     )
 
 
+class _Open(NamedTuple):
+    span: trace.Span
+    about: dict[str, str]
+
+
 class _Reporter(Hooks):
-    """Mutable state: ``_waits`` and ``_holds``, the spans that have not ended, by request id.
+    """Mutable state: ``_waits`` and ``_holds``, what has not ended, by request id.
+
+    Attributes are made once per request: what was counted up is counted down under the same ones, also if a
+    ``label`` raises or changes its mind.
 
     A request that is in neither began before the client was instrumented, and is not reported.
     """
@@ -82,8 +91,8 @@ class _Reporter(Hooks):
     ) -> None:
         self._tracer = tracer
         self._label = label
-        self._waits: dict[str, trace.Span] = {}
-        self._holds: dict[str, trace.Span] = {}
+        self._waits: dict[str, _Open] = {}
+        self._holds: dict[str, _Open] = {}
         self._wait_duration = meter.create_histogram(
             "aiodlock.wait.duration",
             unit="s",
@@ -113,12 +122,13 @@ class _Reporter(Hooks):
         about = self._about(request)
         self._waiting.add(1, about)
         attributes = {**about, "aiodlock.lock": request.name, "aiodlock.owner": request.owner}
-        self._waits[request.id] = self._tracer.start_span("aiodlock wait", attributes=attributes)
+        span = self._tracer.start_span("aiodlock wait", attributes=attributes)
+        self._waits[request.id] = _Open(span, about)
 
     def acquired(self, request: RequestInfo, waited: float) -> None:
         if request.id not in self._waits:
             return
-        about = self._about(request)
+        about = self._waits[request.id].about
         self._end_wait(request, waited, "acquired")
         self._held.add(1, about)
         attributes: dict[str, str | int] = {
@@ -127,7 +137,8 @@ class _Reporter(Hooks):
             "aiodlock.owner": request.owner,
             "aiodlock.token": request.token,
         }
-        self._holds[request.id] = self._tracer.start_span("aiodlock hold", attributes=attributes)
+        span = self._tracer.start_span("aiodlock hold", attributes=attributes)
+        self._holds[request.id] = _Open(span, about)
 
     def not_acquired(self, request: RequestInfo, waited: float, error: BaseException) -> None:
         self._end_wait(request, waited, _outcome(error), error)
@@ -142,10 +153,10 @@ class _Reporter(Hooks):
         self._end_hold(request, held, {"aiodlock.outcome": "lost", "aiodlock.reason": reason})
 
     def extension_failed(self, request: RequestInfo, error: Exception) -> None:
-        self._extensions.add(1, self._about(request))
-        span = self._holds.get(request.id) or self._waits.get(request.id)
-        if span is not None:
-            span.add_event("extension failed", {"error": str(error)})
+        known = self._holds.get(request.id) or self._waits.get(request.id)
+        self._extensions.add(1, known.about if known is not None else self._about(request))
+        if known is not None:
+            known.span.add_event("extension failed", {"error": str(error)})
 
     def release_failed(self, request: RequestInfo, error: Exception) -> None:
         self._releases.add(1, self._about(request))
@@ -164,10 +175,10 @@ class _Reporter(Hooks):
         outcome: str,
         error: BaseException | None = None,
     ) -> None:
-        span = self._waits.pop(request.id, None)
-        if span is None:
+        ended = self._waits.pop(request.id, None)
+        if ended is None:
             return
-        about = self._about(request)
+        span, about = ended
         self._waiting.add(-1, about)
         self._wait_duration.record(waited, {**about, "aiodlock.outcome": outcome})
         span.set_attribute("aiodlock.outcome", outcome)
@@ -176,10 +187,10 @@ class _Reporter(Hooks):
         span.end()
 
     def _end_hold(self, request: RequestInfo, held: float, outcome: dict[str, str]) -> None:
-        span = self._holds.pop(request.id, None)
-        if span is None:
+        ended = self._holds.pop(request.id, None)
+        if ended is None:
             return
-        about = self._about(request)
+        span, about = ended
         self._held.add(-1, about)
         self._hold_duration.record(held, {**about, **outcome})
         span.set_attributes(outcome)

@@ -237,3 +237,32 @@ def test_missing_package_is_named() -> None:
     code = "import sys; sys.modules['opentelemetry'] = None; import aiodlock.otel"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "pip install 'aiodlock[otel]'" in done.stderr
+
+
+@pytest.mark.parametrize("raises_at", range(4))
+async def test_label_that_raises_leaves_no_gauge_behind(
+    telemetry: Telemetry, raises_at: int
+) -> None:
+    calls: list[str] = []
+
+    def label(name: str) -> str:
+        calls.append(name)
+        if len(calls) > raises_at:
+            raise LookupError(name)
+        return f"{len(calls)}"  # another one each time
+
+    async with testing.memory_client() as client:
+        otel.instrument(
+            client,
+            meter_provider=telemetry.meters,
+            tracer_provider=telemetry.tracers,
+            label=label,
+        )
+        for _ in range(3):
+            async with client.lock("a", timeout=5):
+                with pytest.raises(aiodlock.AcquireTimeout):
+                    await client.lock("a", owner="another", timeout=0).acquire()
+    points = telemetry.points()
+    for gauge in ("aiodlock.waiting", "aiodlock.held"):
+        assert [point.value for point in points.get(gauge, ()) if point.value] == []
+    assert calls
