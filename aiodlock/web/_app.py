@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -20,6 +20,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from .._client import Client
 from .._clock import now
 from .._errors import LockError
 from .._model import LockInfo
@@ -27,9 +28,6 @@ from .._options import check_flag, check_text
 from .._text import plural, printable
 from . import _guard, _view
 from ._watch import Viewer, Watch
-
-if TYPE_CHECKING:
-    from .._client import Client
 
 _logger = logging.getLogger("aiodlock")
 
@@ -42,7 +40,13 @@ _EVENTS = "text/event-stream"
 _STATIC = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 
-def app(client: Client, *, read_only: bool = True, hosts: Sequence[str] = ()) -> Starlette:
+def app(
+    client: Client,
+    *,
+    read_only: bool = True,
+    hosts: Sequence[str] = (),
+    allow: _guard.Allow | None = None,
+) -> Starlette:
     """Make a page that shows the locks of a client's store, as an ASGI app to mount.
 
     ```python
@@ -55,14 +59,24 @@ def app(client: Client, *, read_only: bool = True, hosts: Sequence[str] = ()) ->
     ```
 
     It shows names, holders, waiters, ages and tokens to everyone who can open it. It has no login: mount it
-    behind yours. While nobody looks, the store is not asked.
+    behind yours, or give ``allow``. Dependencies of a FastAPI app do not protect what is mounted: in an app
+    with dependencies, the page answers 403 to everyone until there is an ``allow``. While nobody looks, the
+    store is not asked.
 
-    :param client: entered while the page is used, in the same event loop.
+    :param client: an ``aiodlock.Client`` (not one of ``aiodlock.sync``), entered while the page is used, in
+        the same event loop.
     :param read_only: with False, the page can break locks, after a confirmation.
     :param hosts: host names under which the page is reached, without ports. ``localhost`` and IP addresses
         are always accepted. ``"*"`` accepts every name: only where the app around it checks them.
+    :param allow: a function, async or not, that gets each ``Request`` and returns True if it may see the
+        page. Others get 403, or the response of the ``HTTPException`` that it raises.
     :raises TypeError: for input of a wrong type.
     """
+    if not isinstance(client, Client):
+        raise TypeError(
+            f"web.app() needs an aiodlock.Client, which runs in the app's event loop, not {client!r}: make "
+            "one, and enter it in the app's lifespan"
+        )
     check_flag("read_only", read_only)
     if isinstance(hosts, str) or not all(isinstance(host, str) for host in hosts):
         raise TypeError(f"hosts must be a list of host names, not {hosts!r}")
@@ -78,9 +92,16 @@ def app(client: Client, *, read_only: bool = True, hosts: Sequence[str] = ()) ->
             Route("/break", pages.confirm, methods=["GET"]),
             Route("/break", pages.break_, methods=["POST"]),
         ]
-    made = Starlette(routes=routes, middleware=[Middleware(_guard.Guard, hosts=hosts)])
+    guard = Middleware(_guard.Guard, hosts=hosts, allow=allow)
+    made = _Page(routes=routes, middleware=[guard])
     made.state.pages = pages
     return made
+
+
+class _Page(Starlette):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        _guard.remember_around(scope)
+        await super().__call__(scope, receive, send)
 
 
 def _static(name: str, kind: str) -> Callable[[Request], Response]:

@@ -4,6 +4,8 @@ The page shows names that strangers may have chosen, and may break locks. So:
 
 - a host name that is not expected is refused: another site's name could lead to 127.0.0.1 (DNS rebinding);
 - a request that another site's page has caused is refused, unless somebody follows a link to a page;
+- with ``allow``, a request for which it does not return True is refused; without, every request inside of a
+  FastAPI app with dependencies, which protect nothing that is mounted;
 - a form counts only with a code that was made for this browser, this name and these holders.
 """
 
@@ -11,12 +13,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import inspect
 import ipaddress
+import logging
 import re
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import TypeAlias
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -33,6 +39,15 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 
+#: Says of a request whether it may see the page.
+Allow: TypeAlias = Callable[[Request], bool | Awaitable[bool]]
+
+_logger = logging.getLogger("aiodlock")
+_AROUND = "aiodlock.dependencies_around"
+_UNPROTECTED = (
+    "This page is closed: the dependencies of a FastAPI app (a login, say) do not run for what is mounted. "
+    "Say who may see the page: aiodlock.web.app(client, allow=...)."
+)
 _COOKIE = "aiodlock_web"
 _SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]/@?#\s]+)(:[0-9]{1,5})?")
@@ -41,8 +56,9 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]/@?#\s]+)(:[0-9]{1,5})?")
 class Guard:
     """Middleware that refuses what no viewer of this page can have sent, and adds ``HEADERS``."""
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, hosts: Collection[str], allow: Allow | None) -> None:
         self._app = app
+        self._allow = allow
         self._hosts = frozenset(host.lower().rstrip(".") for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,7 +74,7 @@ class Guard:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        refusal = self._refusal(scope)
+        refusal = self._refusal(scope) or await self._answer_to_strangers(scope)
         await (refusal or self._app)(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope) -> Response | None:
@@ -74,6 +90,20 @@ class Guard:
             return PlainTextResponse("A page of another site has sent this request.\n", 403)
         return None
 
+    async def _answer_to_strangers(self, scope: Scope) -> Response | None:
+        if self._allow is None:
+            if not scope.get(_AROUND):
+                return None
+            _logger.error(_UNPROTECTED, extra={"event": "page_unprotected"})
+            return PlainTextResponse(f"{_UNPROTECTED}\n", 403)
+        try:
+            allowed = self._allow(Request(scope))
+            if inspect.isawaitable(allowed):
+                allowed = await allowed
+        except HTTPException as refused:
+            return PlainTextResponse(f"{refused.detail}\n", refused.status_code, refused.headers)
+        return None if allowed is True else PlainTextResponse("You may not see this page.\n", 403)
+
     def _is_expected(self, host: str) -> bool:
         """Tell whether a page of ours can have this host: an address, this machine, or one that was given.
 
@@ -84,6 +114,20 @@ class Guard:
             return False
         name = found[1].lower().rstrip(".")
         return "*" in self._hosts or name in self._hosts or _is_local(name)
+
+
+def remember_around(scope: Scope) -> None:
+    """Note whether the app around the page has dependencies, as FastAPI's may: none runs for a mount.
+
+    To be called before the page's own app replaces that one in the scope.
+    """
+    included = scope.get("fastapi", {}).get("included_router")
+    around = [
+        getattr(scope.get("app"), "router", None),
+        getattr(included, "original_router", None),
+        getattr(included, "include_context", None),
+    ]
+    scope[_AROUND] = any(getattr(one, "dependencies", ()) for one in around)
 
 
 def _is_local(name: str) -> bool:
@@ -129,7 +173,7 @@ def remember(secret: str, request: Request, response: Response) -> None:
         path=None,  # the folder of the page as the browser knows it: a proxy may have changed the path
         httponly=True,
         samesite="Strict",  # type: ignore[arg-type]  # as it is written in the standard
-        secure=request.url.scheme == "https",
+        secure=request.scope.get("scheme") == "https",  # the URL may have bytes that are no text
     )
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import re
 from html import unescape
+from typing import Any
 
 import httpx
 import pytest
+from fastapi import APIRouter, Depends, FastAPI
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
 
 import aiodlock
+import aiodlock.sync
 import aiodlock.web
 from aiodlock.web import _app, _guard
 
@@ -132,6 +137,89 @@ async def test_confirmed_break_ends_the_hold_and_says_so(
         told = await http.get(answer.headers["location"])
         assert "1 holder lost it" in told.text
     assert "broken_by_hand" in [getattr(record, "event", "") for record in caplog.records]
+
+
+async def test_byte_that_is_no_text_in_the_address_is_no_failure(client: aiodlock.Client) -> None:
+    app = aiodlock.web.app(client, read_only=False)
+    for path in ("/", "/name", "/break"):
+        answers = await answers_to(app, path, b"n=\xff&q=\xff&sort=\xff&page=\xff&broken=\xff")
+        assert answers[0]["status"] == 200
+
+
+async def answers_to(app: Starlette, path: str, query: bytes = b"", **more: Any) -> list[Any]:
+    """Ask as a server does."""
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": query, "scheme": "http"}
+    scope |= {"headers": [(b"host", b"localhost")], "server": ("localhost", 80), "root_path": ""}
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app(scope | more, receive, send)
+    return sent
+
+
+async def test_client_of_threads_is_refused() -> None:
+    threads = aiodlock.sync.Client("memory://")
+    with pytest.raises(TypeError, match=r"needs an aiodlock\.Client"):
+        aiodlock.web.app(threads)  # type: ignore[arg-type]
+
+
+async def nothing() -> None: ...
+
+
+async def admins_only(request: Request) -> bool:
+    if "x-user" not in request.headers:
+        raise HTTPException(401, "log in first", {"WWW-Authenticate": "Basic"})
+    return request.headers["x-user"] == "admin"
+
+
+@pytest.mark.parametrize("place", ["app", "router", "inclusion"])
+async def test_page_in_an_app_whose_dependencies_do_not_protect_it_is_closed(
+    client: aiodlock.Client, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    depends = [Depends(nothing)]
+    for allow in (None, admins_only):
+        page = aiodlock.web.app(client, read_only=False, allow=allow)
+        app = FastAPI(dependencies=depends if place == "app" else [])
+        router = APIRouter(dependencies=depends if place == "router" else [])
+        (app if place == "app" else router).mount("/locks", page)
+        app.include_router(router, dependencies=depends if place == "inclusion" else [])
+        transport = httpx.ASGITransport(app)
+        async with (
+            client.lock("alice@example.com"),
+            httpx.AsyncClient(transport=transport, base_url="http://localhost") as http,
+        ):
+            paths = ("", "name?n=alice@example.com", "break?n=alice@example.com", "events")
+            for user, status in ((None, 401), ("admin", 200), ("bob", 403)):
+                headers = {} if user is None else {"x-user": user}
+                for path in paths[: 3 if status == 200 else 4]:
+                    answer = await http.get(f"/locks/{path}", headers=headers)
+                    if allow is None:
+                        assert answer.status_code in (403, 404)  # older ones include no mounts
+                        assert "alice" not in answer.text
+                    elif answer.status_code != 404 or place == "app":
+                        assert answer.status_code == status
+                        assert ("alice" in answer.text) == (status == 200)
+        if allow is None and place == "app":
+            assert "page_unprotected" in [getattr(one, "event", "") for one in caplog.records]
+
+
+async def test_page_in_a_fastapi_app_without_dependencies_is_open(client: aiodlock.Client) -> None:
+    app = FastAPI()
+    app.mount("/locks", aiodlock.web.app(client))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        assert (await http.get("/locks/")).status_code == 200
+
+
+@pytest.mark.parametrize("answer", [False, None, 1, "yes"])
+async def test_only_true_lets_in(client: aiodlock.Client, answer: Any, visit: Visit) -> None:
+    async with visit(aiodlock.web.app(client, allow=lambda request: answer)) as http:
+        assert (await http.get("/")).status_code == 403
 
 
 async def test_forged_forms_break_nothing(client: aiodlock.Client, visit: Visit) -> None:
