@@ -22,7 +22,8 @@ async def fingerprint_of(connection: HTTPConnection) -> str:
     JSON counts as what it says, and a form as its fields, since its boundary differs each time. A body that
     the handler reads by itself counts if its length is known and at most 1 MiB.
     """
-    parts = [connection.scope.get("method", ""), connection.url.path, connection.url.query]
+    about = connection.scope
+    parts: list[str | bytes] = [about.get("method", ""), about["path"], about["query_string"]]
     if isinstance(connection, Request):
         parts += await _body(connection)
     digest = hashlib.sha256()

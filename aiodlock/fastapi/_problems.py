@@ -171,6 +171,7 @@ def told_to(connection: HTTPConnection, problem: LockProblem) -> Exception:
     """
     if not isinstance(connection, WebSocket) or (
         connection.application_state is WebSocketState.CONNECTING
+        and problem.status_code != ClientGone.status  # no server knows it
         and "websocket.http.response" in connection.scope.get("extensions", {})
     ):
         return problem

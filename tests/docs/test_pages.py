@@ -130,7 +130,7 @@ def test_readme_on_a_package_index_links_to_the_repository() -> None:
 
 def test_reference_has_every_public_name() -> None:
     text = "".join(page.read_text() for page in ROOT.glob("docs/reference/*.md"))
-    shown = set(re.findall(r"^::: aiodlock\.([A-Z]\w*)$", text, re.MULTILINE))
+    shown = set(re.findall(r"^::: aiodlock\.([A-Za-z]\w*)$", text, re.MULTILINE))
     public = {name for name, value in vars(aiodlock).items() if is_public(name, value)}
     assert shown == public
 

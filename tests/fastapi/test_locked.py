@@ -433,6 +433,88 @@ async def test_lock_client_gives_the_client_and_maps_errors(app: FastAPI, serve:
             assert (await http.get("/nowait")).status_code == 423
 
 
+async def test_client_that_tests_put_in_place_raises_the_same_errors(client: Client) -> None:
+    app = FastAPI()
+    app.dependency_overrides[LockClient] = lambda: client
+
+    @app.get("/annotated")
+    async def annotated(client: Annotated[Client, LockClient]) -> None:
+        async with client.lock("n", timeout=0):
+            pass
+
+    @app.get("/lost")
+    async def lost(client: Annotated[Client, LockClient]) -> None:
+        async with client.lock("lost"):
+            await client.break_lock("lost")
+            await until_cancelled()
+
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        assert (await http.get("/annotated")).status_code == 200
+        async with client.lock("n", owner="another"):
+            answer = await http.get("/annotated")
+        assert (answer.status_code, answer.json()["detail"]["lock"]) == (423, "n")
+        assert (await http.get("/lost")).status_code == 409
+
+
+async def test_lifespans_inside_each_other_give_the_inner_client_and_then_the_outer_one() -> None:
+    outer, inner = lifespan("memory://", description="outer"), lifespan("memory://")
+    router = APIRouter(lifespan=inner)
+    app = FastAPI(lifespan=outer)
+    app.include_router(router)
+    for _ in range(2):
+        async with app.router.lifespan_context(app):
+            first = app.state.aiodlock
+            async with lifespan("memory://")(app):
+                assert app.state.aiodlock is not first
+                async with app.state.aiodlock.lock("x"):
+                    pass
+            assert app.state.aiodlock is first
+            async with first.lock("x"):
+                pass
+        assert app.state.aiodlock is None
+    transport = httpx.ASGITransport(app)
+    app.get("/")(uses_client)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        with pytest.raises(RuntimeError, match="there is no client at"):
+            await http.get("/")
+
+
+async def uses_client(client: Annotated[Client, LockClient]) -> None: ...
+
+
+async def test_status_of_a_wait_that_times_out_may_be_another(client: Client) -> None:
+    app = FastAPI(lifespan=lifespan("memory://"))
+    app.dependency_overrides[LockClient] = lambda: client
+
+    @app.get("/locked")
+    async def locked(lease: Annotated[Lease, Locked("x", timeout=0, status=503)]) -> None: ...
+
+    @app.get("/once")
+    async def once(run: Annotated[Any, Once("x", keep=60, timeout=0, status=429)]) -> None: ...
+
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        client.lock("x", owner="another"),
+        httpx.AsyncClient(transport=transport, base_url="http://x") as http,
+    ):
+        answer = await http.get("/locked")
+        assert (answer.status_code, answer.json()["detail"]["status"]) == (503, 503)
+        assert answer.headers["retry-after"] == "1"
+        held = client.once("x", keep=60)
+        await asyncio.create_task(enter(held))
+        assert (await http.get("/once")).status_code == 200
+        schema = (await http.get("/openapi.json")).json()["paths"]
+    assert "423" not in schema["/locked"]["get"]["responses"]
+    assert {"429", "409", "503"} <= set(schema["/once"]["get"]["responses"])
+
+
+async def enter(once: Any) -> None:
+    async with once:
+        pass
+
+
 async def test_another_locks_error_in_the_handler_is_not_ours(app: FastAPI, serve: Serve) -> None:
     @app.get("/x")
     async def x(lease: Annotated[Lease, Locked("mine")]) -> str:
@@ -516,6 +598,9 @@ def test_wrong_options_are_refused_at_once() -> None:
         Locked("x", timeout=-1)
     with pytest.raises(TypeError):
         Locked("x", no_such_option=1)
+    for status in (200, 600, "503", None):
+        with pytest.raises(ValueError, match="status"):
+            Locked("x", status=status)  # type: ignore[arg-type]
 
 
 def tenant_of(x_tenant: Annotated[str, Header()]) -> str:
