@@ -8,8 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from ._errors import LossReason
 
 Mode = Literal["exclusive", "shared"]
-#: Under ``wait``, clients tell each other what their tasks wait for.
-Kind = Literal["lock", "semaphore", "once", "wait"]
+Kind = Literal["lock", "semaphore", "once"]
 #: Those of the holders that a break is meant for.
 Tokens: TypeAlias = frozenset[int]
 #: The owner of who stands in an election: this, and behind a colon its value.

@@ -177,7 +177,7 @@ def check_tokens(tokens: Iterable[int] | None) -> frozenset[int] | None:
 
 def check_kind(kind: object) -> Kind:
     """Return a kind, or raise."""
-    if kind not in get_args(Kind) or kind == "wait":  # that one is for clients among themselves
+    if kind not in get_args(Kind):
         raise ValueError(f"kind must be 'lock', 'semaphore' or 'once', not {kind!r}")
     return cast("Kind", kind)
 

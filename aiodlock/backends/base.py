@@ -185,8 +185,25 @@ class Backend(Protocol):
     async def holds(self, kind: Kind, name: str, mode: Mode, token: int) -> bool:
         """Return whether the grant that has this token holds still."""
 
-    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
-        """Return the same for several names, asked together."""
+    async def inspect_all(
+        self, kind: Kind, names: Sequence[str], *, queues: bool = True
+    ) -> list[LockInfo]:
+        """Return the same for several names, asked together.
+
+        :param queues: if not, waiters may be left out.
+        """
+
+    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
+        """Let every client read this record of what this client waits for, for ``keep`` seconds at least,
+        or until this client's leases or session end.
+
+        It replaces records with smaller serials, and is never replaced by one of them. The same serial
+        again keeps it longer. An empty record takes it back.
+        """
+
+    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
+        """Return the record of each of these clients that has one: as new as any that was acknowledged
+        before this call."""
 
     def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         """Iterate over every name of the kind that is held or waited for and matches the glob."""

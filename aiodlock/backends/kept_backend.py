@@ -56,9 +56,19 @@ class KeptBackend:
         info = await self.inspect(kind, name)
         return any(held.token == token and held.mode == mode for held in info.holders)
 
-    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
+    async def inspect_all(
+        self, kind: Kind, names: Sequence[str], *, queues: bool = True
+    ) -> list[LockInfo]:
         """Return the same for several names."""
-        return await self.store.inspect_all(kind, names)
+        return await self.store.inspect_all(kind, names, queues=queues)
+
+    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
+        """Let every client read what this one waits for."""
+        await self.store.tell_waits(serial, record, keep=keep)
+
+    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
+        """Return what these clients wait for."""
+        return await self.store.waits_of(labels)
 
     def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         """Iterate over every name of the kind that matches the glob."""

@@ -85,7 +85,7 @@ Match = Annotated[
 ]
 
 OneKind = Annotated[
-    Literal["lock", "semaphore", "once"],  # not "wait", which clients use among themselves
+    Literal["lock", "semaphore", "once"],
     typer.Option("--kind", help="What the name is: a lock, a semaphore, or done once."),
 ]
 

@@ -30,7 +30,7 @@ async def test_cycle_that_stands_is_printed(
     store: Store, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The victim does not look, so the cycle stands.
-    monkeypatch.setattr("aiodlock._deadlocks.Deadlocks._probe_found", lambda self, found: None)
+    monkeypatch.setattr("aiodlock._deadlocks.Deadlocks._found", lambda self, found: None)
     one, two = await make_client(deadlock_after=0.1), await make_client(deadlock_after=0.1)
     both = asyncio.Barrier(2)
 
@@ -47,8 +47,8 @@ async def test_cycle_that_stands_is_printed(
     ]
 
     async def told() -> bool:
-        infos = [await c._use().backend.inspect("wait", c._use().backend.label) for c in (one, two)]
-        return all(info.holders for info in infos)
+        labels = [client._use().backend.label for client in (one, two)]
+        return len(await one._use().backend.waits_of(labels)) == 2
 
     await until(told)
     code, out = await call(store)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
@@ -15,7 +15,6 @@ import pytest
 import aiodlock
 from aiodlock._clock import now
 from aiodlock._cycles import Cycle
-from aiodlock._model import Terms
 from aiodlock._request import Request
 
 from ..conftest import MakeClient
@@ -288,8 +287,7 @@ async def test_nothing_that_was_told_stays(make_client: MakeClient) -> None:
 
         async def is_quiet(client: aiodlock.Client = client) -> bool:
             session = client._use()
-            info = await session.backend.inspect("wait", session.backend.label)
-            return not info.holders
+            return not await session.backend.waits_of([session.backend.label])
 
         await until(is_quiet)
     assert [info async for info in one.locks()] == []
@@ -367,8 +365,7 @@ async def test_nobody_is_warned_about_a_creator_that_is_not_inside_any_more(
             pass
 
     def waits_long() -> None:
-        (request,) = deadlocks._timers
-        deadlocks._timers[request].cancel()
+        (request,) = deadlocks._short
         deadlocks._waits_long(request)
 
     async with gathered() as tasks:
@@ -426,14 +423,14 @@ async def test_victim_that_is_granted_in_the_turn_of_the_answer_is_no_victim(
 
     def granted_first(request: Request) -> None:
         granted(request)
-        deadlocks._probe_found({request: Cycle(())})
+        deadlocks._found({request: Cycle(())})
 
     async with gathered() as tasks:
         async with other.lock("b"):
             tasks.append(
                 asyncio.create_task(take(client.lock("a"), client.lock("b"), asyncio.Barrier(1)))
             )
-            await until(lambda: deadlocks._told)
+            await until(lambda: deadlocks._long)
             monkeypatch.setattr(Request, "granted", granted_first)
         assert await tasks[0] is None
     assert events(caplog) == []
@@ -452,9 +449,12 @@ async def leave(block: AsyncIterator[None]) -> None:
 
 async def until_told(client: aiodlock.Client) -> None:
     """Wait until the store knows of a wait of this client."""
-    deadlocks = client._use().deadlocks
-    assert deadlocks is not None
-    await until(lambda: any(told.place for told in deadlocks._told.values()))
+    backend = client._use().backend
+
+    async def is_told() -> bool:
+        return bool(await backend.waits_of([backend.label]))
+
+    await until(is_told)
 
 
 async def test_block_that_another_task_has_left_makes_no_edge(make_client: MakeClient) -> None:
@@ -616,14 +616,14 @@ async def test_short_waits_and_waits_of_tasks_that_hold_nothing_tell_nothing(
 ) -> None:
     client = await make_client(deadlock_after=AFTER)
     backend = client._use().backend
-    kinds: list[str] = []
-    place = backend.place
+    told: list[bytes] = []
+    tell = backend.tell_waits
 
-    def count(terms: Terms, *others: Any) -> Any:
-        kinds.append(terms.kind)
-        return place(terms, *others)
+    async def note(serial: int, record: bytes, *, keep: float) -> None:
+        told.append(record)
+        await tell(serial, record, keep=keep)
 
-    monkeypatch.setattr(backend, "place", count)
+    monkeypatch.setattr(backend, "tell_waits", note)
 
     async def inside(name: str) -> None:
         async with client.lock("outer"):
@@ -640,9 +640,9 @@ async def test_short_waits_and_waits_of_tasks_that_hold_nothing_tell_nothing(
     lease = await client.lock("long").acquire()
     async with gathered(alone()) as (task,):
         await asyncio.sleep(2 * AFTER)
-        assert "wait" not in kinds
+        assert not told
         async with gathered(inside("long")):
-            await until(lambda: kinds.count("wait") == 1)
+            await until(lambda: len(told) == 1)
         await lease.release()
         await task
 
@@ -656,15 +656,15 @@ async def test_many_waits_that_become_long_are_looked_at_together(
     assert search is not None
     looks: list[float] = []
     seen: set[str] = set()
-    probe = search._probe
+    look = search._search
 
-    async def count(requests: list[Request]) -> None:
-        if requests:
+    async def count(due: Collection[Request]) -> None:
+        if due:
             looks.append(now())
-        seen.update(request.name for request in requests)
-        await probe(requests)
+        seen.update(request.name for request in due)
+        await look(due)
 
-    monkeypatch.setattr(search, "_probe", count)
+    monkeypatch.setattr(search, "_search", count)
 
     async def inside(name: str) -> None:
         await asyncio.sleep(int(name) * 0.05)
@@ -692,17 +692,19 @@ async def test_waits_of_one_look_are_looked_at_again_together(make_client: MakeC
         await until_waiting(client, "x", 3)
         assert client._session is not None
         deadlocks: Any = client._session.deadlocks
-        tell = deadlocks._tell
+        backend: Any = client._session.backend
+        tell = backend.tell_waits
 
-        async def tell_slowly(*about: object) -> None:
+        async def tell_slowly(*about: object, **more: object) -> None:
             await asyncio.sleep(0.01)
-            await tell(*about)
+            await tell(*about, **more)
 
-        deadlocks._tell = tell_slowly
-        for request in list(deadlocks._timers):
+        backend.tell_waits = tell_slowly
+        for request in list(deadlocks._short):
             deadlocks._waits_long(request)
-        told = list(deadlocks._told.values())
-        await until(lambda: len(told) == 3 and all(one.probes == 1 and one.place for one in told))
-        await until(lambda: any(one.probes == 2 for one in told))
+        long = list(deadlocks._long.values())
+        assert len(long) == 3
+        await until(lambda: all(one.looks == 1 for one in long))
+        await until(lambda: any(one.looks == 2 for one in long))
         await asyncio.sleep(0)
-        assert [one.probes for one in told] == [2, 2, 2]
+        assert [one.looks for one in long] == [2, 2, 2]

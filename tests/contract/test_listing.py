@@ -92,7 +92,7 @@ def test_wrong_arguments_are_told_by_the_call() -> None:
     with pytest.raises(TypeError, match="match"):
         client.locks(5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="kind"):
-        client.locks(kind="wait")
+        client.locks(kind="wait")  # type: ignore[arg-type]
 
 
 def test_pattern_for_the_server_keeps_what_is_literal() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from aiodlock import _cycles, _deadlocks
+from aiodlock import _cycles, _deadlocks, _waits
 from aiodlock._clock import now
-from aiodlock._cycles import Asking, Cycle, Name
+from aiodlock._cycles import Asking, Block, Cycle
 
 from .deadlocks import Deadlocks
 from .memory import Line
@@ -35,9 +35,9 @@ def _cycles_with(*changes: tuple[str, str]) -> Prepare:
         sys.modules[module.__name__] = module  # dataclasses look there
         exec(compile(source, "mutant", "exec"), module.__dict__)
         # What it is given, and gives, has the usual types.
-        for name in ("Answer", "Cycle", "Edge", "Question", "Wait"):
+        for name in ("TURN", "Answer", "Cycle", "Edge", "Question", "Wait"):
             module.__dict__[name] = getattr(_cycles, name)
-        simulation.patch(_deadlocks, "probe", module.__dict__["probe"])
+        simulation.patch(_deadlocks, "search", module.__dict__["search"])
         simulation.patch(_deadlocks, "verify", module.__dict__["verify"])
 
     return prepare
@@ -103,7 +103,7 @@ _RESTLESS: dict[str, Any] = {"gives_up": 0.7, "hold": 0.05, "deadlock_after": 0.
 
 
 def _believe_the_first_pass(simulation: Simulation) -> None:
-    def verify(found: Cycle) -> Asking:
+    def verify(found: list[Cycle], me: str) -> Asking[list[Cycle]]:
         yield from ()
         return found
 
@@ -112,7 +112,7 @@ def _believe_the_first_pass(simulation: Simulation) -> None:
 
 def _keep_what_was_told(simulation: Simulation) -> None:
     """Waits that are over stay told, and are believed although they are not in the queue."""
-    simulation.patch(_deadlocks.Deadlocks, "_take_back", lambda self, told: None)
+    simulation.patch(_waits.Record, "remove", lambda self, id, granted: None)
     simulation.patch(simulation.checkers, "check_nothing_left", lambda process, session: None)
 
 
@@ -125,7 +125,7 @@ def _sleep_until_the_next(simulation: Simulation) -> None:
     """A wait that becomes long is told when the others are looked at again."""
 
     async def until_due(self: _deadlocks.Deadlocks) -> None:
-        due = min(told.due for told in self._told.values())
+        due = min((long.due for long in self._long.values()), default=0.0)
         await asyncio.sleep(max(0.0, due - now()))
         self._looked_at = now()
 
@@ -135,7 +135,7 @@ def _sleep_until_the_next(simulation: Simulation) -> None:
 def _count_bare_leases(simulation: Simulation) -> None:
     """Whatever a task holds counts as a block of its own."""
 
-    def inside(self: _deadlocks.Deadlocks, request: Any) -> frozenset[tuple[Name, int]]:
+    def inside(self: _deadlocks.Deadlocks, request: Any) -> frozenset[Block]:
         return frozenset(_held(self, request))
 
     simulation.patch(_deadlocks.Deadlocks, "_inside", inside)
@@ -144,17 +144,17 @@ def _count_bare_leases(simulation: Simulation) -> None:
 def _count_every_semaphore(simulation: Simulation) -> None:
     """A semaphore is taken for a name that everybody takes exclusively, however many places it has."""
     simulation.patch(_deadlocks, "_is_watched", lambda request: True)
-    _cycles_with(('if wait.kind == "semaphore" and not _has_one_place(info):', "if False:"))(
+    _cycles_with(("return holder is not None and holder.count == 1 and", "return True or"))(
         simulation
     )
 
 
 def _keep_telling_of_left_blocks(simulation: Simulation) -> None:
     """What was told of a wait stays when another task ends what the one that waits is inside of."""
-    simulation.patch(_deadlocks.Deadlocks, "_tell_anew", lambda self, request, told: None)
+    simulation.patch(_deadlocks.Deadlocks, "_tell_anew", lambda self, request: None)
 
 
-def _held(self: _deadlocks.Deadlocks, request: Any) -> Iterator[tuple[Name, int]]:
+def _held(self: _deadlocks.Deadlocks, request: Any) -> Iterator[Block]:
     task = request.task()
     for holds in self._session._holds.values():
         for one in holds:
@@ -176,11 +176,22 @@ DEADLOCK_VARIANTS = {
     "deadlocks: tokens are not compared": Variant(
         both(
             _cycles_with(
-                ("if held in wait.inside:", "if held[0] in dict(wait.inside):"),
-                ("holder.token == edge.holder.token\n            and ", ""),
+                (".get((where, holder.token), ())", ".get((where, 0), ())"),
                 (
-                    "if (edge.wait.where, edge.holder.token) not in following.wait.inside:",
-                    "if edge.wait.where not in dict(following.wait.inside):",
+                    "index.setdefault(block, []).append(wait)",
+                    "index.setdefault((block[0], 0), []).append(wait)",
+                ),
+                (
+                    "self._holders.setdefault((holder.owner, holder.token), [])",
+                    "self._holders.setdefault((holder.owner, 0), [])",
+                ),
+                (
+                    "self._holders.get((holder.owner, holder.token), ())",
+                    "self._holders.get((holder.owner, 0), ())",
+                ),
+                (
+                    "and (edge.wait.where, edge.holder.token) in following.wait.inside",
+                    "and edge.wait.where in dict(following.wait.inside)",
                 ),
             ),
             _world(processes=1, tasks=6, bares=0.4, names=3, shared=0.5),
@@ -192,11 +203,11 @@ DEADLOCK_VARIANTS = {
         both(
             _keep_what_was_told,
             _cycles_with(
+                ("if place is None and not known.needs_queue(wait):", "if place is None:"),
                 (
-                    "mine = None if info is None else _place_of(info, wait)",
-                    "mine = None if info is None else (_place_of(info, wait)\n"
-                    "        or WaiterInfo(wait.owner, wait.mode, len(info.waiters), 0.0, wait.client))",
-                )
+                    "if place is None and (edge.queued or wait.client != me):",
+                    "if place is None and edge.queued:",
+                ),
             ),
             _world(**_RESTLESS),
         ),
@@ -204,18 +215,25 @@ DEADLOCK_VARIANTS = {
         kind=Deadlocks,
     ),
     "deadlocks: the oldest gives up": Variant(
-        both(_cycles_with(("wait.age < start.age", "wait.age > start.age")), _world()),
+        both(_cycles_with(("other.age < start.age", "other.age > start.age")), _world()),
         ("victim",),
         kind=Deadlocks,
     ),
     "deadlocks: everybody gives up": Variant(
-        both(_cycles_with((" and wait.age < start.age", "")), _world()),
+        both(
+            _cycles_with(
+                (" and other.age < start.age", ""), ("if few and len(victims) > 1:", "if False:")
+            ),
+            _world(),
+        ),
         ("victim",),
         kind=Deadlocks,
     ),
     "deadlocks: requests with a timeout are edges": Variant(
         both(
-            _cycles_with(("if blocks and is_patient(other):", "if blocks:")),
+            _cycles_with(
+                ('waiter.mode == "exclusive" and is_patient(waiter)', 'waiter.mode == "exclusive"')
+            ),
             _world(shared=0.5, timeouts=0.5),
         ),
         ("false",),
@@ -237,9 +255,7 @@ DEADLOCK_VARIANTS = {
     ),
     "deadlocks: nobody in front of the queue is an edge": Variant(
         both(
-            _cycles_with(
-                ("for other in info.waiters[: waiter.position]:", "for other in info.waiters[:0]:")
-            ),
+            _cycles_with(("        ][:2]", "        ][:0]")),
             _world(shared=0.6),
         ),
         ("found", "liveness"),

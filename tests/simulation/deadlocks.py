@@ -473,13 +473,13 @@ class _Deadlocks(_Base):
             prepare(self)
 
     def _observe(self) -> None:
-        simulation, oracle, look = self, self.oracle, _deadlocks.Asked.all
+        simulation, oracle, run = self, self.oracle, _deadlocks.Asked._run
 
-        async def all_of(asked: _deadlocks.Asked, asking: Any) -> dict[Any, Cycle]:
+        async def run_one(asked: _deadlocks.Asked, asking: Any) -> Any:
             first = not hasattr(asked, "passes")
             asked.passes = True  # type: ignore[attr-defined]
             oracle.pass_begins(simulation.running(), first=first)
-            return await look(asked, asking)
+            return await run(asked, asking)
 
         tell = Telling.deadlock
 
@@ -491,7 +491,7 @@ class _Deadlocks(_Base):
             except Wrong as wrong:  # to the library it would be a probe that failed
                 simulation.alarm = simulation.alarm or wrong
 
-        self.patch(_deadlocks.Asked, "all", all_of)
+        self.patch(_deadlocks.Asked, "_run", run_one)
         self.patch(Telling, "deadlock", staticmethod(deadlock))
         clock = SimpleNamespace(time=lambda: self.wall(self.running()))
         self.patch(_deadlocks, "time", clock)
@@ -538,8 +538,15 @@ class _Deadlocks(_Base):
         while session.backend.keeper.places and self.world.time < give_up:
             await asyncio.sleep(0.05)
         looks = session.deadlocks
-        if looks is not None and (looks._timers or looks._told):
-            self.alarm = Wrong("leak", f"waits are known still: {looks._timers} {looks._told}")
+        if looks is not None:
+            record = looks._record
+            left = (looks._short, looks._long, looks._of_task, looks._inside_of, record.waits)
+            if any(left):
+                self.alarm = Wrong("leak", f"waits are known still: {left}")
+            while record._running and self.world.time < give_up + 10.0:
+                await asyncio.sleep(0.05)
+            if record._running or record._named or record._maybe_named:
+                self.alarm = Wrong("leak", f"a record is told still: {record._named}")
 
     # -- what a task does --------------------------------------------------------------------------
 

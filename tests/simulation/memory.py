@@ -97,6 +97,8 @@ class MachineServer:
         self.published: list[tuple[str, str]] = []
         self.snapshot: Names | None = None
         self._keys: dict[str, Key] = {}
+        #: What clients tell of their waits: the serial, the record, its end.
+        self.waits: dict[str, tuple[int, bytes, float]] = {}
 
     def clock_us(self) -> int:
         return round((self.world.time + self.offset) * 1_000_000)
@@ -118,7 +120,17 @@ class MachineServer:
             return ["pong"]
         self.published = []
         if call.script == "inspect":
-            return self.names.get(call.key, self.clock_us()).inspect(self.clock_us())
+            return self.names.get(call.key, self.clock_us()).inspect(
+                self.clock_us(), queues=call.options["queues"]
+            )
+        if call.script == "tell":
+            serial, record, keep = (call.options[one] for one in ("serial", "record", "keep"))
+            if serial >= self.waits.get(call.id, (0,))[0]:
+                self.waits[call.id] = serial, record, self.world.time + keep
+            return ["told"]
+        if call.script == "read":
+            _, record, until = self.waits.get(call.id, (0, b"", 0.0))
+            return ["read", record if self.world.time < until else b""]
         reply = self._run(call)
         self.world.log(Said(self.name, call, reply))
         for tell in self.executed:
@@ -186,6 +198,8 @@ class MachineServer:
             self.names = copy.deepcopy(self.snapshot)
         elif data != "kept":
             self.names = Names()
+        if data != "kept":
+            self.waits.clear()
         self.up = True
         if data != "kept":
             for tell in self.lost_data:
@@ -193,6 +207,7 @@ class MachineServer:
 
     def flush_data(self) -> None:
         self.names = Names()
+        self.waits.clear()
         for tell in self.lost_data:
             tell()
 
@@ -647,10 +662,24 @@ class MachineBackend:
         (info,) = await self.inspect_all(kind, [name])
         return info
 
-    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
+    async def inspect_all(
+        self, kind: Kind, names: Sequence[str], *, queues: bool = True
+    ) -> list[LockInfo]:
         line = self._line or await self._wait_up()
-        sent = [self._send(line, Call("inspect", Key(_PREFIX, kind, name))) for name in names]
+        calls = [Call("inspect", Key(_PREFIX, kind, name), queues=queues) for name in names]
+        sent = [self._send(line, call) for call in calls]
         return [_info(kind, name, await reply) for name, reply in zip(names, sent, strict=True)]
+
+    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
+        line = self._line or await self._wait_up()
+        options: dict[str, Any] = {"serial": serial, "record": record, "keep": keep}
+        await self._send(line, Call("tell", Key("", "", ""), self.label, **options))
+
+    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
+        line = self._line or await self._wait_up()
+        sent = [self._send(line, Call("read", Key("", "", ""), label)) for label in labels]
+        found = {label: (await reply)[1] for label, reply in zip(labels, sent, strict=True)}
+        return {label: record for label, record in found.items() if record}
 
     async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         nobody: tuple[str, ...] = ()

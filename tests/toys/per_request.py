@@ -80,6 +80,7 @@ class World:
     lines: dict[tuple[str, str], Line] = field(default_factory=dict)
     clients: dict[str, Notices] = field(default_factory=dict)
     observers: dict[tuple[str, str], list[Callable[[], object]]] = field(default_factory=dict)
+    waits: dict[str, tuple[int, bytes, float]] = field(default_factory=dict)
 
     def line(self, kind: str, name: str) -> Line:
         line = self.lines.setdefault((kind, name), Line())
@@ -257,8 +258,22 @@ class RequestsStore:
         )
         return LockInfo(name, tuple(holders.values()), waiters, line.token)
 
-    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
+    async def inspect_all(
+        self, kind: str, names: Sequence[str], *, queues: bool = True
+    ) -> list[LockInfo]:
         return [await self.inspect(kind, name) for name in names]
+
+    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
+        await self._turn()
+        if serial >= self._world.waits.get(self.label, (0,))[0]:
+            self._world.waits[self.label] = serial, record, now() + keep
+
+    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
+        await self._turn()
+        told = {label: self._world.waits.get(label, (0, b"", 0.0)) for label in labels}
+        return {
+            label: record for label, (_, record, until) in told.items() if record and now() < until
+        }
 
     async def names(self, match: str, kind: str = "lock") -> AsyncIterator[str]:
         for known, name in list(self._world.lines):

@@ -62,6 +62,7 @@ class World:
     broken: set[str] = field(default_factory=set)
     watchers: list[Callable[[tuple[str, str]], object]] = field(default_factory=list)
     observers: dict[tuple[str, str], list[Callable[[], object]]] = field(default_factory=dict)
+    waits: dict[str, tuple[int, bytes, float]] = field(default_factory=dict)
     notices: int = 0
 
     def queue(self, kind: str, name: str) -> list[Entry]:
@@ -352,8 +353,22 @@ class LeaseBackend:
         info = await self.inspect(kind, name)
         return any(held.token == token and held.mode == mode for held in info.holders)
 
-    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
+    async def inspect_all(
+        self, kind: str, names: Sequence[str], *, queues: bool = True
+    ) -> list[LockInfo]:
         return [await self.inspect(kind, name) for name in names]
+
+    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
+        await self.turn()
+        if serial >= self.world.waits.get(self.label, (0,))[0]:
+            self.world.waits[self.label] = serial, record, now() + keep
+
+    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
+        await self.turn()
+        told = {label: self.world.waits.get(label, (0, b"", 0.0)) for label in labels}
+        return {
+            label: record for label, (_, record, until) in told.items() if record and now() < until
+        }
 
     async def names(self, match: str, kind: str = "lock") -> AsyncIterator[str]:
         for known, name in list(self.world.queues):

@@ -289,7 +289,7 @@ async def test_deadlock_that_stands_is_shown(
 ) -> None:
     monkeypatch.setattr(_watch, "_LONG", 0.1)
     # Nobody gives up, so the cycle stands.
-    monkeypatch.setattr("aiodlock._deadlocks.Deadlocks._probe_found", lambda self, found: None)
+    monkeypatch.setattr("aiodlock._deadlocks.Deadlocks._found", lambda self, found: None)
     both = asyncio.Barrier(2)
 
     async def take(one: aiodlock.Client, first: str, second: str) -> None:

@@ -17,6 +17,9 @@ Keys below ``PREFIX/1/KIND/NAME/``:
 - ``r``: of kind *once*, the success on record, on a lease of its own that nobody renews. While it is there,
   nobody holds and nobody queues.
 
+The key ``PREFIX/1/w/CLIENT`` is what a client tells of its waits: a serial, and a record. It ends with a
+lease of the client.
+
 Keys below ``PREFIX/1/c/CLIENT/`` are messages to a client: ``REQUEST`` says that an operator broke that
 one's lease, ``recall`` that others want the name of the request in its value, which lingers.
 """
@@ -38,7 +41,7 @@ from .messages import KeyValue
 _VERSION = "1"
 #: Where a client is told that others want the name of a request that lingers: the message is its id.
 RECALL = "recall"
-_KINDS: dict[str, str] = {"lock": "l", "semaphore": "s", "once": "o", "wait": "w"}
+_KINDS: dict[str, str] = {"lock": "l", "semaphore": "s", "once": "o"}
 
 
 # -- keys ------------------------------------------------------------------------------------------
@@ -116,6 +119,11 @@ def mailbox(prefix: str, client: str) -> tuple[bytes, bytes]:
     """Return the range of the messages to a client."""
     start = f"{prefix}/{_VERSION}/c/{client}/".encode()
     return start, after(start)
+
+
+def waits_key(prefix: str, client: str) -> bytes:
+    """Return the key under which a client tells what its tasks wait for."""
+    return f"{prefix}/{_VERSION}/w/{quote(client, safe='')}".encode()
 
 
 def all_names(prefix: str, kind: str) -> tuple[bytes, bytes]:

@@ -29,6 +29,7 @@ from .recipe import Keys, Queue, Record
 from .refusals import NotEtcd
 from .room import Rooms
 from .versions import too_old
+from .waits import Waits
 from .watching import Watch, Watches
 
 _logger = logging.getLogger("aiodlock")
@@ -98,6 +99,7 @@ class EtcdBackend:
         self._audit = Audit(self, self._link)
         self._link.on_set_back = self._on_set_back
         self._inspection = Inspection(self, self._link, prefix)
+        self._waits = Waits(self, self._link, prefix)
         self._places: dict[str, EtcdPlace] = {}
         self._mates: Counter[str] = Counter()
         self._leaving: dict[bytes, set[asyncio.Future[None]]] = {}
@@ -399,8 +401,16 @@ class EtcdBackend:
     async def holds(self, kind: Kind, name: str, mode: Mode, token: int) -> bool:
         return await self._inspection.holds(kind, name, mode, token)
 
-    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
+    async def inspect_all(
+        self, kind: Kind, names: Sequence[str], *, queues: bool = True
+    ) -> list[LockInfo]:
         return await self._inspection.inspect_all(kind, names)
+
+    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
+        await self._waits.tell(serial, record, keep)
+
+    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
+        return await self._waits.read(labels)
 
     def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         return self._inspection.names(match, kind)

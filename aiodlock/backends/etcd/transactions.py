@@ -40,6 +40,12 @@ def _read(key: bytes, end: bytes = b"") -> m.RequestOp:
     return m.RequestOp(request_range=m.RangeRequest(key, end))
 
 
+def tell(key: bytes, value: bytes, lease: int, revision: int) -> m.TxnRequest:
+    """Write what a client tells of its waits, if there is still what was written in this revision (0:
+    nothing); else read it."""
+    return m.TxnRequest([_written_in(key, revision)], [_put(key, value, lease)], [_read(key)])
+
+
 @dataclass(frozen=True, slots=True)
 class Leases:
     """Ids of the leases of one request's keys: as a holder, as a waiter, for the lock-delay (0: has

@@ -242,9 +242,21 @@ class MemoryBackend:
     # -- for people --------------------------------------------------------------------------------
 
     async def inspect(self, kind: Kind, name: str) -> LockInfo:
-        await asyncio.sleep(0)
-        self._check_running()
-        seen = self._store.inspect(self._key(kind, name))
+        (info,) = await self.inspect_all(kind, [name])
+        return info
+
+    async def inspect_all(
+        self, kind: Kind, names: Sequence[str], *, queues: bool = True
+    ) -> list[LockInfo]:
+        found: list[LockInfo] = []
+        for name in names:
+            await asyncio.sleep(0)
+            self._check_running()
+            found.append(self._inspect(kind, name, queues))
+        return found
+
+    def _inspect(self, kind: Kind, name: str, queues: bool) -> LockInfo:
+        seen = self._store.inspect(self._key(kind, name), queues=queues)
         return LockInfo(
             name,
             _holders(seen),
@@ -256,8 +268,16 @@ class MemoryBackend:
             None if seen.recorded is None else RecordedInfo(*(ms / 1000 for ms in seen.recorded)),
         )
 
-    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
-        return [await self.inspect(kind, name) for name in names]
+    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
+        self._check_running()
+        self._store.tell_waits((self._prefix, self.label), serial, record, keep)
+        await asyncio.sleep(0)
+
+    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
+        await asyncio.sleep(0)
+        self._check_running()
+        told = {label: self._store.waits_of((self._prefix, label)) for label in labels}
+        return {label: record for label, record in told.items() if record}
 
     async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         self._check_running()

@@ -407,8 +407,8 @@ class Name:
         self._hint()
         return [entry.asked.id for entry in live], self._messages
 
-    def inspect(self, now_us: int) -> Seen:
-        """Return what people want to know of the name.
+    def inspect(self, now_us: int, *, queues: bool = True) -> Seen:
+        """Return what people want to know of the name; without ``queues``, not who waits.
 
         Where the clock was set back, it clamps: else a dead holder would have its whole length left at each
         look.
@@ -424,7 +424,7 @@ class Name:
                 closed_places += 1
         waiters = [
             (entry.asked, max(0, now - entry.since))
-            for entry in self.waiters.values()
+            for entry in (self.waiters.values() if queues else ())
             if now < entry.deadline
         ]
         token = self.token if now < self.token_until else 0

@@ -85,7 +85,8 @@ _Observer = tuple[asyncio.AbstractEventLoop, Callable[[], object]]
 class Store:
     """What ``memory://`` names.
 
-    Mutable state: ``names``, ``clients`` by label, ``_observers`` by name; all under ``_lock``. ``users``
+    Mutable state: ``names``, ``clients`` by label, ``_observers`` by name, ``_waits`` (what clients tell of
+    their waits, by prefix and label: the serial, the record, its end); all under ``_lock``. ``users``
     may still open the store.
     """
 
@@ -95,6 +96,7 @@ class Store:
         self.users: weakref.WeakSet[object] = weakref.WeakSet()
         self.pid: int = os.getpid()
         self._observers: dict[Key, list[_Observer]] = {}
+        self._waits: dict[tuple[str, str], tuple[int, bytes, float]] = {}
         self._lock = threading.Lock()
         # Tokens follow the time of day. The clock itself is one that nobody sets.
         self._epoch_us = time.time_ns() // 1000 - int(now() * 1e6)
@@ -120,10 +122,26 @@ class Store:
                     call_in(client.loop, client.on_message, key, message)
         return reply
 
-    def inspect(self, key: Key) -> Seen:
-        """Return what people want to know of a name."""
+    def inspect(self, key: Key, *, queues: bool = True) -> Seen:
+        """Return what people want to know of a name; without ``queues``, not who waits."""
         with self._lock:
-            return (self.names.find(key) or Name()).inspect(self.now_us())
+            return (self.names.find(key) or Name()).inspect(self.now_us(), queues=queues)
+
+    def tell_waits(self, client: tuple[str, str], serial: int, record: bytes, keep: float) -> None:
+        """Keep what a client tells of its waits, unless it has told something newer."""
+        with self._lock:
+            if serial >= self._waits.get(client, (0,))[0]:
+                self._waits[client] = serial, record, now() + keep
+            moment = now()
+            over = [one for one, (_, _, until) in self._waits.items() if until <= moment]
+            for one in over:
+                del self._waits[one]
+
+    def waits_of(self, client: tuple[str, str]) -> bytes:
+        """Return what a client has told last; empty if nothing."""
+        with self._lock:
+            _, record, until = self._waits.get(client, (0, b"", 0.0))
+            return record if now() < until else b""
 
     def known(self) -> tuple[Key, ...]:
         """Return every name of which anything is known."""

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _REMEMBERED = 60_000
 _INSPECT = """
 select asked.number, found.* from unnest($1::text[]) with ordinality asked(key, number)
-cross join lateral aiodlock.inspect(asked.key) with ordinality found order by asked.number, found.ordinality
+cross join lateral aiodlock.inspect(asked.key, $2) with ordinality found
+order by asked.number, found.ordinality
 """
 
 
@@ -39,9 +40,12 @@ class Inspection:
     async def inspect(self, kind: Kind, name: str) -> LockInfo:
         return (await self.inspect_all(kind, [name]))[0]
 
-    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
+    async def inspect_all(
+        self, kind: Kind, names: Sequence[str], *, queues: bool = True
+    ) -> list[LockInfo]:
         await self._store.up(hurry=True)
-        rows = await self._store.fetch(_INSPECT, [self._store.key(kind, name) for name in names])
+        keys = [self._store.key(kind, name) for name in names]
+        rows = await self._store.fetch(_INSPECT, keys, queues)
         found: list[list[Any]] = [[] for _ in names]
         for row in rows:
             found[row["number"] - 1].append(row)

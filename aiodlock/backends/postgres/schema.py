@@ -8,7 +8,7 @@ from typing import Literal
 Durability = Literal["logged", "unlogged"]
 
 #: The version of what `schema.sql` makes. A client works with this version and no other.
-VERSION = 12
+VERSION = 13
 #: Why nothing can be written by this session: what the server is, and what to do. Empty where it can.
 READ_ONLY = """
 select case
@@ -37,6 +37,12 @@ UPGRADES = {
     11: """
         create table if not exists aiodlock.history (
           timeline integer primary key, id text not null, born_us bigint not null
+        )
+    """,
+    12: """
+        create unlogged table if not exists aiodlock.wait (
+          client text collate "C" primary key, serial bigint not null, record bytea not null,
+          keep_until bigint not null
         )
     """,
 }

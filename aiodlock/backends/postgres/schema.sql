@@ -88,6 +88,12 @@ create @unlogged@ table aiodlock.record (
   recorded_at bigint not null default 0
 );
 
+-- What clients tell of their waits, so that others find deadlocks. client: the prefix and the client's label. A crash of the
+-- server may lose it: clients tell it again. The rows are few, each is written every two seconds.
+create unlogged table aiodlock.wait (
+  client text collate "C" primary key, serial bigint not null, record bytea not null, keep_until bigint not null
+);
+
 -- One row: what was installed. longest: the longest that any lease, with its lock-delay, may have been (ms).
 create table aiodlock.meta (
   version integer not null, durability text not null, longest bigint not null
@@ -1267,7 +1273,8 @@ end $$;
 -- What people want to know of a name. First a row about the name: its last token, the ms for which lock-delay
 -- keeps it closed, how many holders' places, and as `ago_ms` whether the clock was set back: then the caller sends
 -- `look`. Then the holders, with the ms since their grant, the success on record, and the waiters in their order.
-create function aiodlock.inspect(k text) returns table (
+-- Who waits is told with `queues` alone.
+create function aiodlock.inspect(k text, queues boolean default true) returns table (
   what text, owner text, mode text, token bigint, left_ms bigint, client text, places bigint, note text,
   description text, ago_ms bigint
 ) stable @called@ as $$
@@ -1310,7 +1317,31 @@ begin
     select 'waiter', w.owner, w.mode, 0::bigint, greatest(0, now_ms - w.since), w.client, 0::bigint, w.note,
       w.description, 0::bigint
     from aiodlock.waiter w
-    where present.head > 0 and w.key = k and w.arrival >= present.head and now_ms < least(w.deadline, now_ms + w.length) order by w.arrival;
+    where queues and present.head > 0 and w.key = k and w.arrival >= present.head
+      and now_ms < least(w.deadline, now_ms + w.length) order by w.arrival;
+end $$;
+
+-- Keep what a client tells of its waits, unless it has told something newer: an old call may arrive late. Without a record, only
+-- keep the one of this serial longer. Returns false if there is nothing to be kept.
+create function aiodlock.tell_waits(told_by text, told bigint, waits bytea, keep_ms bigint) returns boolean
+volatile @called@ as $$
+declare
+  until bigint := aiodlock.clock_us() / 1000 + keep_ms;
+begin
+  if waits is null then
+    update aiodlock.wait w set keep_until = until where w.client = told_by and w.serial >= told;
+    return found;
+  end if;
+  insert into aiodlock.wait as w values (told_by, told, waits, until)
+    on conflict (client) do update set serial = told, record = waits, keep_until = until where w.serial <= told;
+  return true;
+end $$;
+
+-- What these clients have told of their waits.
+create function aiodlock.waits_of(asked text[]) returns table (client text, record bytea) stable @called@ as $$
+begin
+  return query select w.client, w.record from aiodlock.wait w
+    where w.client = any(asked) and aiodlock.clock_us() / 1000 < w.keep_until and length(w.record) > 0;
 end $$;
 
 -- Delete what has had its time. One client at a time, now and then; a name's lock is taken only if nobody has it.
@@ -1339,6 +1370,7 @@ begin
   end if;
   if letter = 'm' then
     delete from aiodlock.marker m where m.ctid >= here and m.ctid < there and m.keep_until <= now_ms;
+    delete from aiodlock.wait w where w.keep_until <= now_ms;  -- it is small
   elsif letter = 'b' then
     delete from aiodlock.broken b where b.ctid >= here and b.ctid < there and b.keep_until <= now_ms;
   elsif letter = 'r' then

@@ -44,6 +44,7 @@ from .notifications import Notifications, channel
 from .replies import LONG_RECORD, Extended, left_of, outcome_of
 from .schema import READ_ONLY, VERSION, missing, wrong_version
 from .scouts import Scouts
+from .waits import Waits
 
 _logger = logging.getLogger("aiodlock")
 
@@ -162,6 +163,7 @@ class PostgresBackend:
         )
         self._listening = self._notifications.listening
         self._inspection = Inspection(self)
+        self._waits = Waits(self, f"{prefix}:")
 
     def __repr__(self) -> str:
         return f"<PostgresBackend {self._described}>"
@@ -496,8 +498,16 @@ class PostgresBackend:
     async def inspect(self, kind: Kind, name: str) -> LockInfo:
         return await self._inspection.inspect(kind, name)
 
-    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
-        return await self._inspection.inspect_all(kind, names)
+    async def inspect_all(
+        self, kind: Kind, names: Sequence[str], *, queues: bool = True
+    ) -> list[LockInfo]:
+        return await self._inspection.inspect_all(kind, names, queues=queues)
+
+    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
+        await self._waits.tell(serial, record, keep)
+
+    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
+        return await self._waits.read(labels)
 
     def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         return self._inspection.names(match, kind)

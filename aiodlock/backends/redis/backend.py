@@ -26,6 +26,7 @@ from .replicas import capabilities
 from .server import Server
 from .settings import Settings
 from .source import Source
+from .waits import Waits, records
 
 
 class RedisBackend:
@@ -37,6 +38,7 @@ class RedisBackend:
         self.server: Server = Server(source, settings, self.label)
         self.calls: Calls = Calls(self.server, ClientChannel(self.server.to_clients))
         self._inspection = Inspection(self.server)
+        self._waits = Waits(self.server)
 
     def __repr__(self) -> str:
         return f"<RedisBackend {self.server.described}>"
@@ -98,8 +100,16 @@ class RedisBackend:
     async def inspect(self, kind: Kind, name: str) -> LockInfo:
         return await self._inspection.inspect(kind, name)
 
-    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
-        return await self._inspection.inspect_all(kind, names)
+    async def inspect_all(
+        self, kind: Kind, names: Sequence[str], *, queues: bool = True
+    ) -> list[LockInfo]:
+        return await self._inspection.inspect_all(kind, names, queues=queues)
+
+    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
+        await self._waits.tell(serial, record, keep)
+
+    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
+        return records(await self._waits.read(labels))
 
     def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         return self._inspection.names(match, kind)

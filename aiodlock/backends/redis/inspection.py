@@ -31,19 +31,21 @@ class Inspection:
         (info,) = await self.inspect_all(kind, [name])
         return info
 
-    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
+    async def inspect_all(
+        self, kind: Kind, names: Sequence[str], *, queues: bool = True
+    ) -> list[LockInfo]:
         link = self._server.link
         wire = link.wire or await link.wait_up(hurry=True)
         parts = [
             names[at : at + _INSPECTED_AT_ONCE] for at in range(0, len(names), _INSPECTED_AT_ONCE)
         ]
         calls = [self._inspected_keys(kind, part) for part in parts]
-        each = 5 if kind == "once" else 4
-        replies = [wire.send("EVALSHA", INSPECT.sha, len(keys), *keys, each) for keys in calls]
+        words = (5 if kind == "once" else 4, "queues" if queues else "holders")
+        replies = [wire.send("EVALSHA", INSPECT.sha, len(keys), *keys, *words) for keys in calls]
         infos: list[LockInfo] = []
         for part, keys, reply in zip(parts, calls, replies, strict=True):
             infos += _infos_of(
-                kind, part, await self._server.result(wire, reply, INSPECT, keys, (each,))
+                kind, part, await self._server.result(wire, reply, INSPECT, keys, words)
             )
         return infos
 

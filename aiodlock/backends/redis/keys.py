@@ -119,6 +119,11 @@ def channel_prefix(prefix: str) -> str:
     return f"{prefix}:{VERSION}:client:"
 
 
+def waits_key(prefix: str, client: str) -> str:
+    """Return the key under which a client tells what its tasks wait for."""
+    return f"{prefix}:{VERSION}:waits:{{{encoded(client)}}}"
+
+
 def probe_key(prefix: str, client: str) -> str:
     """Return the key that lives for a millisecond to see whether keyspace events arrive."""
     return f"{prefix}:{VERSION}:probe:{{{client}}}"

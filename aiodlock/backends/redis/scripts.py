@@ -27,7 +27,12 @@ class Script:
 
 
 def _load(
-    name: str, number_of_keys: int, *, voting: bool = False, reading_only: bool = False
+    name: str,
+    number_of_keys: int,
+    *,
+    voting: bool = False,
+    reading_only: bool = False,
+    alone: bool = False,
 ) -> Script:
     folder = files(__package__) / "lua"
 
@@ -45,7 +50,7 @@ def _load(
         first, prelude = [*first, *prelude], []
     for word, parts in ((_RECORDS, ["records"]), (_HOLDERS, ["holders"]), (_PRELUDE, prelude)):
         text = text.replace(word, read(*parts))
-    source = b"\n".join((read(*first), text))
+    source = text if alone else b"\n".join((read(*first), text))
     sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
     return Script(name, source, sha, str(number_of_keys).encode())
 
@@ -55,11 +60,12 @@ EXTEND = _load("extend", 5)
 LEAVE = _load("leave", 6)
 BREAK = _load("break", 5)
 INSPECT = _load("inspect", 4, reading_only=True)
-ALL = (ACQUIRE, EXTEND, LEAVE, BREAK, INSPECT)
+TELL = _load("tell", 1, alone=True)
+ALL = (ACQUIRE, EXTEND, LEAVE, BREAK, INSPECT, TELL)
 
 # What the nodes of a quorum run.
 VOTE = _load("vote", 6, voting=True)
 UNVOTE = _load("unvote", 6, voting=True)
 BREAK_VOTES = _load("break_votes", 5, voting=True)
 INSPECT_VOTES = _load("inspect_votes", 4, voting=True)
-VOTING = (VOTE, UNVOTE, BREAK_VOTES, INSPECT_VOTES)
+VOTING = (VOTE, UNVOTE, BREAK_VOTES, INSPECT_VOTES, TELL)

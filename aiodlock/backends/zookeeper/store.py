@@ -24,6 +24,7 @@ from .place import ZooKeeperPlace
 from .queue import Queue, read_queue, request_of
 from .session import Ensemble, Session
 from .stands import Stands
+from .waits import Waits
 
 _logger = logging.getLogger("aiodlock")
 #: A session that nothing lives in is closed after this time (seconds), and is looked for so often.
@@ -81,6 +82,7 @@ class ZooKeeperBackend:
         self._down: set[Session] = set()
         self._observing: list[Callable[[], object]] = []
         self._inspection = Inspection(self, lambda: self._main)
+        self._waits = Waits(self, lambda: self._main)
 
     def __repr__(self) -> str:
         return f"<ZooKeeperBackend {self.described}>"
@@ -340,8 +342,16 @@ class ZooKeeperBackend:
     async def holds(self, kind: Kind, name: str, mode: Mode, token: int) -> bool:
         return await self._inspection.holds(kind, name, mode, token)
 
-    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
-        return await self._inspection.inspect_all(kind, names)
+    async def inspect_all(
+        self, kind: Kind, names: Sequence[str], *, queues: bool = True
+    ) -> list[LockInfo]:
+        return await self._inspection.inspect_all(kind, names, queues=queues)
+
+    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
+        await self._waits.tell(serial, record)
+
+    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
+        return await self._waits.read(labels)
 
     def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         return self._inspection.names(match, kind)

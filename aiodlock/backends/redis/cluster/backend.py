@@ -34,6 +34,7 @@ from ..refusals import Redirected
 from ..replicas import capabilities
 from ..settings import Settings
 from ..source import Source
+from ..waits import records
 from .node import Node, stop_listening
 from .observer import Observer
 from .topology import Topology
@@ -205,11 +206,28 @@ class ClusterBackend:
 
     # -- for people ------------------------------------------------------------------------------
 
-    async def inspect(self, kind: Kind, name: str) -> LockInfo:
-        return await self._once_at(name, lambda node: node.inspection.inspect(kind, name))
+    async def inspect(self, kind: Kind, name: str, *, queues: bool = True) -> LockInfo:
+        (info,) = await self._once_at(
+            name, lambda node: node.inspection.inspect_all(kind, [name], queues=queues)
+        )
+        return info
 
-    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
-        return await asyncio.gather(*(self.inspect(kind, name) for name in names))
+    async def inspect_all(
+        self, kind: Kind, names: Sequence[str], *, queues: bool = True
+    ) -> list[LockInfo]:
+        return await asyncio.gather(*(self.inspect(kind, name, queues=queues) for name in names))
+
+    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
+        await self._at(self.label, lambda node: node.waits.tell(serial, record, keep))
+
+    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
+        async def at(label: str) -> dict[str, bytes]:
+            return records(await self._once_at(label, lambda node: node.waits.read([label])))
+
+        found: dict[str, bytes] = {}
+        for one in await asyncio.gather(*(at(label) for label in labels)):
+            found |= one
+        return found
 
     async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         seen: set[str] = set()

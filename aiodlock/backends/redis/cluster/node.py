@@ -20,6 +20,7 @@ from ..scripts import Words
 from ..server import Server
 from ..settings import Settings
 from ..source import Source
+from ..waits import Waits
 from ..wire import Wire
 from .identity import ClusterIdentity, Told, identity_on, told_on
 
@@ -122,6 +123,7 @@ class Node:
         )
         self.calls: Calls = Calls(self.server, ChannelPerName(self.server))
         self.inspection: Inspection = Inspection(self.server)
+        self.waits: Waits = Waits(self.server)
         self.begun: asyncio.Event = asyncio.Event()
         self.up: asyncio.Event = asyncio.Event()
         self.refusal: Exception | None = None

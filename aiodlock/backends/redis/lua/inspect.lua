@@ -3,7 +3,7 @@
 --
 -- KEYS  1 state  2 queue  3 waiters  4 token  5 record, of names of kind `once` alone
 -- They are followed by the same keys of the next name, and so on.
--- ARGV  1 the number of keys of a name: 4 or 5
+-- ARGV  1 the number of keys of a name: 4 or 5  2 'holders', or 'queues': then waiters are told, too
 -- Result  for each name
 --         {last token or '0', ms for which lock-delay still keeps the name closed,
 --          {owner, mode, token, ms left, client, further words, ...},
@@ -20,7 +20,7 @@ for at = 0, #KEYS - each, each do
   records[number] = each == 5 and record_key
 end
 -- Asked of all names together: most have no queue.
-local any_queue = redis.call('EXISTS', unpack(queues)) > 0
+local any_queue = ARGV[2] ~= 'holders' and redis.call('EXISTS', unpack(queues)) > 0
 tokens = redis.call('MGET', unpack(tokens))
 
 local seen = {}

@@ -24,6 +24,7 @@ from ...kept import NOTHING_LEFT, Notices
 from ..calls import Outcome
 from ..settings import Settings
 from ..source import Source
+from ..waits import newest, records
 from .asking import Asking
 from .confirming import Confirming
 from .giving_back import GivingBack
@@ -176,8 +177,17 @@ class QuorumBackend:
     async def inspect(self, kind: str, name: str) -> LockInfo:
         return await self._inspection.inspect(kind, name)
 
-    async def inspect_all(self, kind: str, names: Sequence[str]) -> list[LockInfo]:
+    async def inspect_all(
+        self, kind: str, names: Sequence[str], *, queues: bool = True
+    ) -> list[LockInfo]:
         return await self._inspection.inspect_all(kind, names)
+
+    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
+        await self._inspection.of_majority(lambda voter: voter.waits.tell(serial, record, keep))
+
+    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
+        found = await self._inspection.of_majority(lambda voter: voter.waits.read(labels))
+        return records(newest(found))
 
     def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
         return self._inspection.names(match)

@@ -22,6 +22,7 @@ from ..sending import Message
 from ..server import Server
 from ..settings import Settings
 from ..source import Source
+from ..waits import Waits
 from ..wire import Wire
 from .broadcast import ANSWER_WITHIN
 from .trust import Trust
@@ -59,6 +60,7 @@ class Voter:
             scripts=VOTING,
             checked=CHECKED | CHECKED_VOTING,
         )
+        self.waits: Waits = Waits(self.server)
         self.node = node
         self._prefix = settings.prefix
         self._marker_ms = settings.marker_ms

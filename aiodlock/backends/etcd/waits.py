@@ -1,0 +1,80 @@
+"""What clients tell of their waits: a key for each client, which ends with a lease of that client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from . import link as api
+from . import messages as m
+from . import recipe, transactions
+from .leases import SharedLease
+from .link import Link
+
+if TYPE_CHECKING:
+    from .store import EtcdBackend
+
+#: A key's value: the serial, then the record.
+_DIGITS = 20
+#: So often a key is found to be older than was known, and written again.
+_TRIES = 3
+
+
+class Waits:
+    """Tells and reads records.
+
+    Mutable state: ``_lease`` (of the key), ``_told`` (the serial of the last acknowledged record),
+    ``_revision`` (in which it was written).
+    """
+
+    def __init__(self, store: EtcdBackend, link: Link, prefix: str) -> None:
+        self._store = store
+        self._link = link
+        self._prefix = prefix
+        self._key = recipe.waits_key(prefix, store.label)
+        self._lease: SharedLease | None = None
+        self._told = self._revision = 0
+
+    async def tell(self, serial: int, record: bytes, keep: float) -> None:
+        """Write this client's record, unless the cluster has it."""
+        lease = await self._store.leases.get(keep)
+        if serial == self._told and lease is self._lease:
+            return  # the lease is extended anyway
+        if lease is not self._lease:
+            self._told = 0
+            self._store.leases.use(lease)
+            if self._lease is not None:
+                self._store.leases.release(self._lease)
+            self._lease = lease
+        value = f"{serial:0{_DIGITS}}".encode() + record
+        for _ in range(_TRIES):
+            request = transactions.tell(self._key, value, lease.id, self._revision)
+            # Not twice: an old message that arrives late finds another revision.
+            answer = await self._link.call(api.TXN, request)
+            assert answer.header is not None
+            if answer.succeeded:
+                self._revision, self._told = answer.header.revision, serial
+                break
+            read = answer.responses[0].response_range
+            there = read.kvs[0] if read is not None and read.kvs else None
+            self._revision = there.mod_revision if there is not None else 0
+            if there is not None and _serial_of(there.value) > serial:
+                break
+        if not record:
+            self._store.leases.release(lease)
+            self._lease = None
+
+    async def read(self, labels: Sequence[str]) -> dict[str, bytes]:
+        """Return the records of these clients."""
+        found: dict[str, bytes] = {}
+        for label in labels:
+            request = m.RangeRequest(recipe.waits_key(self._prefix, label))
+            answer = await self._link.call(api.RANGE, request)
+            if answer.kvs and len(answer.kvs[0].value) > _DIGITS:
+                found[label] = answer.kvs[0].value[_DIGITS:]
+        return found
+
+
+def _serial_of(value: bytes) -> int:
+    digits = value[:_DIGITS]
+    return int(digits) if digits.isdigit() else 0

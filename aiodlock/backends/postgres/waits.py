@@ -1,0 +1,43 @@
+"""What clients tell of their waits: a row for each client, in an unlogged table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .store import PostgresBackend
+
+_TELL = "select aiodlock.tell_waits($1, $2, $3, $4) as is_there"
+_READ = "select client, record from aiodlock.waits_of($1)"
+
+
+class Waits:
+    """Tells and reads records. Mutable state: ``_told`` (the serial that the database has acknowledged).
+
+    :param prefix: what the names of clients begin with in the table.
+    """
+
+    def __init__(self, store: PostgresBackend, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._told = -1
+
+    async def tell(self, serial: int, record: bytes, keep: float) -> None:
+        """Keep this client's record, or keep it longer."""
+        if serial != self._told or not await self._send(serial, None, keep):
+            self._told = -1
+            await self._send(serial, record, keep)
+        self._told = serial
+
+    async def _send(self, serial: int, record: bytes | None, keep: float) -> bool:
+        await self._store.up()
+        client = self._prefix + self._store.label
+        (row,) = await self._store.fetch(_TELL, client, serial, record, round(keep * 1000))
+        return bool(row["is_there"])
+
+    async def read(self, labels: Sequence[str]) -> dict[str, bytes]:
+        """Return the records of these clients."""
+        await self._store.up()
+        rows = await self._store.fetch(_READ, [self._prefix + label for label in labels])
+        return {row["client"].removeprefix(self._prefix): row["record"] for row in rows}
