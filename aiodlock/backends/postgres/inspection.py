@@ -50,10 +50,10 @@ class Inspection:
         for row in rows:
             found[row["number"] - 1].append(row)
         # Where the clock was set back, what was clamped for this answer has to be written.
-        keys = {
+        behind = {
             self._store.key(kind, names[row["number"] - 1]) for row in rows if _is_set_back(row)
         }
-        await asyncio.gather(*(self._store.turn(f"look\t{key}") for key in keys))
+        await asyncio.gather(*(self._store.turn(f"look\t{key}") for key in behind))
         return [_info(kind, name, about) for name, about in zip(names, found, strict=True)]
 
     async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
