@@ -147,7 +147,7 @@ class Inspection:
                 holding = [
                     entry
                     async for entry, data, stat in self._read(session, path, holding)
-                    if (_read_about(data)[2] or stat.created) in tokens
+                    if (read_about(data)[2] or stat.created) in tokens
                 ]
             try:
                 # Servers refuse messages of a megabyte. Who is behind all of these waits for the last one.
