@@ -531,7 +531,8 @@ class Client:
         ```
 
         The lock's name is filled from the call's arguments, by the names of the parameters, with defaults
-        applied. Values are percent-encoded, so two different values never share a name.
+        applied. In values, ``%`` and the punctuation of the template are percent-encoded, so two different
+        calls never share a name. ``aiodlock.name`` makes the same name.
 
         :param template: the name, with a parameter of the function in each pair of braces. ``{{`` and
             ``}}`` are braces of the name itself.

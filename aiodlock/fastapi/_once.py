@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from fastapi import Response
+from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
 from .. import _once as core
@@ -67,9 +68,10 @@ class Once(Locked):
 
     The first request has ``once.first`` and assigns ``once.result``. Every other one waits for it, and gets
     the result that is on record. A handler that raises, or answers with 4xx or 5xx, records nothing: the
-    next request is first. (One whose answer cannot be sent has done its work, and is on record.) The
-    template is one as of ``Locked``, and the same errors come out. An app in which nobody reads the run (as
-    in ``dependencies=[Depends(Once(...))]``) does not start: its handler would do the work each time.
+    next request is first. (An ``HTTPException`` with a lower status is an answer. And a handler whose answer
+    cannot be sent has done its work, which is on record.) The template is one as of ``Locked``, and the same
+    errors come out. An app in which nobody reads the run, as in ``dependencies=[Depends(Once(...))]``, does
+    not start: its handler would do the work each time.
 
     ```python
     from typing import Annotated
@@ -214,7 +216,8 @@ def _statuses(
     connection: HTTPConnection, answers: Sequence[object], response: Response
 ) -> list[int]:
     """Return the status of what the handler has answered with, and of the response that it may change."""
-    answered = [answer.status_code for answer in answers if isinstance(answer, Response)]
+    kinds = (Response, HTTPException)
+    answered = [answer.status_code for answer in answers if isinstance(answer, kinds)]
     if response.status_code:  # None until the handler changes it
         return [*answered, response.status_code]
     usual: int | None = getattr(connection.scope.get("route"), "status_code", None)
@@ -242,14 +245,28 @@ def _answers_to(connection: HTTPConnection, response: Response) -> Iterator[_Ans
 
 def _answer(handler: Callable[[], Any]) -> Any:
     def answered() -> Any:
-        answer = handler()
+        with _redirects_told():
+            answer = handler()
         return _answer_later(answer) if inspect.isawaitable(answer) else _tell(answer)
 
     return in_thread(answered)  # the handler may be left as soon as its thread has ended
 
 
 async def _answer_later(answer: Awaitable[_T]) -> _T:
-    return _tell(await answer)
+    with _redirects_told():
+        answered = await answer
+    return _tell(answered)
+
+
+@contextmanager
+def _redirects_told() -> Iterator[None]:
+    """Take an error that the handler raises to answer with a redirect for an answer: it is no failure."""
+    try:
+        yield
+    except HTTPException as redirect:
+        if redirect.status_code < 400:
+            _tell(redirect)
+        raise
 
 
 def _tell(answer: _T) -> _T:

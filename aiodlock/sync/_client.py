@@ -444,7 +444,8 @@ class Client:
         """Hold a lock around each call of a function, or of a method.
 
         The lock's name is filled from the call's arguments, by the names of the parameters, with defaults
-        applied. Values are percent-encoded, so two different values never share a name.
+        applied. In values, ``%`` and the punctuation of the template are percent-encoded, so two different
+        calls never share a name. ``aiodlock.name`` makes the same name.
 
         ```python
         @locks.locked("order:{order_id}", timeout=2)

@@ -112,6 +112,40 @@ async def test_handler_that_fails_records_nothing(
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_redirect_that_is_raised_is_an_answer_unless_a_dependency_raises_it(
+    app: FastAPI, serve: Serve, kind: str
+) -> None:
+    effects: list[int] = []
+
+    def work(once: OnceRun) -> str:
+        if once.first:
+            effects.append(1)
+            raise HTTPException(303, headers={"location": "/done"})
+        return "done before"
+
+    async def in_loop(a: A, login: Login) -> str:
+        return work(a)
+
+    def in_thread(a: A, login: Login) -> str:
+        return work(a)
+
+    app.post("/a")(in_loop if kind == "async" else in_thread)
+    async with serve(app) as http:
+        users = ("", "alice", "alice", "")
+        answers = [await http.post("/a", params={"user": user}) for user in users]
+    assert [answer.status_code for answer in answers] == [307, 303, 200, 307]
+    assert effects == [1]
+
+
+async def log_in(user: str) -> None:
+    if not user:
+        raise HTTPException(307, headers={"location": "/login"})
+
+
+Login = Annotated[None, Depends(log_in)]
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
 async def test_handler_that_fails_records_nothing_under_any_of_its_names(
     app: FastAPI, serve: Serve, kind: str
 ) -> None:
