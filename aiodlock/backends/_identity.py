@@ -75,7 +75,7 @@ class Known(Generic[IdentityT]):
             self.value, self._heard_at = seen.after(known), now()
             self._told.discard(where)
             return
-        if now() - self._heard_at >= self._silence and not self._may_hold():
+        if self.may_be_replaced:
             _logger.warning(
                 "%s: %s is another store than the known one (%s), which has been silent for %.0f s; no "
                 "lease of it is left, so this client goes on with this one",
@@ -93,6 +93,11 @@ class Known(Generic[IdentityT]):
             self._told.add(where)
             _logger.warning("%s: %s", self._described, message, extra={"event": "other_store"})
         raise OtherStore(message)
+
+    @property
+    def may_be_replaced(self) -> bool:
+        """Whether another store would be believed: the known one is silent, and nothing is held."""
+        return now() - self._heard_at >= self._silence and not self._may_hold()
 
     def heard(self) -> None:
         """The known store has answered."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import shutil
 import socket
@@ -551,7 +552,10 @@ async def test_node_that_a_restored_backup_brings_back_blocks_nobody(
     with ZooKeeperServer(tick=TICK) as server:
         data = server.directory / "data"
         url = f"{server.url}?tick_time={TICK}"
-        async with Client(url, ttl=TTL) as one, Client(url, ttl=TTL) as other:
+        async with (
+            Client(url, ttl=TTL, unavailable_after=1.0) as one,
+            Client(url, ttl=TTL, unavailable_after=1.0) as other,
+        ):
             async with one.lock("name"):
                 await asyncio.to_thread(shutil.copytree, data, server.directory / "backup")
             for _ in range(50):
@@ -562,9 +566,54 @@ async def test_node_that_a_restored_backup_brings_back_blocks_nobody(
             shutil.rmtree(data)
             (server.directory / "backup").rename(data)
             await asyncio.to_thread(server.start)
-            async with other.lock("name", timeout=15.0):
+            async with asyncio.timeout(20.0):
+                while True:
+                    with suppress(BackendUnavailable):
+                        async with other.lock("name", timeout=15.0):
+                            break
+    assert any(getattr(one, "event", "") == "store_replaced" for one in caplog.records)
+
+
+async def test_servers_of_others_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    """They stand where the known ones stood, and have seen more transactions. The session is another's."""
+    with ZooKeeperServer(tick=0.1) as server, ZooKeeperServer(tick=0.1) as foreign:
+        async with Client(f"{foreign.url}?tick_time=0.1") as busy:
+            for _ in range(30):
+                async with busy.lock("name"):
+                    pass
+        url, port = f"{server.url}?tick_time=0.1", server.port
+        async with Client(url, ttl=60.0, unavailable_after=60.0) as client:
+            lease = await client.lock("name").acquire()
+            server.crash()
+            foreign.crash()
+            foreign.lines.append(f"clientPort={port}")
+            foreign.port = port
+            await asyncio.to_thread(foreign.start)
+            await until(lambda: "not the store that this client entered" in caplog.text, "a word")
+            with pytest.raises(BackendUnavailable):
+                await client.lock("another", timeout=1.0).acquire()
+            assert lease.held
+            foreign.crash()
+            await asyncio.to_thread(server.start)
+            await lease.extend()
+            async with client.lock("another", timeout=10.0):
                 pass
-    assert any(getattr(one, "event", "") == "store_set_back" for one in caplog.records)
+            await lease.release()
+    told = [one for one in caplog.records if getattr(one, "event", "") == "other_store"]
+    assert len(told) == 1
+    assert told[0].levelno == logging.WARNING
+
+
+async def test_later_versions_are_left_alone() -> None:
+    with ZooKeeperServer(tick=TICK) as server:
+        url = f"{server.url}?tick_time={TICK}"
+        async with Client(url, ttl=TTL):
+            pass
+        async with looking(url) as (session, _):
+            mark = b'{"id": "a", "min": 2, "max": 3}'
+            await session.ask(jute.set_data("/aiodlock/store", mark))
+        with pytest.raises(BackendError, match="later versions"):
+            await Client(url, ttl=TTL).__aenter__()
 
 
 @pytest.mark.parametrize("longest", [100.0, 1.0])

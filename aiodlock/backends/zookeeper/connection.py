@@ -38,7 +38,8 @@ class Connection(asyncio.Protocol):
     ``closed`` is resolved when it is over; what has no answer by then is ``Unanswered``.
 
     Mutable state: ``address`` (the one that was dialled, of those that the server's name has),
-    ``last_zxid`` (the newest transaction that the server told of), ``_asked`` (oldest first), ``_out``
+    ``last_zxid`` (the newest transaction that the server told of), ``heard_at`` (when anything was
+    received last), ``_asked`` (oldest first), ``_out``
     (what is sent at the end of this turn of the loop), ``_unread``, ``_welcome`` (before the first answer),
     ``_xid``, ``_failure``.
     """
@@ -56,6 +57,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.last_zxid: int = 0
+        self.heard_at: float = 0.0
         self._transport: asyncio.Transport | None = None
         self._welcome: asyncio.Future[jute.Welcome] = self._loop.create_future()
         self._asked: deque[_Asked] = deque()
@@ -117,6 +119,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._unread += data
+        self.heard_at = now()
         try:
             for frame in jute.split(self._unread):
                 self._receive(frame)

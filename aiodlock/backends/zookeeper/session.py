@@ -14,10 +14,12 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
+from ..._patience import Patience
 from .._addresses import Addresses
 from .._tls import Tls
 from . import jute
 from .connection import Answer, Connection, connect
+from .identity import Acquaintance, Seen, read_mark, write_mark
 from .lifetime import Lifetime
 from .sasl import DigestMd5, SaslError
 from .transactions import Transactions
@@ -35,6 +37,8 @@ _AT_ONCE = 100
 #: timeout).
 _LONGEST_SILENCE, _SHORTEST_SILENCE, _SILENCE = 5.0, 0.2, 1 / 3
 _CONNECT_WITHIN = 1.0
+#: However slow servers are known to be, no step is waited for longer (seconds).
+_LONGEST_PATIENCE = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _CLOSE_WITHIN = 0.5
 #: Servers refuse messages of a megabyte.
@@ -103,7 +107,14 @@ class Session:
     themselves in it yet), ``_transactions`` (of this turn of the loop).
     """
 
-    def __init__(self, ensemble: Ensemble, timeout: float, label: str) -> None:
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        timeout: float,
+        label: str,
+        acquaintance: Acquaintance | None = None,
+    ) -> None:
+        """:param acquaintance: what other sessions of the client know of the servers."""
         self.timeout: float = timeout
         self.lifetime: Lifetime = Lifetime(ensemble.tick)
         self.members: set[Member] = set()
@@ -119,6 +130,11 @@ class Session:
         random.shuffle(self._hosts)
         self._addresses = Addresses()
         self._failures = 0
+        self._acquaintance = acquaintance or Acquaintance(
+            ensemble.described, silence=0.0, may_hold=lambda: now() < self.lifetime.deadline
+        )
+        self._answers = Patience(_SHORTEST_PAUSE, _LONGEST_PATIENCE)
+        self._dialing = Patience(_CONNECT_WITHIN, _LONGEST_PATIENCE)
         self._set_pace(timeout)
         self._loop = asyncio.get_running_loop()
         self._connection: Connection | None = None
@@ -265,6 +281,8 @@ class Session:
         """Somebody has deleted the session's node, and perhaps what it stands in."""
         for path in self._directories():
             self.submit(jute.create(path, b"", jute.PERSISTENT, self._ensemble.acl))
+        if self._acquaintance.id:
+            self.submit(self._making_of_id(self._acquaintance.id))
         return self.submit(self._enrol())
 
     # -- life ----------------------------------------------------------------------------------------
@@ -292,6 +310,8 @@ class Session:
                         raise
                     self.failure = _worded(failed)
                     self._failures += 1
+                    if isinstance(failed, TimeoutError):
+                        self._dialing.ran_out()
                     self._switch()
                     if in_use and self._failures >= len(self._hosts):
                         self.told(self.failure)
@@ -311,7 +331,7 @@ class Session:
         host, port = self._hosts[0]
         tls = self._ensemble.tls
         context = None if tls is None else await tls.get_context()
-        began, longest = self._loop.time(), max(self._patience, _CONNECT_WITHIN)
+        longest = max(self._patience, self._dialing.learned)
         # A server that says nothing must not take all the time of entering: there may be others, or another
         # address of its name.
         first_round = self._failures < len(self._hosts)
@@ -323,16 +343,18 @@ class Session:
                 host, port, context, self._on_event, self._on_commit, address=address
             )
             try:
-                timeout = min(round(self.timeout * 1000), jute.LONGEST_TIMEOUT)
-                # Servers whose data was restored or deleted have seen less than that, for ever: once nobody
-                # holds any more, the write that is committed below has to do.
-                seen = self._seen if sent < self.lifetime.deadline else 0
-                welcome = await connection.hello(seen, timeout, self._id, self._password)
-                limit.reschedule(began + longest)
+                welcome = await self._greet(connection, self._id, self._password)
+                limit.reschedule(self._loop.time() + longest)
                 if not welcome.timeout:
+                    # Who knows no such session may know nothing of this client.
+                    await self._ask_apart(address)
                     self._expire()
                     raise BackendUnavailable("the session has expired")
                 fresh = welcome.session != self._id
+                before = self._acquaintance.zxid
+                await self._authenticate(connection)
+                await self._identify(connection, fresh)
+                limit.reschedule(self._loop.time() + longest)
                 if not fresh and welcome.timeout < round(self.negotiated * 1000):
                     # The session may end before what leases count on: they end now, while it lives.
                     self.lifetime.shortened(sent, welcome.timeout)
@@ -343,44 +365,125 @@ class Session:
                     self.negotiated = welcome.timeout / 1000
                     self._set_pace(self.negotiated)
                 self.lifetime.attached(sent, welcome.timeout)
-                await self._prepare(connection, fresh)
-                if not fresh and connection.last_zxid < self._seen:
+                if not fresh and connection.last_zxid < before:
                     await self._end_set_back(connection)
+                await self._prepare(connection, fresh)
             except BaseException as failed:
                 connection.abort(failed)
                 raise
+        self._dialing.answered(now() - sent)
         self._addresses.served(connection.address)
         self._on_ready(connection)
         if self.returned is not None and not fresh:
             self.returned()
         return connection
 
+    async def _greet(self, connection: Connection, id: int, password: bytes) -> jute.Welcome:
+        least = self._acquaintance.least
+        timeout = min(round(self.timeout * 1000), jute.LONGEST_TIMEOUT)
+        try:
+            return await connection.hello(least, timeout, id, password)
+        except BackendUnavailable as closed:
+            # Servers that have seen less close the connection: they lag behind, or are in an older state.
+            text = f"{closed} (it may have seen less than this client: transaction {least:#x})"
+            raise BackendUnavailable(text if least else str(closed)) from closed
+
+    async def _ask_apart(self, address: str) -> None:
+        """See on another connection, and in a session of a moment, whether these are the known servers."""
+        host, port = self._hosts[0]
+        tls = self._ensemble.tls
+        context = None if tls is None else await tls.get_context()
+        connection = await connect(
+            host, port, context, lambda _: None, lambda _: None, address=address
+        )
+        try:
+            await self._greet(connection, 0, bytes(16))
+            await self._authenticate(connection)
+            await self._identify(connection, fresh=True)
+            await connection.submit(jute.CLOSE_CALL)
+        finally:
+            connection.abort(BackendUnavailable("asked for a moment"))
+
+    async def _identify(self, connection: Connection, fresh: bool) -> None:
+        """See whether these are the servers that this client knows, before anything else is asked.
+
+        :raises OtherStore: they are not.
+        """
+        acquaintance = self._acquaintance
+        floor, id = acquaintance.zxid, acquaintance.id
+        connection.submit(jute.sync(self._ensemble.root))  # a follower may lag behind
+        if id is None or not fresh:
+            found = await self._read_id(connection, make=id)
+        else:
+            found = await self._read_id(connection)
+        seen = Seen(found, connection.last_zxid, floor)
+        acquaintance.meet(seen, f"{connection.server} ({connection.address})")
+
+    async def _read_id(self, connection: Connection, *, make: str | None = "") -> str:
+        """Return the id in the servers; "" if there is none.
+
+        :param make: the one that is written if there is none (None: a new one), unless it is "".
+        """
+        for _ in range(2):
+            try:
+                data = (await connection.submit(jute.get_data(self._id_node))).value[0]
+                return read_mark(data, self._ensemble.described)
+            except jute.ZooKeeperError as refused:
+                if refused.code != jute.NO_NODE:
+                    raise self._denied(refused) from refused
+            if make == "":
+                return ""
+            await self._make_root(connection)
+            try:
+                await connection.submit(self._making_of_id(make))
+            except jute.ZooKeeperError as refused:
+                if refused.code == jute.NO_AUTH:
+                    return ""
+                if refused.code != jute.NODE_EXISTS:
+                    raise
+        return ""
+
+    @property
+    def _id_node(self) -> str:
+        return f"{self._ensemble.root}/store"
+
+    def _making_of_id(self, id: str | None) -> jute.Call[str]:
+        return jute.create(self._id_node, write_mark(id), jute.PERSISTENT, self._ensemble.acl)
+
     async def _end_set_back(self, connection: Connection) -> None:
         """The servers were restored from a backup: nodes are there again that were deleted since, and would
         be for as long as the session lives. It ends, and a new one begins."""
-        _logger.error(
-            "%s was restored from a backup. What it was told since is lost, and new tokens may be smaller "
-            "than earlier ones",
-            self._ensemble.described,
-            extra={"event": "store_set_back"},
-        )
         await connection.submit(jute.CLOSE_CALL)
         self._expire()
         raise BackendUnavailable("the servers were restored from a backup")
 
-    async def _prepare(self, connection: Connection, fresh: bool) -> None:
-        """Authenticate, set the watches of before, and have a write committed."""
+    async def _authenticate(self, connection: Connection) -> None:
         credentials = self._ensemble.credentials
         try:
             if credentials is not None and credentials.mechanism == "digest":
                 proof = f"{credentials.user}:{credentials.password}".encode()
                 await connection.submit(jute.auth("digest", proof))
             elif credentials is not None:
-                await self._authenticate(connection, credentials)
+                await self._authenticate_by_sasl(connection, credentials)
         except (jute.ZooKeeperError, SaslError) as refused:
             raise BackendError(
                 f"{self._ensemble.described} does not accept the user or the password: {refused}"
             ) from refused
+
+    def _denied(self, refused: jute.ZooKeeperError) -> Exception:
+        """Return a refusal in words; what is refused for a moment alone stays what it is."""
+        described = self._ensemble.described
+        if refused.code == jute.NO_AUTH:
+            return BackendError(
+                f"{described}: the ACL of {self._ensemble.root} does not admit this client; another "
+                "user may have made the node"
+            )
+        if refused.code in jute.FOR_NOW:
+            return refused
+        return BackendError(f"{described} does not let this client begin: {refused}")
+
+    async def _prepare(self, connection: Connection, fresh: bool) -> None:
+        """Set the watches of before, and have a write committed."""
         for watches in self._watches_of_before():
             connection.submit(watches)
         try:
@@ -390,21 +493,12 @@ class Session:
             else:
                 await connection.submit(jute.set_data(self._node, b""))
         except jute.ZooKeeperError as refused:
-            if refused.code == jute.NO_AUTH:
-                raise BackendError(
-                    f"{self._ensemble.described}: the ACL of {self._ensemble.root} does not admit this "
-                    "client; another user may have made the node"
-                ) from refused
-            if refused.code not in (jute.NO_NODE, *jute.FOR_NOW):
-                raise BackendError(
-                    f"{self._ensemble.described} does not let this client begin: {refused}"
-                ) from refused
             if refused.code != jute.NO_NODE:
-                raise
+                raise self._denied(refused) from refused
             await self._make_root(connection)
             await connection.submit(self._enrol())
 
-    async def _authenticate(self, connection: Connection, credentials: Credentials) -> None:
+    async def _authenticate_by_sasl(self, connection: Connection, credentials: Credentials) -> None:
         exchange = DigestMd5(credentials.user, credentials.password)
         challenge = await connection.submit(jute.sasl(b""))
         proof = await connection.submit(jute.sasl(exchange.respond(challenge.value)))
@@ -514,16 +608,16 @@ class Session:
         while True:
             pause, since = self._pause, connection.waiting_since
             if since is not None:
-                pause = min(pause, max(_SHORTEST_PAUSE, since + self._patience - now()))
+                since = max(since, connection.heard_at)
+                pause = min(pause, max(_SHORTEST_PAUSE, since + self._silence - now()))
             done, _ = await asyncio.wait([connection.closed], timeout=pause)
             if done:
                 return
             since = connection.waiting_since
-            if since is not None and now() - since > self._patience:
+            silent = 0.0 if since is None else now() - max(since, connection.heard_at)
+            if silent > self._silence:
                 connection.abort(
-                    BackendUnavailable(
-                        f"{connection.server} has not answered for {now() - since:.1f} s"
-                    )
+                    BackendUnavailable(f"{connection.server} has not answered for {silent:.1f} s")
                 )
             elif self._beating is None or self._beating.done():
                 self._beating = connection.submit(jute.set_data(self._node, b""))
@@ -547,8 +641,16 @@ class Session:
         if isinstance(error, jute.ZooKeeperError) and error.code == jute.NO_NODE and self.is_up:
             self._enrol_again()
 
+    @property
+    def _silence(self) -> float:
+        """For how long a server may say nothing while it owes answers: longer if it is known to be slow."""
+        return max(self._patience, self._answers.learned)
+
     def _on_commit(self, sent: float) -> None:
         lifetime = self.lifetime
+        self._answers.answered(now() - sent)
+        if self._connection is not None:
+            self._acquaintance.told_of(self._connection.last_zxid)
         before = lifetime.deadline
         lifetime.committed(sent, now())
         if self._progress and lifetime.deadline > before:

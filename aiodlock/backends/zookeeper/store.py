@@ -17,6 +17,7 @@ from .._label import make_label
 from ..base import Listener
 from . import jute
 from .connection import Answer
+from .identity import Acquaintance
 from .inspection import Inspection
 from .node import is_recallable
 from .observer import Observer
@@ -81,6 +82,7 @@ class ZooKeeperBackend:
         self.was_let_in: bool = False
         self._down: set[Session] = set()
         self._observing: list[Callable[[], object]] = []
+        self._acquaintance = self._get_acquainted()
         self._inspection = Inspection(self, lambda: self._main)
         self._waits = Waits(self, lambda: self._main)
 
@@ -91,6 +93,7 @@ class ZooKeeperBackend:
 
     async def run(self, ready: Callable[[], None]) -> None:
         self._sessions.clear()
+        self._acquaintance = self._get_acquainted()
         self._down.clear()
         self._known.clear()
         self.stands = Stands()
@@ -115,6 +118,13 @@ class ZooKeeperBackend:
             for changed in list(self._observing):
                 changed()  # nothing more is told
 
+    def _get_acquainted(self) -> Acquaintance:
+        return Acquaintance(self.described, silence=self.unavailable_after, may_hold=self._may_hold)
+
+    def _may_hold(self) -> bool:
+        sessions = self._sessions.values()
+        return any(one.members and now() < one.lifetime.deadline for one in sessions)
+
     def _close_idle(self, main: Session) -> None:
         for ttl, session in list(self._sessions.items()):
             idle = not session.members and now() - session.used_at > max(_IDLE, 2 * session.timeout)
@@ -132,7 +142,8 @@ class ZooKeeperBackend:
         milliseconds = round(timeout * 1000)
         session = self._sessions.get(milliseconds)
         if session is None:
-            session = Session(self._ensemble, timeout, f"{self.label}-{milliseconds}")
+            label = f"{self.label}-{milliseconds}"
+            session = Session(self._ensemble, timeout, label, self._acquaintance)
             in_use = bool(self._sessions)  # the first one was up before there was another
             self._sessions[milliseconds] = session
             session.returned = partial(self._look_back, session)
