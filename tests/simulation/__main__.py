@@ -24,10 +24,13 @@ from .run import Total, collector_at_rest, run_seed
 from .rush import Rush
 from .scenario import Simulation
 from .shrink import diagram, shrink
+from .stores.zookeeper import ZooKeeperScene
+from .stores.zookeeper_variants import ZOOKEEPER_VARIANTS
 from .thread_variants import THREAD_VARIANTS
 from .threads import Threads
 
-VARIANTS = ALL_VARIANTS | DEADLOCK_VARIANTS | QUORUM_VARIANTS | THREAD_VARIANTS
+VARIANTS = ALL_VARIANTS | DEADLOCK_VARIANTS | QUORUM_VARIANTS | THREAD_VARIANTS | ZOOKEEPER_VARIANTS
+WORLDS: dict[str, type[Simulation]] = {"zookeeper": ZooKeeperScene}
 
 
 def main() -> int:
@@ -116,9 +119,9 @@ def main() -> int:
     )
     parser.add_argument(
         "--store",
-        choices=("redis", "memory"),
+        choices=("redis", "memory", *WORLDS),
         default="redis",
-        help="memory: the machine of memory:// instead of the scripts",
+        help="memory: the machine of memory:// instead of the scripts; others have worlds of their own",
     )
     parser.add_argument(
         "--campaign", type=Path, metavar="FILE", help="record the seeds there, and go on there"
@@ -134,6 +137,10 @@ def main() -> int:
     if chosen.summary:
         print(campaign.summary(chosen.summary))
         return 0
+    if chosen.store in WORLDS:
+        if chosen.kind is not None:
+            parser.error(f"--store {chosen.store} is a world of its own")
+        chosen.kind = WORLDS[chosen.store]
     if chosen.store == "memory" and chosen.kind is None:
         chosen.kind = MachineSimulation
     if chosen.store == "memory" and chosen.kind is Lingers:
@@ -175,7 +182,7 @@ def main() -> int:
 
 def _campaign(chosen: argparse.Namespace, kind: type[Simulation]) -> int:
     name = kind.__name__.removesuffix("Simulation").lower() or "redis"
-    name = "memory" if name == "machine" else name
+    name = "memory" if name == "machine" else name.removesuffix("scene")
     try:
         return campaign.run(
             chosen.campaign, name, kind, chosen.start, chosen.seeds, jobs=chosen.jobs

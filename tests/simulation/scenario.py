@@ -141,6 +141,15 @@ class Simulation:
     keeps_records = True
     #: Whether a client that was told is expected to act at once, by what one server says.
     heeds_hints = True
+    #: What may end a turn.
+    expected: tuple[type[BaseException], ...] = (
+        AcquireTimeout,
+        WouldBlock,
+        LockLost,
+        DeadlockError,
+        ClientClosed,
+        BackendError,
+    )
     #: In which share of the seeds messages come together.
     reads_late = 0.35
     #: One seed of so many is long, the others are brisk; 0: all are long.
@@ -357,8 +366,7 @@ class Simulation:
         """One process: a client, some tasks; what they begin before the end of the faults they finish."""
         style, rng = self.style, self.random
         while self._going_on():
-            client = SimClient(
-                self,
+            client = self.make_client(
                 process,
                 ttl=style.ttls[0],
                 waiter_ttl=style.waiter_ttl,
@@ -372,6 +380,9 @@ class Simulation:
                     await self._live(process, client)
             except BackendError as away:
                 self.world.log(f"{process}: the client could not be entered: {away!r}")
+
+    def make_client(self, process: Process, **options: Any) -> Any:
+        return SimClient(self, process, **options)
 
     def client_options(self, process: Process) -> dict[str, Any]:
         """Return what the process gives to its client besides."""
@@ -443,15 +454,7 @@ class Simulation:
             outcome = "cancelled"
         elif (error := turn.exception()) is not None:
             outcome = type(error).__name__
-            expected = (
-                AcquireTimeout,
-                WouldBlock,
-                LockLost,
-                DeadlockError,
-                ClientClosed,
-                BackendError,
-            )
-            if not isinstance(error, expected):
+            if not isinstance(error, self.expected):
                 raise error
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
         self.world.log(f"{process}: a turn ends: {outcome}")

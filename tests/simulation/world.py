@@ -15,9 +15,12 @@ from contextvars import Context, copy_context
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyio._backends._asyncio import CancelScope
+
+if TYPE_CHECKING:
+    from .stores.wire import Wire
 
 #: What one turn of an event loop takes, in true seconds. Not nothing, or a loop could turn for ever.
 _TURN = 10e-6
@@ -189,6 +192,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self.eager = False
         #: Timers come at whole milliseconds from now, up to half of one early or late, as uvloop's.
         self.coarse = False
+        #: Where connections lead that are dialled by asyncio itself.
+        self.wire: Wire | None = None
 
     def time(self) -> float:
         return self.process.monotonic()
@@ -204,6 +209,18 @@ class SimLoop(asyncio.BaseEventLoop):
         if self.eager and asyncio._get_running_loop() is self:
             kwargs["eager_start"] = True
         return _Task(coro, loop=self, **kwargs)
+
+    async def create_connection(  # type: ignore[override]
+        self, factory: Any, host: str, port: int, **options: Any
+    ) -> tuple[Any, Any]:
+        assert self.wire is not None, "this world has no servers to dial"
+        return await self.wire.connect(self.process, factory, host, port)
+
+    async def getaddrinfo(  # type: ignore[override]
+        self, host: str, port: int, **options: Any
+    ) -> list[tuple[Any, ...]]:
+        assert self.wire is not None, "this world has no servers to look up"
+        return await self.wire.resolve(self.process, host, port)
 
     def _write_to_self(self) -> None:
         self.process.wake()  # call_soon_threadsafe asks for it
@@ -232,7 +249,8 @@ class SimLoop(asyncio.BaseEventLoop):
     ) -> _Timer:
         if self.coarse:
             moment = self.process.monotonic()
-            when = moment + round(max(0.0, when - moment) * 1000) / 1000
+            # uvloop takes what is too far away for a century
+            when = moment + round(min(max(0.0, when - moment), 3e9) * 1000) / 1000
         timer = _Timer(when)
         timer._callback = callback
         timer._args = args
