@@ -18,6 +18,7 @@ import aiodlock
 from aiodlock import Unsupported
 from aiodlock.backends import _label
 
+from ..network import Path
 from ..scenario import _PROCESS, Faults, Simulation
 from ..world import Process
 from .promises import Promises, Truth
@@ -73,6 +74,8 @@ class Scene(Simulation):
     def make_world(self) -> None:
         self._restyle()
         self.wire = Wire(self.world)
+        #: How far it usually is on the paths that are longer now.
+        self.distances: dict[Path, float] = {}
         self.truth = self.make_servers()
         self.checkers: Any = Promises(self.world, self.truth)
         self.wire.on_send = self.checkers.on_send
@@ -134,7 +137,7 @@ class Scene(Simulation):
         self.calm_servers()
         for path in self.wire.paths.values():
             path.calm()
-            path.usual = min(path.usual, 0.005)
+            path.usual = self.distances.get(path, path.usual)
         self.wire.released()
         for process in self.world.processes:
             process.resume()
@@ -186,7 +189,10 @@ class StoreFaults(Faults):
         """All messages of a process take longer from now on, and quicker again later."""
         process, path = self._someones_path()
         if path is not None:
-            usual, length = path.usual, 3 * self._length()
+            usual, length = (
+                self.simulation.distances.setdefault(path, path.usual),
+                3 * self._length(),
+            )
             path.usual = self.random.choice((0.03, 0.1, 0.4))
             self._log(f"{process} is {path.usual} s away from a server, for {length:.3f} s")
             self.world.after(length, setattr, path, "usual", usual)

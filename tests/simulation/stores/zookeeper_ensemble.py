@@ -14,7 +14,8 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
 from aiodlock.backends.zookeeper import jute
 
@@ -536,6 +537,17 @@ class Member:
                 self._propose(change, self.number, None, None)
 
 
+class _Message(NamedTuple):
+    """From one member to another. In the order of their serials."""
+
+    serial: int
+    one: Member
+    to: Member
+    epoch: int
+    call: Callable[..., None]
+    args: tuple[Any, ...]
+
+
 class Ensemble:
     """All servers, what lies between them, and who leads.
 
@@ -554,7 +566,8 @@ class Ensemble:
         self.sessions = 0
         self.cut: set[frozenset[int]] = set()
         self._last: dict[tuple[int, int], float] = {}
-        self._held: list[tuple[Member, Member, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._held: list[_Message] = []
+        self._serials = count()
         #: By how much a session is honoured longer than it has to be, at the most.
         self.longest_slack = world.random.choice((0.0, 0.0, 0.0, tick))
         self.between = world.random.choice((0.0002, 0.003, 0.015))
@@ -606,21 +619,22 @@ class Ensemble:
     def send(
         self, one: Member, to: Member, epoch: int, call: Callable[..., None], args: tuple[Any, ...]
     ) -> None:
-        if self.is_cut(one, to):
-            self._held.append((one, to, epoch, call, args))
+        self._send(_Message(next(self._serials), one, to, epoch, call, args))
+
+    def _send(self, message: _Message) -> None:
+        if self.is_cut(message.one, message.to):
+            self._held.append(message)
             return
-        key = (one.number, to.number)
+        key = (message.one.number, message.to.number)
         when = self.world.time + self.between * self.world.random.uniform(0.5, 1.5)
         when = self._last[key] = max(when, self._last.get(key, 0.0))
-        self.world.at(when, self._arrive, one, to, epoch, call, args)
+        self.world.at(when, self._arrive, message)
 
-    def _arrive(
-        self, one: Member, to: Member, epoch: int, call: Callable[..., None], args: tuple[Any, ...]
-    ) -> None:
-        if self.is_cut(one, to):
-            self._held.append((one, to, epoch, call, args))
+    def _arrive(self, message: _Message) -> None:
+        if self.is_cut(message.one, message.to):
+            self._held.append(message)
         else:
-            to.do(self._take, to, epoch, call, args)
+            message.to.do(self._take, message.to, message.epoch, message.call, message.args)
 
     @staticmethod
     def _take(to: Member, epoch: int, call: Callable[..., None], args: tuple[Any, ...]) -> None:
@@ -630,9 +644,9 @@ class Ensemble:
     def heal(self, pair: frozenset[int]) -> None:
         """What waited goes on, in its order."""
         self.cut.discard(pair)
-        held, self._held = self._held, []
-        for one, to, epoch, call, args in held:
-            self.send(one, to, epoch, call, args)
+        held, self._held = sorted(self._held), []  # some were under way when it was cut
+        for message in held:
+            self._send(message)
 
     # -- who leads -----------------------------------------------------------------------------------
 
@@ -704,7 +718,7 @@ class Ensemble:
         member.apply_until(leader.committed)
         # Changes that are on their way to it were in the log.
         key = (leader.number, member.number)
-        self._held = [held for held in self._held if (held[0], held[1]) != (leader, member)]
+        self._held = [m for m in self._held if (m.one, m.to) != (leader, member)]
         self._last[key] = max(self._last.get(key, 0.0), self.world.time)
         self.world.log(f"{member!r} follows {leader!r}")
 
