@@ -68,10 +68,10 @@ class Once(Locked):
 
     The first request has ``once.first`` and assigns ``once.result``. Every other one waits for it, and gets
     the result that is on record. A handler that raises, or answers with 4xx or 5xx, records nothing: the
-    next request is first. (An ``HTTPException`` with a lower status is an answer. And a handler whose answer
-    cannot be sent has done its work, which is on record.) The template is one as of ``Locked``, and the same
-    errors come out. An app in which nobody reads the run, as in ``dependencies=[Depends(Once(...))]``, does
-    not start: its handler would do the work each time.
+    next request is first. (An ``HTTPException`` with a lower status is an answer. And a handler whose
+    answer cannot be sent has done its work, which is on record.) The template is one as of ``Locked``, and
+    the same errors come out. An app in which nobody reads the run, as in
+    ``dependencies=[Depends(Once(...))]``, does not start: its handler would do the work each time.
 
     ```python
     from typing import Annotated

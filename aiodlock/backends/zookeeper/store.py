@@ -356,7 +356,7 @@ class ZooKeeperBackend:
     async def inspect_all(
         self, kind: Kind, names: Sequence[str], *, queues: bool = True
     ) -> list[LockInfo]:
-        return await self._inspection.inspect_all(kind, names, queues=queues)
+        return await self._inspection.inspect_all(kind, names)
 
     async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
         await self._waits.tell(serial, record)
