@@ -324,6 +324,99 @@ class PostgresTormentor(Tormentor):
         await asyncio.shield(asyncio.to_thread(self.server.start))
 
 
+class StandbyTormentor(PostgresTormentor):
+    """A primary whose commits wait for its standby. They change places: the old primary comes back as one,
+    and goes on beside the new one for a while.
+
+    Mutable state, besides that of the other one: ``standby``, and ``old`` while it goes on.
+    """
+
+    standby: PostgresServer
+    old: PostgresServer | None = None
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        await self._make_standby(postgres_server("postgres").port)
+        await self._execute("alter system set synchronous_standby_names = '*'")
+        await self._execute("select pg_reload_conf()")
+        self.lines.append(await self._stack.enter_async_context(Wire(self.standby.port)))
+        self._targets = [self.server.port, self.standby.port]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await super().__aexit__()
+        for server in (self.server, self.standby, self.old):
+            if server is not None:
+                await asyncio.to_thread(server.stop)
+
+    def source(self, *, through_lines: bool) -> str:
+        ports = [line.port for line in self.lines] if through_lines else self._targets
+        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+        return f"postgresql://postgres@{hosts}/postgres?target_session_attrs=read-write"
+
+    async def heal(self) -> None:
+        await super().heal()
+        if not self.standby.running:
+            await asyncio.to_thread(self.standby.start)
+
+    def of_server(self) -> dict[str, Fault]:
+        return {
+            "pg_terminate_backend": self._terminate,
+            "SIGSTOP of the server": self._stop_server,
+            "server killed and restarted": self._crash,
+            "standby away": self._standby_away,
+            "standby away, and commits cancelled": self._cancel_commits,
+            "fail-over, and the old primary comes back": self._fail_over,
+            "switch-over of a primary that goes on": self._promote_beside,
+        }
+
+    async def _make_standby(self, port: int) -> None:
+        standby = await asyncio.to_thread(self.server.make_standby, max_wal_size="64MB")
+        standby.port = port
+        await asyncio.shield(asyncio.to_thread(standby.start))
+        self.standby = standby
+
+    async def _standby_away(self) -> None:
+        await asyncio.to_thread(self.standby.shut_down)
+        await self.after(self.up_to(4.0))
+
+    async def _cancel_commits(self) -> None:
+        await asyncio.to_thread(self.standby.shut_down)
+        try:
+            for _ in range(self._rng.randint(1, 8)):
+                await asyncio.sleep(self.up_to(0.5))
+                how = self._rng.choice(("pg_cancel_backend", "pg_terminate_backend"))
+                await self._execute(
+                    f"select {how}(pid) from pg_stat_activity where wait_event = 'SyncRep'"
+                )
+            if self._rng.random() < 0.5:
+                await self._change_places(killed=True)
+        finally:
+            await asyncio.shield(self.heal())
+
+    async def _fail_over(self) -> None:
+        await asyncio.shield(self._change_places(killed=True))
+
+    async def _promote_beside(self) -> None:
+        await asyncio.shield(self._change_places(killed=False))
+
+    async def _change_places(self, *, killed: bool) -> None:
+        old, new = self.server, self.standby
+        if killed:
+            await asyncio.to_thread(old.crash)
+        if not new.running:
+            await asyncio.to_thread(new.start)
+        await asyncio.to_thread(new.promote)
+        self.server, self.old = new, old
+        if killed:
+            await asyncio.sleep(self.up_to(1.0))
+            await asyncio.to_thread(old.start)
+        await asyncio.sleep(self.up_to(4.0))
+        await asyncio.to_thread(old.stop)
+        self.old = None
+        await self._make_standby(old.port)
+
+
 class EtcdTormentor(Tormentor):
     """Three members on one disk."""
 
@@ -532,7 +625,7 @@ class ZooKeeperTormentor(Tormentor):
 
 
 #: What `--store` takes.
-STORES: Sequence[str] = (*REAL, "quorum", "postgres", "etcd", "zookeeper")
+STORES: Sequence[str] = (*REAL, "quorum", "postgres", "postgres-standby", "etcd", "zookeeper")
 #: How large a disk each needs, in MiB: full, it is to be full soon. But faults keep Redis from rewriting
 #: its append-only file, and that must not fill it.
 _DISKS = {"postgres": 400, "etcd": 1600, "zookeeper": 1000}
@@ -547,6 +640,8 @@ def tormentor_of(store: str, rng: random.Random, disk: Disk | None) -> Tormentor
     """Return the one of a store."""
     if store == "postgres":
         return PostgresTormentor(rng, disk)
+    if store == "postgres-standby":
+        return StandbyTormentor(rng, disk)
     if store == "etcd":
         return EtcdTormentor(rng, disk)
     if store == "zookeeper":

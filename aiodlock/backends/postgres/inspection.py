@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from ..._errors import BackendError
 from ..._model import (
     HolderInfo,
     Kind,
@@ -81,6 +82,17 @@ def _is_set_back(row: Any) -> bool:
 
 
 def _info(kind: Kind, name: str, rows: Sequence[Any]) -> LockInfo:
+    """Return what the rows about a name say. Others can write into the tables that they are made of.
+
+    :raises BackendError: they cannot be read.
+    """
+    try:
+        return _read(kind, name, rows)
+    except (TypeError, ValueError, AttributeError) as wrong:
+        raise BackendError(f"what is stored about {name!r} has the wrong shape: {wrong}") from wrong
+
+
+def _read(kind: Kind, name: str, rows: Sequence[Any]) -> LockInfo:
     holders: dict[tuple[str, Mode], HolderInfo] = {}
     waiters: list[WaiterInfo] = []
     token, closed, places = 0, 0.0, 0

@@ -45,9 +45,7 @@ class PostgresOpener:
             unavailable_after=options.unavailable_after,
             description=options.description,
         )
-        backend = KeptBackend(store, unavailable_after=options.unavailable_after)
-        store.may_hold = backend.keeper.may_hold
-        return backend
+        return KeptBackend(store, unavailable_after=options.unavailable_after)
 
 
 def read_source(source: str, options: StoreOptions) -> PostgresOpener:

@@ -130,10 +130,8 @@ class PostgresBackend:
         self._retention = _ms(token_retention)
         self._marker_ttl = _ms(max(unavailable_after, _REMEMBERED))
         self._known: Known[History] = Known(
-            described, silence=unavailable_after, may_hold=lambda: self.may_hold()
+            described, silence=unavailable_after, may_hold=self._may_hold
         )
-        #: Whether a lease of this client can still be held; for whoever keeps the leases to set.
-        self.may_hold: Callable[[], bool] = lambda: False
         self._unsafe: set[Connection] = set()
         self._reading: dict[str, asyncio.Future[str | None]] = {}
         self._sweep_pages = _SWEEP_PAGES
@@ -185,6 +183,10 @@ class PostgresBackend:
             while True:
                 await asyncio.sleep(_SWEEP_EVERY * random.uniform(0.5, 1.5))
                 await self._sweep()
+
+    def _may_hold(self) -> bool:
+        listener = self._notifications.listener
+        return listener is not None and listener.may_hold()
 
     def _on_newer(self) -> None:
         """Leave a server as soon as a newer history is known than the one there."""

@@ -1,0 +1,79 @@
+"""What others wrote into PostgreSQL is read in one place, and raises nothing but what callers expect."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from aiodlock import BackendError
+from aiodlock.backends.postgres.inspection import _info
+from aiodlock.backends.postgres.notifications import Notifications
+from aiodlock.backends.postgres.replies import left_of, outcome_of
+
+_WORDS = st.sampled_from(
+    "granted held recalled waiting done busy limit gone closed recall released withdrawn".split()
+    + "recorded broken look expired s5 r * -1".split()
+)
+_NUMBERS = st.integers(-(10**30), 10**30).map(str) | st.sampled_from(["9" * 5000, "٣", "1_0", "1r"])
+TEXTS = st.lists(_WORDS | _NUMBERS | st.text(max_size=5), max_size=6).map(" ".join)
+
+
+@given(TEXTS)
+@example("granted 1 " + "9" * 5000)
+@example("limit s²")
+def test_answers_of_any_shape_are_read_or_refused(text: str) -> None:
+    for read in (lambda: outcome_of(text, 1.0), lambda: left_of(text)):
+        try:
+            read()
+        except BackendError:
+            pass
+
+
+class _Ear:
+    """Hears everything."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+@given(TEXTS)
+@example("granted id key " + "9" * 5000)
+@example("broken id key -1")
+def test_notifications_of_any_shape_are_heard_or_ignored(text: str) -> None:
+    notifications = Notifications.__new__(Notifications)
+    notifications.listener = _Ear()
+    logging.disable(logging.CRITICAL)
+    try:
+        notifications.hear([text])
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+_CELL = st.none() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=4) | st.booleans()
+_COLUMNS = ("what", "owner", "mode", "token", "left_ms", "client", "places", "note", "description")
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            dict.fromkeys((*_COLUMNS, "ago_ms"), _CELL)
+            | {"what": st.sampled_from(["name", "holder", "waiter", "record", "", None])}
+        ),
+        max_size=4,
+    )
+)
+def test_rows_of_any_shape_are_shown_or_refused(rows: list[dict[str, Any]]) -> None:
+    try:
+        _info("lock", "name", rows)
+    except BackendError:
+        pass
+
+
+@pytest.mark.parametrize("text", ["granted 17 x", "held x 1", "waiting 1 2", "closed", "closed x"])
+def test_answer_of_the_wrong_shape_is_told(text: str) -> None:
+    with pytest.raises(BackendError):
+        outcome_of(text, 1.0)
