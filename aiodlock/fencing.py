@@ -23,6 +23,9 @@ In SQL the token is a column of the row, and a clause of the UPDATE::
 A value that is made from the old one: raise the fence before the read, by an UPDATE that sets it
 alone. Else a stale writer may write between the read and the write, and is written over.
 
+A DELETE takes the condition alone. The row's token is gone with it, and a stale writer may insert it again:
+where that matters, mark the row as deleted instead.
+
 Tokens are below 2**53: a BIGINT column and a double both hold them exactly. They are comparable for one
 name only, so guard each resource with the token of one lock, always the same.
 """

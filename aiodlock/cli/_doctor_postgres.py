@@ -7,7 +7,18 @@ import secrets
 from typing import Any
 
 from .. import BackendUnavailable
-from ..backends.postgres.connection import FAILURES, Connection, ask, connect, transaction
+from ..backends.postgres.connection import (
+    FAILURES,
+    Connection,
+    ask,
+    connect,
+    direct,
+    one_host_each,
+    transaction,
+    without_attributes,
+)
+from ..backends.postgres.history import History, history_at
+from ..backends.postgres.link import Host
 from ..backends.postgres.schema import READ_ONLY
 from ..backends.postgres.sources import check_url
 from ._doctor import Finding
@@ -39,14 +50,16 @@ async def examine(url: str) -> list[Finding]:
     """
     connections: list[Connection] = []
     try:
+        newest, hosts = await _hosts(url)
         for _ in range(2):
-            connections.append(await connect(url, _WITHIN, statement_cache_size=0))
+            connections.append(await connect(newest, _WITHIN, statement_cache_size=0))
         one, other = connections
         read_only = await _value(one, READ_ONLY)
         if read_only:
             what, _, fix = read_only.partition(": ")
             return [Finding("server", "error", what, "Nothing can be acquired here.", fix)]
         return [
+            *hosts,
             await _version(one),
             await _schema(one),
             await _durability(one),
@@ -59,6 +72,49 @@ async def examine(url: str) -> list[Finding]:
     finally:
         for connection in connections:
             connection.terminate()
+
+
+async def _hosts(url: str) -> tuple[str, list[Finding]]:
+    """Return the URL of the newest primary, and what there is to tell of several hosts."""
+    hosts = [Host(one) for one in one_host_each(url)]
+    if len(hosts) == 1:
+        return url, []
+    looks = [_history(Host(one)) for one in one_host_each(without_attributes(url))]
+    looked = await asyncio.gather(*looks)
+    found = [
+        (history, host) for history, host in zip(looked, hosts, strict=True) if history is not None
+    ]
+    if not found:
+        return url, []
+    newest, best = max(found, key=lambda one: one[0].rank)
+    others = [
+        f"{host.where} ({why})" for history, host in found if (why := history.conflict(newest))
+    ]
+    told = f"{best.where} is the primary, on timeline {newest.timeline}"
+    if not others:
+        return best.url, [Finding("hosts", "ok", told)]
+    return best.url, [
+        Finding(
+            "hosts",
+            "error",
+            f"{told}; others take writes, too: {', '.join(others)}",
+            "A client that reaches only one of those takes it for the primary: two holders.",
+            "Stop them, and make standbys of them again (pg_rewind, or pg_basebackup).",
+        )
+    ]
+
+
+async def _history(host: Host) -> History | None:
+    try:
+        connection = await connect(host.url, _WITHIN, statement_cache_size=0)
+    except FAILURES:
+        return None
+    try:
+        return await history_at(connection, _WITHIN)
+    except FAILURES:
+        return None
+    finally:
+        connection.terminate()
 
 
 async def _value(connection: Connection, sql: str) -> Any:
@@ -123,6 +179,14 @@ async def _durability(connection: Connection) -> Finding:
             "Name standbys in synchronous_standby_names if locks must survive a failover, and leave "
             "synchronous_commit on.",
         )
+    if not await _value(connection, "select count(*) from pg_stat_replication"):
+        return Finding(
+            "commits",
+            "error",
+            f"a commit waits for {names}, and no standby is connected",
+            "Nothing is granted or extended until one is.",
+            "Start a standby. Without one in synchronous_standby_names, a failover can lose grants.",
+        )
     return Finding("commits", "ok", f"on the disk; a commit waits for {names}")
 
 
@@ -136,6 +200,16 @@ async def _notifications(one: Connection, other: Connection) -> Finding:
             "From 90 % on nobody is notified: a waiter learns of its turn with its next extension. A "
             "session that has listened keeps the queue while its transaction stays open.",
             "End that session: the server's log names its process.",
+        )
+    if not await ask(one, direct(one), _WITHIN):
+        return Finding(
+            "notifications",
+            "note",
+            "not examined: the URL leads to a pooler",
+            "Clients listen to nothing through a pooler, since it lends its sessions to others. Without "
+            "listen_source, waiters poll every second.",
+            "Give Client(listen_source=…) a URL that goes around the pooler; or the same URL, if each "
+            "client has a session of its own there.",
         )
     channel, heard = f"aiodlock_doctor_{secrets.token_hex(6)}", asyncio.Event()
     await ask(one, one.add_listener(channel, lambda *_: heard.set()), _WITHIN)

@@ -165,6 +165,16 @@ async def test_guards_of_the_page_refuse_a_stale_token(empty: PostgresServer) ->
             await connection.execute("update account set balance = 30, fence = $1", old)
         await connection.execute("update account set balance = 40, fence = $1", new)
         assert await connection.fetchval("select balance from account") == 40
+        with pytest.raises(asyncpg.RaiseError, match="is stale"):
+            await connection.execute("delete from account where id = 1")
+        name_token = "select set_config('aiodlock.token', $1, true)"
+        with pytest.raises(asyncpg.RaiseError, match="is stale"):  # noqa: PT012
+            async with connection.transaction():
+                await connection.execute(name_token, str(old))
+                await connection.execute("delete from account where id = 1")
+        async with connection.transaction():
+            await connection.execute(name_token, str(new))
+            assert await connection.execute("delete from account where id = 1") == "DELETE 1"
     finally:
         await connection.close()
 

@@ -15,8 +15,21 @@ from aiodlock.backends.postgres.notifications import Notifications
 from aiodlock.backends.postgres.replies import left_of, outcome_of
 
 _WORDS = st.sampled_from(
-    "granted held recalled waiting done busy limit gone closed recall released withdrawn".split()
-    + "recorded broken look expired s5 r * -1".split()
+    [
+        *(
+            "granted",
+            "held",
+            "recalled",
+            "waiting",
+            "done",
+            "busy",
+            "limit",
+            "gone",
+            "closed",
+            "recall",
+        ),
+        *("released", "withdrawn", "recorded", "broken", "look", "expired", "s5", "r", "*", "-1"),
+    ]
 )
 _NUMBERS = st.integers(-(10**30), 10**30).map(str) | st.sampled_from(["9" * 5000, "٣", "1_0", "1r"])
 TEXTS = st.lists(_WORDS | _NUMBERS | st.text(max_size=5), max_size=6).map(" ".join)

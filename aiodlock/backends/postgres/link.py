@@ -85,6 +85,7 @@ class Host:
         self.where: str = parts.netloc.rpartition("@")[2] or query.get("host", "")
         self.patience: Patience = Patience(_FIRST_ANSWER)
         self._let_in = Patience(_LET_IN, _LONGEST_LET_IN)
+        self._dialing: set[asyncio.Task[Connection]] = set()
 
     async def connect(self, **options: object) -> Connection:
         """Connect.
@@ -92,8 +93,15 @@ class Host:
         :raises asyncpg.PostgresError, OSError, TimeoutError: see ``FAILURES``.
         """
         sent = now()
+        dialing = asyncio.create_task(connect(self.url, self._let_in.learned, **options))
+        self._dialing.add(dialing)
+        dialing.add_done_callback(self._dialing.discard)
         try:
-            connection = await connect(self.url, self._let_in.learned, **options)
+            # asyncpg may leave an exception behind when it is cancelled. So it ends by itself.
+            connection = await asyncio.shield(dialing)
+        except asyncio.CancelledError:
+            dialing.add_done_callback(_hang_up)
+            raise
         except TimeoutError:
             self._let_in.ran_out()
             raise
@@ -101,6 +109,19 @@ class Host:
         self._let_in.answered(took)
         self.patience.answered(took)
         return connection
+
+    async def close(self) -> None:
+        """End what is being connected to still."""
+        dialing = list(self._dialing)
+        for task in dialing:
+            task.cancel()
+        if dialing:
+            await asyncio.wait(dialing)
+
+
+def _hang_up(dialing: asyncio.Task[Connection]) -> None:
+    if not dialing.cancelled() and dialing.exception() is None:
+        dialing.result().terminate()
 
 
 class Link:
@@ -153,8 +174,15 @@ class Link:
 
         :raises BackendError: the server refuses for good, before it was ever up.
         """
-        pause = _FIRST_PAUSE
         self.failure = TimeoutError("no answer in time")
+        try:
+            await self._keep_up()
+        finally:
+            for host in self.hosts:
+                await host.close()
+
+    async def _keep_up(self) -> None:
+        pause = _FIRST_PAUSE
         while True:
             began = now()
             try:

@@ -1421,8 +1421,6 @@ create function aiodlock.hello(
 ) @called@ as $$
 begin
   perform aiodlock.check_isolation();
-  -- What it writes is of this server alone. And a client has to come in while the standby is away.
-  perform set_config('synchronous_commit', 'local', true);
   select m.version, m.durability into version, durability from aiodlock.meta m;
   select c.system_identifier::text into system from pg_control_system() c;
   timeline := ('x' || aiodlock.timeline())::bit(32)::integer;
@@ -1432,6 +1430,8 @@ begin
   flushed := pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '0/0');
   select h.id, h.born_us into history, born_us from aiodlock.history h where h.timeline = hello.timeline;
   if history is null then
+    -- This is of this server alone. And a client has to come in while the standby is away.
+    perform set_config('synchronous_commit', 'local', true);
     insert into aiodlock.history values (timeline, gen_random_uuid()::text, aiodlock.clock_us()) on conflict do nothing;
     select h.id, h.born_us into history, born_us from aiodlock.history h where h.timeline = hello.timeline;
   end if;

@@ -65,6 +65,7 @@ class Scouts:
         finally:
             if connection is not None:
                 connection.terminate()
+            await host.close()
 
     def _meet(self, history: History, where: str) -> None:
         try:
