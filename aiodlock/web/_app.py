@@ -80,6 +80,8 @@ def app(
     check_flag("read_only", read_only)
     if isinstance(hosts, str) or not all(isinstance(host, str) for host in hosts):
         raise TypeError(f"hosts must be a list of host names, not {hosts!r}")
+    if allow is not None and not callable(allow):
+        raise TypeError(f"allow must be a function that gets a Request, not {allow!r}")
     pages = _Pages(client, read_only)
     routes = [
         Route("/", pages.names),

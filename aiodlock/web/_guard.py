@@ -117,12 +117,13 @@ class Guard:
 
 
 def remember_around(scope: Scope) -> None:
-    """Note whether the app around the page has dependencies, as FastAPI's may: none runs for a mount.
+    """Note whether an app around the page has dependencies, as FastAPI's may: none runs for a mount.
 
-    To be called before the page's own app replaces that one in the scope.
+    To be called before the page's own app replaces the one around it in the scope.
     """
     included = scope.get("fastapi", {}).get("included_router")
     around = [
+        scope.get("router"),  # of the outermost app
         getattr(scope.get("app"), "router", None),
         getattr(included, "original_router", None),
         getattr(included, "include_context", None),

@@ -208,6 +208,23 @@ async def test_page_in_an_app_whose_dependencies_do_not_protect_it_is_closed(
             assert "page_unprotected" in [getattr(one, "event", "") for one in caplog.records]
 
 
+async def test_page_in_an_app_in_an_app_with_dependencies_is_closed(
+    client: aiodlock.Client,
+) -> None:
+    for inner in (FastAPI(), Starlette()):
+        inner.mount("/locks", aiodlock.web.app(client))
+        app = FastAPI(dependencies=[Depends(nothing)])
+        app.mount("/inner", inner)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            assert (await http.get("/inner/locks/")).status_code == 403
+
+
+async def test_allow_that_is_no_function_is_refused(client: aiodlock.Client) -> None:
+    with pytest.raises(TypeError, match="allow must be a function"):
+        aiodlock.web.app(client, allow="admin")  # type: ignore[arg-type]
+
+
 async def test_page_in_a_fastapi_app_without_dependencies_is_open(client: aiodlock.Client) -> None:
     app = FastAPI()
     app.mount("/locks", aiodlock.web.app(client))
