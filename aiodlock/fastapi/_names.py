@@ -89,6 +89,16 @@ class RequestTemplate(Template):
             raise ValueError(f"more than one part of the body has the field {field.name!r}")
         return _Source(field, place, declared)
 
+    def _bound(self, route: Any, in_path: Collection[str]) -> list[_Source]:
+        """Find the parameters once per route, which keeps them: that is dearer than to read the values."""
+        if route is None:
+            return self.bind(None, in_path)
+        bound: dict[object, list[_Source]] = route.__dict__.setdefault("aiodlock_sources", {})
+        key = (self, tuple(in_path))
+        if key not in bound:
+            bound[key] = self.bind(getattr(route, "dependant", None), in_path)
+        return bound[key]
+
     def has_header(self, name: str) -> bool:
         """Return whether a field can be this header."""
         return any(
@@ -104,7 +114,7 @@ class RequestTemplate(Template):
         """
         route = route_of(connection)
         try:
-            sources = self.bind(getattr(route, "dependant", None), connection.path_params.keys())
+            sources = self._bound(route, connection.path_params)
         except ValueError as error:  # of an app that never started
             raise RuntimeError(f"{self.text!r}: {error}") from error
         embeds = getattr(route, "_embed_body_fields", False)
