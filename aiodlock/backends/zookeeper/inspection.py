@@ -49,24 +49,27 @@ class Inspection:
         ]
         return (mode, token) in grants
 
-    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
+    async def inspect_all(
+        self, kind: Kind, names: Sequence[str], *, queues: bool = True
+    ) -> list[LockInfo]:
         session = self._session()
         await session.wait_up(_WAIT_UP)
         found: list[LockInfo] = []
         for first in range(0, len(names), _AT_ONCE):
             some = names[first : first + _AT_ONCE]
-            calls = [self._inspect(session, kind, name) for name in some]
+            calls = [self._inspect(session, kind, name, queues) for name in some]
             found += await asyncio.gather(*calls)
         return found
 
-    async def _inspect(self, session: Session, kind: Kind, name: str) -> LockInfo:
+    async def _inspect(self, session: Session, kind: Kind, name: str, queues: bool) -> LockInfo:
         path = self._store.directory(kind, name)
         await self._store.until_left(session, path)
         entries = await self._entries(session, path)
         holding = {entry.node for entry in holders(entries)}
         held: dict[tuple[str, Mode], HolderInfo] = {}
         waiters: list[WaiterInfo] = []
-        async for entry, data, stat in self._read(session, path, entries):
+        asked = entries if queues else holders(entries)
+        async for entry, data, stat in self._read(session, path, asked):
             owner, client, token, note, description, _ = read_about(data)
             owner, mode = _shown(owner), _mode_of(entry)
             if entry.node not in holding:
