@@ -94,6 +94,7 @@ class OnceRun:
         It is kept beside the result, and decides nothing.
 
         :raises RuntimeError: on assignment, when a success is on record already.
+        :raises TypeError: on assignment of anything but a str.
         :raises ValueError: on assignment of more than 255 bytes of UTF-8.
         """
         return self._fingerprint
@@ -101,6 +102,8 @@ class OnceRun:
     @fingerprint.setter
     def fingerprint(self, value: str) -> None:
         self._check_first()
+        if not isinstance(value, str):
+            raise TypeError(f"fingerprint must be a str, not {value!r:.100}")
         if len(value.encode()) > 255:
             raise ValueError(f"fingerprint must be at most 255 bytes of UTF-8, not {value!r:.100}")
         self._fingerprint = value

@@ -303,6 +303,8 @@ async def test_fingerprint_is_kept_beside_the_result(client: Client, result: str
         assert once.fingerprint is None
         once.fingerprint = "of the request é"
         once.result = result
+        with pytest.raises(TypeError, match="must be a str"):
+            once.fingerprint = b"x"  # type: ignore[assignment]
         with pytest.raises(ValueError, match="255 bytes"):
             once.fingerprint = "x" * 256
     async with client.once("a", keep=60) as once:

@@ -57,6 +57,17 @@ def test_failing_body_records_nothing(client: sync.Client) -> None:
         assert (run.first, run.result) == (False, None)
 
 
+def test_result_that_cannot_be_kept_is_no_reason_to_do_it_again(client: sync.Client) -> None:
+    with client.once("long", keep=60) as run:
+        run.result = "x" * 65537
+        run.fingerprint = "of the request"
+    with pytest.raises(TypeError), client.once("wrong", keep=60) as run:
+        run.result = {"receipt": 7}  # type: ignore[assignment]
+    for name, fingerprint in (("long", "of the request"), ("wrong", None)):
+        with client.once(name, keep=60) as run:
+            assert (run.first, run.result, run.fingerprint) == (False, None, fingerprint)
+
+
 def test_released_or_broken_body_records_nothing(client: sync.Client) -> None:
     with pytest.raises(sync.NotHeld), client.once("a", keep=60) as run:
         assert run.lease is not None
