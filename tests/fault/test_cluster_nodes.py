@@ -184,7 +184,7 @@ async def test_node_of_a_cluster_that_is_loading_is_asked_again() -> None:
         nonlocal told
         if command[0] != b"CLUSTER":
             return None
-        told += command[1] == b"NODES"
+        told += command[1] == b"SLOTS"
         if told <= 3:
             return b"-LOADING Redis is loading the dataset in memory\r\n"
         return b"-ERR This instance has cluster support disabled\r\n"
