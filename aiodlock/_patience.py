@@ -43,11 +43,20 @@ class Patience:
     @property
     def learned(self) -> float:
         """How long the next answer may take, whatever hangs on it."""
-        base = self._least
-        if self._smoothed is not None:
-            added = max(_DEVIATIONS * self._deviation, _LEAST_ADDED * self._smoothed)
-            base = max(base, self._smoothed + added)
+        base = max(self._least, self._estimate)
         return min(base * 2.0**self._doublings, self._longest)
+
+    @property
+    def _estimate(self) -> float:
+        if self._smoothed is None:
+            return 0.0
+        return self._smoothed + max(_DEVIATIONS * self._deviation, _LEAST_ADDED * self._smoothed)
+
+    @property
+    def expected(self) -> float:
+        """How long the next answer takes, judging by the last ones: without the least time, as long as all
+        come in time. 0 before the first one."""
+        return self.learned if self._doublings else min(self._estimate, self._longest)
 
     def within(self, lease: float | None = None) -> float:
         """Return how long an answer may take on which a lease of this length hangs (None: no lease does).

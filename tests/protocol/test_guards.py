@@ -969,8 +969,8 @@ SHORT_WAYS_OF_A_QUORUM = [
     ),
     Mutation(
         "and whose deadline no clock set back has stretched",
-        "if left and left > 0 and left <= tonumber(length) and stage ~= 'h' then",
-        "if left and left > 0 and stage ~= 'h' then",
+        "if left and left > 0 and left <= tonumber(length) and stage ~= 'h' and stage ~= 'w' then",
+        "if left and left > 0 and stage ~= 'h' and stage ~= 'w' then",
         test_votes.test_hand_off_clamps_what_a_clock_set_back_has_stretched,
         UNVOTE,
     ),

@@ -151,9 +151,10 @@ class BrokenHandOver(HandOver):
             length: float,
             token: int,
             on_answer: Callable[[Any], None],
+            on_late: Callable[[Any], None],
         ) -> bool:
             if what != "ask":
-                return vote(self, tally, ballot, what, length, token, on_answer)
+                return vote(self, tally, ballot, what, length, token, on_answer, on_late)
             if ballot in on_their_way:
                 checkers.wrong(
                     "questions", f"{tally.request.id} asks node {ballot.node} twice at once"
@@ -164,7 +165,7 @@ class BrokenHandOver(HandOver):
                 on_answer(answer)
 
             on_their_way.add(ballot)
-            sent = vote(self, tally, ballot, what, length, token, answered)
+            sent = vote(self, tally, ballot, what, length, token, answered, on_late)
             if not sent:
                 on_their_way.discard(ballot)
             return sent

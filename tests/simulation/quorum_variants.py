@@ -69,7 +69,7 @@ def _break_at_hand_overs(simulation: Simulation) -> None:
     seen: set[str] = set()
 
     def executed(command: Command, reply: Any) -> None:
-        left = command.script == "unvote" and command.arguments[1] != b"yield"
+        left = command.script == "unvote" and not command.yields
         if left and command.id not in seen:
             seen.add(command.id)
             if chance.random() < 0.5:

@@ -123,8 +123,9 @@ class SimSocket(FakeSocket):
 
     def eval(self, script: bytes, numkeys: int, *keys_and_args: bytes) -> Any:
         votes = self.sim.votes
-        # What is told of waits concerns no vote.
-        if votes is not None and _SCRIPTS.get(script, "tell") != "tell":
+        # What is told of waits, and of the leases in use, concerns no vote.
+        of_votes = _SCRIPTS.get(script, "tell") not in ("tell", "lengths")
+        if votes is not None and of_votes:
             return self._run_plain(votes, script, keys_and_args[:numkeys], keys_and_args[numkeys:])
         runtime = _runtime()
         script = self.sim.patched(script)
@@ -365,7 +366,7 @@ class Command:
     @property
     def yields(self) -> bool:
         """A vote is given back, for an older request."""
-        return self.script == "unvote" and self.arguments[1] == b"yield"
+        return self.script == "unvote" and self.arguments[1] in (b"yield", b"rest")
 
     def __str__(self) -> str:
         if self.script is None or not self.keys:

@@ -49,7 +49,8 @@ class Vote:
 
     @property
     def order(self) -> tuple[int, bytes]:
-        return 0 if self.stage == "h" else self.ticket, self.id.encode()
+        resting = 4_000_000_000_000_000 if self.stage == "w" else 0
+        return 0 if self.stage == "h" else self.ticket + resting, self.id.encode()
 
     def close(self) -> None:
         self.closed_until = self.deadline + (0 if self.is_open else self.delay)
@@ -174,7 +175,7 @@ class Name:
                 else:
                     vote.token, vote.stage = fence, "c"
                     self._remember(fence)
-            elif what == "ask" and vote.stage == "c" and fence >= vote.token:
+            elif what in ("ask", "wait") and vote.stage == "c" and fence >= vote.token:
                 vote.stage = "v"
             vote.close()
             self._put(vote)
@@ -191,8 +192,8 @@ class Name:
                 waiter = Vote(
                     id, mode, 0, now + length, length, delay, owner, client, ticket, "v", words
                 )
-            waiter.stage = "h" if what == "held" else "v"
-            if token is not None and not deadlock:
+            waiter.stage = {"held": "h", "wait": "w"}.get(what, "v")
+            if token is not None and not deadlock and what != "wait":
                 waiter.token, waiter.stage = token, "a"
                 waiter.closed_until = waiter.deadline + waiter.delay
                 self._put(waiter)
@@ -201,7 +202,7 @@ class Name:
                 self._keep_state(votes)
             else:
                 self._stand(waiter)
-        if what == "ask" and ahead > 0:
+        if what in ("ask", "wait") and ahead > 0:
             self._remember(ticket)
         head_before = self._head()
         oldest = self._vote_for_oldest(votes, id)
@@ -224,15 +225,16 @@ class Name:
         head_before = self._head()
         votes, dead = self._load()
         vote = _find(votes, id)
-        if what == "yield":
+        if what in ("yield", "rest"):
             oldest = self._find_oldest()
             meant = vote is not None and vote.live and vote.is_open and vote.token == token
-            if vote is not None and meant and not _in_the_way(vote, oldest):
+            stays = what == "yield" and vote is not None and not _in_the_way(vote, oldest)
+            if vote is not None and meant and stays:
                 vote.token, vote.stage = self._next_token(), "v"
                 self._put(vote)
             elif vote is not None and meant:
                 votes.remove(vote)
-                vote.token, vote.stage = 0, "v"
+                vote.token, vote.stage = 0, "w" if what == "rest" else "v"
                 self._stand(vote)
                 oldest = self._vote_for_oldest(votes, id)
                 if _find(votes, id) is None:
@@ -400,7 +402,7 @@ class Name:
             if waiter.live:
                 if waiter.set_back and self._may_write():
                     self.waiters.fields[id] = waiter
-                return waiter
+                return None if waiter.stage == "w" else waiter
             self._withdraw(id)
 
     def _vote_for_oldest(

@@ -16,6 +16,7 @@ import pytest
 import aiodlock
 from aiodlock.backends.redis.link import Link
 from aiodlock.backends.redis.quorum import backend as quorum_backend
+from aiodlock.backends.redis.quorum.delays import Delays
 from aiodlock.backends.redis.quorum.notices import NodeNotices
 from aiodlock.backends.redis.quorum.voter import Voter
 from aiodlock.backends.redis.settings import Settings
@@ -173,7 +174,7 @@ async def test_node_that_is_away_is_tried_by_one_connection_of_a_client_alone(
         Source.from_url("redis://nowhere"),
         Settings("aiodlock", token_retention=60.0, unavailable_after=30.0),
         "label",
-        0.0,
+        Delays(0.0),
     )
     running = asyncio.create_task(voter.server.run(_nobody(voter), lambda: None))
     await until(lambda: len(tries) >= 6)

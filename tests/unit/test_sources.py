@@ -17,6 +17,7 @@ from aiodlock import Client, Unsupported
 from aiodlock.backends.etcd.sources import read_url as read_etcd_url
 from aiodlock.backends.kept_backend import KeptBackend
 from aiodlock.backends.redis import QuorumBackend, Source
+from aiodlock.backends.redis.quorum.delays import Delays
 from aiodlock.backends.zookeeper.address import read_url as read_zookeeper_url
 
 from ..servers import Store
@@ -258,20 +259,33 @@ def test_restart_delay_is_a_number_of_seconds(wrong: float) -> None:
         Client(THREE, restart_delay=wrong)
 
 
-def restart_delay_of(client: Client) -> float:
+def restart_delay_of(client: Client) -> Delays:
     backend = client._make_backend()
     assert isinstance(backend, KeptBackend)
     store = backend.store
     assert isinstance(store, QuorumBackend)
-    return store.nodes.voters[0].trust._delay
+    return store.nodes.delays
 
 
 def test_restart_delay_may_be_zero() -> None:
-    assert restart_delay_of(Client(THREE, restart_delay=0)) == 0
+    delays = restart_delay_of(Client(THREE, restart_delay=0))
+    assert not delays.notes
+    assert delays.longest == 0
 
 
-def test_restart_delay_is_the_ttl_if_not_given() -> None:
-    assert restart_delay_of(Client(THREE, ttl=7)) == 7
+def test_restart_delay_is_at_least_what_is_asked_for() -> None:
+    delays = restart_delay_of(Client(THREE, restart_delay=7))
+    assert delays.notes
+    assert delays.longest == 7
+
+
+def test_longest_lease_in_use_is_the_restart_delay() -> None:
+    delays = restart_delay_of(Client(THREE))
+    assert delays.longest == 0
+    assert delays.use(40_000)
+    assert delays.longest == 40
+    delays.hear([b"3600000", b"5000", b"0", b"9"])
+    assert delays.longest == 3600
 
 
 def test_semaphore_of_a_quorum_is_unsupported_and_says_what_to_use() -> None:

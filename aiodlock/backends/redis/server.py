@@ -335,16 +335,20 @@ class Server:
         within: float,
         later: bool = False,
         is_pointless: Callable[[], bool] = lambda: False,
+        on_late: Callable[[Any], None] | None = None,
     ) -> None:
         """Run a script; call ``on_result`` with its result or an exception, never from within this call.
 
         :param within: after so many seconds it counts as unanswered.
         :param later: nobody waits for it. It is written with what this turn still brings, and has no limit.
+        :param on_late: called with a result that comes after ``on_result`` was told that there is none.
         :param is_pointless: tells whether a script that the server has forgotten need not be sent again.
         """
 
         on_reply = partial(self._on_reply, wire, message, on_result, within, is_pointless)
-        wire.call(message.packed, on_reply, within=None if later else within, later=later)
+        wire.call(
+            message.packed, on_reply, within=None if later else within, later=later, on_late=on_late
+        )
 
     def _on_reply(
         self,

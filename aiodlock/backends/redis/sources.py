@@ -73,13 +73,12 @@ def _quorum(sources: Sequence[Any], options: StoreOptions, settings: Settings) -
     nodes, described = _read_nodes(sources)
     if options.min_replicas:
         raise Unsupported("min_replicas above 0 has no meaning with a quorum of servers")
-    delay = options.ttl if options.restart_delay is None else options.restart_delay
 
     def make() -> QuorumBackend:
         return QuorumBackend(
             [_source_of(node) for node in nodes],
             settings,
-            restart_delay=delay,
+            restart_delay=options.restart_delay,
             described=described,
         )
 

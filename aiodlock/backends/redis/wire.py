@@ -36,27 +36,43 @@ _NOTHING: Final = object()
 
 
 class Callback:
-    """Stands where a future would, and hands the reply on at once: no task awaits it."""
+    """Stands where a future would, and hands the reply on at once: no task awaits it.
 
-    __slots__ = ("_called", "_loop", "_on_reply")
+    A reply that comes after it was said to be unanswered goes to ``on_late``, if there is one.
+    """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_reply: Callable[[Any], object]) -> None:
+    __slots__ = ("_loop", "_on_late", "_on_reply")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_reply: Callable[[Any], object],
+        on_late: Callable[[Any], object] | None = None,
+    ) -> None:
         self._loop = loop
-        self._on_reply = on_reply
-        self._called = False
+        self._on_reply: Callable[[Any], object] | None = on_reply
+        self._on_late = on_late
 
     def done(self) -> bool:
-        return self._called
+        return self._on_reply is None and self._on_late is None
 
     def set_result(self, reply: Any) -> None:
-        self._called = True
+        on_reply, self._on_reply = self._on_reply, None
+        if on_reply is None:
+            on_reply, self._on_late = self._on_late, None
+            if isinstance(reply, Unanswered):
+                return
+        elif not isinstance(reply, Unanswered):
+            self._on_late = None
+        if on_reply is None:
+            return
         try:
-            self._on_reply(reply)
+            on_reply(reply)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
             # As with a future's callback: this connection and the other replies are not affected.
-            what = {"message": f"{self._on_reply!r} failed", "exception": error}
+            what = {"message": f"{on_reply!r} failed", "exception": error}
             self._loop.call_exception_handler(what)
 
     set_exception = set_result
@@ -131,8 +147,11 @@ class Wire:
         *,
         later: bool = False,
         within: float | None = None,
+        on_late: Callable[[Any], object] | None = None,
     ) -> None:
         """Send one command in RESP, and call ``on_reply`` with its reply, a ReplyError, or Unanswered.
+
+        ``on_late`` is called with a reply that comes after it was said to be unanswered.
 
         That happens while the reply is read, without a turn of the loop in between, or later on; never from
         within this. See ``send_packed`` for the others.
@@ -140,7 +159,7 @@ class Wire:
         if self.lost.done():
             self._loop.call_soon(on_reply, Unanswered("the connection is closed"))
         else:
-            self._send(command, Callback(self._loop, on_reply), later, within)
+            self._send(command, Callback(self._loop, on_reply, on_late), later, within)
 
     def carry(self, command: bytes, reader: Reader, *, urgent: bool = False) -> None:
         """Send one command in RESP, and give its reply to ``reader``.

@@ -3,9 +3,11 @@
 -- A vote        "mode token deadline length delay owner client ticket stage", in the state hash
 -- A waiter      the same without a token yet: "mode 0 deadline length delay owner client ticket v", or "… h": it holds
 --               by a majority of the nodes, and asks for this node's vote too
+--               or "… w": it rests.
 --               Both may go on with further words, which are kept, as `records` says.
 -- The queue     a sorted set of request ids; the scores are tickets, so it has the same order on every node. Waiters of
---               stage `h` are in front of all others: without them nobody gets in elsewhere anyway.
+--               stage `h` are in front of all others: without them nobody gets in elsewhere anyway. Those of stage `w`
+--               are behind them all: their clients cannot count votes now. They keep their tickets, and get no vote.
 -- Stages        v  given, and may be asked back
 --               p  the same, with the token that the leaving holder proposed to all nodes: a request without
 --                  lock-delay that has it from a majority holds already
@@ -94,9 +96,18 @@ local function confirmed_hold(owner, votes)
   return token, exclusive
 end
 
+-- Larger than all tickets, and both together are exact: behind all who do not rest.
+local RESTS = 4000000000000000
+
 local function stand(keys, waiter)
+  local score = waiter.ticket
+  if waiter.stage == 'h' then
+    score = 0
+  elseif waiter.stage == 'w' then
+    score = score + RESTS
+  end
   redis.call('HSET', keys.waiters, waiter.id, encode_vote(waiter))
-  redis.call('ZADD', keys.queue, waiter.stage == 'h' and '0' or int(waiter.ticket), waiter.id)
+  redis.call('ZADD', keys.queue, int(score), waiter.id)
   keep_queue_until(keys.queue, keys.waiters, waiter.deadline)
 end
 
@@ -105,7 +116,7 @@ local function withdraw(keys, id)
   return redis.call('HDEL', keys.waiters, id) == 1
 end
 
--- The oldest live waiter; overdue ones before it are dropped on the way.
+-- The oldest live waiter that does not rest; overdue ones before it are dropped on the way.
 local function find_oldest(keys)
   while true do
     local id = redis.call('ZRANGE', keys.queue, 0, 0)[1]
@@ -119,7 +130,7 @@ local function find_oldest(keys)
       if waiter.set_back then
         redis.pcall('HSET', keys.waiters, id, encode_vote(waiter))
       end
-      return waiter
+      return waiter.stage ~= 'w' and waiter or nil
     end
     withdraw(keys, id)
   end

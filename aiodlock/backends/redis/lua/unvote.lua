@@ -2,24 +2,26 @@
 --
 -- KEYS  1 state  2 queue  3 waiters  4 token  5 marker  6 broken
 -- ARGV  1 id  2 "ended": the request is over; "lost": its lease ran out for the holder, so its lock-delay is
---         kept; "yield": an older request goes first, if one waits, and this one waits on
+--         kept; "yield": an older request goes first, if one waits, and this one waits on;
+--         "rest": its client cannot count votes now, so this one waits on and gets none
 --       3 marker ttl (ms): refuse a late duplicate of the request for that long; 0 writes none
---       4 with "yield", the token of the vote that is meant; else one for the next vote, the same on every node,
+--       4 with "yield" and "rest", the token of the vote that is meant; else one for the next vote, the same on every node,
 --         or '0'
 --       5 channel prefix  6 token retention (ms)  7 publish command
 -- Result  {'released'}  {'withdrawn'}  {'gone', 'broken' | 'expired' | 'gone'}
---         with "yield" what the script vote answers, or {'gone', 'gone', server time in us}
+--         with "yield" and "rest" what the script vote answers, or {'gone', 'gone', server time in us}
 local keys = {state = KEYS[1], queue = KEYS[2], waiters = KEYS[3], token = KEYS[4]}
 local marker, broken = KEYS[5], KEYS[6]
 local id, what = ARGV[1], ARGV[2]
 local options = {channel = ARGV[5], retention = tonumber(ARGV[6]), publish = ARGV[7]}
-local wanted = what ~= 'yield' and ARGV[4] ~= '0' and ARGV[4] or nil
+local gives_back = what == 'yield' or what == 'rest'
+local wanted = not gives_back and ARGV[4] ~= '0' and ARGV[4] or nil
 
 -- Of a waiter who lives, and does not hold elsewhere: the ms left, and its record in pieces.
 local function alive(text)
   local mode, _, deadline, length, delay, owner, client, ticket, stage, words = read_vote(text or '')
   local left = mode and deadline - now
-  if left and left > 0 and left <= tonumber(length) and stage ~= 'h' then
+  if left and left > 0 and left <= tonumber(length) and stage ~= 'h' and stage ~= 'w' then
     return left, mode, deadline, length, delay, owner, client, ticket, words
   end
 end
@@ -84,10 +86,10 @@ local head_before = redis.call('ZRANGE', keys.queue, 0, 0)[1]
 local votes, dead = load_votes(keys.state)
 local vote, index = find(votes, id)
 
-if what == 'yield' then
+if gives_back then
   local oldest = find_oldest(keys)
   local meant = vote and vote.live and is_open(vote) and vote.token == ARGV[4]
-  if meant and not in_the_way(vote, oldest) then
+  if meant and what == 'yield' and not in_the_way(vote, oldest) then
     -- Who gave it back counts it no more: under a token of its own it is a new vote, which a late
     -- repetition of this does not take.
     vote.token, vote.stage = next_token(keys.token, options.retention), 'v'
@@ -95,7 +97,7 @@ if what == 'yield' then
   elseif meant then
     table.remove(votes, index)
     votes.known = nil
-    vote.token, vote.stage = '0', 'v'
+    vote.token, vote.stage = '0', what == 'rest' and 'w' or 'v'
     stand(keys, vote)
     oldest = vote_for_oldest(keys, options, votes, id)
     if not find(votes, id) then

@@ -4,9 +4,10 @@
 -- KEYS  1 state  2 queue  3 waiters  4 token  5 marker  6 broken
 -- ARGV  1 id  2 mode  3 owner  4 length (ms)  5 lock-delay (ms)  6 client  7 ticket (us); a later one
 --         than before counts from now on
---       8 "ask" for a vote or a place in the queue, "try" for a vote only, "fence": write the token,
+--       8 "ask" for a vote or a place in the queue, "wait" for a place alone, since its client cannot count votes now
+--         (a vote that it has stays, until it is given back by its token), "try" for a vote only, "fence": write the token,
 --         "held": the name is held by a majority with this token; without a vote here it waits in front of all others
---       9 with "fence" and "held", that token; with "ask", the largest one that its client has written in vain, '0' with none:
+--       9 with "fence" and "held", that token; with "ask" and "wait", the largest one that its client has written in vain, '0' with none:
 --         a vote that was confirmed with it, or with an older one, is open again; '0' with "try"
 --       10 channel prefix  11 token retention (ms)  12 publish command
 --       13 further words of the record, as `records` says; '' for none
@@ -32,10 +33,10 @@ if what == 'ask' and redis.call('EXISTS', keys.state, keys.queue, keys.waiters, 
   local waiter = oldest and redis.call('HGET', keys.waiters, oldest)
   if waiter then
     local given_mode, _, given_until, given_for, _, given_to = read_vote(given[2])
-    local _, _, waits_until, waits_for, _, waits_too, _, ticket = read_vote(waiter)
+    local _, _, waits_until, waits_for, _, waits_too, _, ticket, waits_as = read_vote(waiter)
     local given_left, waits_left = given_until - now, waits_until - now
     if given_mode == 'x' and given_to ~= owner and given_left > 0 and given_left <= tonumber(given_for)
-      and given_to ~= waits_too and waits_left > 0 and waits_left <= tonumber(waits_for)
+      and waits_as ~= 'w' and given_to ~= waits_too and waits_left > 0 and waits_left <= tonumber(waits_for)
       and tonumber(ticket) < tonumber(ARGV[7]) and ahead <= 0 and redis.call('HEXISTS', keys.waiters, id) == 0
     then
       redis.call('HSET', keys.waiters, id, mode .. ' 0 ' .. int(now + length) .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
@@ -116,7 +117,7 @@ if vote then
       vote.token, vote.stage = fence, 'c'
       remember(fence)
     end
-  elseif what == 'ask' and vote.stage == 'c' and tonumber(fence) >= tonumber(vote.token) then
+  elseif (what == 'ask' or what == 'wait') and vote.stage == 'c' and tonumber(fence) >= tonumber(vote.token) then
     vote.stage = 'v' -- its client could not confirm it by a majority
   end
   vote.closed_until = closed_until(vote)
@@ -137,8 +138,8 @@ else
       owner = owner, client = ARGV[6], ticket = tonumber(ARGV[7]), live = true, words = ARGV[13],
     }
   end
-  waiter.stage = what == 'held' and 'h' or 'v'
-  if token and not deadlock then
+  waiter.stage = what == 'held' and 'h' or what == 'wait' and 'w' or 'v'
+  if token and not deadlock and what ~= 'wait' then
     -- Its owner is in already, and does not wait behind anybody.
     waiter.token, waiter.stage, waiter.closed_until = token, 'a', waiter.deadline + waiter.delay
     redis.call('HSET', keys.state, id, encode_vote(waiter))
@@ -150,7 +151,7 @@ else
   end
 end
 
-if what == 'ask' and ahead > 0 then
+if (what == 'ask' or what == 'wait') and ahead > 0 then
   remember(ARGV[7]) -- who comes later is told of it by the floor, and takes a later ticket
 end
 

@@ -26,7 +26,9 @@ from ..settings import Settings
 from ..source import Source
 from ..waits import newest, records
 from .asking import Asking
+from .broadcast import Broadcast
 from .confirming import Confirming
+from .delays import length_of
 from .giving_back import GivingBack
 from .holding import Holding
 from .inspection import Inspection
@@ -36,6 +38,7 @@ from .nodes import Nodes
 from .notices import NodeNotices
 from .requests import Requests
 from .voter import Voter
+from .votes import Answer, Tally
 
 #: A body runs so long on its lease as a waiter (seconds). Most have ended by then, and need no extension.
 _EXTEND_AFTER = 0.01
@@ -52,7 +55,7 @@ class QuorumBackend:
         sources: Sequence[Source],
         settings: Settings,
         *,
-        restart_delay: float,
+        restart_delay: float | None,
         described: str,
         label: str | None = None,
     ) -> None:
@@ -102,10 +105,13 @@ class QuorumBackend:
 
     # -- requests --------------------------------------------------------------------------------
 
-    def acquire(
+    async def acquire(
         self, request: StoreRequest, *, wait: bool
-    ) -> Coroutine[Any, Any, Granted | Waiting | Refused | Gone]:
-        return self._asking.acquire(request, wait=wait)
+    ) -> Granted | Waiting | Refused | Gone:
+        length = length_of(request.terms, request.terms.ttl)
+        if self.nodes.delays.use(length):
+            await self.nodes.note(length)
+        return await self._asking.acquire(request, wait=wait)
 
     def extend(
         self, batch: Sequence[tuple[StoreRequest, float]]
@@ -116,13 +122,24 @@ class QuorumBackend:
         tally = self._requests.get(request.id)
         if tally is None:
             return Outcome(_gone)  # it left meanwhile: asking now would queue it again
+        in_use = length_of(request.terms, max(length, request.terms.ttl))
+        to_note = self.nodes.delays.use(in_use)
         if tally.token:
             extension = self._holding.extend(tally, length)
+            if to_note:
+                return Outcome(lambda: self._noted(in_use, tally, extension))
             return Outcome(lambda: self._holding.outcome(tally, extension))
         # With a majority of votes nothing has to be asked before they are confirmed.
         has_majority = self._requests.has_majority(tally)
         asked = None if has_majority else self._messenger.ask(tally, length)
         return Outcome(lambda: self._asking.outcome(tally, asked, length))
+
+    async def _noted(
+        self, length: int, tally: Tally, extension: Broadcast[Answer]
+    ) -> Granted | Gone:
+        """Go on holding for longer than any lease in use, once the nodes know of it."""
+        await self.nodes.note(length)
+        return await self._holding.outcome(tally, extension)
 
     def server_of(self, request: StoreRequest) -> object:
         # A request that may have to be asked about twice must not keep the others waiting.

@@ -9,8 +9,6 @@ from typing import Generic, TypeVar
 from ...._errors import BackendError, BackendUnavailable
 from ...base import Unanswered
 
-#: A node that needs longer for its answer counts as one that did not answer (seconds).
-ANSWER_WITHIN = 0.5
 #: When a majority has answered and that does not decide, the other nodes have so long (seconds).
 _GRACE = 0.02
 

@@ -1,4 +1,5 @@
-"""A vote for which an older request asks is given back, unless a majority is complete.
+"""A vote for which an older request asks is given back, unless a majority is complete; and every vote while
+the client cannot count them.
 
 Once the client has said so, the vote does not count for it. So the client repeats it until the node has
 heard it: the older request may be gone by then, and nobody would ask for the vote any more.
@@ -26,11 +27,14 @@ class GivingBack:
         """Give the vote back if it was asked back, or if the node has not heard that it was given back."""
         if tally.token or tally.fencing is not None or tally.leaving or ballot.yielding:
             return
-        wanted = ballot.asked_back and ballot.stage == "v"
-        if (wanted and not self._requests.has_majority(tally)) or ballot.disowned:
+        # A client that cannot count votes takes none: others could.
+        rests = not self._requests.can_count(tally)
+        wanted = ballot.stage == "v" and (ballot.asked_back or rests)
+        if (wanted and (rests or not self._requests.has_majority(tally))) or ballot.disowned:
             ballot.asked_back = False
             voter = self._requests.nodes.voters[ballot.node]
-            voter.give_back(tally, ballot, partial(self._on_answer, tally, ballot))
+            on_answer = partial(self._on_answer, tally, ballot)
+            voter.give_back(tally, ballot, on_answer, rests=rests)
 
     def _on_answer(self, tally: Tally, ballot: Ballot, answer: Answer | Exception) -> None:
         if isinstance(answer, Exception):

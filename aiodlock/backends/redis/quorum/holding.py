@@ -40,7 +40,7 @@ class Holding:
         majority = self._nodes.majority
         kept = self._kept(tally, extension)
         if len(kept) >= majority:
-            confirmed = tally.confirmed(tally.token, self._nodes.is_trusted)
+            confirmed = tally.confirmed(tally.token, self._nodes.keeps)
             for vote in confirmed:
                 vote.healing = False  # the others alone suffice, so nobody was in between
             return Granted(tally.token, tally.hold(tally.token, confirmed))
@@ -56,7 +56,7 @@ class Holding:
 
     def _kept(self, tally: Tally, extension: Broadcast[Answer]) -> list[Ballot]:
         """Return the votes that this message has extended, and that were never interrupted."""
-        confirmed = tally.confirmed(tally.token, self._nodes.is_trusted)
+        confirmed = tally.confirmed(tally.token, self._nodes.keeps)
         return [vote for vote in confirmed if vote.node in extension.answers and not vote.healing]
 
 

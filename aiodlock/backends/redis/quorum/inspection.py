@@ -11,12 +11,15 @@ import anyio
 from ...._errors import BackendError
 from ...._model import LockInfo, Tokens
 from ...base import Unanswered
-from .broadcast import ANSWER_WITHIN, failure_of
+from .broadcast import failure_of
 from .nodes import Nodes
 from .views import ids_of, lock_info
 from .voter import Voter
 
 _T = TypeVar("_T")
+
+#: When a majority has answered, the other nodes have so long (seconds).
+_GRACE = 1.0
 
 
 class Inspection:
@@ -56,17 +59,30 @@ class Inspection:
 
         async def one(voter: Voter) -> None:
             try:
-                async with asyncio.timeout(2 * ANSWER_WITHIN):
+                async with asyncio.timeout(voter.patience.learned):
                     answers.append(await call(voter))
             except BackendError as error:
                 failures.append(error)
             except TimeoutError:
                 failures.append(Unanswered(f"{voter!r} did not answer in time"))
+            if len(answers) >= majority:
+                enough.set()
 
         connected = [voter for voter in voters if voter.server.wire is not None]
+        enough = asyncio.Event()
+        asked = connected if len(connected) >= majority else voters
+
+        async def give_up() -> None:
+            await enough.wait()
+            await asyncio.sleep(_GRACE)
+            tasks.cancel_scope.cancel()
+
         async with anyio.create_task_group() as tasks:
-            for voter in connected if len(connected) >= majority else voters:
-                tasks.start_soon(one, voter)
+            tasks.start_soon(give_up)
+            async with anyio.create_task_group() as asking:
+                for voter in asked:
+                    asking.start_soon(one, voter)
+            tasks.cancel_scope.cancel()
         if len(answers) < majority:
             raise failure_of(self._nodes.described, len(voters), len(answers), failures)
         return answers

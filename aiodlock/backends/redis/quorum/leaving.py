@@ -22,7 +22,7 @@ from ...._errors import BackendError, BackendUnavailable
 from ...._model import Left, StoreRequest
 from ...._tasks import start_soon
 from ...kept import give_back_unknown
-from .broadcast import ANSWER_WITHIN, Broadcast, too_few
+from .broadcast import Broadcast, too_few
 from .requests import Requests
 from .voter import Voter
 from .votes import Ballot, Tally
@@ -144,7 +144,7 @@ class Leaving:
         """Leave one node that did not answer, until it does or has surely dropped the request."""
         give_up_at = now() + tally.longest + tally.request.terms.lock_delay
         failures = 1
-        while now() < give_up_at:
+        while now() < give_up_at and not ballot.has_left:
             await asyncio.sleep(pause_after(failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))
             failures += 1
             answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -156,7 +156,7 @@ class Leaving:
     async def settle(self) -> None:
         """Wait for the nodes that were told: a leave returns when a majority has answered, and the others
         must not keep votes of a client that is gone."""
-        with anyio.move_on_after(2 * ANSWER_WITHIN):
+        with anyio.move_on_after(self._nodes.patience):
             while self._unanswered:
                 self._answered.clear()
                 await self._answered.wait()

@@ -59,7 +59,8 @@ class Messenger:
     ) -> Broadcast[Answer]:
         """Send one message to every node, or to those of the ballots.
 
-        :param what: ``ask``, ``try``, ``fence`` or ``held``; see ``vote.lua``.
+        :param what: ``ask``, ``try``, ``fence`` or ``held``; see ``vote.lua``. While the client cannot
+            count votes, what asks for one asks for a place alone.
         :param enough: see ``Broadcast``.
         :param on_answer: called with each answer, instead of seeing what it changes for a waiter.
         """
@@ -71,7 +72,8 @@ class Messenger:
                 continue
             voter = self._nodes.voters[ballot.node]
             heard = partial(self._on_answer, tally, ballot, broadcast, on_answer)
-            if not voter.vote(tally, ballot, what, length, token, heard):
+            late = partial(self._on_late, tally, ballot, on_answer)
+            if not voter.vote(tally, ballot, what, length, token, heard, late):
                 broadcast.take(ballot.node, voter.server.unreachable())
         return broadcast
 
@@ -104,7 +106,9 @@ class Messenger:
         ballot.in_a_row += 1
         tally.renounced = tally.tried
         heard = partial(self._on_question_answered, tally, ballot, by, length)
-        if not voter.vote(tally, ballot, "ask", length, tally.renounced, heard):
+        late = partial(self._on_late, tally, ballot, None)
+        what = "ask" if self._requests.can_count(tally) else "wait"
+        if not voter.vote(tally, ballot, what, length, tally.renounced, heard, late):
             ballot.asking = False
             for broadcast in by:
                 broadcast.take(ballot.node, voter.server.unreachable())
@@ -160,3 +164,19 @@ class Messenger:
             self._giving_back.consider(tally, ballot)
             if not was_awaited:
                 self._requests.tell_of_majority(tally)
+
+    def _on_late(
+        self,
+        tally: Tally,
+        ballot: Ballot,
+        on_answer: Callable[[Ballot, Answer], None] | None,
+        answer: Answer | Exception,
+    ) -> None:
+        """Take an answer that nobody waits for any more. What it says is as good as any other."""
+        if isinstance(answer, Exception):
+            return
+        if on_answer is not None:
+            on_answer(ballot, answer)
+        elif not tally.leaving:
+            self._giving_back.consider(tally, ballot)
+            self._requests.tell_of_majority(tally)

@@ -7,12 +7,16 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 
+import anyio
+
 from ...._clock import now
 from ...._errors import BackendError, BackendUnavailable
 from ...kept import Notices
 from ..refusals import refusal_in
 from ..settings import Settings
 from ..source import Source
+from .broadcast import too_few
+from .delays import Delays
 from .trust import judge
 from .voter import Voter
 from .votes import Ballot
@@ -25,6 +29,8 @@ _CONNECT_AGAIN = 1.0
 _WAIT_FOR_ALL = 0.5
 #: Between two judgements; the shorter one while some nodes are undecided (seconds).
 _JUDGE_SOON, _JUDGE_AGAIN = 0.1, 1.0
+#: So often nodes are told and asked which leases are in use (seconds).
+_TELL_AGAIN = 10.0
 
 
 class Nodes:
@@ -33,7 +39,8 @@ class Nodes:
     Mutable state: ``_refusals`` (nodes that refuse this client, and why), ``_entering`` (until a majority
     is connected), ``_leaving`` (set when ``run`` ends), ``doubles`` (nodes that turned out to be the same
     server as another one), ``_believed`` (which nodes counted when they were judged last),
-    ``_is_distrusted`` (no majority counted then).
+    ``_is_distrusted`` (no majority counted then), ``_could_count`` (a request could have counted votes
+    then), ``_tell_again_at`` (when nodes are told and asked again which leases are in use).
 
     :param on_restarted: called when another server, or an empty one, answers at a node's address.
     """
@@ -43,19 +50,20 @@ class Nodes:
         sources: Sequence[Source],
         settings: Settings,
         label: str,
-        restart_delay: float,
+        restart_delay: float | None,
         described: str,
         on_restarted: Callable[[Voter], None],
     ) -> None:
         self.described = described
         self.majority: int = len(sources) // 2 + 1
+        self.delays: Delays = Delays(restart_delay)
         self.voters: list[Voter] = [
             Voter(
                 node,
                 source,
                 settings,
                 label,
-                restart_delay,
+                self.delays,
                 on_restarted=on_restarted,
                 on_met=self._on_met,
             )
@@ -67,6 +75,9 @@ class Nodes:
         self.doubles: dict[int, str] = {}
         self._believed: list[bool] = []
         self._is_distrusted = False
+        self._could_count = True
+        self._tell_again_at = 0.0
+        self._telling = asyncio.Lock()
 
     # -- connections -------------------------------------------------------------------------------
 
@@ -102,6 +113,7 @@ class Nodes:
             await asyncio.sleep(_WAIT_FOR_ALL / 50)
         if self.doubles:
             raise BackendError(next(iter(self.doubles.values())))
+        await self._tell_lengths(len(self.voters))
         undecided = await self._judge(on_trust_changed)
         self._entering = False
         ready()
@@ -166,6 +178,82 @@ class Nodes:
             "time, were restarted, or their clocks stepped"
         )
 
+    def keeps(self, node: int) -> bool:
+        """Tell whether what a node says of a holder's vote, which it has kept, counts."""
+        return self.voters[node].trust.keeps and node not in self.doubles
+
+    def can_count(self, lease: float) -> bool:
+        """Tell whether votes of a majority can be counted within such a lease (seconds).
+
+        They cannot when nodes do not count, are not connected, or answer too late.
+        """
+        usable = [
+            voter
+            for voter in self.voters
+            if voter.server.wire is not None
+            and voter.patience.expected < lease
+            and self.is_trusted(voter.node)
+        ]
+        return len(usable) >= self.majority
+
+    @property
+    def patience(self) -> float:
+        """How long a majority of the nodes needs for its answers (seconds)."""
+        return sorted(voter.patience.learned for voter in self.voters)[self.majority - 1]
+
+    # -- leases in use -------------------------------------------------------------------------------
+
+    async def note(self, length: int) -> None:
+        """See that a majority knows that such leases are in use, before the first one counts.
+
+        :param length: see ``length_of``.
+        :raises BackendUnavailable: too few nodes have answered.
+        """
+        if not self.delays.use(length):
+            return
+        async with self._telling:
+            if self.delays.use(length) and await self._tell_lengths(self.majority) < self.majority:
+                failures = [f for voter in self.voters if (f := voter.server.failure) is not None]
+                raise too_few(self.described, 0, failures)
+
+    async def _tell_lengths(self, needed: int) -> int:
+        """Tell the nodes which leases are in use, and hear it from them; return how many have answered.
+
+        :param needed: the others are not waited for when so many have.
+        """
+        told, sent = self.delays.to_note(), now()
+        answered = 0
+
+        async def tell(voter: Voter) -> None:
+            nonlocal answered
+            try:
+                self.delays.hear(await voter.tell_lengths(told))
+            except (BackendError, TimeoutError, ValueError, TypeError) as failed:
+                _logger.debug("%r: %s", voter, failed)
+                return
+            answered += 1
+            if answered >= needed:
+                tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            for voter in self.voters:
+                if voter.server.wire is not None:
+                    tasks.start_soon(tell, voter)
+        if answered >= self.majority:
+            self.delays.on_noted(told, sent)
+        return answered
+
+    async def _share_lengths(self) -> None:
+        unsettled = [voter.trust for voter in self.voters if voter.trust.unsettled]
+        if not unsettled and not self.delays.is_due and now() < self._tell_again_at:
+            return
+        async with self._telling:
+            answered = await self._tell_lengths(len(self.voters))
+        self._tell_again_at = now() + _TELL_AGAIN * random.uniform(0.8, 1.0)
+        if answered >= self.majority:
+            for trust in unsettled:
+                trust.settle()
+
     def is_trusted(self, node: int) -> bool:
         """Tell whether the votes of a node count."""
         return self.voters[node].trust.given and node not in self.doubles
@@ -176,10 +264,12 @@ class Nodes:
 
     async def _judge(self, on_trust_changed: Callable[[], None]) -> bool:
         """Decide which nodes may be believed; return whether that is to be done again soon."""
+        await self._share_lengths()
         nodes = [(voter.trust, voter.server.wire) for voter in self.voters]
         undecided = await judge(nodes, self.majority)
         before, self._believed = self._believed, [self.is_trusted(n) for n in range(len(nodes))]
-        if before != self._believed:
+        could, self._could_count = self._could_count, self.can_count(_NEVER)
+        if before != self._believed or could != self._could_count:
             on_trust_changed()
         distrust, known = self.distrust, self._is_distrusted
         # While that is not decided, it is not news yet.
@@ -196,13 +286,15 @@ class Nodes:
         for voter in sorted(
             self.voters, key=lambda one: one.server.wire is None and one is not met
         ):
-            if not voter.trust.server:
-                continue
-            other = by_server.setdefault(voter.trust.server, voter)
-            if other is not voter:
+            # By its run id, and by the id that the data have: a copy of a node is that node.
+            ids = [id for id in (voter.trust.server, voter.trust.id) if id]
+            other = next((by_server[id] for id in ids if id in by_server), voter)
+            if other is voter:
+                by_server |= dict.fromkeys(ids, voter)
+            else:
                 self.doubles[voter.node] = (
-                    f"{other.server.described} and {voter.server.described} are the same server: "
-                    "a quorum needs different ones, only one of these counts"
+                    f"{other.server.described} and {voter.server.described} are the same server, or one "
+                    "is a copy of the other: a quorum needs different ones, only one of these counts"
                 )
         for node in self.doubles.keys() - before.keys():
             _logger.warning("%s", self.doubles[node], extra={"event": "node_twice"})

@@ -62,6 +62,10 @@ class Requests:
         """Tell whether the votes that count are a majority of all nodes."""
         return tally.has_majority(self.nodes.is_trusted)
 
+    def can_count(self, tally: Tally) -> bool:
+        """Tell whether votes of a majority could count for it now: a request takes no votes otherwise."""
+        return self.nodes.can_count(tally.request.terms.waiter_ttl)
+
     def tell_of_majorities(self) -> None:
         """Have all majorities confirmed: a node may be back that did not learn a token."""
         for tally in tuple(self._tallies.values()):

@@ -9,6 +9,11 @@ not count until every lease that it may not know of has ended ("delayed restarts
   server writes the mark. The server's uptime tells nothing: it may have run elsewhere.
 - When no node has a mark, the quorum is new, and nothing can have been forgotten. The client that finds so
   marks all nodes. Others that see some of these marks wait a moment for the rest.
+- The mark also tells for how long the node does not count: as long as the longest lease in use when it came
+  back (``delays``).
+- Who holds goes on by what a node says whose clock has stepped: it has kept that very vote. New votes of it
+  wait until leases are over that it may have ended early.
+- A number that a node has made up once stands in the mark, too: a copy of its data is the same node.
 - Every answer about a vote tells the node's time. A node that has none to give is asked for its time:
   otherwise, after long, a step of its clock would pass for drift.
 """
@@ -17,15 +22,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
 from ...._clock import now
 from ...._errors import BackendError
+from ...._patience import Patience
 from ...base import Unanswered
 from ..refusals import ReplyError
 from ..wire import DriverWire, Wire
-from .broadcast import ANSWER_WITHIN
+from .delays import CAP, Delays
 
 _logger = logging.getLogger("aiodlock")
 
@@ -36,7 +43,9 @@ _SLEW, _SLACK = 0.001, 0.1
 _HEAR_AGAIN = 10.0
 _NEVER = float("inf")
 #: How long a node without a mark may still get one from a client that takes the quorum for new (seconds).
-_MARKED_WITHIN = 2 * ANSWER_WITHIN
+_MARKED_WITHIN = 1.0
+#: After it came back, a node's mark tells the longest lease in use so soon (seconds).
+_SETTLED_AFTER = 20.0
 #: In a mark, instead of the node's time: it has been there since the quorum was new.
 _EVER = 0
 
@@ -45,20 +54,25 @@ class Trust:
     """What one client knows of one node.
 
     Mutable state: ``server``, ``_run`` (the run id of the server it last met), ``_since`` (from when on the
-    node is believed), ``mark`` (what the node keeps under its key: run id, and the node's time in us at
-    which it was first met), ``_is_news`` (of which it does not know yet), ``_unmarked_at`` (when it was
+    node is believed), ``_steady_at`` (from when on its clock is), ``mark`` (what the node keeps under its
+    key: run id, the node's time in us at which it was first met, for how many ms it did not count from then
+    on, its id), ``_unsettled`` (it came back, and the others were not asked for the longest lease since),
+    ``_is_news`` (of which it does not know yet), ``_unmarked_at`` (when it was
     first seen without one), ``_marked_until``, ``_offset`` (the node's clock less ours: bounds, and when
     they were seen).
     """
 
-    def __init__(self, key: str, restart_delay: float, retention_ms: int) -> None:
-        self._key = key
-        self._delay = restart_delay
-        self._key_ttl = max(retention_ms, round(restart_delay * 2000))
+    def __init__(self, key: str, delays: Delays, retention_ms: int, patience: Patience) -> None:
+        self.key = key
+        self._delays = delays
+        self._retention_ms = retention_ms
+        self._patience = patience
         #: The run id of the server that answers at this address: two nodes with one are one server.
         self.server: bytes = b""
         self._run: bytes | None = None
         self._since = _NEVER
+        self._steady_at = 0.0
+        self._unsettled = False
         self.mark: bytes | None = None
         self._is_news = False
         self._unmarked_at: float | None = None
@@ -68,7 +82,17 @@ class Trust:
     @property
     def given(self) -> bool:
         """Whether the node is believed at this moment."""
-        return now() >= self._since
+        return now() >= self.counts_at
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what it says of a vote that it keeps is believed."""
+        return not self._unsettled and now() >= self._since
+
+    @property
+    def id(self) -> bytes:
+        """The id that the node has made up; empty if it is not known."""
+        return _words(self.mark)[3]
 
     @property
     def is_met(self) -> bool:
@@ -78,12 +102,12 @@ class Trust:
     @property
     def counts_at(self) -> float:
         """From when on the node is believed; infinity while that is not known."""
-        return self._since
+        return _NEVER if self._unsettled else max(self._since, self._steady_at)
 
     @property
     def was_founding(self) -> bool:
         """Whether it has been there since the quorum was new."""
-        return self.mark is not None and self.mark.endswith(b" %d" % _EVER)
+        return self.mark is not None and _moment_in(self.mark) == _EVER
 
     @property
     def undecided(self) -> bool:
@@ -102,18 +126,18 @@ class Trust:
         if isinstance(wire, DriverWire):
             self._since = 0.0
             return False
-        if self._delay == 0:
+        if not self._delays.matter:
             self._since = 0.0
-            info = await _ask(wire, "INFO", "server")
+            info = await self._ask(wire, "INFO", "server")
             self.server = _facts(info).get(b"run_id", b"")
             return False
         try:
             facts = _facts(await wire.send("INFO", "server"))
-            mark = await wire.send("GET", self._key)
+            mark = await wire.send("GET", self.key)
         except ReplyError as refused:
             if refused.code in ("NOPERM", "ERR"):  # a service may have taken the command away
                 raise BackendError(
-                    f"a quorum needs INFO, and GET of {self._key}: {refused}"
+                    f"a quorum needs INFO, and GET of {self.key}: {refused}"
                 ) from refused
             raise
         run, known = facts.get(b"run_id", b""), self._run
@@ -124,12 +148,13 @@ class Trust:
         self._run, self.mark, self._is_news, self._marked_until = run, mark, False, 0.0
         self._unmarked_at = None
         self._since = self._since_of_mark()
+        self._unsettled = known is not None or self._came_lately
         if known is None:
             return False
         if self._since == _NEVER or self._met < heard_before:
             # Either a client marked it that took the quorum for new, not knowing the server that was here
             # before. Or it was here earlier, and another server was here meanwhile.
-            self._since = now() + self._delay
+            self._since = now() + self._delays.longest
             self.mark, self._is_news = self._mark_of(self._latest_us()), True
             await self._keep(wire)
         _logger.warning(
@@ -140,18 +165,40 @@ class Trust:
         )
         return True
 
+    @property
+    def _came_lately(self) -> bool:
+        """Whether it came back so short ago that others may not have told of leases that it forgot."""
+        met = _moment_in(self.mark)
+        return met != _EVER and self._latest_us() - met < _SETTLED_AFTER * 1e6
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether the other nodes have to be asked for the longest lease in use before it counts."""
+        return self._unsettled
+
+    def settle(self) -> None:
+        """All other nodes have told which leases are in use: none that it may have forgotten is longer."""
+        self._unsettled = False
+        _, met, delay, _ = _words(self.mark)
+        longest = round(self._delays.longest * 1000)
+        if met != _EVER and delay < longest:
+            self.mark, self._is_news = self._mark_of(met), True
+            self._since = max(self._since, self._since_of_mark())
+
     def _mark_of(self, met: int) -> bytes:
-        return b"%b %d" % (self._run or b"", met)
+        delay = 0 if met == _EVER else round(self._delays.longest * 1000)
+        id = self.id or secrets.token_hex(8).encode()
+        return b"%b %d %d %b" % (self._run or b"", met, delay, id)
 
     def _since_of_mark(self) -> float:
         """Return from when on the mark has the node believed; never when it is about another server."""
         if self.mark is None or _run_of(self.mark) != self._run:
             return _NEVER
-        met = _moment_in(self.mark)
+        _, met, delay, _ = _words(self.mark)
         if met == _EVER:
             return 0.0
         low, _, _ = self._offset or (0.0, 0.0, 0.0)
-        return min(met / 1e6 - low, now()) + self._delay
+        return min(met / 1e6 - low, now()) + max(self._delays.least, min(delay / 1000, CAP))
 
     @property
     def _met(self) -> float:
@@ -164,15 +211,20 @@ class Trust:
         _, high, _ = self._offset or (0.0, 0.0, 0.0)
         return int((now() + high) * 1e6)
 
+    @property
+    def _key_ttl(self) -> int:
+        return max(self._retention_ms, round(self._delays.longest * 2000))
+
     async def _keep(self, wire: Wire) -> None:
         """Have the node keep the mark; what fails is repeated when nodes are judged next."""
         assert self.mark is not None
-        said: tuple[bytes | str | int, ...] = ("SET", self._key, self.mark, "PX", self._key_ttl)
+        said: tuple[bytes | str | int, ...] = ("SET", self.key, self.mark, "PX", self._key_ttl)
         if self._is_news:
-            kept = await _ask(wire, *said)
+            kept = await self._ask(wire, *said)
         else:
             # Another client may have had news of it.
-            kept = await _ask(wire, "PEXPIRE", self._key, self._key_ttl) or await _ask(wire, *said)
+            kept = await self._ask(wire, "PEXPIRE", self.key, self._key_ttl)
+            kept = kept or await self._ask(wire, *said)
         if kept:
             self._is_news, self._marked_until = False, now() + self._key_ttl / 3000
 
@@ -180,17 +232,17 @@ class Trust:
         """Mark the node as met then, by its clock, unless somebody else has done so meanwhile."""
         mark = self._mark_of(met)
         only = ("NX",) if self.mark is None else ()
-        written = await _ask(wire, "SET", self._key, mark, "PX", self._key_ttl, *only)
-        self.mark = mark if written else await _ask(wire, "GET", self._key)
-        self._since = self._since_of_mark()
+        written = await self._ask(wire, "SET", self.key, mark, "PX", self._key_ttl, *only)
+        self.mark = mark if written else await self._ask(wire, "GET", self.key)
+        self._since, self._unsettled = self._since_of_mark(), self._came_lately
         self._marked_until = now() + self._key_ttl / 3000
 
     async def keep_time(self, wire: Wire) -> None:
         """Ask the node for its time if it has not told it for long: of an idle client, nobody else does."""
-        if self._delay == 0 or self._offset is None or now() < self._offset[2] + _HEAR_AGAIN:
+        if self._offset is None or now() < self._offset[2] + _HEAR_AGAIN:
             return
         sent = now()
-        clock = await _ask(wire, "TIME")
+        clock = await self._ask(wire, "TIME")
         if clock is None:
             return
         try:
@@ -222,13 +274,14 @@ class Trust:
         self._offset = low, high, moment
 
     def _on_step(self, by: float) -> None:
-        if self._delay == 0:
+        longest = self._delays.longest
+        if longest == 0.0:
             return
-        self._since = max(self._since, now() + self._delay)
+        self._steady_at = now() + longest
         _logger.warning(
             "the clock of a node stepped by %.1f s: it counts again in %.1f s",
             by,
-            self._delay,
+            longest,
             extra={"event": "node_clock_stepped"},
         )
 
@@ -242,22 +295,33 @@ class Trust:
 
         It may have forgotten tokens. A vote that it gave before it counted may be smaller than those.
         """
-        if self._offset is None or not 0.0 < self._since < _NEVER:
+        since = max(self._since, self._steady_at)
+        if self._offset is None or not 0.0 < since < _NEVER:
             return 0
-        return int((self._since + self._offset[1]) * 1e6)
+        return int((since + self._offset[1]) * 1e6)
 
     # -- what the clients tell each other through the node ---------------------------------------------
 
     async def read_mark(self, wire: Wire) -> bool:
         """Look whether another client has marked the node meanwhile; return False if it does not answer."""
         try:
-            mark = await wire.send("GET", self._key, within=ANSWER_WITHIN)
+            mark = await wire.send("GET", self.key, within=self._patience.within())
         except (ReplyError, Unanswered) as failed:  # it is asked again
             _logger.debug("GET: %s", failed)
             return False
         self.mark = mark or self.mark
-        self._since = self._since_of_mark()
+        self._since, self._unsettled = self._since_of_mark(), self._came_lately
         return True
+
+    async def _ask(self, wire: Wire, *command: bytes | str | int) -> Any:
+        sent = now()
+        try:
+            answer = await wire.send(*command, within=self._patience.within())
+        except (ReplyError, Unanswered) as failed:  # it is asked again
+            _logger.debug("%s: %s", command[0], failed)
+            return None
+        self._patience.answered(now() - sent)
+        return answer
 
     async def keep_mark(self, wire: Wire, *, quorum_is_new: bool, quorum_was_new: bool) -> None:
         """Mark the node if nobody has; and have it keep the mark."""
@@ -297,22 +361,23 @@ async def judge(nodes: Sequence[tuple[Trust, Wire | None]], majority: int) -> bo
     return any(trust.undecided for trust, _ in met)
 
 
-async def _ask(wire: Wire, *command: bytes | str | int) -> Any:
-    try:
-        return await wire.send(*command, within=ANSWER_WITHIN)
-    except (ReplyError, Unanswered) as failed:  # it is asked again
-        _logger.debug("%s: %s", command[0], failed)
-        return None
-
-
 def _run_of(mark: bytes | None) -> bytes:
     return (mark or b"").partition(b" ")[0]
 
 
 def _moment_in(mark: bytes | None) -> int:
     """Return the node's time in a mark: a number of some size, whatever somebody has written there."""
-    _, _, met = (mark or b"").partition(b" ")
-    return int(met[:18]) if met.isdigit() else _EVER
+    return _words(mark)[1]
+
+
+def _words(mark: bytes | None) -> tuple[bytes, int, int, bytes]:
+    """Return what a mark says: run id, time (us), delay (ms), id; whatever somebody has written there."""
+    run, met, delay, id, *_ = [*(mark or b"").split(b" "), b"", b"", b"", b""]
+    return run, _number(met), _number(delay), id[:64]
+
+
+def _number(text: bytes) -> int:
+    return int(text[:18]) if text.isdigit() else 0
 
 
 def _facts(info: Any) -> dict[bytes, bytes]:

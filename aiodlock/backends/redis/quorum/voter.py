@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
 from ...._clock import now
 from ...._errors import BackendError
 from ...._model import Left, StoreRequest
+from ...._patience import Patience
 from ...base import Unanswered
 from ..inspection import names_of
 from ..keys import Keys, keys_of, name_of
@@ -17,14 +18,14 @@ from ..packing import words_of
 from ..permissions import CHECKED, CHECKED_VOTING
 from ..refusals import is_refusal
 from ..replies import left_of, wrong_shape
-from ..scripts import BREAK_VOTES, INSPECT_VOTES, UNVOTE, VOTE, VOTING, Script, Words
+from ..scripts import BREAK_VOTES, INSPECT_VOTES, LENGTHS, UNVOTE, VOTE, VOTING, Script, Words
 from ..sending import Message
 from ..server import Server
 from ..settings import Settings
 from ..source import Source
 from ..waits import Waits
 from ..wire import Wire
-from .broadcast import ANSWER_WITHIN
+from .delays import Delays
 from .trust import Trust
 from .views import NodeView
 from .votes import Answer, Ballot, Tally, read_answer
@@ -35,7 +36,8 @@ _OnAnswer = Callable[[Answer | Exception], None]
 class Voter:
     """One node: sends it what concerns it, and hands its answers on. Its only tasks are its connections.
 
-    Mutable state: ``up`` (set while it can be used), ``trust``.
+    Mutable state: ``up`` (set while it can be used), ``trust``, ``patience`` (how long its answers take),
+    ``_ran_out_at`` (when one did not come in time last).
 
     :param on_restarted: called when another server answers than the one that was met before.
     :param on_met: called when it is known which server answers.
@@ -47,7 +49,7 @@ class Voter:
         source: Source,
         settings: Settings,
         label: str,
-        restart_delay: float,
+        delays: Delays,
         *,
         on_restarted: Callable[[Voter], None] = lambda _: None,
         on_met: Callable[[Voter], None] = lambda _: None,
@@ -68,8 +70,10 @@ class Voter:
         self._on_restarted = on_restarted
         self._on_met = on_met
         self.up: asyncio.Event = asyncio.Event()
+        self.patience: Patience = Patience()
+        self._ran_out_at = 0.0
         self.trust: Trust = Trust(
-            _key_of_members(settings.prefix), restart_delay, settings.retention_ms
+            _key_of_members(settings.prefix), delays, settings.retention_ms, self.patience
         )
 
     def __repr__(self) -> str:
@@ -103,9 +107,11 @@ class Voter:
         length: float,
         token: int,
         on_answer: _OnAnswer,
+        on_late: _OnAnswer,
     ) -> bool:
         """Send one message about the request; ``on_answer`` is called with the answer, never from within.
 
+        :param on_late: called with an answer that comes after ``on_answer`` was told that there is none.
         :returns: False when there is no connection: nothing is sent, and nothing will be heard.
         """
         wire = self.server.wire
@@ -137,8 +143,14 @@ class Voter:
             ballot.ambiguous = True
         ballot.sent_on = wire
         ballot.pending += 1
+        sent = now()
         self._call(
-            wire, message, partial(self._on_vote_answer, ballot, now(), on_answer), tally=tally
+            wire,
+            message,
+            partial(self._on_vote_answer, ballot, sent, on_answer),
+            on_late=partial(self._take_vote_answer, ballot, sent, on_late),
+            lease=length,
+            tally=tally,
         )
         return True
 
@@ -146,6 +158,11 @@ class Voter:
         self, ballot: Ballot, sent: float, on_answer: _OnAnswer, reply: Any
     ) -> None:
         ballot.pending -= 1
+        self._take_vote_answer(ballot, sent, on_answer, reply)
+
+    def _take_vote_answer(
+        self, ballot: Ballot, sent: float, on_answer: _OnAnswer, reply: Any
+    ) -> None:
         if isinstance(reply, Exception):
             # It may be carried out at any time from now on; leaving will have to refuse that.
             ballot.ambiguous = ballot.ambiguous or isinstance(reply, Unanswered)
@@ -160,8 +177,12 @@ class Voter:
         ballot.take(answer)
         on_answer(answer)
 
-    def give_back(self, tally: Tally, ballot: Ballot, on_answer: _OnAnswer) -> None:
+    def give_back(
+        self, tally: Tally, ballot: Ballot, on_answer: _OnAnswer, *, rests: bool = False
+    ) -> None:
         """Give the vote back, for an older request. It does not count from now on.
+
+        :param rests: the request gets no other vote before it asks for one.
 
         ``on_answer`` is called with the answer, never from within; not when there is no connection.
         """
@@ -170,9 +191,12 @@ class Voter:
             return
         ballot.given_back, ballot.yielding = ballot.token, True
         request = tally.request
-        arguments = (request.id, "yield", 0, ballot.token, *self._to_clients)
+        what = "rest" if rests else "yield"
+        arguments = (request.id, what, 0, ballot.token, *self._to_clients)
         message = self._message(UNVOTE, request, arguments)
-        self._call(wire, message, partial(self._on_given_back, ballot, now(), on_answer))
+        lease = request.terms.waiter_ttl
+        heard = partial(self._on_given_back, ballot, now(), on_answer)
+        self._call(wire, message, heard, lease=lease)
 
     def _on_given_back(self, ballot: Ballot, sent: float, on_answer: _OnAnswer, reply: Any) -> None:
         if isinstance(reply, Exception):
@@ -215,7 +239,11 @@ class Voter:
             arguments = (id, why, marker, tally.next_token, *self._to_clients)
             message = tally.message = self._message(UNVOTE, tally.request, arguments)
             tally.message_about = about
-        self._call(wire, message, partial(self._on_left, on_answer), later=later)
+        heard = partial(self._on_left, on_answer)
+        heard_late = partial(self._on_left, partial(_left_late, ballot))
+        self._call(
+            wire, message, heard, on_late=heard_late, lease=tally.request.terms.ttl, later=later
+        )
         return True
 
     @staticmethod
@@ -283,17 +311,59 @@ class Voter:
         message: Message,
         on_result: Callable[[Any], None],
         *,
+        lease: float,
+        on_late: Callable[[Any], None] | None = None,
         tally: Tally | None = None,
         later: bool = False,
     ) -> None:
         """Run a script, and give its result or an exception.
 
+        :param lease: what hangs on the answer (seconds); see ``Patience``.
+        :param on_late: called with a result that comes later than that.
         :param tally: with a vote. It is not asked for again when the request has been left meanwhile.
         """
         is_pointless = _never if tally is None else lambda: tally.leaving
+        sent = now()
+
+        def heard(result: Any) -> None:
+            if not isinstance(result, Unanswered):
+                self.patience.answered(now() - sent)
+            elif not wire.lost.done():
+                self._ran_out(sent)
+            on_result(result)
+
+        def heard_late(result: Any) -> None:
+            if not isinstance(result, Unanswered):
+                self.patience.answered(now() - sent)
+            if on_late is not None:
+                on_late(result)
+
         self.server.call(
-            wire, message, on_result, within=ANSWER_WITHIN, later=later, is_pointless=is_pointless
+            wire,
+            message,
+            heard,
+            within=self.patience.within(lease),
+            later=later,
+            is_pointless=is_pointless,
+            on_late=heard_late,
         )
+
+    def _ran_out(self, sent: float) -> None:
+        """Be more patient, once for all that was sent before anybody knew."""
+        if sent >= self._ran_out_at:
+            self._ran_out_at = now()
+            self.patience.ran_out()
+
+    async def tell_lengths(self, told: Sequence[int]) -> Any:
+        """Tell and ask for the leases in use; return what the node keeps, or raise."""
+        async with asyncio.timeout(self.patience.learned):
+            return await self.server.eval(LENGTHS, (f"{self.trust.key}:lengths",), tuple(told))
+
+
+def _left_late(ballot: Ballot, answer: Any) -> None:
+    if not isinstance(answer, Exception):
+        ballot.leave(answer)
+        ballot.has_left = True
 
 
 def _never() -> bool:

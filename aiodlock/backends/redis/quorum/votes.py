@@ -94,7 +94,8 @@ class Ballot:
     is not larger is older than an answer), ``highest`` (the largest token it named), ``healing`` (the node
     had lost the vote of a holder: it counts again after the others were seen to suffice), and for the
     leave: ``asked``, ``pending``, ``sent_on``, ``ambiguous``, ``unanswered`` (it was told to release, and
-    its answer was lost), ``released`` (it has released a vote that was live).
+    its answer was lost), ``has_left`` (it has heard of the leave), ``released`` (it has released a vote
+    that was live).
     """
 
     __slots__ = (
@@ -107,6 +108,7 @@ class Ballot:
         "deadline",
         "floor",
         "given_back",
+        "has_left",
         "healing",
         "highest",
         "in_a_row",
@@ -148,6 +150,7 @@ class Ballot:
         self.sent_on: object | None = None
         self.ambiguous: bool = False
         self.unanswered: bool = False
+        self.has_left: bool = False
         self.released: bool = False
 
     def counts_at(self, moment: float) -> bool:
