@@ -96,22 +96,32 @@ class Delays:
             for number in (length, round((until - moment) * 1000))
         ]
 
-    def on_noted(self, told: Iterable[int], sent: float) -> None:
-        """A majority has been told that, by messages that were sent at this moment or later."""
-        flat = list(told)
-        for length, left in zip(flat[::2], flat[1::2], strict=True):
-            self.noted[length] = sent + left / 1000
-            if self._used.get(length, sent) <= sent:
-                self._used.pop(length, None)
+    def hear(self, reply: Any) -> dict[int, int]:
+        """Take what a node keeps, and return it: lengths, and for how long each counts, in ms.
 
-    def hear(self, reply: Any) -> None:
-        """Take what a node keeps: lengths, and for how long each counts, in ms; raise ValueError."""
+        :raises ValueError, TypeError: somebody else has written there.
+        """
         flat = [int(number) for number in reply]
+        kept = dict(zip(flat[::2], flat[1::2], strict=True))
         moment = now()
-        for length, left in zip(flat[::2], flat[1::2], strict=True):
+        for length, left in kept.items():
             if 0 < length <= CAP * 1000 and left > 0:
                 until = moment + min(left / 1000, _kept(length))
                 self._until[length] = max(self._until.get(length, 0.0), until)
+        return kept
+
+    def on_told(self, told: Iterable[dict[int, int]], sent: float, majority: int) -> None:
+        """Take what nodes keep that were asked at this moment or later."""
+        lefts: dict[int, list[int]] = {}
+        for kept in told:
+            for length, left in kept.items():
+                lefts.setdefault(length, []).append(left)
+        for length, by_node in lefts.items():
+            if len(by_node) >= majority:
+                left = sorted(by_node, reverse=True)[majority - 1]
+                self.noted[length] = sent + left / 1000
+                if self._used.get(length, sent) <= sent:
+                    self._used.pop(length, None)
 
 
 def _kept(length: int) -> float:

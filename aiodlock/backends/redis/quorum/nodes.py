@@ -222,26 +222,23 @@ class Nodes:
         :param needed: the others are not waited for when so many have.
         """
         told, sent = self.delays.to_note(), now()
-        answered = 0
+        kept: list[dict[int, int]] = []
 
         async def tell(voter: Voter) -> None:
-            nonlocal answered
             try:
-                self.delays.hear(await voter.tell_lengths(told))
+                kept.append(self.delays.hear(await voter.tell_lengths(told)))
             except (BackendError, TimeoutError, ValueError, TypeError) as failed:
                 _logger.debug("%r: %s", voter, failed)
                 return
-            answered += 1
-            if answered >= needed:
+            if len(kept) >= needed:
                 tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
             for voter in self.voters:
                 if voter.server.wire is not None:
                     tasks.start_soon(tell, voter)
-        if answered >= self.majority:
-            self.delays.on_noted(told, sent)
-        return answered
+        self.delays.on_told(kept, sent, self.majority)
+        return len(kept)
 
     async def _share_lengths(self) -> None:
         unsettled = [voter.trust for voter in self.voters if voter.trust.unsettled]
