@@ -349,7 +349,8 @@ def test_token_that_its_nodes_forget_is_passed_unless_a_clock_is_ahead_by_the_re
         simulation.nodes[0].restart("empty")
 
     passed: list[bool] = []
-    for asks_at in (1.11, 1.5, 2.0, 2.5):  # noqa: B007; the node does not count yet, and votes all the same
+    # The node does not count yet, and votes all the same.
+    for asks_at in (1.11, 1.5, 2.0, 2.5):  # noqa: B007
         tokens.clear()
         simulation = Scripted(first, second, until=40.0)
         simulation.checkers.forget_tokens = not grows
