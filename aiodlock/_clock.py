@@ -1,7 +1,8 @@
-"""The one clock that leases are judged by on this side.
+"""The one clock that leases are judged by on this side. It goes on while the machine is suspended.
 
-``CLOCK_BOOTTIME`` goes on while the machine is suspended, ``CLOCK_MONOTONIC`` (that of the event
-loop) does not: a laptop that wakes up must not believe in a lease that ended in its sleep.
+A laptop that wakes up must not believe in a lease that ended in its sleep. On Linux, ``CLOCK_BOOTTIME``
+counts the sleep, and ``CLOCK_MONOTONIC`` (that of the event loop) does not. On macOS, ``CLOCK_MONOTONIC``
+counts it, and ``time.monotonic`` does not. A hypervisor that pauses the machine stops all of them.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ import time
 #: How far this process's clock and the store's may drift apart within one lease.
 _DRIFT_SHARE, _DRIFT = 0.01, 0.002
 
-if hasattr(time, "CLOCK_BOOTTIME"):
-    _BOOTTIME = time.CLOCK_BOOTTIME
-    _gettime = time.clock_gettime
+#: Which clock ``clock_gettime`` is asked for; None on Windows, where ``time.monotonic`` counts sleep.
+CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+
+if CLOCK is None:  # pragma: no cover - Windows
+    now = time.monotonic
+else:
+    _clock, _gettime = CLOCK, time.clock_gettime
 
     def now() -> float:
         """Return seconds since boot, the time asleep included."""
-        return _gettime(_BOOTTIME)
-
-else:  # pragma: no cover - not Linux
-    now = time.monotonic
+        return _gettime(_clock)
 
 
 def local_deadline(sent: float, left_ms: int) -> float:

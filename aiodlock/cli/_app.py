@@ -20,8 +20,10 @@ from rich.text import Text
 
 from .. import BackendError, Client, LockInfo, Unsupported
 from .._model import Kind
+from ..backends.sources import check_scheme
 from . import _doctor, _init, _run, _show
 from ._source import read_source
+from ._words import RunCommand
 
 _T = TypeVar("_T")
 
@@ -106,16 +108,30 @@ def _do(work: Coroutine[Any, Any, _T]) -> _T:
     except (ValueError, TypeError) as wrong:
         print(f"aiodlock: {wrong}", file=sys.stderr)
         raise typer.Exit(2) from None
+    except OSError as refused:  # 1 would be a finding, or the exit code of the command that runs
+        print(f"aiodlock: {refused}", file=sys.stderr)
+        raise typer.Exit(_run.SYSTEM) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 
 
-@app.command()
+def _check_run_source(url: str) -> None:
+    source = read_source(url)
+    if "memory" in map(check_scheme, [source] if isinstance(source, str) else source):
+        raise ValueError(
+            "run needs a store that other processes reach: memory:// is this process's own, and would let "
+            "every command run at once"
+        )
+
+
+@app.command(cls=RunCommand)
 def run(
     name: Name,
     command: Annotated[
         list[str],
-        typer.Argument(help="The command and its arguments, after --.", metavar="COMMAND"),
+        typer.Argument(
+            help="The command and its words. Options of `run` stand before it.", metavar="COMMAND"
+        ),
     ],
     shared: Annotated[
         bool, typer.Option("--shared", help="Take the lock in shared mode, beside other readers.")
@@ -182,6 +198,29 @@ def run(
     note: Annotated[
         str, typer.Option(help="Shown to people who look at the lock.", metavar="TEXT")
     ] = "",
+    min_replicas: Annotated[
+        int,
+        typer.Option(
+            help="The number of replicas that must have a grant or an extension before it counts.",
+            metavar="N",
+            min=0,
+        ),
+    ] = 0,
+    restart_delay: Annotated[
+        float | None,
+        typer.Option(
+            help="With a quorum: seconds for which a server that was restarted does not count.",
+            metavar="SECONDS",
+            min=0.0,
+        ),
+    ] = None,
+    listen_source: Annotated[
+        str | None,
+        typer.Option(
+            help="With PostgreSQL behind a pooler: the URL of the connection that listens.",
+            metavar="URL",
+        ),
+    ] = None,
     url: Url = _URL,
     prefix: Prefix = _PREFIX,
     as_json: Annotated[
@@ -189,6 +228,9 @@ def run(
     ] = False,
 ) -> None:
     """Run a command while holding a lock.
+
+    Options stand before NAME, or between NAME and COMMAND. From COMMAND on, every word is the command's.
+    `--` may stand in front of it.
 
     The command's environment has `AIODLOCK_NAME`, `AIODLOCK_TOKEN` and `AIODLOCK_SEQUENCER`.
 
@@ -198,6 +240,8 @@ def run(
     - 76 if the lock was lost, and the command was ended
     - 69 if the store is unreachable
     - 70 if the guardian process died
+    - 71 if the system refused to start a process
+    - 126 if the command cannot be run, and 127 if it was not found
     - 2 if the options are wrong
     """
     if margin is None:
@@ -233,8 +277,19 @@ def run(
         as_json=as_json,
         # If the store does not answer, the lease ends by itself: nobody has to wait for that.
         # A quorum waits for a client's ttl before it believes a server that was restarted.
-        client_options={"prefix": prefix, "close_timeout": 1.0, "ttl": max(30.0, ttl)},
+        client_options={
+            "prefix": prefix,
+            "close_timeout": 1.0,
+            "ttl": max(30.0, ttl),
+            "min_replicas": min_replicas,
+            "restart_delay": restart_delay,
+            "listen_source": listen_source,
+        },
     )
+    try:
+        _check_run_source(url)
+    except ValueError as wrong:
+        raise typer.BadParameter(str(wrong)) from None
     raise typer.Exit(_do(_run.run(wanted)))
 
 
@@ -335,8 +390,8 @@ def break_lock(
     """Release a lock by force.
 
     Its holders are notified at once. The next waiter gets the lock at once, although the old holders may
-    still be writing. The exit code is 1 if nobody held the lock, or if others hold it than those that the
-    question named: then nothing is broken.
+    still be writing. Only the holders that the question named are released: others that came meanwhile
+    keep the lock. With `--yes`, whoever holds it loses it. The exit code is 1 if nobody was released.
     """
     found: LockInfo | None = None
     if not yes:
@@ -351,10 +406,14 @@ def break_lock(
 
     async def work() -> int:
         async with Client(read_source(url), prefix=prefix) as client:
-            if found is not None:
-                _check_same(found, await client.inspect(name, kind=kind))
-            count = await client.break_lock(name, kind=kind)
-            if not count:
+            shown = None if found is None else [holder.token for holder in found.holders]
+            # What only keeps the name closed has no token.
+            count = await client.break_lock(name, kind=kind, tokens=shown or None)
+            if shown and not count:
+                info = await client.inspect(name, kind=kind)
+                text = f"nothing was broken: {name!r} is {_show.who(info) or 'free'} now"
+                print(f"aiodlock: {text}", file=sys.stderr)
+            elif not count:
                 await _hint_at_others(client, name, kind)
             return count
 
@@ -364,15 +423,6 @@ def break_lock(
     else:
         print(f"released {_show.plural(count, 'holder')} of {name!r}")
     raise typer.Exit(0 if count else 1)
-
-
-def _check_same(asked: LockInfo, present: LockInfo) -> None:
-    """End the command if others hold the lock than those that a person was asked about."""
-    if _show.holds(asked) != _show.holds(present):
-        who = _show.who(present) or "free"
-        text = f"the holders have changed, and nothing was broken: {asked.name!r} is {who} now"
-        print(f"aiodlock: {text}; --yes breaks whoever holds it", file=sys.stderr)
-        raise typer.Exit(1)
 
 
 @app.command()

@@ -16,9 +16,11 @@ end of the socket says that ``aiodlock run`` is gone: SIGTERM now, SIGKILL when 
 
 The child is forked first and becomes the command at ``go``, so no command ever runs that
 ``aiodlock run`` could not end: when this process is killed before, the child ends by itself.
-Moments are of the clock that ``aiodlock._clock`` uses, which all processes of a machine share.
+Moments are of the clock that ``aiodlock run`` names, that of ``aiodlock._clock``, which all processes of a
+machine share. Descriptors that were inherited are the command's.
 """
 
+import errno
 import os
 import select
 import signal
@@ -26,7 +28,6 @@ import sys
 import time
 from typing import NoReturn
 
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _NEVER = float("inf")
 #: A suspended machine does not count select's time-out down: look at the clock now and then.
 _LONGEST_NAP = 0.5
@@ -37,18 +38,16 @@ _IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIG
 _IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFSZ")
 
 
-def _now() -> float:
-    return time.clock_gettime(_CLOCK)
-
-
 class Guardian:
     """Mutable state: when to end the child, what was done for it already, and how it ended.
 
     ``gate`` lets the child become the command; ``failure`` tells that it could not, or ends when it did.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, clock: int, command: list[str]) -> None:
         self.fd = fd
+        self.clock = clock
+        self.command = command
         self.pid = 0
         self.term_at = self.kill_at = _NEVER
         self.over = False  # the lease: nothing makes it good again
@@ -58,26 +57,31 @@ class Guardian:
         self.early: list[int] = []  # signals that came before the command was there
         self.reset: list[int] = []  # what this process ignores, and the child need not
 
+    def now(self) -> float:
+        return time.clock_gettime(self.clock)
+
     def tell(self, line: str) -> None:
         try:
             os.write(self.fd, line.encode() + b"\n")
         except OSError:
             pass  # nobody is left to hear it
 
-    def start(self, command: list[str]) -> None:
+    def start(self) -> None:
         # What was ignored from the start stays so in the child: under nohup, say.
         self.reset = [
             number
             for number in (getattr(signal, name) for name in _IGNORED)
             if signal.signal(number, signal.SIG_IGN) is not signal.SIG_IGN
         ]
+        # Whoever started us may ignore it, and then a child that ends leaves no exit code.
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         wait, self.gate = os.pipe()
         self.failure, failed = os.pipe()
         self.pid = os.fork()
         if not self.pid:
             os.close(self.fd)
             os.close(self.gate)  # else its end would never be seen
-            self.become(command, wait, failed)
+            self.become(wait, failed)
         os.close(wait)
         os.close(failed)
         try:
@@ -86,7 +90,7 @@ class Guardian:
             pass
         self.tell(f"pid {self.pid}")
 
-    def become(self, command: list[str], wait: int, failed: int) -> NoReturn:
+    def become(self, wait: int, failed: int) -> NoReturn:
         """In the child: wait for the word, then be the command."""
         try:
             os.setpgid(0, 0)
@@ -94,7 +98,7 @@ class Guardian:
             for number in self.reset:
                 signal.signal(number, signal.SIG_DFL)
             if os.read(wait, 1):
-                os.execvp(command[0], command)
+                execute(self.command)
         except OSError as error:
             os.write(failed, str(error.errno).encode())
         finally:
@@ -108,7 +112,7 @@ class Guardian:
         if number and not self.over:
             error = OSError(int(number), os.strerror(int(number)))
             code = 127 if isinstance(error, FileNotFoundError) else 126
-            self.tell(f"failed {code} cannot run {sys.argv[2]!r}: {error.strerror}")
+            self.tell(f"failed {code} cannot run {self.command[0]!r}: {error.strerror}")
             raise SystemExit(0)
         for early in self.early:
             self.signal_group(early)
@@ -144,7 +148,7 @@ class Guardian:
         # After an orderly end, what the child left behind runs on, as after any command.
         if self.code is not None and (not self.over or not self.signal_group(0)):
             return True
-        moment = _now()
+        moment = self.now()
         if moment >= self.term_at and not self.over:
             self.over = True
             self.signal_group(signal.SIGTERM)
@@ -155,10 +159,10 @@ class Guardian:
         return False
 
     def nap(self) -> float:
-        if self.over and (self.code is not None or _now() >= self.kill_at):
+        if self.over and (self.code is not None or self.now() >= self.kill_at):
             return 0.01
         next_at = self.kill_at if self.over else min(self.term_at, self.kill_at)
-        return min(max(0.0, next_at - _now()), _LONGEST_NAP)
+        return min(max(0.0, next_at - self.now()), _LONGEST_NAP)
 
     def hear(self) -> bool:
         """Take what was said; return False when nobody speaks any more."""
@@ -186,15 +190,13 @@ class Guardian:
         os.set_blocking(ended, False)
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
         spoken_to = True
         while not self.act():
-            sources = [ended]
-            if spoken_to:
-                sources.append(self.fd)
-            if self.failure >= 0:
-                sources.append(self.failure)
-            ready, _, _ = select.select(sources, [], [], self.nap())
+            sources = select.poll()  # select knows no descriptor above 1023
+            for source in (ended, self.failure, self.fd if spoken_to else -1):
+                if source >= 0:
+                    sources.register(source, select.POLLIN)
+            ready = [source for source, _ in sources.poll(self.nap() * 1000)]
             if ended in ready:
                 os.read(ended, 512)
             if self.failure in ready:
@@ -204,18 +206,41 @@ class Guardian:
         self.tell(f"exit {self.code}")
 
 
+def execute(command: list[str]) -> NoReturn:
+    """Become the command. A text without ``#!`` is a script for ``sh``, as for a shell."""
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        path = found(command[0])
+        if error.errno != errno.ENOEXEC or path is None:
+            raise
+        with open(path, "rb") as file:
+            if b"\0" in file.read(512):
+                raise  # a program for another machine
+        os.execv("/bin/sh", ["/bin/sh", path, *command[1:]])
+
+
+def found(name: str) -> str | None:
+    """Return the first executable file of that name."""
+    folders = [""] if "/" in name else os.get_exec_path()
+    for path in (os.path.join(folder, name) for folder in folders):
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return None
+
+
 def main() -> None:
-    fd = int(sys.argv[1])
-    os.set_inheritable(fd, False)
-    guardian = Guardian(fd)
+    fd, clock, *command = sys.argv[1:]
+    os.set_inheritable(int(fd), False)
+    guardian = Guardian(int(fd), int(clock), command)
     # The first line says until when: the child must not start without a limit.
     while guardian.kill_at == _NEVER:
         if not guardian.hear():
             return
-    if _now() >= guardian.term_at:
+    if guardian.now() >= guardian.term_at:
         guardian.tell("failed 76 the lease ended before the command could start")
         return
-    guardian.start(sys.argv[2:])
+    guardian.start()
     guardian.watch()
 
 

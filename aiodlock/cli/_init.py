@@ -46,6 +46,7 @@ async def create(url: str, durability: Literal["logged", "unlogged"] | None) -> 
     :raises BackendError: it has a schema of another version or durability, or refuses.
     """
     _check(url)
+    from ..backends.postgres import sources as sources  # it says what to install
     from ..backends.postgres.connection import FAILURES, ask, connect, sqlstate_of, will_pass
     from ..backends.postgres.installing import install
     from ..backends.postgres.schema import VERSION
@@ -91,4 +92,3 @@ def _check(url: str) -> None:
         raise ValueError(
             f"init is for postgresql://: a store of the kind {scheme}:// needs no preparation"
         )
-    from ..backends.postgres import sources as sources

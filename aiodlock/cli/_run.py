@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
 from .. import (
     AcquireTimeout,
     BackendError,
+    BackendUnavailable,
     Client,
     ClientClosed,
     Lease,
@@ -28,7 +31,7 @@ from .. import (
     LockLost,
     NotHeld,
 )
-from .._clock import now
+from .._clock import CLOCK, now
 from .._errors import LossReason
 from .._model import Kind
 from ..backends._label import process_label
@@ -37,9 +40,8 @@ from ._source import read_source
 
 _T = TypeVar("_T")
 
-UNAVAILABLE, SOFTWARE, NOT_ACQUIRED, LOST = 69, 70, 75, 76
+UNAVAILABLE, SOFTWARE, SYSTEM, NOT_ACQUIRED, LOST = 69, 70, 71, 75, 76
 
-_GUARDIAN = str(Path(__file__).with_name("_guardian.py"))
 _FORWARDED = tuple(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
@@ -49,6 +51,8 @@ _ENDING = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUI
 _SPARE = 0.25
 SHORTEST_MARGIN = 0.1
 _ASK_EVERY = 0.5
+#: After SIGTERM, so long is waited for the answer to the release.
+_LAST_CALL = 2.0
 #: A request that waits for longer tells what it waits for.
 _SILENT = 0.5
 
@@ -101,19 +105,17 @@ class Run:
 
 async def run(wanted: Run) -> int:
     """Return the exit code."""
-    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    with _caught(signals):
+    signals = _Signals()
+    with signals.caught(), _Orphans() as orphans:
         acquiring = asyncio.create_task(_acquire(wanted))
-        ended = asyncio.create_task(_first_ending(signals))
+        ended = asyncio.create_task(signals.ending.wait())
         try:
             await asyncio.wait({acquiring, ended}, return_when=asyncio.FIRST_COMPLETED)
             if not acquiring.done():
                 acquiring.cancel()
                 await asyncio.wait({acquiring})
                 if acquiring.cancelled():
-                    return 128 + ended.result()
-            if ended.done():
-                signals.put_nowait(signal.Signals(ended.result()))  # the child shall have it
+                    return 128 + signals.first_ending
         finally:
             ended.cancel()
         acquired = acquiring.result()
@@ -121,30 +123,87 @@ async def run(wanted: Run) -> int:
             return acquired
         client, held = acquired
         try:
-            return await _guarded(wanted, held, signals)
+            return await _guarded(wanted, held, signals, orphans)
         finally:
-            await client.__aexit__(None, None, None)
+            with contextlib.suppress(BackendUnavailable):
+                await signals.last_call(client.__aexit__(None, None, None))
 
 
-async def _first_ending(signals: asyncio.Queue[signal.Signals]) -> int:
-    while True:
-        number = await signals.get()
-        if number in _ENDING:
-            return number
+class _Signals:
+    """What this process is sent: for the command, and some of them ask this process to end, too.
 
+    Mutable state: ``waiting``, those that the command has not been sent; ``ending``, whether one has come
+    that asks to end, and ``first_ending``, which one that was.
+    """
 
-@contextlib.contextmanager
-def _caught(signals: asyncio.Queue[signal.Signals]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    # What is ignored stays so: under nohup, and in what a script has started in the background.
-    caught = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
-    for number in caught:
-        loop.add_signal_handler(number, signals.put_nowait, number)
-    try:
-        yield
-    finally:
+    def __init__(self) -> None:
+        self.waiting: asyncio.Queue[signal.Signals] = asyncio.Queue()
+        self.ending = asyncio.Event()
+        self.first_ending = 0
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        # What is ignored stays so: under nohup, and in what a script has started in the background.
+        caught = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
         for number in caught:
-            loop.remove_signal_handler(number)
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            yield
+        finally:
+            for number in caught:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self.waiting.put_nowait(number)
+        if number in _ENDING:
+            self.first_ending = self.first_ending or number
+            self.ending.set()
+
+    async def last_call(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do the last work with the store. A signal ends the wait for a store that does not answer.
+
+        :raises BackendUnavailable: if it was ended so.
+        """
+        working, asked = asyncio.ensure_future(work), asyncio.ensure_future(self.ending.wait())
+        try:
+            await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({working}, timeout=_LAST_CALL)
+            if not working.done():
+                raise BackendUnavailable("a signal ended the wait for the store's answer")
+            await working
+        finally:
+            asked.cancel()
+            working.cancel()
+            await asyncio.wait({asked, working})
+
+
+class _Orphans:
+    """Reaps what has ended and was left to this process, as the first one of a container has to.
+
+    Mutable state: ``guardian``, the one child that asyncio waits for: 0 while it starts, and its pid is not
+    known; -1 before.
+    """
+
+    def __init__(self) -> None:
+        self.guardian = -1
+
+    def __enter__(self) -> _Orphans:
+        # Also where SIGCHLD was ignored from the start: then no child would leave an exit code.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self.reap)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+
+    def reap(self) -> None:
+        if os.getpid() != 1 or not self.guardian:
+            return
+        with contextlib.suppress(ChildProcessError):
+            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if ended.si_pid == self.guardian:
+                    return
+                os.waitpid(ended.si_pid, os.WNOHANG)
 
 
 @dataclass
@@ -152,7 +211,7 @@ class Held:
     """The lease that the command runs under, and how it ends with the command's exit code."""
 
     lease: Lease
-    end: Callable[[int], Awaitable[None]]
+    end: Callable[[int], Coroutine[Any, Any, None]]
 
 
 async def _acquire(wanted: Run) -> tuple[Client, Held] | int:
@@ -255,30 +314,50 @@ def _clients(info: LockInfo) -> list[str]:
     return list(dict.fromkeys(holder.client for holder in info.holders))
 
 
-async def _guarded(wanted: Run, held: Held, signals: asyncio.Queue[signal.Signals]) -> int:
+def _guardian_program() -> list[str]:
+    """Return what starts the guardian: its file, or its text where that is in a zip."""
+    path = Path(__file__).with_name("_guardian.py")
+    if path.exists():
+        return [str(path)]
+    return ["-c", (files(__package__) / "_guardian.py").read_text()]
+
+
+async def _guarded(wanted: Run, held: Held, signals: _Signals, orphans: _Orphans) -> int:
     """Run the command under the lease, through the guardian."""
     lease = held.lease
     ours, theirs = socket.socketpair()
+    theirs.set_inheritable(True)
     environment = {
         **os.environ,
         "AIODLOCK_NAME": lease.name.replace("\0", "%00"),
         "AIODLOCK_TOKEN": str(lease.token),
         "AIODLOCK_SEQUENCER": lease.sequencer,
     }
+    orphans.guardian = 0
     try:
         guardian = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-I", "-S", _GUARDIAN, str(theirs.fileno()), *wanted.command),
+            *("-I", "-S", *_guardian_program(), str(theirs.fileno()), str(CLOCK)),
+            *wanted.command,
             env=environment,
-            pass_fds=[theirs.fileno()],
+            # What was inherited is the command's: a pipe of the shell, a jobserver's.
+            close_fds=False,
             # What a terminal sends to its processes must not reach the guardian and the child twice.
             start_new_session=True,
         )
-    except BaseException:
+    except BaseException as failed:
         ours.close()
-        raise
+        if not isinstance(failed, OSError | RuntimeError):  # no process, no thread, too many words
+            raise
+        wanted.say("failed", f"cannot run {wanted.command[0]!r}: {failed}")
+        code = 126 if isinstance(failed, OSError) and failed.errno == errno.E2BIG else SYSTEM
+        with contextlib.suppress(LockError):
+            await held.end(code)
+        return code
     finally:
         theirs.close()
+    orphans.guardian = guardian.pid
+    orphans.reap()
     reader, writer = await asyncio.open_connection(sock=ours)
     parts = _Supervision(wanted, held, reader, writer, signals)
     try:
@@ -311,7 +390,7 @@ class _Supervision:
         held: Held,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        signals: asyncio.Queue[signal.Signals],
+        signals: _Signals,
     ) -> None:
         self._wanted, self._lease, self._held = wanted, held.lease, held
         self._reader, self._writer, self._signals = reader, writer, signals
@@ -386,10 +465,10 @@ class _Supervision:
         lost = self._lost or self._lease.lost
         if lost is not None:
             with contextlib.suppress(LockError):
-                await self._held.end(LOST)
+                await self._signals.last_call(self._held.end(LOST))
             return self._say_lost(lost)
         try:
-            await self._held.end(code)
+            await self._signals.last_call(self._held.end(code))
         except (LockLost, NotHeld, BackendError) as error:
             if isinstance(error, LockLost) and error.__cause__ is None:
                 return self._say_lost(
@@ -466,4 +545,4 @@ class _Supervision:
 
     async def _pass_signals(self) -> None:
         while True:
-            self._tell(f"signal {int(await self._signals.get())}")
+            self._tell(f"signal {int(await self._signals.waiting.get())}")

@@ -210,11 +210,6 @@ def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
 _NAMED = 3
 
 
-def holds(info: LockInfo) -> set[tuple[int, str, str, int]]:
-    """Return what tells these holders from all others."""
-    return {(one.token, one.mode, one.owner, one.count) for one in info.holders}
-
-
 def who(info: LockInfo) -> str:
     """Say who holds a lock, or why it is closed; nothing if it is free."""
     clients = list(dict.fromkeys(printable(one.client) for one in info.holders))

@@ -460,3 +460,140 @@ async def test_margin_must_leave_time(start: Start) -> None:
     wrong = (["--margin", "0.01"], ["--ttl", "1", "--margin", "1"])
     processes = [await start("job", *options, "--", "true") for options in wrong]
     assert [await process.wait() for process in processes] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "printed"),
+    [
+        (["job", "echo", "-n", "--ttl", "5", "--"], "--ttl 5 --"),
+        (["job", "--ttl", "5", "echo", "--quiet"], "--quiet\n"),
+        (["--ttl=5", "job", "-qn", "--", "echo", "--", "--note"], "-- --note\n"),
+        (["-E", "3", "job", "-E3", "echo", "-h"], "-h\n"),
+        (["--note", "--", "job", "echo", "a", "--", "b"], "a -- b\n"),
+        (["--", "-x", "echo", "--json"], "--json\n"),
+        (["job", "--json", "--", "echo", "--nonblock"], "--nonblock\n"),
+        (["job", "-", "echo"], ""),
+    ],
+)
+async def test_words_behind_the_command_are_the_command_s(
+    start: Start, words: list[str], printed: str
+) -> None:
+    process = await start(*words)
+    out, told = await process.communicate()
+    assert out.decode() == printed, told.decode()
+    assert process.returncode == (127 if words[1] == "-" else 0)
+
+
+@pytest.mark.parametrize("words", [["job"], [], ["job", "--"], ["--ttl"], ["--nope", "job", "true"]])
+async def test_words_that_name_no_command_are_refused(start: Start, words: list[str]) -> None:
+    process = await start(*words)
+    await process.communicate()
+    assert process.returncode == 2
+
+
+@pytest.mark.parametrize("url", ["memory://", "MEMORY://", "memory://x", "memory://,memory://"])
+async def test_store_of_this_process_alone_is_refused(start: Start, url: str) -> None:
+    process = await start("--url", url, "job", "--", "echo", "ran")
+    out, told = await process.communicate()
+    assert (process.returncode, out) == (2, b"")
+    assert b"own" in told
+
+
+async def test_signal_ends_the_wait_for_a_store_that_is_silent_after_the_command(
+    start: Start, store: Store
+) -> None:
+    assert store.server is not None
+    stop = f"kill -STOP {store.server.pid}; echo stopped; exit 3"
+    process = await start("job", "--ttl", "120", "--", "sh", "-c", stop)
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"stopped\n"
+    process.send_signal(signal.SIGTERM)
+    async with takes(at_most=30.0):
+        _, told = await process.communicate()
+    store.server.resume()
+    assert process.returncode in (3, 143), told.decode()
+
+
+async def test_descriptors_of_the_caller_reach_the_command(start: Start, tmp_path: Path) -> None:
+    shell = f'exec 9>{tmp_path}/log; exec "$@" 7<{tmp_path}/in'
+    (tmp_path / "in").write_text("given")
+    process = await start("job", "--", "sh", "-c", "cat <&7 >&9; ls /proc/self/fd", shell=shell)
+    out, told = await process.communicate()
+    assert process.returncode == 0, told.decode()
+    assert (tmp_path / "log").read_text() == "given"
+    # 3 is the folder that ls reads.
+    assert set(out.decode().split()) == {"0", "1", "2", "3", "7", "9"}
+
+
+async def test_descriptors_above_1023_are_no_limit(start: Start) -> None:
+    resource = pytest.importorskip("resource")
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 1200:
+        pytest.skip("no process may have so many descriptors here")
+    code = (
+        "import os, resource, sys; n = resource.getrlimit(resource.RLIMIT_NOFILE)[1]; "
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (1200, n)); "
+        "fds = [os.dup(0) for _ in range(1100)]; [os.set_inheritable(fd, True) for fd in fds]; "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    process = await start("job", "--", "echo", "ran", shell=f"exec {sys.executable} -c '{code}' \"$@\"")
+    out, told = await process.communicate()
+    assert (process.returncode, out) == (0, b"ran\n"), told.decode()
+
+
+@pytest.mark.parametrize(("text", "code"), [("echo ran $1; exit 9\n", 9), ("", 0), ("\0\0\0", 126)])
+async def test_script_without_a_first_line_runs_as_in_a_shell(
+    start: Start, tmp_path: Path, text: str, code: int
+) -> None:
+    script = tmp_path / "script"
+    script.write_text(text)
+    script.chmod(0o755)
+    shell = f'PATH="{tmp_path}:$PATH" exec "$@"'
+    for name in (str(script), "script"):
+        process = await start("job", "--", name, "word", shell=shell)
+        out, told = await process.communicate()
+        assert process.returncode == code, told.decode()
+        assert out.decode() == ("ran word\n" if code == 9 else "")
+
+
+async def test_ignored_sigchld_changes_no_code_and_makes_no_noise(start: Start) -> None:
+    code = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    shell = f"exec {sys.executable} -c '{code}' \"$@\""
+    process = await start("job", "--", "sh", "-c", "exit 7", shell=shell)
+    assert await process.communicate() == (b"", b"")
+    assert process.returncode == 7
+
+
+async def test_no_descriptor_left_is_told_in_a_line(start: Start) -> None:
+    for number in (9, 11, 12):
+        process = await start("job", "--", "true", shell=f'ulimit -n {number}; exec "$@"')
+        _, told = await process.communicate()
+        assert process.returncode in (0, 71, 69), told.decode()
+        assert b"Traceback" not in told
+
+
+async def test_command_that_is_too_long_gives_126(start: Start) -> None:
+    process = await start("job", "--", "sh", "-c", 'exec "$@" "$0" sh "$(printf %0200000d 1)"')
+    await process.communicate()
+    assert process.returncode != 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+async def test_first_process_of_a_container_reaps_orphans(store: Store, tmp_path: Path) -> None:
+    script = (
+        "for i in 1 2 3 4 5; do sh -c 'sleep 0.1 & '; done; sleep 1.5; "
+        "ps -eo ppid,stat | grep -c '^ *1 *Z'"
+    )
+    inside = f'mount -t proc proc /proc && exec "{sys.executable}" -m aiodlock run job sh -c "$0"'
+    process = await asyncio.create_subprocess_exec(
+        *("unshare", "--mount", "--pid", "--fork", "sh", "-c", inside, script),
+        env={**os.environ, "AIODLOCK_URL": store.url},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, told = await process.communicate()
+    if b"unshare failed" in told:
+        pytest.skip(told.decode())
+    assert out == b"0\n", told.decode()

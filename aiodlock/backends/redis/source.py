@@ -21,6 +21,7 @@ from redis.asyncio.sentinel import (
 )
 from redis.backoff import NoBackoff
 
+from .._urls import ENCODE
 from .primary import PrimaryLookup, only_primaries
 from .sentinel import Address
 from .tls import share_context
@@ -137,6 +138,8 @@ class Source:
 def _check_database(url: str) -> None:
     """Refuse what redis-py takes for database 0 without a word."""
     parts = urlsplit(url)
+    if parts.netloc and "@" in url and "@" not in parts.netloc:  # the rest would be told as a path
+        raise ValueError(ENCODE)
     db = unquote(parts.path).strip("/")
     if parts.scheme in ("redis", "rediss") and db and not (db.isascii() and db.isdigit()):
         example = f"{parts.scheme}://{parts.hostname or 'localhost'}/0"
