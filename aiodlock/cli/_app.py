@@ -320,7 +320,7 @@ def list_locks(
     header: Header = False,
     as_json: Json = False,
 ) -> None:
-    """List every lock that is held or waited for.
+    """List every name that is held or waited for, and every success that is on record.
 
     In a terminal, `ls` prints a table. In a pipe, it prints a line for each lock, with tabs between the
     columns.
@@ -361,7 +361,7 @@ def show(
 async def _inspect(url: str, prefix: str, name: str, kind: Kind) -> LockInfo:
     async with Client(read_source(url), prefix=prefix) as client:
         info = await client.inspect(name, kind=kind)
-        if not (info.holders or info.waiters):
+        if not (info.holders or info.waiters or info.recorded):
             await _hint_at_others(client, name, kind)
         return info
 
@@ -373,8 +373,10 @@ async def _hint_at_others(client: Client, name: str, kind: Kind) -> None:
             continue
         with contextlib.suppress(Unsupported):
             info = await client.inspect(name, kind=other)
-            if info.holders or info.waiters:
-                text = f"{name!r} of the kind {other} is held or waited for: --kind {other}"
+            if info.holders or info.waiters or info.recorded:
+                text = (
+                    f"{name!r} of the kind {other} is held, waited for or on record: --kind {other}"
+                )
                 print(f"aiodlock: {text}", file=sys.stderr)
 
 

@@ -13,7 +13,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .. import HolderInfo, LockInfo, WaiterInfo
+from .. import HolderInfo, LockInfo, RecordedInfo, WaiterInfo
+from .._model import value_of
 from .._text import plural as plural
 from .._text import printable as printable
 
@@ -21,12 +22,13 @@ from .._text import printable as printable
 COLUMNS = {
     "name": "The lock's name. Line breaks and control characters are escaped.",
     "mode": "`exclusive` or `shared`. `closed`: nobody holds the lock, but the lock-delay of a lost holder "
-    "or the `hold_at_least` of an earlier one keeps it closed. `free`: nobody holds it.",
+    "or the `hold_at_least` of an earlier one keeps it closed. `recorded`: its success is on record. `free`:"
+    " nobody holds it.",
     "holders": "The number of holders.",
     "held_by": "The holders' clients, with commas between them: host, process id, and a random part. "
     "`-` if nobody holds the lock.",
     "seconds_left": "Seconds until the last of the holders' leases ends, unless it is extended. If the "
-    "lock is closed: seconds until it opens.",
+    "lock is closed: seconds until it opens. If a success is on record: seconds until it is forgotten.",
     "waiters": "The number of requests in the queue.",
     "seconds_waited": "Seconds for which the oldest request in the queue has waited.",
     "token": "The last fencing token that was given out. 0 if unknown.",
@@ -60,7 +62,12 @@ def print_line(*cells: object) -> None:
 
 
 def as_dict(info: LockInfo) -> dict[str, Any]:
-    return dataclasses.asdict(info)
+    facts = dataclasses.asdict(info)
+    if info.recorded is not None:
+        facts["recorded"] = info.recorded._asdict()
+    for one, holder in zip(facts["holders"], info.holders, strict=True):
+        one["value"] = holder.value
+    return facts
 
 
 # -- one line for each lock ------------------------------------------------------------------------
@@ -68,9 +75,10 @@ def as_dict(info: LockInfo) -> dict[str, Any]:
 
 def summary(info: LockInfo) -> tuple[str, ...]:
     """Return a lock's line in ``ls`` and ``top``; see ``COLUMNS``."""
-    mode = info.holders[0].mode if info.holders else ("closed" if info.closed else "free")
+    mode = info.holders[0].mode if info.holders else _nobody_holds(info)
     holders = ",".join(sorted({printable(holder.client) for holder in info.holders})) or "-"
-    left = _longest([holder.remaining for holder in info.holders] or [info.closed])
+    without_holders = info.recorded.remaining if info.recorded else info.closed
+    left = _longest([holder.remaining for holder in info.holders] or [without_holders])
     longest = _longest([waiter.waiting for waiter in info.waiters] or [0.0])
     return (
         printable(info.name),
@@ -83,6 +91,12 @@ def summary(info: LockInfo) -> tuple[str, ...]:
         str(info.token),
         info.kind,
     )
+
+
+def _nobody_holds(info: LockInfo) -> str:
+    if info.recorded:
+        return "recorded"
+    return "closed" if info.closed else "free"
 
 
 def table(infos: list[LockInfo]) -> Table:
@@ -168,28 +182,37 @@ def _seconds(time: float | None, what: str) -> str:
 def _state(info: LockInfo) -> str:
     if info.holders:
         return f"held by {plural(len(info.holders), 'holder')}, {len(info.waiters)} waiting"
+    if info.recorded:
+        return _recorded(info.recorded)
     if info.closed:
         return f"closed for {info.closed:.1f} s more: by a lock-delay or hold_at_least"
     return "free"
 
 
+def _recorded(record: RecordedInfo) -> str:
+    since = "" if record.ago is None else f", since {record.ago:.1f} s"
+    return f"done: its success is on record{since}, for {record.remaining:.1f} s more"
+
+
 def _holder_cells(one: HolderInfo) -> tuple[str, ...]:
-    facts = (f"token {one.token}", _seconds(one.remaining, "left"))
+    since = "" if one.holding is None else f"since {one.holding:.1f} s"
+    facts = (f"token {one.token}", since, _seconds(one.remaining, "left"))
     times = f"acquired {plural(one.count, 'time')}"
     return ("holder", one.mode, printable(one.client), *facts, times, *_words_of_users(one))
 
 
 def _waiter_cells(one: WaiterInfo) -> tuple[str, ...]:
     place = f"waiter {one.position + 1}"
-    facts = ("", _seconds(one.waiting, "waited"), "")
+    facts = ("", "", _seconds(one.waiting, "waited"), "")
     return (place, one.mode, printable(one.client), *facts, *_words_of_users(one))
 
 
 def _words_of_users(one: HolderInfo | WaiterInfo) -> tuple[str, ...]:
     """Tell what users have said of it: an owner that they named, the note, the client's description."""
     # The default of the owner is made from the client's name.
-    owner = "" if one.owner.startswith(f"{one.client}-") else one.owner
-    said = {"owner": owner, "note": one.note, "description": one.description}
+    value = value_of(one.owner)
+    owner = "" if one.owner.startswith(f"{one.client}-") or value is not None else one.owner
+    said = {"value": value, "owner": owner, "note": one.note, "description": one.description}
     return tuple(f"{what} {printable(text)}" if text else "" for what, text in said.items())
 
 
@@ -216,6 +239,8 @@ def who(info: LockInfo) -> str:
     if clients:
         shared = "shared" if info.holders[0].mode == "shared" else "held"
         return f"{shared} by {_some(clients)}"
+    if info.recorded:
+        return _recorded(info.recorded)
     if info.closed:
         return f"closed for {info.closed:.1f} s more by a lock-delay or hold_at_least"
     return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import termios
 import tty
@@ -23,6 +24,7 @@ from ._source import read_source
 
 #: More lines fit into no terminal.
 _LINES = 100
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclass(frozen=True)
@@ -44,15 +46,41 @@ async def top(wanted: Top) -> None:
     :raises BackendError: when the store fails. In a terminal only at the start; later it is shown.
     """
     watched = _show.for_people() and not wanted.as_json
-    async with (
-        Client(read_source(wanted.url), prefix=wanted.prefix) as client,
-        counting(wanted.url, wanted.prefix) as hand_overs,
-    ):
-        with _q_pressed() if watched else contextlib.nullcontext(asyncio.Event()) as ended:
-            if watched:
-                await _watch(wanted, client, hand_overs, ended)
-            else:
-                await _print(wanted, client, hand_overs)
+    with _ended_by_signals():
+        async with (
+            Client(read_source(wanted.url), prefix=wanted.prefix) as client,
+            counting(wanted.url, wanted.prefix) as hand_overs,
+        ):
+            with _q_pressed() if watched else contextlib.nullcontext(asyncio.Event()) as ended:
+                if watched:
+                    await _watch(wanted, client, hand_overs, ended)
+                else:
+                    await _print(wanted, client, hand_overs)
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let a signal that ends this process leave the terminal as it was."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    came: list[int] = []
+
+    def end(number: int) -> None:
+        came.append(number)
+        task.cancel()
+
+    caught = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in caught:
+        loop.add_signal_handler(number, end, number)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not came:
+            raise
+        raise SystemExit(128 + came[0]) from None
+    finally:
+        for number in caught:
+            loop.remove_signal_handler(number)
 
 
 async def collect(client: Client, match: str) -> list[LockInfo]:
@@ -102,23 +130,25 @@ async def _watch(wanted: Top, client: Client, hand_overs: HandOvers, ended: asyn
 
 
 def _facts(infos: list[LockInfo], hand_overs: float | None) -> dict[str, Any]:
-    waits = [waiter.waiting or 0.0 for info in infos for waiter in info.waiters]
+    waits = [waiter.waiting for info in infos for waiter in info.waiters]
+    known = [wait for wait in waits if wait is not None]
     return {
         "locks": len(infos),
         "holders": sum(len(info.holders) for info in infos),
         "waiters": len(waits),
-        "longest_wait": round(max(waits, default=0.0), 3),
+        # None where somebody waits, and the store does not know for how long.
+        "longest_wait": round(max(known, default=0.0), 3) if known or not waits else None,
         "hand_overs_per_second": hand_overs,
     }
 
 
 def _screen(infos: list[LockInfo], facts: dict[str, Any]) -> Group:
-    rate = facts["hand_overs_per_second"]
+    rate, longest = facts["hand_overs_per_second"], facts["longest_wait"]
     told = [
         _show.plural(facts["locks"], "lock"),
         _show.plural(facts["holders"], "holder"),
         _show.plural(facts["waiters"], "waiter"),
-        f"longest wait {facts['longest_wait']:.1f} s",
+        "longest wait unknown" if longest is None else f"longest wait {longest:.1f} s",
         "hand-overs unknown" if rate is None else f"{rate:.1f} hand-overs per second",
     ]
     busiest = sorted(infos, key=lambda info: (-len(info.waiters), info.name, info.kind))

@@ -193,7 +193,7 @@ async def test_top_counts_the_hand_overs_between_two_looks(
 async def test_name_that_is_held_as_another_kind_is_not_just_free(
     store: Store, client: aiodlock.Client, words: tuple[str, ...]
 ) -> None:
-    hint = "aiodlock: 'mail' of the kind semaphore is held or waited for: --kind semaphore\n"
+    hint = "aiodlock: 'mail' of the kind semaphore is held, waited for or on record: --kind semaphore\n"
     assert hint not in (await call(store, *words))[1]
     async with client.semaphore("mail", 2):
         code, out = await call(store, *words)

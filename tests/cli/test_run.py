@@ -484,7 +484,9 @@ async def test_words_behind_the_command_are_the_command_s(
     assert process.returncode == (127 if words[1] == "-" else 0)
 
 
-@pytest.mark.parametrize("words", [["job"], [], ["job", "--"], ["--ttl"], ["--nope", "job", "true"]])
+@pytest.mark.parametrize(
+    "words", [["job"], [], ["job", "--"], ["--ttl"], ["--nope", "job", "true"]]
+)
 async def test_words_that_name_no_command_are_refused(start: Start, words: list[str]) -> None:
     process = await start(*words)
     await process.communicate()
@@ -508,9 +510,11 @@ async def test_signal_ends_the_wait_for_a_store_that_is_silent_after_the_command
     assert process.stdout is not None
     assert await process.stdout.readline() == b"stopped\n"
     process.send_signal(signal.SIGTERM)
-    async with takes(at_most=30.0):
-        _, told = await process.communicate()
-    store.server.resume()
+    try:
+        async with takes(at_most=30.0):
+            _, told = await process.communicate()
+    finally:
+        os.kill(store.server.pid, signal.SIGCONT)
     assert process.returncode in (3, 143), told.decode()
 
 
@@ -535,7 +539,9 @@ async def test_descriptors_above_1023_are_no_limit(start: Start) -> None:
         "fds = [os.dup(0) for _ in range(1100)]; [os.set_inheritable(fd, True) for fd in fds]; "
         "os.execv(sys.argv[1], sys.argv[1:])"
     )
-    process = await start("job", "--", "echo", "ran", shell=f"exec {sys.executable} -c '{code}' \"$@\"")
+    process = await start(
+        "job", "--", "echo", "ran", shell=f"exec {sys.executable} -c '{code}' \"$@\""
+    )
     out, told = await process.communicate()
     assert (process.returncode, out) == (0, b"ran\n"), told.decode()
 
