@@ -10,7 +10,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
 from .. import BackendError, BackendUnavailable, Client
 from ..backends.sources import check_scheme
@@ -19,6 +19,9 @@ Level = Literal["ok", "note", "warning", "error"]
 
 _OLDEST = {"redis": (6, 2), "valkey": (7, 2)}
 _EVENT_CLASSES = "Kgxe"
+#: Seconds.
+_ANSWERS_WITHIN, _TRIED_WITHIN = 3.0, 12.0
+_NEARLY_FULL = 0.9
 
 _NODE_AWAY = (
     "Locks work as long as a majority of the nodes is reachable.",
@@ -52,14 +55,6 @@ class Finding:
     fix: str = ""
 
 
-_SEVERAL = Finding(
-    "servers",
-    "note",
-    "not examined",
-    "Behind this URL are several servers, each with its own settings.",
-    "Run doctor for each of them, with --url redis://host:port. On a replica, 'lock' and 'replicas' are "
-    "errors then, and on each node of a cluster 'lock' is one: ignore these.",
-)
 _ONE_NODE = Finding(
     "lock",
     "error",
@@ -116,30 +111,75 @@ async def _examine(url: str, prefix: str, fix: bool) -> list[Finding]:
     if scheme in ("etcd", "etcds"):
         from ._doctor_etcd import examine as examine_etcd
 
-        return [await try_a_lock(url, prefix), *await examine_etcd(url)]
+        lock = await tried(url, prefix)
+        return [lock, *await examine_etcd(url)]
     if scheme in ("zookeeper", "zookeepers"):
         from ._doctor_zookeeper import examine as examine_zookeeper
 
         return await examine_zookeeper(url, prefix)
     if scheme.endswith(("+sentinel", "+cluster")):
-        return [await try_a_lock(url, prefix), _SEVERAL]
+        from ._doctor_servers import examine_cluster, examine_sentinels
+
+        lock = await tried(url, prefix)
+        examine_all = examine_cluster if scheme.endswith("+cluster") else examine_sentinels
+        return [lock, *await examine_all(url, prefix, fix=fix)]
     refused: BackendError | None = None
-    async with Redis.from_url(url, decode_responses=True) as server:
+    try:
+        lock = await try_a_lock(url, prefix)
+    except BackendError as error:
+        if not await _answers(url):
+            raise
+        rights = "ACL" in str(error) or "NOPERM" in str(error)
+        refused, lock = error if rights else None, _no_lock(error)
+    return await examine_server(url, prefix, fix=fix, lock=lock, refused=refused)
+
+
+async def _answers(url: str) -> bool:
+    """Return whether the server lets us in, and says something of itself."""
+    async with Redis.from_url(url, socket_timeout=_ANSWERS_WITHIN) as server:
         try:
-            lock = await try_a_lock(url, prefix)
-        except BackendError as error:
-            replica = "READONLY" in str(error)
-            rights = "ACL" in str(error) or "NOPERM" in str(error)
-            if not replica and (isinstance(error, BackendUnavailable) or not rights):
-                raise
-            refused, lock = None if replica else error, _no_lock(error)
+            await server.time()
+        except NoPermissionError:
+            return True
+        except (RedisError, OSError):
+            return False
+    return True
+
+
+async def tried(url: str, prefix: str) -> Finding:
+    """Acquire and release a lock, also where that fails as a whole."""
+    try:
+        async with asyncio.timeout(_TRIED_WITHIN):
+            return await try_a_lock(url, prefix)
+    except TimeoutError:
+        return _no_lock(TimeoutError(f"no answer within {_TRIED_WITHIN:g} s"))
+    except BackendError as error:
+        return _no_lock(error)
+
+
+async def examine_server(
+    url: str,
+    prefix: str,
+    *,
+    fix: bool,
+    lock: Finding | None = None,
+    refused: BackendError | None = None,
+) -> list[Finding]:
+    """Examine one server of Redis or Valkey.
+
+    :param lock: how acquiring a lock went.
+    :param refused: what the ACL forbids.
+    """
+    async with Redis.from_url(url, decode_responses=True) as server:
+        if lock is None:
+            await server.time()
         doctor = _Doctor(server, prefix, urlsplit(url).username or "default")
         await doctor.read()
-        if doctor.is_node_of_cluster:
+        if doctor.is_node_of_cluster and lock is not None:
             lock = _ONE_NODE  # one name more or less says nothing
-        found = [lock, doctor.version(), await doctor.notifications(fix=fix), doctor.eviction()]
+        found = [doctor.version(), await doctor.notifications(fix=fix), doctor.eviction()]
         found += [doctor.persistence(), doctor.replicas(), await doctor.acl(refused)]
-        return [*found, await doctor.clock()]
+        return [*([] if lock is None else [lock]), *found, await doctor.clock()]
 
 
 def _no_lock(error: Exception) -> Finding:
@@ -167,6 +207,26 @@ async def try_a_lock(source: str | list[str], prefix: str, ttl: float = 5) -> Fi
     return Finding("lock", "ok", f"acquired and released in {took:.1f} ms")
 
 
+def _append_only(fsync: str | None) -> Finding:
+    if fsync == "always":
+        return Finding("persistence", "ok", "append-only file, appendfsync always")
+    if fsync == "no":
+        return Finding(
+            "persistence",
+            "note",
+            "append-only file, appendfsync no",
+            "A crash of the machine may lose the grants of the last half a minute: others can acquire "
+            "these locks at once.",
+            "CONFIG SET appendfsync everysec, or always.",
+        )
+    return Finding(
+        "persistence",
+        "ok",
+        "append-only file" + (f", appendfsync {fsync}" if fsync else ""),
+        "With appendfsync everysec, a crash of the server may lose the grants of the last second.",
+    )
+
+
 class _Doctor:
     """Reads INFO and CONFIG once; each method examines one subject."""
 
@@ -182,7 +242,10 @@ class _Doctor:
             self._info = dict(await self._server.info("everything"))
         except RedisError:
             self._info = {}
-        for key in ("notify-keyspace-events", "maxmemory-policy", "save", "appendonly"):
+        for key in (
+            *("notify-keyspace-events", "maxmemory-policy", "save", "appendonly"),
+            "appendfsync",
+        ):
             try:
                 found = await self._server.config_get(key)
             except RedisError:
@@ -270,7 +333,7 @@ class _Doctor:
                 "Check in your provider's console that maxmemory-policy is noeviction.",
             )
         if policy == "noeviction":
-            return Finding("eviction", "ok", "noeviction")
+            return self._room(limit)
         # Every key of ours has a TTL, so volatile-* takes them first.
         return Finding(
             "eviction",
@@ -279,6 +342,20 @@ class _Doctor:
             "When its memory is full, the server deletes locks that are held. Then two clients can hold "
             "one lock.",
             "CONFIG SET maxmemory-policy noeviction, or use a separate server for locks.",
+        )
+
+    def _room(self, limit: int) -> Finding:
+        """Tell whether the memory is full, where nothing is evicted."""
+        used = int(self._info.get("used_memory", 0) or 0)
+        if not limit or used < _NEARLY_FULL * limit:
+            return Finding("eviction", "ok", "noeviction")
+        full = used >= limit
+        return Finding(
+            "eviction",
+            "error" if full else "warning",
+            f"noeviction, and {used} of {limit} bytes are used (maxmemory)",
+            "A full server refuses new locks. Locks that are held can be extended and released.",
+            "Raise maxmemory, or remove what fills it. A separate server for locks needs little.",
         )
 
     def persistence(self) -> Finding:
@@ -301,12 +378,7 @@ class _Doctor:
                 f"Check it in your provider's console. {fix}",
             )
         if appends:
-            return Finding(
-                "persistence",
-                "ok",
-                "append-only file",
-                "With appendfsync everysec, a crash of the server may lose the grants of the last second.",
-            )
+            return _append_only(self._config.get("appendfsync"))
         kind = f"snapshots ({saves})" if saves else "none"
         return Finding("persistence", "note", kind, lost[0].upper() + lost[1:], fix)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -52,10 +52,28 @@ async def examine(url: str) -> list[Finding]:
         for endpoint, found in zip(access.endpoints, members, strict=True)
         if isinstance(found, m.StatusResponse) and found.leader and not found.is_learner
     )
-    if not writing:
-        raise BackendUnavailable(f"{described}: no member that answers can write")
-    findings.append(await _write(replace(access, endpoints=writing), described))
+    findings.append(await _try_to_write(replace(access, endpoints=writing), described, members))
     return findings
+
+
+async def _try_to_write(
+    access: Access, described: str, members: Sequence[m.StatusResponse | BackendError]
+) -> Finding:
+    answered = [found for found in members if isinstance(found, m.StatusResponse)]
+    failed = "none of them knows a leader"
+    if access.endpoints:
+        try:
+            return await _write(access, described)
+        except BackendError as error:
+            failed = str(error)
+    return Finding(
+        "writes",
+        "error",
+        f"{len(answered)} of {len(members)} members answer, and nothing can be written: {failed}",
+        "Without a majority of the members, no lock can be acquired, extended or released: holders lose "
+        "their leases.",
+        "Bring members back until a majority of them works, and look at the network between them.",
+    )
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ from .._text import printable as printable
 COLUMNS = {
     "name": "The lock's name. Line breaks and control characters are escaped.",
     "mode": "`exclusive` or `shared`. `closed`: nobody holds the lock, but the lock-delay of a lost holder "
-    "or the `hold_at_least` of an earlier one keeps it closed. `recorded`: its success is on record. `free`:"
+    "or the `hold_at_least` of an earlier one keeps it closed. `recorded`: a success is on record. `free`:"
     " nobody holds it.",
     "holders": "The number of holders.",
     "held_by": "The holders' clients, with commas between them: host, process id, and a random part. "

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import sys
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 from typer.testing import CliRunner
 
 from aiodlock.cli import _app, _doctor
@@ -140,13 +144,43 @@ def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.stores(CLUSTER, SENTINEL)
-async def test_doctor_tries_a_lock_where_several_servers_are_behind_one_url(store: Store) -> None:
+async def test_doctor_examines_every_primary_behind_one_url(store: Store) -> None:
     code, out = await call(store, "doctor", "--json")
-    assert code == 0
-    assert [(found["subject"], found["level"]) for found in json.loads(out)] == [
-        ("lock", "ok"),
-        ("servers", "note"),
-    ]
+    assert code == 0, out
+    found = {finding["subject"]: finding["level"] for finding in json.loads(out)}
+    assert found["lock"] == "ok"
+    primaries = [subject for subject in found if subject.endswith(": eviction")]
+    assert primaries
+    assert all(found[subject] == "ok" for subject in primaries)
+
+
+async def test_doctor_names_the_dead_primary_of_a_cluster() -> None:
+    with Cluster(BINARIES["valkey9"](), primaries=3, replicas=0) as cluster:
+        dead = cluster.nodes[2]
+        where = f"primary 127.0.0.1:{port(dead)}"
+        dead.kill()
+        async with asyncio.timeout(60):
+            found: dict[str, Any] = {}
+            while found.get("cluster", {}).get("level") != "error":
+                code, out = await call(Store("valkey9", cluster.url), "doctor", "--json")
+                found = {finding["subject"]: finding for finding in json.loads(out)}
+        assert code == 1
+        assert found[where]["level"] == "error"
+        assert "slots have no primary" in found["cluster"]["found"]
+
+
+async def test_doctor_says_that_the_memory_is_full() -> None:
+    with embedded("valkey9", maxmemory="3mb", maxmemory_policy="noeviction") as server:
+        async with Redis.from_url(server.url) as filling:
+            with contextlib.suppress(RedisError):
+                for number in range(100):
+                    await filling.set(f"full:{number}", "x" * 100_000)
+                    await filling.time()
+        code, out = await call(Store("valkey9", server.url), "doctor", "--json")
+    found = {finding["subject"]: finding for finding in json.loads(out)}
+    assert found["eviction"]["level"] in ("warning", "error"), found
+    assert "maxmemory" in found["eviction"]["found"]
+    assert code == (1 if "error" in {one["level"] for one in found.values()} else 0)
 
 
 async def test_doctor_says_of_every_node_of_a_cluster_that_it_is_one() -> None:
