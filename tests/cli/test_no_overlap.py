@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import aiodlock
+from aiodlock._clock import CLOCK, now
 from aiodlock.cli import _guardian
 
 from ..scenes import STARTING
@@ -184,14 +185,14 @@ def test_command_does_not_start_before_its_pid_is_known(tmp_path: Path) -> None:
     with ours, theirs, ours.makefile("r") as heard:
         guardian = subprocess.Popen(
             [
-                *(sys.executable, "-I", "-S", _guardian.__file__, str(theirs.fileno())),
+                *(sys.executable, "-I", "-S", _guardian.__file__, str(theirs.fileno()), str(CLOCK)),
                 *("sh", "-c", script),
             ],
             pass_fds=[theirs.fileno()],
             start_new_session=True,
         )
         theirs.close()
-        moment = _guardian._now()
+        moment = now()
         ours.sendall(f"until {moment + 30} {moment + 30}\n".encode())
         word, pid = heard.readline().split()
         assert word == "pid"
