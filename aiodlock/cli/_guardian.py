@@ -208,6 +208,8 @@ class Guardian:
 
 def execute(command: list[str]) -> NoReturn:
     """Become the command. A text without ``#!`` is a script for ``sh``, as for a shell."""
+    if not command[0]:  # Python refuses it with no OSError
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     try:
         os.execvp(command[0], command)
     except OSError as error:
