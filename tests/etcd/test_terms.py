@@ -14,6 +14,7 @@ import pytest
 import aiodlock
 from aiodlock._clock import now
 from aiodlock._model import ENDED, Left, Waiting
+from aiodlock._patience import Patience
 from aiodlock.backends.base import Unanswered
 from aiodlock.backends.etcd import link as api
 from aiodlock.backends.etcd import messages as m
@@ -35,8 +36,10 @@ class FakeLink:
 
     described = endpoint = "fake"
     generation = 0
+    within = 2.0
 
     def __init__(self) -> None:
+        self.patience = Patience()
         self.term = 7
         self.members: Iterator[int] = itertools.repeat(1)
         self.silent = False
@@ -78,8 +81,12 @@ class FakeLink:
         self.heard = heard
         await opened(send)
 
-    def failed(self, generation: int, error: Exception) -> None:
+    def answered(self, sent: float) -> None:
+        """Nothing is learned."""
+
+    def ran_out(self, generation: int, sent: float, error: Exception) -> bool:
         """It goes on."""
+        return False
 
     def answer(self, lease: SharedLease, term: int = 0) -> None:
         header = m.Header(member_id=1, revision=1, raft_term=term or self.term)
@@ -98,6 +105,7 @@ class Kept:
             lambda lease: None,
             lambda lease, error: None,
             self.outdated.append,
+            lambda call, *args: None,
         )
 
     async def renewal(self, lease: SharedLease) -> float:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: So often a single try is repeated when others change the name meanwhile.
 _TRIES = 5
+#: The lease that keeps a name closed is so much longer than asked for: two writes take time (seconds).
+_SPARE = 0.05
 
 
 async def queue(place: EtcdPlace) -> Granted | Waiting | Refused | Gone:
@@ -142,18 +144,33 @@ async def close_after(place: EtcdPlace) -> bool:
     store, keys, least = place.store, place.keys, place.terms.hold_at_least
     if place.closes or not least:
         return True
-    # Made after the grant, and never renewed: it ends so long after the grant, or later.
-    lease = await store.leases.make(least)
-    closing = transactions.close_after(
-        keys, place.id, place.created, place.value(place.token), lease.id
-    )
-    answer = await store.transact(keys, closing)
-    if not answer.succeeded:
-        found = answer.responses[0].response_range
-        if found is None or not found.kvs:
-            return False
-    place.closes = True
-    return True
+    while True:
+        # Never renewed: it has to last for that long from now on, when the body is told.
+        before, spare = place.hold_lease, _SPARE
+        if before is not None:
+            spare = 2 * (now() - before.renewed_at)
+        lease = await store.leases.make(least + spare)
+        closing = transactions.close_after(
+            keys,
+            place.id,
+            place.created,
+            place.value(place.token),
+            lease.id,
+            instead_of=0 if before is None else before.id,
+        )
+        answer = await store.transact(keys, closing)
+        if not answer.succeeded:
+            store.start(store.leases.revoke, lease)
+            found = answer.responses[0].response_range
+            if found is None or not found.kvs:
+                return False
+        else:
+            place.hold_lease = lease
+            if before is not None:
+                store.start(store.leases.revoke, before)
+        if not answer.succeeded or now() + least <= lease.renewed_at + lease.seconds:
+            place.closes = True
+            return True
 
 
 def _recorded(place: EtcdPlace, success: Success) -> Refused:

@@ -147,6 +147,9 @@ class Inspection:
                 keys, self._prefix, some, gone, queue.revision, told.id
             )
             if (await self._store.transact(keys, request)).succeeded:
+                for record in gone:
+                    if (hold := queue.holds.get(record.id)) is not None:
+                        self._store.start(self._revoke, hold.lease)  # of this hold alone
                 broken += len(some)
                 meant = meant or {record.id for record in (*holders, *closed)}
                 if (some, gone) == (holders, closed):

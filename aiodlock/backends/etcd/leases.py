@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
 
@@ -170,7 +171,8 @@ class Leases:
     Mutable state: ``_by_length`` (the lease in use for each length), ``_by_id``, ``_making`` (one at a time
     asks for a lease of a length), ``_wake`` (set when a renewal is due earlier than was planned),
     ``_answered`` (when renewals were sent that were answered, and wait for the proof that they count, by
-    the lease's id), ``_to_confirm`` (set when there is one).
+    the lease's id), ``_to_confirm`` (set when there is one), ``_doubtful`` (leases that were asked for
+    without an answer, and when).
     """
 
     def __init__(
@@ -180,8 +182,10 @@ class Leases:
         on_ended: Callable[[SharedLease], None],
         on_silent: Callable[[SharedLease, Exception], None],
         on_outdated: Callable[[SharedLease], None],
+        start: Callable[..., object],
     ) -> None:
         self._link = link
+        self._start = start
         self._probe = probe
         self._on_ended = on_ended
         self._on_silent = on_silent
@@ -191,6 +195,7 @@ class Leases:
         self._making: dict[int, asyncio.Lock] = {}
         self._wake = asyncio.Event()
         self._answered: dict[int, float] = {}
+        self._doubtful: dict[int, float] = {}
         self._to_confirm = asyncio.Event()
 
     def all(self) -> list[SharedLease]:
@@ -235,8 +240,12 @@ class Leases:
 
     async def make(self, seconds: float) -> SharedLease:
         """Return a lease that nobody renews."""
-        asked, sent = _seconds(seconds), now()
-        answer = await self._link.call(api.LEASE_GRANT, m.LeaseGrantRequest(ttl=asked))
+        asked, sent, id = _seconds(seconds), now(), secrets.randbits(62) + 1
+        try:
+            answer = await self._link.call(api.LEASE_GRANT, m.LeaseGrantRequest(asked, id))
+        except BaseException:
+            self._doubtful[id] = sent  # it may be made all the same
+            raise
         if answer.ttl < 1 or not answer.id:
             raise Unanswered(f"{self._link.described}: a lease of {answer.ttl} s: {answer.error}")
         return SharedLease(answer.id, asked, answer.ttl, sent, _term(answer.header))
@@ -318,7 +327,7 @@ class Leases:
         while True:
             self._wake.clear()
             moment = now()
-            await self._drop_unused(moment)
+            self._drop_unused(moment)
             due = self._due(moment)
             # A long one before a short one: a lock-delay must end after the lease that it follows.
             for lease in sorted(self._by_id.values(), key=lambda one: -one.asked):
@@ -419,10 +428,26 @@ class Leases:
             del self._by_length[lease.asked]
         self._on_outdated(lease)
 
-    async def _drop_unused(self, moment: float) -> None:
+    def _drop_unused(self, moment: float) -> None:
         for lease in self.all():
             if not lease.users and moment - lease.unused_since > _IDLE:
-                self._drop(lease)  # it ends by itself
+                self._drop(lease)
+                self._start(self._revoke_if_empty, lease.id)
+        for id, sent in list(self._doubtful.items()):
+            if moment - sent > _IDLE:
+                del self._doubtful[id]
+                self._start(self._revoke_if_empty, id)
+
+    async def _revoke_if_empty(self, id: int) -> None:
+        """End a lease that this client renews no more, unless keys end with it: those keep a name closed,
+        or refuse late messages."""
+        try:
+            request = m.LeaseTimeToLiveRequest(id, keys=True)
+            found = await self._link.call(api.LEASE_TIME_TO_LIVE, request)
+            if found.ttl > 0 and not found.keys:
+                await self._link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(id))
+        except BackendError as failed:
+            _logger.debug("a lease was not revoked, it ends by itself: %s", failed)
 
     async def revoke(self, lease: SharedLease) -> None:
         """End a lease at the cluster, with whatever still belongs to it."""

@@ -42,6 +42,8 @@ async def leave(place: EtcdPlace, end: End, *, repeated: bool, passed: bool = Fa
         # Nothing can be written, so no late duplicate either: delete alone.
         leaving = transactions.leave(place.keys, place.id, message, delay=delayed, opens=opens)
         answer = await store.transact(place.keys, leaving)
+    if opens and place.hold_lease is not None:
+        store.start(store.leases.revoke, place.hold_lease)  # nothing ends with it any more
     if answer.succeeded:
         _revoke_all_but(place, 0)  # no attempt to record a success can be carried out any more
         return Left("released" if place.token else "withdrawn")

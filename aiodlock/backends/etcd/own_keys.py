@@ -302,6 +302,7 @@ class OwnKeys:
         """Know that the key may end with this lease, too, unless the message was refused."""
         before = self._maybe
         self._maybe += (lease,)
+        lease.unused_since = now()
         try:
             yield
         except BackendUnavailable:

@@ -42,10 +42,11 @@ class EtcdPlace:
     ``state``; ``token``; ``created`` (the revision in which its key was made, 0 if not known); ``own``
     (where its keys are); ``ambiguous`` (a message that makes the key may be carried out later); ``room``
     (while it waits); ``record_leases`` (one of which its success may end with); ``closes`` (its
-    ``hold_at_least`` was written); ``_leaves`` (how many leaves were sent); ``_failed`` (the last message
-    had no answer); ``_timer`` (of what is due); ``_successors`` (of a holder that lingers), ``recalled``
-    (others want what it has), ``_answered`` (the core knows that it waits or holds), ``_closes`` (when
-    its ``max_hold`` is over), ``_was_ended`` (its lease was lost, and its key was deleted when due).
+    ``hold_at_least`` was written), ``hold_lease`` (with which that ends); ``_leaves`` (how many leaves
+    were sent); ``_failed`` (the last message had no answer); ``_timer`` (of what is due); ``_successors``
+    (of a holder that lingers), ``recalled`` (others want what it has), ``_answered`` (the core knows that
+    it waits or holds), ``_closes`` (when its ``max_hold`` is over), ``_was_ended`` (its lease was lost,
+    and its key was deleted when due).
     """
 
     __slots__ = (
@@ -60,6 +61,7 @@ class EtcdPlace:
         "ambiguous",
         "closes",
         "created",
+        "hold_lease",
         "id",
         "keys",
         "own",
@@ -90,6 +92,7 @@ class EtcdPlace:
         self.record_leases: tuple[SharedLease, ...] = ()
         self._listener = listener
         self.closes: bool = False
+        self.hold_lease: SharedLease | None = None
         self._leaves = 0
         self._failed = False
         self._timer: asyncio.TimerHandle | None = None

@@ -92,6 +92,7 @@ class EtcdBackend:
             self._on_lease_ended,
             self._on_silent,
             self._moving.on_outdated,
+            self.start,
         )
         self._batches = Batches(self._link, self.start)
         self.watches: Watches = Watches(self._link)

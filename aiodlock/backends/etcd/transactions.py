@@ -162,12 +162,18 @@ def size(request: m.TxnRequest) -> int:
     return total
 
 
-def close_after(keys: Keys, id: str, created: int, value: bytes, lease: int) -> m.TxnRequest:
+def close_after(
+    keys: Keys, id: str, created: int, value: bytes, lease: int, *, instead_of: int = 0
+) -> m.TxnRequest:
     """Keep the name closed for as long as this lease lives, also without the holder; else tell its key.
 
-    Repeated with another lease, it changes nothing.
+    Repeated with another lease, it changes nothing, unless that is named.
     """
-    compare = [_made_in(keys.request(id), created), _absent(keys.hold(id))]
+    hold = keys.hold(id)
+    kept = _absent(hold)
+    if instead_of:
+        kept = m.Compare(result=m.EQUAL, target=m.LEASE, key=hold, lease=instead_of)
+    compare = [_made_in(keys.request(id), created), kept]
     return m.TxnRequest(compare, [_put(keys.hold(id), value, lease)], [_read(keys.request(id))])
 
 
