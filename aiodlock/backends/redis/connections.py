@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -56,9 +57,9 @@ class Connections:
         for link in self.links:
             link.entering = False
 
-    async def watch(self) -> None:
+    async def watch(self, may_hold: Callable[[], bool], silence: float) -> None:
         """Close connections to a server that is not the primary any more, where Sentinel tells that."""
-        await self._source.watch(self.wires)
+        await self._source.watch(self.wires, may_hold, silence)
 
     async def keep_alive(self) -> None:
         """Notice connections that are open and dead, before the next command or a missing notice does."""

@@ -34,6 +34,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from ..._errors import BackendUnavailable
+from .deployment import Deployment
 from .sentinel import Address, Named, Sentinel
 from .wire import Wire
 
@@ -47,7 +48,7 @@ _ASK_EVERY, _ASK_AGAIN = 1.0, 0.1
 #: The answer of a sentinel that does not answer any more counts for so long (seconds).
 _REMEMBERED = 10.0
 #: The resolver is waited for so long; what it said is not asked again for so long (seconds).
-_RESOLVING_FOR, _RESOLVED_FOR = 0.5, 10.0
+_RESOLVING_FOR, _RESOLVED_FOR = 0.5, 5.0
 
 
 class PrimaryLookup:
@@ -83,6 +84,7 @@ class PrimaryLookup:
         self._dialled: Address | None = None
         self._peers: dict[Address, tuple[frozenset[Any], float]] = {}
         self._silent = False
+        self._deployment = Deployment(service)
         self._resolving: dict[Address, asyncio.Future[list[Any]]] = {}
 
     @classmethod
@@ -138,6 +140,11 @@ class PrimaryLookup:
             with anyio.move_on_after(_GRACE):
                 while len(answered) < len(sentinels):  # noqa: ASYNC110
                     await asyncio.sleep(_GRACE / 10)
+            # A sentinel of another deployment may have been the quickest. Each has its own limit.
+            while len(answered) < len(sentinels) and not self._deployment.settled(  # noqa: ASYNC110
+                self._heard(sentinels), len(sentinels)
+            ):
+                await asyncio.sleep(_GRACE)
             tasks.cancel_scope.cancel()
         if waiting.cancelled_caught:
             silent = TimeoutError(f"no answer within {_FIRST_WITHIN:g} s")
@@ -162,10 +169,16 @@ class PrimaryLookup:
 
     def _named_last(self, sentinels: Iterable[Sentinel]) -> list[Named]:
         """Return the answers since the last failover; that of a silent sentinel counts for a while."""
-        since = asyncio.get_running_loop().time() - _REMEMBERED
-        heard = [one.heard[0] for one in sentinels if one.heard and one.heard[1] >= since]
+        heard = self._deployment.believed(self._heard(sentinels))
         newest = max((named.epoch for named in heard), default=0)
         return [named for named in heard if named.epoch == newest]
+
+    @staticmethod
+    def _heard(sentinels: Iterable[Sentinel]) -> dict[Address, Named]:
+        since = asyncio.get_running_loop().time() - _REMEMBERED
+        return {
+            one.address: one.heard[0] for one in sentinels if one.heard and one.heard[1] >= since
+        }
 
     def _rank(self, named: Named) -> tuple[bool, bool]:
         return named.address == self._distrusted, named.address != self._dialled
@@ -177,12 +190,20 @@ class PrimaryLookup:
     def reached(self, address: Address, peer: object) -> None:
         """Know from now on which server an address leads to."""
         if isinstance(peer, tuple):
-            self._peers[address] = frozenset((peer[:2],)), float("inf")
+            until = asyncio.get_running_loop().time() + _RESOLVED_FOR
+            self._peers[address] = frozenset((peer[:2],)), until
 
     # -- while connected -----------------------------------------------------------------------------
 
-    async def watch(self, wires: Callable[[], Iterable[Wire]]) -> None:
-        """Ask every sentinel once a second; close wires to a server that is not the primary any more."""
+    async def watch(
+        self, wires: Callable[[], Iterable[Wire]], may_hold: Callable[[], bool], silence: float
+    ) -> None:
+        """Ask every sentinel once a second; close wires to a server that is not the primary any more.
+
+        :param may_hold: whether a lease can be held still.
+        :param silence: seconds without any known sentinel after which others are believed, if none can.
+        """
+        self._deployment.may_hold, self._deployment.silence = may_hold, silence
         self._sentinels = self._make_sentinels()
         try:
             async with anyio.create_task_group() as tasks:
@@ -250,9 +271,9 @@ class PrimaryLookup:
             return True
         moment = asyncio.get_running_loop().time()
         peers, until = self._peers.get(address, (frozenset[Any](), 0.0))
-        if peer[:2] in peers:
+        if moment < until and peer[:2] in peers:
             return True
-        if moment >= until or until == float("inf"):
+        if moment >= until:
             try:
                 found = await self._resolved(address)
             except (OSError, ValueError):  # the latter of a name that cannot be one

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
@@ -27,11 +27,17 @@ _FIRST_PATIENCE, _LONGEST_PATIENCE = 1.0, 4.0
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a sentinel says: the primary, since which failover, and why it is of no use, if so."""
+    """What a sentinel says: the primary, since which failover, and why it is of no use, if so.
+
+    :param id: the sentinel's own; empty if this user may not ask for it.
+    :param knows: the ids of the sentinels that it knows for this service, its own too.
+    """
 
     address: Address
     epoch: int
     objection: str | None = None
+    id: str = ""
+    knows: frozenset[str] = frozenset()
 
 
 class Sentinel:
@@ -104,16 +110,24 @@ class Sentinel:
 async def _said_by(wire: Wire, service: str, least_others: int) -> Named:
     about = wire.send("SENTINEL", "MASTER", service)
     naming = wire.send("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
+    introducing = wire.send("SENTINEL", "MYID"), wire.send("SENTINEL", "SENTINELS", service)
+    for asked in introducing:
+        asked.add_done_callback(lambda answered: answered.cancelled() or answered.exception())
     try:
         facts = await about
     except ReplyError as refused:
         if refused.code in ("NOPERM", "NOAUTH"):
             raise
         raise MasterNotFoundError("knows no such service") from refused
+    named = None
     with suppress(ReplyError):  # a user who may not ask this way has the other answer
         named = await naming
-        return _read(facts, named, least_others)
-    return _read(facts, None, least_others)
+    said = _read(facts, named, least_others)
+    with suppress(ReplyError, ValueError, TypeError, KeyError, AttributeError):
+        id = (await introducing[0]).decode()
+        others = [dict(zip(one[::2], one[1::2], strict=True)) for one in await introducing[1]]
+        return replace(said, id=id, knows=frozenset({id, *(o[b"runid"].decode() for o in others)}))
+    return said
 
 
 def _address(host: str, port: int) -> Address:

@@ -120,7 +120,8 @@ class Server:
         connections.commands.append(commands)
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(connections.watch)
+                silence = self.settings.unavailable_after
+                tasks.start_soon(connections.watch, listener.may_hold, silence)
                 tasks.start_soon(commands.run)
                 tasks.start_soon(wakeups.run, listener)
                 if self.settings.min_replicas:

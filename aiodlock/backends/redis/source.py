@@ -113,10 +113,12 @@ class Source:
         lookup.dial_with(_connection_to_sentinel)
         return self
 
-    async def watch(self, wires: Callable[[], Iterable[Wire]]) -> None:
+    async def watch(
+        self, wires: Callable[[], Iterable[Wire]], may_hold: Callable[[], bool], silence: float
+    ) -> None:
         """Close wires to a server that is not meant any more; until cancelled, where that can change."""
         if self._lookup is not None:
-            await self._lookup.watch(wires)
+            await self._lookup.watch(wires, may_hold, silence)
 
     def suspect(self) -> None:
         """Find out at once whether another server is meant now."""

@@ -56,11 +56,6 @@ class Delays:
         return self._least or 0.0
 
     @property
-    def matter(self) -> bool:
-        """Whether nodes that came back are to be told at all."""
-        return self.notes or self.longest > 0.0
-
-    @property
     def longest(self) -> float:
         """For how long a node that came back does not count (seconds)."""
         if not self._until:

@@ -126,15 +126,13 @@ class Trust:
         if isinstance(wire, DriverWire):
             self._since = 0.0
             return False
-        if not self._delays.matter:
-            self._since = 0.0
-            info = await self._ask(wire, "INFO", "server")
-            self.server = _facts(info).get(b"run_id", b"")
-            return False
         try:
             facts = _facts(await wire.send("INFO", "server"))
             mark = await wire.send("GET", self.key)
         except ReplyError as refused:
+            if refused.code in ("NOPERM", "ERR") and not self._delays.notes:
+                self._since = 0.0
+                return False
             if refused.code in ("NOPERM", "ERR"):  # a service may have taken the command away
                 raise BackendError(
                     f"a quorum needs INFO, and GET of {self.key}: {refused}"

@@ -1,0 +1,109 @@
+"""A client that cannot count votes takes none. A node that came back waits for the longest lease in use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack
+
+import pytest
+
+import aiodlock
+from aiodlock._embedded import EmbeddedServer, find_valkey9
+from aiodlock.backends.redis.quorum import QuorumBackend
+from aiodlock.backends.redis.quorum.nodes import Nodes
+
+from ..proxy import FaultProxy
+from ..scenes import PATIENCE, store_of, until, until_waiting
+
+
+@pytest.fixture
+def nodes() -> Iterator[list[EmbeddedServer]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(EmbeddedServer(find_valkey9())) for _ in range(3)]
+
+
+def _nodes_of(client: aiodlock.Client) -> Nodes:
+    store = store_of(client)
+    assert isinstance(store, QuorumBackend)
+    return store.nodes
+
+
+async def test_client_that_trusts_no_majority_keeps_nobody_out_and_gets_in_when_it_does(
+    nodes: list[EmbeddedServer],
+) -> None:
+    urls = [node.url for node in nodes]
+    async with aiodlock.Client(urls, ttl=60.0) as one, aiodlock.Client(urls, ttl=60.0) as two:
+        held = await two.lock("name").acquire()
+        waiting = asyncio.create_task(one.lock("name").acquire())
+        await until_waiting(two, "name")
+        # To a machine that was paused, all clocks have stepped.
+        trusts = [voter.trust for voter in _nodes_of(one).voters]
+        for trust in trusts:
+            trust._on_step(1.5)
+        await held.release()
+        for _ in range(5):
+            async with two.lock("name", timeout=PATIENCE):
+                assert not waiting.done()
+        for trust in trusts:
+            trust._steady_at = 0.0
+        lease = await asyncio.wait_for(waiting, PATIENCE)
+        assert lease.held
+        await lease.release()
+
+
+async def test_holder_goes_on_by_nodes_whose_clocks_have_stepped(
+    nodes: list[EmbeddedServer],
+) -> None:
+    urls = [node.url for node in nodes]
+    async with aiodlock.Client(urls, ttl=60.0) as client:
+        lease = await client.lock("name").acquire()
+        for voter in _nodes_of(client).voters:
+            voter.trust._on_step(1.5)
+        await lease.extend()
+        assert lease.held
+        await lease.release()
+
+
+async def test_node_that_came_back_empty_waits_for_the_longest_lease_of_anybody(
+    nodes: list[EmbeddedServer],
+) -> None:
+    async with AsyncExitStack() as stack:
+        ways = [await stack.enter_async_context(FaultProxy(node.url)) for node in nodes]
+        urls = [node.url for node in nodes]
+        long = await stack.enter_async_context(aiodlock.Client([way.url for way in ways], ttl=60.0))
+        short = await stack.enter_async_context(aiodlock.Client(urls, ttl=1.0))
+        none = await stack.enter_async_context(aiodlock.Client(urls, ttl=1.0, restart_delay=0))
+        lease = await long.lock("name").acquire()
+        for way in ways:
+            way.stall()
+        for node in nodes[:2]:
+            node.kill()
+            node.start()
+            for client in (short, none):
+                voter = _nodes_of(client).voters[nodes.index(node)]
+                await until(voter.up.is_set, "a connection")
+            await asyncio.sleep(2.0)
+        for client in (short, none):
+            with pytest.raises((aiodlock.AcquireTimeout, aiodlock.BackendUnavailable)):
+                await client.lock("name", timeout=2.0).acquire()
+        assert lease.held
+        for way in ways:
+            await way.heal()
+
+
+async def test_far_nodes_are_waited_for_as_long_as_they_need(nodes: list[EmbeddedServer]) -> None:
+    async with AsyncExitStack() as stack:
+        ways = [await stack.enter_async_context(FaultProxy(node.url)) for node in nodes]
+        client = await stack.enter_async_context(
+            aiodlock.Client([way.url for way in ways], ttl=30.0)
+        )
+        lease = await client.lock("held").acquire()
+        for way in ways:
+            way.delay(1.3)
+        for _ in range(2):
+            async with client.lock("name", timeout=60.0):
+                assert lease.held
+        for way in ways:
+            way.delay(0.0)
+        await lease.release()

@@ -1,0 +1,84 @@
+"""A sentinel of another deployment is not believed. A primary's name that moves is looked up again."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import aiodlock
+from aiodlock.backends.redis import primary
+
+from ..scenes import until
+from ..servers import BINARIES
+from .servers import SERVICE, SentinelService
+
+
+@pytest.fixture
+def ours() -> Iterator[SentinelService]:
+    with SentinelService(BINARIES["valkey9"](), replicas=1, down_after=2000) as service:
+        yield service
+
+
+@pytest.fixture
+def theirs() -> Iterator[SentinelService]:
+    """Theirs has had a failover more."""
+    with SentinelService(BINARIES["valkey9"](), replicas=1, down_after=2000) as service:
+        old, _ = service.promote_another()
+        service.wait_promoted(old)
+        service.settle()
+        yield service
+
+
+def _url(addresses: list[str]) -> str:
+    return "redis+sentinel://" + ",".join(addresses) + f"/{SERVICE}/0"
+
+
+async def test_sentinel_of_another_deployment_is_not_believed(
+    ours: SentinelService, theirs: SentinelService, caplog: pytest.LogCaptureFixture
+) -> None:
+    mixed = _url([*theirs.addresses[:1], *ours.addresses[:2]])
+    async with (
+        aiodlock.Client(mixed, ttl=60.0) as one,
+        aiodlock.Client(_url(ours.addresses), ttl=60.0) as other,
+    ):
+        lease = await one.lock("name").acquire()
+        with pytest.raises(aiodlock.AcquireTimeout):
+            await other.lock("name", timeout=0.5).acquire()
+
+        def told() -> bool:
+            events = [getattr(r, "event", "") for r in caplog.records]
+            return events.count("other_store") == 1
+
+        await until(told, "a line of the log")
+        assert lease.held
+        await lease.release()
+    assert [r for r in caplog.records if r.levelno > logging.WARNING] == []
+
+
+async def test_name_of_the_primary_that_leads_elsewhere_by_now_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(primary, "_RESOLVED_FOR", 0.01)
+    found = ["192.0.2.1"]
+
+    def resolve(host: str, port: int, **_: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    lookup = primary.PrimaryLookup([("sentinel", 26379)], SERVICE, {})
+    lookup.reached(("primary", 6379), ("192.0.2.1", 6379))
+
+    async def leads() -> bool:
+        return await lookup._leads_to(("primary", 6379), ("192.0.2.1", 6379))
+
+    assert await leads()
+    found[0] = "192.0.2.2"
+
+    async def noticed() -> bool:
+        return not await leads()
+
+    await until(noticed, "another server")
