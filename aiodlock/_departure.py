@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 from typing import TYPE_CHECKING
 
 import anyio
@@ -27,8 +26,6 @@ from ._request import LEAVING, OVER, Request
 
 if TYPE_CHECKING:
     from ._session import Session
-
-_logger = logging.getLogger("aiodlock")
 
 #: Leaving a body returns within a second, answered or not.
 _WITHIN = 0.95
@@ -71,12 +68,7 @@ class Departure:
             await self._hand_over(request, end)
             raise
         except (TimeoutError, BackendError) as error:
-            _logger.info(
-                "leaving %r goes on in the background: %r",
-                request.name,
-                error,
-                extra={"event": "leave_delayed", "lock": request.name},
-            )
+            session.telling.leave_delayed(request, error)
             session.start_soon(self._go_on, request, end)
             return None
         except BaseException:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ._client import Client
     from ._deadlocks import Deadlocks
     from ._session import Session
+    from ._telling import Telling
 
 _logger = logging.getLogger("aiodlock")
 
@@ -480,7 +481,7 @@ class Acquirable:
             if too_late:
                 request.failures += 1  # at a timeout it is the store that is to blame
                 if late is None:
-                    late = LateGrants()
+                    late = LateGrants(session.telling)
                 await late.pause(self._name, self._ttl, session.unavailable_after)
             started = now()
 
@@ -669,9 +670,10 @@ class LateGrants:
     Mutable state: ``_times``, ``_first_at``.
     """
 
-    __slots__ = ("_first_at", "_times")
+    __slots__ = ("_first_at", "_telling", "_times")
 
-    def __init__(self) -> None:
+    def __init__(self, telling: Telling) -> None:
+        self._telling = telling
         self._times = 0
         self._first_at = 0.0
 
@@ -687,7 +689,7 @@ class LateGrants:
         )
         if self._times == 1:
             self._first_at = now()
-            _logger.warning("%s", text, extra={"event": "late_grant", "lock": name})
+            self._telling.late_grant(name, text)
         elif self._times > 2 and now() - self._first_at >= unavailable_after:
             raise BackendUnavailable(text, name=name)
         await asyncio.sleep(pause_after(self._times, first=_FIRST_PAUSE, longest=2 * LONGEST))

@@ -62,8 +62,8 @@ class Session:
     ) -> None:
         self.backend = backend
         self.unavailable_after = unavailable_after
-        self.telling: Telling = Telling(hooks)
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.telling: Telling = Telling(hooks, self.loop)
         self.pid: int = os.getpid()
         self.requests: dict[str, Request] = {}
         self.bodies: Bodies = Bodies()
@@ -169,11 +169,7 @@ class Session:
             self._end_rest(current)
             overdue = [request for request in self.requests.values() if request.state is LOST]
             for request in overdue:
-                _logger.warning(
-                    "%r: its body goes on after close_timeout",
-                    request,
-                    extra={"event": "body_goes_on", "lock": request.name},
-                )
+                self.telling.goes_on(request)
                 self.departure.in_background(request)
             if self.death is None:
                 # Of bare leases too, which close_timeout may have left no time for: their leaves are sent.
@@ -241,6 +237,7 @@ class Session:
                 cancelled = outer
         for request in self.requests.values():
             self.telling.released(request, request.granted_at)  # as far as this side will ever know
+        self.telling.log.end()
         if cancelled is not None:
             raise cancelled
 
@@ -447,8 +444,7 @@ class Session:
 
     def _leave_forgotten(self, request: Request, serial: int, held: bool) -> None:
         if held:
-            about = {"event": "forgotten", "lock": request.name}
-            _logger.warning("%s", _forgotten(request), extra=about)
+            self.telling.forgotten(request, _forgotten(request))
         self.give_up(request, serial)
 
 

@@ -6,11 +6,13 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from logging import DEBUG, INFO, WARNING
 
 from ._clock import now
 from ._cycles import Cycle
 from ._errors import LossReason
 from ._hooks import Hooks
+from ._log import Log
 from ._model import RequestInfo
 from ._request import AlreadyDone, Request
 
@@ -23,10 +25,12 @@ class Telling:
     What hooks were told of a lease stands in ``Request.told`` until they are told its end, once.
     """
 
-    __slots__ = ("hooks",)
+    __slots__ = ("hooks", "log")
 
-    def __init__(self, hooks: list[Hooks]) -> None:
+    def __init__(self, hooks: list[Hooks], loop: asyncio.AbstractEventLoop) -> None:
         self.hooks: list[Hooks] = hooks
+        #: What happens to many names at once.
+        self.log: Log = Log(loop)
 
     # -- the life of a request ---------------------------------------------------------------------
 
@@ -71,8 +75,7 @@ class Telling:
         """A lease was marked as lost."""
         lost = request.lost
         assert lost is not None
-        name = request.name
-        _logger.warning("%s", lost, extra={"event": "lost", "lock": name, "reason": lost.reason})
+        self.log.tell(WARNING, "lost", request.name, "%s", lost, reason=lost.reason)
         self.ended(request, lost.reason)
 
     def ended(self, request: Request, reason: LossReason) -> None:
@@ -92,62 +95,67 @@ class Telling:
             extra={"event": "loop_blocked"},
         )
 
-    @staticmethod
-    def waits_inside(request: Request, names: Sequence[str]) -> None:
+    def waits_inside(self, request: Request, names: Sequence[str]) -> None:
         """A request has waited for long while its task holds other names."""
-        name = request.name
-        _logger.warning(
+        self.log.tell(
+            WARNING,
+            "waits_inside",
+            request.name,
             "%r has been waited for longer than %.1f s by a task that holds %s meanwhile: if others take "
             "them in another order, all wait for ever; take them in one order, use multilock, or a timeout",
-            name,
+            request.name,
             3 * request.ttl,
             ", ".join(map(repr, names)),
-            extra={"event": "waits_inside", "lock": name, "held": list(names)},
+            held=list(names),
         )
 
-    @staticmethod
-    def waits_for_parent(request: Request) -> None:
+    def waits_for_parent(self, request: Request) -> None:
         """A request waits for what the task that has created its task has open."""
-        name = request.name
-        _logger.warning(
+        self.log.tell(
+            WARNING,
+            "waits_for_parent",
+            request.name,
             "%r is waited for by a task whose creator is inside a block on it: if the creator waits for "
             "this task, both wait for ever; a child task is another owner (owner= makes one of both)",
-            name,
-            extra={"event": "waits_for_parent", "lock": name},
+            request.name,
         )
 
-    @staticmethod
-    def deadlock(request: Request, cycle: Cycle) -> None:
+    def deadlock(self, request: Request, cycle: Cycle) -> None:
         """A request is in a cycle of waits, and the youngest in it."""
-        _logger.warning(
-            "deadlock: %s; the wait for %r ends with DeadlockError",
-            cycle.words(),
-            request.name,
-            extra={"event": "deadlock", "lock": request.name},
-        )
+        text = "deadlock: %s; the wait for %r ends with DeadlockError"
+        self.log.tell(WARNING, "deadlock", request.name, text, cycle.words(), request.name)
+
+    def forgotten(self, request: Request, text: str) -> None:
+        """A task has ended and has not released what it held."""
+        self.log.tell(WARNING, "forgotten", request.name, "%s", text)
+
+    def late_grant(self, name: str, text: str) -> None:
+        """A grant came when its lease was over."""
+        self.log.tell(WARNING, "late_grant", name, "%s", text)
+
+    def goes_on(self, request: Request) -> None:
+        """A body has not ended within ``close_timeout``."""
+        text = "%r: its body goes on after close_timeout"
+        self.log.tell(WARNING, "body_goes_on", request.name, text, request)
 
     # -- what failed -------------------------------------------------------------------------------
 
     def extension_failed(self, request: Request, error: Exception) -> None:
         """An extension had no answer, or was refused."""
         name = request.name
-        _logger.debug(
-            "extending %r failed: %r",
-            name,
-            error,
-            extra={"event": "extension_failed", "lock": name},
-        )
+        self.log.tell(DEBUG, "extension_failed", name, "extending %r failed: %r", name, error)
         if self.hooks:
             self._tell("extension_failed", _about(request), error)
 
+    def leave_delayed(self, request: Request, error: Exception) -> None:
+        """A leave was not answered in time, and goes on."""
+        text = "leaving %r goes on in the background: %r"
+        self.log.tell(INFO, "leave_delayed", request.name, text, request.name, error)
+
     def release_failed(self, request: Request, error: Exception) -> None:
         """A leave that nobody awaits was given up."""
-        _logger.warning(
-            "%r could not be left; the server frees it when its lease ends: %r",
-            request.name,
-            error,
-            extra={"event": "release_failed", "lock": request.name},
-        )
+        text = "%r could not be left; the server frees it when its lease ends: %r"
+        self.log.tell(WARNING, "release_failed", request.name, text, request.name, error)
         if self.hooks:
             self._tell("release_failed", _about(request), error)
 

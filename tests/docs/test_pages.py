@@ -223,6 +223,7 @@ def test_every_message_of_the_command_run_is_on_the_page() -> None:
 def test_every_event_of_the_log_is_on_the_page() -> None:
     code = "".join(path.read_text() for path in ROOT.glob("aiodlock/**/*.py"))
     logged = set(re.findall(r'"event": "([a-z_]+)"', code))
+    logged.update(re.findall(r'log\.tell\(\s*[A-Z]+,\s*"([a-z_]+)"', code))
     page = (ROOT / "docs/how-to/observability.md").read_text()
     shown = set(
         re.findall(r"`([a-z_]+)`", page.partition("## The log")[2].partition("To silence")[0])

@@ -483,8 +483,8 @@ class _Deadlocks(_Base):
 
         tell = Telling.deadlock
 
-        def deadlock(request: Request, cycle: Cycle) -> None:
-            tell(request, cycle)
+        def deadlock(telling: Telling, request: Request, cycle: Cycle) -> None:
+            tell(telling, request, cycle)
             simulation.outcomes["deadlocks"] = simulation.outcomes.get("deadlocks", 0) + 1
             try:
                 oracle.hurt(simulation.running(), request, cycle)
@@ -492,7 +492,7 @@ class _Deadlocks(_Base):
                 simulation.alarm = simulation.alarm or wrong
 
         self.patch(_deadlocks.Asked, "_run", run_one)
-        self.patch(Telling, "deadlock", staticmethod(deadlock))
+        self.patch(Telling, "deadlock", deadlock)
         clock = SimpleNamespace(time=lambda: self.wall(self.running()))
         self.patch(_deadlocks, "time", clock)
 

@@ -1,0 +1,90 @@
+"""The log is bounded: the same event for many names within a second is two lines. Hooks hear each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+import aiodlock
+
+from ..conftest import MakeClient
+from ..scenes import PATIENCE, until, until_waiting
+
+pytestmark = pytest.mark.stores("memory")
+MANY = 300
+
+
+def lines(caplog: pytest.LogCaptureFixture, event: str) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if getattr(record, "event", "") == event]
+
+
+def told(records: list[logging.LogRecord]) -> int:
+    """Return of how many names these lines tell."""
+    return sum(getattr(record, "number", 1) for record in records)
+
+
+async def hold(client: aiodlock.Client, name: str, inside: asyncio.Event | None = None) -> None:
+    async with client.lock(name):
+        if inside is not None:
+            inside.set()
+        await asyncio.sleep(600)
+
+
+async def test_children_that_wait_for_what_their_creator_has_open(
+    make_client: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await make_client(deadlock_after=0.05)
+    async with client.lock("a"):
+        tasks = [asyncio.create_task(hold(client, "a")) for _ in range(MANY)]
+        async with asyncio.timeout(PATIENCE):
+            await until(lambda: told(lines(caplog, "waits_for_parent")) == MANY)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    first, *later = lines(caplog, "waits_for_parent")
+    assert first.lock == "a"  # type: ignore[attr-defined]
+    assert 1 <= len(later) <= 20, "one a second"
+    assert f"{later[0].number} more" in later[0].getMessage()  # type: ignore[attr-defined]
+    assert len(later[0].locks) == 5  # type: ignore[attr-defined]
+
+
+async def test_leases_lost_at_once_are_a_few_lines_and_hooks_hear_each(
+    make_client: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[str] = []
+
+    class Losses(aiodlock.Hooks):
+        def lost(
+            self, request: aiodlock.RequestInfo, held: float, reason: aiodlock.LossReason
+        ) -> None:
+            heard.append(request.name)
+
+    client = await make_client()
+    client.add_hooks(Losses())
+    leases = [await client.lock(f"n{number}").acquire() for number in range(MANY)]
+    await client.__aexit__(None, None, None)
+    records = lines(caplog, "lost")
+    assert told(records) == MANY, "what was counted is written when the client is left"
+    assert len(records) <= 10
+    assert sorted(heard) == sorted(lease.name for lease in leases)
+
+
+async def test_second_event_alone_is_written_in_its_own_words(
+    make_client: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await make_client(deadlock_after=0.05)
+    names = ("a", "b")
+    async with client.multilock(*names):
+        tasks = [asyncio.create_task(hold(client, name)) for name in names]
+        for name in names:
+            await until_waiting(client, name)
+        await until(lambda: len(lines(caplog, "waits_for_parent")) == 2)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    records: list[Any] = lines(caplog, "waits_for_parent")
+    assert sorted(record.lock for record in records) == ["a", "b"]
+    assert all("creator" in record.getMessage() for record in records)
