@@ -113,9 +113,7 @@ class Departure:
         if request.serial:
             session.lose_if_overdue(request)  # only the clock may know, and a lock-delay is kept
         session.begin_leaving(request)
-        # What no body has used keeps no name closed, whatever the store was told of its beginning.
-        kept = request.used or not request.terms.hold_at_least
-        end = LOST if request.ran_out and kept else ENDED if request.used else UNUSED
+        end = _end_of(request)
 
         def done(result: Left | BackendError) -> None:
             if isinstance(result, Left):
@@ -125,6 +123,10 @@ class Departure:
 
         if not request.place.leave_soon(end, done):
             session.start_soon(self._go_on, request, end)
+
+    def again(self, request: Request) -> None:
+        """Go on with a leave whose task was cancelled."""
+        self._session.start_soon(self._go_on, request, _end_of(request))
 
     async def withdraw(self, request: Request) -> None:
         """Leave in the background and wait for it, a second at most. A cancellation ends the wait."""
@@ -180,3 +182,9 @@ class Departure:
         if not waiting.done():
             self.silent_at = now()
             waiting.set_result(None)
+
+
+def _end_of(request: Request) -> End:
+    # What no body has used keeps no name closed, whatever the store was told of its beginning.
+    kept = request.used or not request.terms.hold_at_least
+    return LOST if request.ran_out and kept else ENDED if request.used else UNUSED

@@ -42,6 +42,8 @@ _OTHER_PROCESS = "this Client was entered before a fork: make a new one in the c
 CONNECT_WITHIN = 4.8
 #: How long bodies are given to end when closing was cancelled (seconds).
 _A_MOMENT = 0.95
+#: After all tasks of the loop were cancelled, what is held is left within so many seconds.
+_COME_BACK = 1.5
 
 
 class Session:
@@ -49,7 +51,8 @@ class Session:
 
     Mutable state: ``requests`` (by id, from before the first message until the leave is
     confirmed), ``bodies`` (the open blocks), ``_holds`` (what each task holds), ``_tasks``, ``closing``,
-    ``death``.
+    ``death``, ``_was_cancelled`` (the background was, from outside) and ``_came_back`` (to leave),
+    ``_stopping``.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Session:
         self._tasks: asyncio.TaskGroup | None = None
         self._main: asyncio.Task[None] | None = None
         self.death: BaseException | None = None
+        self._stopping = self._was_cancelled = self._came_back = False
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -112,9 +116,12 @@ class Session:
         except Exception as error:
             self._die(error)
         finally:
-            if self.death is None and not self.closing:
+            if self.death is None and not self._stopping:
                 # Cancelled by somebody who cancels every task of the loop: it is as dead.
-                self._die(BackendError("a background task of the client was cancelled"))
+                self._was_cancelled = True
+                self._left.set()
+                if not self.closing:
+                    self._die(BackendError("a background task of the client was cancelled"))
             if not self._ready.done():
                 self._ready.set_exception(
                     self._death_error() if self.death else ClientClosed("the client was left")
@@ -171,13 +178,13 @@ class Session:
             for request in overdue:
                 self.telling.goes_on(request)
                 self.departure.in_background(request)
-            if self.death is None:
+            if not self._is_dead and self.is_running:
                 # Of bare leases too, which close_timeout may have left no time for: their leaves are sent.
                 with anyio.move_on_after(1.0):
                     while any(request.state is LEAVING for request in self.requests.values()):
                         self._left.clear()
                         await self._left.wait()
-            if self.death is None:
+            if not self._is_dead and self.is_running:
                 await self.backend.settle()
         finally:
             await self.stop()
@@ -212,7 +219,12 @@ class Session:
 
     async def _until_all_left(self, give_up_at: float) -> None:
         """Wait until the store knows of no request any more, and no body goes on."""
-        while self.requests and now() < give_up_at and self.death is None:
+        while self.requests and now() < give_up_at and not self._is_dead:
+            if not self.is_running:
+                if not self._was_cancelled or self._came_back:
+                    return
+                give_up_at = min(give_up_at, now() + _COME_BACK)
+                self._come_back()
             self._left.clear()
             try:
                 async with asyncio.timeout(give_up_at - now()):
@@ -220,9 +232,29 @@ class Session:
             except TimeoutError:
                 return
 
+    @property
+    def _is_dead(self) -> bool:
+        return self.death is not None and not self._was_cancelled
+
+    def _come_back(self) -> None:
+        """Run the background once more, so that what is held is released: somebody has cancelled every task
+        of the loop, as ``asyncio.run`` does at its end."""
+        self._came_back = True
+        self._main = self.loop.create_task(self._run_to_leave(), name="aiodlock")
+
+    async def _run_to_leave(self) -> None:
+        with suppress(Exception):  # what is not left ends with its lease
+            async with asyncio.TaskGroup() as self._tasks:
+                await self.backend.run(self._leave_again)
+
+    def _leave_again(self) -> None:
+        for request in list(self.requests.values()):
+            if request.state is LEAVING:
+                self.departure.again(request)
+
     async def stop(self) -> None:
         """Cancel the background and wait for it; a cancellation meanwhile does not leave it behind."""
-        self.closing = True
+        self.closing = self._stopping = True
         self.deadlines.stop()
         self.lingering.stop()
         main = self._main

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import aiodlock
+from aiodlock._errors import LossReason
 
 from ..conftest import MakeClient
 from ..scenes import PATIENCE, until, until_waiting
@@ -57,9 +58,7 @@ async def test_leases_lost_at_once_are_a_few_lines_and_hooks_hear_each(
     heard: list[str] = []
 
     class Losses(aiodlock.Hooks):
-        def lost(
-            self, request: aiodlock.RequestInfo, held: float, reason: aiodlock.LossReason
-        ) -> None:
+        def lost(self, request: aiodlock.RequestInfo, held: float, reason: LossReason) -> None:
             heard.append(request.name)
 
     client = await make_client()

@@ -153,7 +153,8 @@ class Messages:
         return answer
 
     async def run(self) -> None:
-        """Send until cancelled."""
+        """Send until cancelled; perhaps once more."""
+        self._closed = self._due = False
         try:
             await self._stopped.wait()
         finally:

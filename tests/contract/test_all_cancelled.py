@@ -1,0 +1,93 @@
+"""A program ends by cancelling all tasks of its loop, the client's too: what it holds is released."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+
+import pytest
+
+import aiodlock
+from aiodlock._clock import now
+
+from ..conftest import MakeClient
+from ..scenes import until
+from ..servers import Store
+
+NAMES = ("a", "b", "c")
+#: Leaving waited for ``close_timeout``, 5 s, and for one second more.
+_SOON = 4.0
+
+
+async def hold(client: aiodlock.Client, name: str, held: list[str]) -> None:
+    async with client.lock(name, ttl=60):
+        held.append(name)
+        await asyncio.sleep(600)
+
+
+async def wait(client: aiodlock.Client, name: str) -> None:
+    async with client.lock(name, ttl=60):
+        pass
+
+
+async def exits() -> None:
+    sys.exit(3)
+
+
+async def is_interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+async def cancels_all() -> None:
+    for task in asyncio.all_tasks():
+        task.cancel()
+
+
+def cancels_from_a_callback() -> None:
+    asyncio.get_running_loop().call_soon(lambda: [task.cancel() for task in asyncio.all_tasks()])
+
+
+def program(url: str, end: Callable[[], object], ended: list[float]) -> Callable[[], None]:
+    async def main() -> None:
+        async with aiodlock.Client(url) as client:
+            held: list[str] = []
+            tasks = [asyncio.create_task(hold(client, name, held)) for name in NAMES]
+            await until(lambda: len(held) == len(NAMES))
+            tasks += [asyncio.create_task(wait(client, name)) for name in NAMES]
+            bare = await client.lock("bare", ttl=60).acquire()
+            assert bare.held
+            if asyncio.iscoroutinefunction(end):
+                tasks.append(asyncio.create_task(end()))
+            else:
+                end()
+            ended.append(now())
+            await asyncio.sleep(600)
+
+    def run() -> None:
+        try:
+            asyncio.run(main())
+        except (SystemExit, KeyboardInterrupt, asyncio.CancelledError):
+            pass
+        ended.append(now())
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "end",
+    [exits, is_interrupted, cancels_all, cancels_from_a_callback],
+    ids=lambda end: end.__name__,
+)
+async def test_what_a_program_holds_is_released_when_all_its_tasks_are_cancelled(
+    store: Store, make_client: MakeClient, end: Callable[[], object]
+) -> None:
+    client = await make_client()
+    ended: list[float] = []
+    await asyncio.to_thread(program(store.url, end, ended))
+    began, over = ended
+    assert over - began < _SOON
+    for name in (*NAMES, "bare"):
+        info = await client.inspect(name)
+        assert not info.holders, name
+        assert not info.waiters, name
