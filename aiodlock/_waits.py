@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("aiodlock")
 
-#: The largest record (bytes), and what is read of one at most, decompressed.
-_LARGEST, _LARGEST_READ = 64 * 1024, 4 * 1024 * 1024
+#: The largest record (bytes), what is read of one at most, decompressed, and its longest line.
+_LARGEST, _LARGEST_READ, _LONGEST_LINE = 64 * 1024, 4 * 1024 * 1024, 512 * 1024
+#: So much is decompressed in one turn of the event loop.
+_PART = 32 * 1024
 #: So many waits are written or read in one turn of the event loop.
 _LINE = 100
 #: The record of a dead client ends so many seconds later. A living one keeps its record at each third.
@@ -219,9 +221,9 @@ async def decode(client: str, record: bytes) -> dict[str, Wait]:
     unpacker = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
     rest, size = record, 0
     text = b""
-    while rest and size < _LARGEST_READ:
+    while rest and size < _LARGEST_READ and len(text) < _LONGEST_LINE:
         try:
-            part = unpacker.decompress(rest, 4096)
+            part = unpacker.decompress(rest, _PART)
         except zlib.error:
             break
         rest, size = unpacker.unconsumed_tail, size + len(part)
@@ -229,6 +231,7 @@ async def decode(client: str, record: bytes) -> dict[str, Wait]:
         for line in lines:
             waits.update((wait.id, wait) for wait in _decode_line(client, line))
             await asyncio.sleep(0)
+        await asyncio.sleep(0)
     return waits
 
 

@@ -8,8 +8,10 @@ More histories: ``python -m tests.unit.test_cycles 100000``.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sys
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -424,6 +426,75 @@ async def test_waits_that_no_client_can_have_told_are_left_out(bad: Any) -> None
     ]
     record, _ = await encode(told)
     assert await decode("c1", record) == {good.id: good}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\0" * 50_000_000,
+        b"[" * 100_000 + b"\n",
+        b"5\n",
+        b"[1,2]\n",
+        b'[["lock","a","exclusive",[[["lock"],"b",1]],[["i","",1,""]]]]\n',
+        b'[["lock","a","exclusive",[["lock","b",1e999]],[["i","",1,""]]]]\n',
+        b'[["lock","a","exclusive",[["lock","b",' + b"9" * 5000 + b']],[["i","",1,""]]]]\n',
+    ],
+)
+async def test_records_that_no_client_can_have_written_are_empty_and_stop_nobody(
+    text: bytes,
+) -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    record = packer.compress(text) + packer.flush()
+    assert await decode("c1", record) == {}
+    counting.cancel()
+    assert turns >= 16 or len(text) < 1_000_000
+
+
+async def test_a_record_has_the_oldest_waits_as_far_as_they_fit() -> None:
+    waits = [
+        replace(wait_of(1, "hot", (f"n{at}", at)), id=f"c1-{at}", arrived=at)
+        for at in range(20_000)
+    ]
+    waits = [replace(wait, owner=wait.id) for wait in waits]
+    record, named = await encode(reversed(waits))
+    assert len(record) <= 64 * 1024
+    told = list((await decode("c1", record)).values())
+    assert told == waits[: len(told)]
+    assert named == {block for wait in told for block in wait.inside}
+    assert len(told) > 4_000
+
+
+def test_crossed_readers_and_writers_lose_as_few_as_are_needed() -> None:
+    # Two read a and want to write b, two read b and want to write a: r1, s1, r2, s2 in this order.
+    waits = [
+        wait_of(1, "b", ("a", 11)),
+        wait_of(2, "a", ("b", 12)),
+        wait_of(3, "b", ("a", 13)),
+        wait_of(4, "a", ("b", 14)),
+    ]
+    infos = [
+        info(
+            "a",
+            [("c1-h", "shared", 11), ("c3-h", "shared", 13)],
+            [("c2-w", "exclusive"), ("c4-w", "exclusive")],
+        ),
+        info(
+            "b",
+            [("c2-h", "shared", 12), ("c4-h", "shared", 14)],
+            [("c1-w", "exclusive"), ("c3-w", "exclusive")],
+        ),
+    ]
+    victims = [wait.client for wait in waits if found(wait, infos, *waits) is not None]
+    assert victims == ["c2", "c4"]
 
 
 def test_what_others_have_written_breaks_no_line_of_the_log() -> None:
