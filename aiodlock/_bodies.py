@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections import Counter
 from collections.abc import Coroutine, Generator, Sequence
 from contextlib import suppress
 from types import CoroutineType, FrameType, TracebackType
@@ -105,17 +106,25 @@ class Bodies:
             del self.open[task]
             armed = blocks[0][0].armed
             return armed.pop(task).leave(exc_type) if armed else False
+        gone = Counter(left)
+        rest: list[Block] = []
+        for block in blocks:  # there may be thousands, of a multilock
+            if gone[block]:
+                gone[block] -= 1
+            else:
+                rest.append(block)
+        if rest:
+            self.open[task] = rest
+        else:
+            del self.open[task]
+        entered = {request for request, _ in rest}
         disarmed: list[BodyScope] = []
-        for block in left:
-            blocks.remove(block)
-            request = block[0]
-            if request.armed and all(other is not request for other, _ in blocks):
+        for request in dict.fromkeys(request for request, _ in left):
+            if request.armed and request not in entered:
                 scope = request.armed.pop(task)
                 if scope not in disarmed:
                     disarmed.append(scope)
-        if not blocks:
-            del self.open[task]
-        in_use = [request.armed[task] for request, _ in blocks if request.armed]
+        in_use = {request.armed[task] for request in entered if request.armed}
         ended = [scope.leave(exc_type) for scope in disarmed if scope not in in_use]
         return any(ended)
 

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+#: So many leases are left in one turn of the event loop.
+_AT_ONCE = 100
+
 
 class MultiLock:
     """Several locks as one. Made by ``Client.multilock``; holds nothing, may be used by many tasks.
@@ -450,8 +453,12 @@ async def _together(
 
     if len(leases) < 2:
         return [await attempt(lease) for lease in leases]
-    tasks = [asyncio.create_task(attempt(lease)) for lease in leases]
+    tasks: list[asyncio.Task[tuple[_T | None, BaseException | None]]] = []
     try:
+        for lease in leases:
+            tasks.append(asyncio.create_task(attempt(lease)))
+            if len(tasks) % _AT_ONCE == 0:
+                await asyncio.sleep(0)  # the event loop's other work
         await asyncio.wait(tasks)
     except asyncio.CancelledError:
         for task in tasks:
