@@ -53,6 +53,20 @@ def test_init_creates_the_schema_once(empty: PostgresServer) -> None:
     assert "is logged: to change that" in other.stderr
 
 
+async def test_init_fills_a_schema_that_another_role_has_made(empty: PostgresServer) -> None:
+    """One that may create schemas, for one that may not."""
+    empty.execute(
+        "drop role if exists installer; create role installer login;"
+        "create schema aiodlock authorization installer;"
+    )
+    try:
+        assert "created the schema" in await _init.create(empty.url_of("installer"), None)
+        async with Client(empty.url_of("installer")) as client, client.lock("one"):
+            pass
+    finally:
+        empty.execute("drop owned by installer cascade; drop role installer;")
+
+
 async def test_init_that_asks_for_another_durability_of_an_older_schema_is_told_so(
     empty: PostgresServer,
 ) -> None:

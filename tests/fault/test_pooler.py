@@ -6,11 +6,13 @@ import asyncio
 import logging
 from collections.abc import Iterator
 
+import asyncpg
 import pytest
 
-from aiodlock import Client
+from aiodlock import Client, LockError
 from aiodlock._clock import now
 from aiodlock.backends.postgres.schema import create_statements
+from aiodlock.cli import _doctor_postgres
 
 from ..pooler import Pooler
 from ..postgres import PostgresServer
@@ -89,3 +91,61 @@ async def _many(client: Client, turns: int) -> None:
     for _ in range(turns):
         async with client.lock(NAME):
             pass
+
+
+async def test_nothing_stays_in_the_sessions_that_a_pooler_lends_to_others(
+    server: PostgresServer, pooled: str
+) -> None:
+    kept = (
+        "select pg_listening_channels() as what union all select name from pg_prepared_statements "
+        "union all select 'checks' where current_setting('client_connection_check_interval') <> '0'"
+    )
+    application = await asyncpg.connect(pooled, statement_cache_size=0)
+    try:
+        async with Client(pooled) as one, Client(pooled, listen_source=server.url) as other:
+            await asyncio.gather(_many(one, 3), _many(other, 3))
+            await asyncio.to_thread(_doctor, pooled)
+            for _ in range(20):
+                async with application.transaction():
+                    assert await application.fetch(kept) == []
+    finally:
+        await application.close()
+
+
+def _doctor(url: str) -> None:
+    found = {one.subject: one for one in asyncio.run(_doctor_postgres.examine(url))}
+    assert "leads to a pooler" in found["notifications"].found
+
+
+async def test_transaction_that_is_cancelled_in_any_step_is_left(
+    server: PostgresServer, pooled: str
+) -> None:
+    """Also in its begin or its commit: else the session would stay in it for good, and so the client."""
+    cancel = (
+        "select pg_cancel_backend(pid) from pg_stat_activity "
+        "where backend_type = 'client backend' and pid <> pg_backend_pid()"
+    )
+    canceller = await asyncpg.connect(server.url)
+    try:
+        async with Client(pooled, listen_source=server.url, ttl=3) as client:
+            ended = False
+
+            async def work(name: str) -> None:
+                while not ended:
+                    try:
+                        async with client.lock(name):
+                            pass
+                    except LockError:
+                        await asyncio.sleep(0.01)
+
+            working = [asyncio.create_task(work(f"n{number}")) for number in range(4)]
+            for _ in range(600):
+                await canceller.execute(cancel)
+                await asyncio.sleep(0.005)
+            ended = True
+            async with asyncio.timeout(20):
+                await asyncio.gather(*working)
+                async with client.lock("after"):
+                    pass
+    finally:
+        await canceller.close()

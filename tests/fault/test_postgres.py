@@ -19,6 +19,7 @@ from ..listening import Listener
 from ..postgres import PostgresServer, find_wheel
 from ..scenes import store_of, until, until_cancelled, until_held, until_waiting
 from ..servers import installed, postgres_server
+from ..soak.wire import Wire
 
 NAME = "order:42"
 _SESSIONS = (
@@ -567,3 +568,81 @@ async def _nothing_left(server: PostgresServer) -> bool:
         "union select key from aiodlock.waiter",
     )
     return not rows
+
+
+# -- what is long, late or of another version --------------------------------------------------------
+
+
+@logged
+async def test_long_record_is_read_once_for_all_who_ask_and_not_in_the_answer(
+    server: PostgresServer,
+) -> None:
+    """The name is locked until an answer is written out, and its reader may be paused."""
+    text = "x" * 60_000
+    async with Client(server.url) as client:
+        async with client.once("job", keep=60) as once:
+            once.result = text
+        store = store_of(client)
+        key = store.key("once", "job")
+        words = (key, "me-1", "x", "tme", "9000", "9000", "0", "wait")
+        assert await store.turn("\t".join(("acquire", *words))) == "done"
+
+        async def ask() -> bool:
+            async with client.once("job", keep=60) as once:
+                return once.result == text and not once.first
+
+        assert all(await asyncio.gather(*(ask() for _ in range(40))))
+        assert await client.forget("job")
+        async with client.once("job", keep=60) as once:
+            assert once.first
+
+
+@unlogged
+async def test_lease_of_years_closes_no_name_for_longer_than_a_day(server: PostgresServer) -> None:
+    async with Client(server.url) as client:
+        async with client.lock("long", ttl=1e9):
+            pass
+        server.execute("truncate aiodlock.present, aiodlock.name, aiodlock.waiter;")
+        with pytest.raises(BackendUnavailable, match=r"in 8\d\d\d\d\.?\d* s"):
+            await client.lock(NAME, timeout=1).acquire()
+
+
+@logged
+@pytest.mark.parametrize("seconds", [1.5, 2.5])
+async def test_answers_that_become_slow_cost_neither_the_connection_nor_a_lease(
+    server: PostgresServer, seconds: float
+) -> None:
+    async with Wire(server.port) as wire:
+        url = server.url.replace(f":{server.port}/", f":{wire.port}/")
+        async with Client(url, ttl=60) as client:
+            lease = await client.lock("kept", on_lost="flag").acquire()
+            connection = store_of(client)._messages.link.connection
+            wire.delay(seconds / 2)
+            async with asyncio.timeout(60):
+                for _ in range(3):
+                    async with client.lock(NAME):
+                        pass
+            assert store_of(client)._messages.link.connection is connection
+            assert lease.held
+            await wire.heal()
+
+
+@logged
+async def test_sweep_takes_smaller_steps_where_a_limit_of_the_server_ends_long_ones(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Client(server.url) as client:
+        async with client.lock(NAME):
+            pass
+        server.execute("update aiodlock.name set keep_until = 1")
+        store = store_of(client)
+        fetch = store.fetch
+
+        async def limited(sql: str, pages: int, *more: object) -> object:
+            if pages > 10:
+                raise BackendUnavailable("canceling statement due to statement timeout")
+            return await fetch(sql, pages, *more)
+
+        monkeypatch.setattr(store, "fetch", limited)
+        await store._sweep()
+        assert server.execute("select count(*) from aiodlock.name")[0][0] == 0

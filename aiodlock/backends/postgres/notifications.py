@@ -134,7 +134,7 @@ class Notifications:
             try:
                 _hear_message(listener, message)
             except ValueError:  # every role may notify on every channel
-                extra = {"event": "wrong_shape"}
+                extra = {"event": "bad_notice"}
                 _logger.warning(
                     "a notification of the wrong shape was ignored: %.200r", message, extra=extra
                 )
