@@ -239,6 +239,29 @@ async def test_only_true_lets_in(client: aiodlock.Client, answer: Any, visit: Vi
         assert (await http.get("/")).status_code == 403
 
 
+async def test_holder_that_comes_while_the_answer_is_on_its_way_is_spared(
+    client: aiodlock.Client, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = await client.lock("x", owner="shown").acquire()
+    page = aiodlock.web.app(client, read_only=False)
+    inspect = client.inspect
+    came: list[aiodlock.Lease] = []
+
+    async def seen_too_soon(name: str) -> aiodlock.LockInfo:
+        info = await inspect(name)
+        await shown.release()
+        came.append(await client.lock(name, owner="next").acquire())
+        return info
+
+    async with visit(page) as http:
+        form = await form_of(http)
+        monkeypatch.setattr(client, "inspect", seen_too_soon)
+        answer = await http.post("/break?n=x", data=form, headers={"origin": HERE})
+    assert answer.status_code == 409
+    await came[0].extend()
+    await came[0].release()
+
+
 async def test_forged_forms_break_nothing(client: aiodlock.Client, visit: Visit) -> None:
     app = aiodlock.web.app(client, read_only=False)
     lease = await client.lock("x").acquire()
