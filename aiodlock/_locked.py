@@ -3,10 +3,34 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any
+from asyncio import Future
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Mapping,
+)
+from concurrent.futures import Future as ThreadFuture
+from contextlib import _AsyncGeneratorContextManager, _GeneratorContextManager
+from typing import Any, TypeVar
 
 from ._naming import Template
+
+_T = TypeVar("_T")
+#: What a function may return that runs, or lets run, only when the function has returned.
+_LATER: Mapping[str, tuple[type, ...]] = {
+    "an awaitable": (Awaitable, Future),
+    "a future": (ThreadFuture,),
+    "a generator": (Generator, AsyncGenerator, AsyncIterator),
+    "a context manager": (_GeneratorContextManager, _AsyncGeneratorContextManager),
+}
+_CLOSED_BY: Mapping[str, tuple[type, ...]] = {
+    "close": (Coroutine, Generator),
+    "cancel": (Future, ThreadFuture),
+}
 
 
 class CallTemplate:
@@ -69,6 +93,32 @@ def check_function(function: object, *, coroutine: bool, instead: str) -> None:
     if inspect.iscoroutinefunction(function) != coroutine:
         kind = "not async" if coroutine else "async"
         raise TypeError(f"{_name_of(function)} is {kind}: use {instead}")
+
+
+def check_returned(function: object, returned: _T) -> _T:
+    """Refuse, and close, what runs only later: a coroutine, a generator, a future, a context manager.
+
+    :raises TypeError: the lock would be released before that runs.
+    """
+    what = next((what for what, kind in _LATER.items() if isinstance(returned, kind)), None)
+    if what is None:
+        return returned
+    _close(returned)
+    raise TypeError(
+        f"{_name_of(function)} has returned {what} ({type(returned).__qualname__}), which would run "
+        "when the lock is released already; nothing was recorded. Around an async function, also one "
+        "that a plain decorator has wrapped, use aiodlock.Client with 'async with' inside of it; around a "
+        "generator or a context manager, use 'with' inside of it"
+    )
+
+
+def _close(returned: Any) -> None:
+    if isinstance(returned, AsyncGenerator):
+        return  # that was never begun: there is nothing to close
+    for name in ("close", "cancel"):
+        close = getattr(returned, name, None)
+        if isinstance(returned, _CLOSED_BY[name]) and callable(close):
+            close()
 
 
 def _name_of(function: Any) -> str:

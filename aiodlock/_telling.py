@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from logging import DEBUG, INFO, WARNING
@@ -165,6 +166,10 @@ class Telling:
                 getattr(hook, event)(*about)
             except (Exception, asyncio.CancelledError):
                 # A hook awaits nothing: this is none of its task's cancellations, but a future's, say.
+                _logger.exception("a hook raised", extra={"event": "hook_failed"})
+            except BaseException:
+                if threading.current_thread() is threading.main_thread():
+                    raise  # sys.exit() ends the program; in the thread of aiodlock.sync, nothing
                 _logger.exception("a hook raised", extra={"event": "hook_failed"})
 
 

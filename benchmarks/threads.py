@@ -23,6 +23,8 @@ import redis
 import aiodlock
 from aiodlock import sync
 
+from .servers import Servers
+
 Locking = Callable[[str], Callable[[], AbstractContextManager[Any]]]
 
 
@@ -69,9 +71,13 @@ def measure(locking: Locking, load: Load) -> float:
     begin = threading.Barrier(load.threads + 1)
 
     def work(number: int) -> None:
-        use = locking(str(number % load.names))
-        with use():
-            pass
+        try:
+            use = locking(str(number % load.names))
+            with use():
+                pass
+        except BaseException:
+            begin.abort()  # else the others would wait for this one for ever
+            raise
         begin.wait()
         for _ in range(load.turns):
             with use():
@@ -106,23 +112,29 @@ def measure_async(url: str, turns: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", default="redis://localhost:6379/0")
+    parser.add_argument("--url", help="default: a server of its own")
     parser.add_argument("--rounds", type=int, default=11)
     options = parser.parse_args()
+    with Servers(options.url) as servers:
+        compare(servers.redis, options.rounds)
+
+
+def compare(url: str, rounds: int) -> None:
+    """Print a table."""
     print(f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores\n")
     print("| load | contender | µs per acquire and release | per second | times aiodlock.sync |")
     print("|---|---|---|---|---|")
     for load in LOADS:
-        run = dict(contenders(options.url))
+        run = dict(contenders(url))
         times: dict[str, list[float]] = {name: [] for name in run}
         if load.threads == 1:
             times["aiodlock, one task"] = []
-        for number in range(options.rounds):
+        for number in range(rounds):
             names = list(run)
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 times[name].append(measure(run[name], load))
             if load.threads == 1:
-                times["aiodlock, one task"].append(measure_async(options.url, load.turns))
+                times["aiodlock, one task"].append(measure_async(url, load.turns))
         for name, found in times.items():
             ratios = [one / ours for one, ours in zip(found, times["aiodlock.sync"], strict=True)]
             median = statistics.median(found)

@@ -21,7 +21,7 @@ from .._clock import now
 from .._errors import BackendUnavailable, ClientClosed, LockLost
 from .._hooks import Hooks
 from .._lock import ANSWER_WITHIN
-from .._locked import CallTemplate, check_function
+from .._locked import CallTemplate, check_function, check_returned
 from .._model import Kind, LockInfo
 from .._once import recordable
 from .._options import check_timeout
@@ -40,6 +40,8 @@ from ._source import SourceLike, asynchronous
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 
+#: Seconds for the first call to connect, before its thread asks whether the loop turns.
+_CONNECT_WITHIN = 5.0
 #: At the end of the process: seconds for waiters to leave. Daemon threads do not end their bodies any more.
 _CLOSE_AT_EXIT = 0.5
 
@@ -89,7 +91,7 @@ class Running:
                 await self.open()
             return await call()
 
-        return self.portal.call(opened, take_back)
+        return self.portal.call(opened, take_back, within=_CONNECT_WITHIN)
 
     async def open(self) -> None:
         """Connect, once for all threads that need it."""
@@ -160,12 +162,13 @@ class Running:
         await self.close([])
 
 
-_changing = threading.Lock()
+#: Reentrant: a signal handler or a finalizer may come in at any step of the thread that has it.
+_changing = threading.RLock()
 
 
 def _after_fork_in_child() -> None:
     global _changing
-    _changing = threading.Lock()  # another thread of the parent may have had it
+    _changing = threading.RLock()  # another thread of the parent may have had it
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -201,15 +204,16 @@ class Client:
         # Checks what it is given; is never entered, only copied.
         self._template = core.Client(asynchronous(source), **options)
         self._pid = os.getpid()
-        self._running: Running | None = None
+        # At most one, from its process's first use to its closing. A dict: ``setdefault`` is one step.
+        self._runnings: dict[int, Running] = {}
         self._entered = False
         self._closed = False
 
     def __repr__(self) -> str:
-        running = self._running
+        running = self._runnings.get(os.getpid())
         state = "closed"
         if not self._closed:
-            is_open = running is not None and running.is_open and running.pid == os.getpid()
+            is_open = running is not None and running.is_open
             state = "open" if is_open else "not connected yet"
         return f"<aiodlock.sync.Client {self._template._described} {state}>"
 
@@ -257,9 +261,9 @@ class Client:
         ```
         """
         with _changing:
-            running, self._running = self._running, None
+            running = self._runnings.pop(os.getpid(), None)
             self._closed, self._entered = True, False
-        if running is None or running.pid != os.getpid() or running.portal.ended:
+        if running is None or running.portal.ended:
             return
         bodies = [lease for lease in here().blocks if lease._running is running]
         if asyncio._get_running_loop() is not None:
@@ -268,14 +272,14 @@ class Client:
         running.portal.call(lambda: running.close(bodies))
 
     def __del__(self) -> None:
-        running = getattr(self, "_running", None)
-        if running is not None and running.pid == os.getpid() and not running.portal.ended:
+        running = getattr(self, "_runnings", {}).get(os.getpid())
+        if running is not None and not running.portal.ended:
             running.portal.start_soon(lambda: running.close([]))
 
     def _use(self, name: str | None = None) -> Running:
         """Return what runs in this process; the first call makes it."""
-        running = self._running
-        if running is not None and running.pid == os.getpid() and not self._closed:
+        running = self._runnings.get(os.getpid())
+        if running is not None and not self._closed and not running.portal.ended:
             return running
         check_no_loop()
         through = portal()
@@ -286,12 +290,13 @@ class Client:
                     "'with client:', or make another",
                     name=name,
                 )
-            running = self._running
-            if running is None or running.pid != os.getpid():
-                check_memory(self._template._described, self._pid)
-                # With the same hooks, also those that are added from now on.
-                self._running = running = Running(copy.copy(self._template), through)
-            return running
+            if running is not None and running.portal is not through:
+                self._runnings.pop(os.getpid(), None)  # the thread that it ran in was lost
+            check_memory(self._template._described, self._pid)
+            # With the same hooks, also those that are added from now on.
+            return self._runnings.setdefault(
+                os.getpid(), Running(copy.copy(self._template), through)
+            )
 
     # -- locks -----------------------------------------------------------------------------------
 
@@ -375,7 +380,7 @@ class Client:
                 with self.once(name_of(*args, **kwargs), keep=keep, **options) as once:
                     if not once.first:
                         return once.result
-                    result = function(*args, **kwargs)
+                    result = check_returned(function, function(*args, **kwargs))
                     once.result = recordable(result)
                     return result
 
@@ -459,7 +464,8 @@ class Client:
             ``}}`` are braces of the name itself.
         :param options: as of ``lock``.
         :raises TypeError: (when decorating) for an async function and for a generator; (when calling) for a
-            value that is not a str, an int or a UUID. A bool is not an int here.
+            value that is not a str, an int or a UUID (a bool is not an int here), and when the function
+            returns what would run without the lock: an awaitable, a generator, a context manager.
         :raises ValueError: (when decorating) for a field that is not a parameter, for two fields without a
             separator between them, and for wrong options; (when calling) for a name that is too long.
         """
@@ -473,7 +479,7 @@ class Client:
             @functools.wraps(function)
             def locked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
                 with self.lock(name_of(*args, **kwargs), **options):
-                    return function(*args, **kwargs)
+                    return check_returned(function, function(*args, **kwargs))
 
             return locked
 

@@ -187,7 +187,7 @@ class Lease:
         :raises LockLost: when it was lost before, or nothing answered until the local deadline.
         """
         self._check_here()
-        self._running.portal.call(self._core.release)
+        self._running.portal.call(self._core.release, within=self._core.remaining())
         here().released(self)
 
     def __enter__(self) -> Self:
@@ -257,7 +257,9 @@ class Lease:
             self._running.portal.start_soon(lambda: leave(self._core, self._body))
             error = self._core.lost
             return error.copy() if error is not None else None
-        return self._running.portal.call(lambda: leave(self._core, self._body))
+        return self._running.portal.call(
+            lambda: leave(self._core, self._body), within=self._core.remaining()
+        )
 
     def _leave_soon(self) -> None:
         self._leave_block()

@@ -218,7 +218,11 @@ class Acquirable:
         lease = Lease(
             self._client,
             running,
-            running.portal.call(acquire, lambda lease: leave(lease, body)),
+            running.portal.call(
+                acquire,
+                lambda lease: leave(lease, body),
+                within=core.ANSWER_WITHIN if timeout == 0 else timeout,
+            ),
             body,
         )
         me.acquired(lease)

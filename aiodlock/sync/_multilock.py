@@ -146,7 +146,9 @@ class MultiLock:
         async def take_back(leases: core.MultiLease) -> None:
             await leases._leave(wait=True)
 
-        return MultiLease(self._client, running, running.portal.call(acquire, take_back))
+        return MultiLease(
+            self._client, running, running.portal.call(acquire, take_back, within=timeout)
+        )
 
     def _watch(self, portal: Portal, leases: core.MultiLease) -> None:
         """Have the functions called when leases are lost. In the loop's thread."""

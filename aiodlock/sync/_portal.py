@@ -10,16 +10,19 @@ import asyncio
 import atexit
 import contextlib
 import contextvars
+import logging
 import os
 import signal
 import sys
 import threading
+from _thread import start_new_thread
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, Generic, TypeAlias, TypeVar, TypeVarTuple
 
-from .._errors import ClientClosed
+from .._errors import BackendUnavailable, ClientClosed
 
+_logger = logging.getLogger("aiodlock")
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
 TakeBack: TypeAlias = Callable[[_T], Coroutine[Any, Any, object]]
@@ -31,6 +34,10 @@ _JOIN_WITHIN = 3.0
 #: A fork waits so long for the thread to stand still, and the thread for the fork (seconds).
 _STOP_WITHIN = 1.0
 _LONGEST_FORK = 5.0
+#: What a call may take beyond its timeout before its thread asks whether the loop turns (seconds).
+_GRACE = 1.0
+#: A loop that turns does so within (seconds).
+_TURNS_WITHIN = 5.0
 #: Signals that the kernel sends to the thread that caused them. The others are for the main thread.
 _OWN_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 
@@ -39,12 +46,31 @@ _ADVICE = (
     "aiodlock.Client with await there, or call your function by asyncio.to_thread"
 )
 _ENDING = "aiodlock.sync has stopped, because this process is ending"
+_GREENLETS = (
+    "aiodlock.sync was called under gevent or eventlet, which have replaced threads by greenlets: its "
+    "event loop needs a thread of its own. Use workers that are threads or processes "
+    "(gunicorn -k gthread, celery -P threads or prefork)"
+)
+_STUCK = "the background thread of aiodlock.sync does not turn: a hook or a finalizer blocks it"
 
 
 def check_no_loop() -> None:
     """Raise in a thread whose event loop a blocking call would stop."""
     if asyncio._get_running_loop() is not None:
+        check_no_greenlets()
         raise RuntimeError(_ADVICE)
+
+
+def check_no_greenlets() -> None:
+    """Raise where threads are greenlets: all of them run in one thread, the loop's too."""
+    if start_new_thread.__module__ != "_thread" or getattr(
+        threading.Lock, "__module__", ""
+    ).startswith(("gevent", "eventlet")):
+        raise RuntimeError(_GREENLETS)
+
+
+class _Ending(RuntimeError):
+    """The process is ending, or the thread has."""
 
 
 class _Call(Generic[_T]):
@@ -53,7 +79,7 @@ class _Call(Generic[_T]):
     Mutable state: ``result`` and ``error`` (set by the loop before ``ended`` is released), ``_task``.
     """
 
-    __slots__ = ("_call", "_context", "_loop", "_task", "ended", "error", "result")
+    __slots__ = ("_among", "_call", "_context", "_loop", "_task", "ended", "error", "result")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, call: Callable[[], Coroutine[Any, Any, _T]]
@@ -63,10 +89,16 @@ class _Call(Generic[_T]):
         # Tracing finds the span of the calling thread.
         self._context = contextvars.copy_context()
         self._task: asyncio.Task[None] | None = None
+        self._among: set[_Call[Any]] | None = None
         self.ended: threading.Lock = threading.Lock()
         self.ended.acquire()
         self.result: _T | None = None
         self.error: BaseException | None = None
+
+    def among(self, calls: set[_Call[Any]]) -> None:
+        """Be one of these until it has ended."""
+        calls.add(self)
+        self._among = calls
 
     def start(self) -> None:
         """Begin, in the loop's thread."""
@@ -80,6 +112,18 @@ class _Call(Generic[_T]):
         except BaseException as error:
             self.error = error
         finally:
+            self._end()
+
+    def fail(self, error: BaseException) -> None:
+        """End a call whose coroutine will not: the loop is lost. In the loop's thread."""
+        if self.ended.locked():
+            self.error = error
+            self._end()
+
+    def _end(self) -> None:
+        if self._among is not None:
+            self._among.discard(self)
+        with contextlib.suppress(RuntimeError):  # ended already
             self.ended.release()
 
     async def undo(self, take_back: TakeBack[_T] | None) -> None:
@@ -149,7 +193,11 @@ class _Loop(asyncio.SelectorEventLoop):
 class Portal:
     """The thread and its loop.
 
-    Mutable state: ``_at_exit`` (what is closed when the process ends), ``ended``.
+    Nothing that runs in the thread ends it (``sys.exit()`` in a hook is logged), but ``stop``. If it is
+    lost all the same, its calls end, and ``portal()`` makes another.
+
+    Mutable state: ``_at_exit`` (what is closed when the process ends), ``_calls`` (that threads wait for),
+    ``stopped`` (on purpose: no other is made), ``ended``.
     """
 
     def __init__(self) -> None:
@@ -157,26 +205,57 @@ class Portal:
         # Not the policy's: what a fork does to another loop is not known here.
         self.loop: asyncio.AbstractEventLoop = _Loop()
         self.ended: bool = False
+        self.stopped: bool = False
         self._signals: set[Any] = set()
         self._at_exit: dict[object, Callable[[], Coroutine[Any, Any, None]]] = {}
-        # A daemon: the interpreter joins other threads before it calls what atexit was given.
-        self._thread = threading.Thread(target=self._run, name="aiodlock.sync", daemon=True)
-        self._thread.start()
+        self._calls: set[_Call[Any]] = set()
+        self._thread: threading.Thread | None = None
+        self._claim = threading.Lock()
+        self._gone = threading.Lock()
+        self._gone.acquire()
+
+    def start(self) -> None:
+        """Start the thread, once: also when a signal handler calls this within the first call."""
+        if not self._claim.locked():
+            # Not a threading.Thread: a signal handler that raised would leave half of one behind, and
+            # the interpreter joins those that are no daemons before it calls what atexit was given.
+            start_new_thread(self._run, ())
 
     def _run(self) -> None:
+        if not self._claim.acquire(blocking=False):
+            return  # another was started meanwhile
         if hasattr(signal, "pthread_sigmask"):
             # A signal that arrives here would not wake a main thread that waits for a lock.
             self._signals = signal.pthread_sigmask(
                 signal.SIG_BLOCK, signal.valid_signals() - _OWN_SIGNALS
             )
+        self._thread = threading.current_thread()
+        self._thread.name = "aiodlock.sync"
+        sys.settrace(threading.gettrace())
+        sys.setprofile(threading.getprofile())
         try:
-            self.loop.run_forever()
+            self._turn()
             for task in asyncio.all_tasks(self.loop):
                 task.cancel()
             self.loop.run_until_complete(self._settle())
         finally:
             self.ended = True
-            self.loop.close()
+            for call in tuple(self._calls):
+                call.fail(ClientClosed("the thread of aiodlock.sync has ended"))
+            with contextlib.suppress(Exception):
+                self.loop.close()
+            self._gone.release()
+
+    def _turn(self) -> None:
+        while True:
+            try:
+                self.loop.run_forever()
+            except BaseException:  # sys.exit() in a hook or a finalizer ends no thread of ours
+                _logger.exception(
+                    "the thread of aiodlock.sync goes on after", extra={"event": "thread_goes_on"}
+                )
+            if self.stopped or sys.is_finalizing() or self.loop.is_closed():
+                return
 
     async def _settle(self) -> None:
         current = asyncio.current_task()
@@ -186,18 +265,26 @@ class Portal:
         await self.loop.shutdown_asyncgens()
 
     def call(
-        self, call: Callable[[], Coroutine[Any, Any, _T]], take_back: TakeBack[_T] | None = None
+        self,
+        call: Callable[[], Coroutine[Any, Any, _T]],
+        take_back: TakeBack[_T] | None = None,
+        *,
+        within: float | None = None,
     ) -> _T:
         """Run the coroutine on the loop and return its result in this thread.
 
         When a signal handler raises meanwhile (KeyboardInterrupt), the coroutine is cancelled and
-        awaited; what it returned all the same goes to ``take_back``.
+        awaited; what it returned all the same goes to ``take_back``. The same when it has not ended
+        ``within`` that many seconds, and the loop does not turn.
+
+        :raises BackendUnavailable: when the loop does not turn.
         """
         check_no_loop()
         made = _Call(self.loop, call)
         try:
+            made.among(self._calls)
             self._soon(made.start)
-            made.ended.acquire()
+            self._wait(made, within)
             if made.error is None:
                 return made.result  # type: ignore[return-value]
         except BaseException:
@@ -209,26 +296,52 @@ class Portal:
             # The error knows this frame: without this, each would keep the other alive.
             made.error = None
 
+    def _wait(self, made: _Call[Any], within: float | None) -> None:
+        if self.ended:
+            made.fail(ClientClosed("the thread of aiodlock.sync has ended"))
+        if within is None:
+            made.ended.acquire()
+            return
+        if made.ended.acquire(timeout=min(within + _GRACE, threading.TIMEOUT_MAX)):
+            return
+        pause = _GRACE
+        while not made.ended.acquire(timeout=pause):
+            if not self._turns():
+                raise BackendUnavailable(_STUCK)
+            pause = min(2 * pause, 30.0)
+
+    def _turns(self) -> bool:
+        turned = threading.Lock()
+        turned.acquire()
+        self._soon(turned.release)
+        return turned.acquire(timeout=_TURNS_WITHIN)
+
     def _abandon(self, made: _Call[_T], take_back: TakeBack[_T] | None) -> None:
         undone = _Call(self.loop, lambda: made.undo(take_back))
-        with contextlib.suppress(RuntimeError):  # the process is ending
+        with contextlib.suppress(_Ending):
             self._soon(undone.start)
             undone.ended.acquire(timeout=_LEAVE_WITHIN)
 
     def start_soon(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         """Run the coroutine on the loop; nobody waits for it. From any thread, the loop's too."""
-        with contextlib.suppress(RuntimeError):  # the process is ending
+        with contextlib.suppress(_Ending):
             self._soon(_Call(self.loop, call).start)
 
-    def _soon(self, start: Callable[[], None]) -> None:
+    def call_later(self, seconds: float, call: Callable[[], object]) -> None:
+        """Call it in the loop's thread. From any thread, in the middle of anything."""
+        with contextlib.suppress(_Ending):
+            self._soon(lambda: self.loop.call_later(seconds, call))
+
+    def _soon(self, start: Callable[[], object]) -> None:
+        # The thread runs no more when the interpreter ends, and whoever waited for it would for ever.
+        if sys.is_finalizing() or self.loop.is_closed():
+            raise _Ending(_ENDING)
         try:
-            if (
-                sys.is_finalizing()
-            ):  # the thread runs no more, and whoever waited for it would for ever
-                raise RuntimeError
             self.loop.call_soon_threadsafe(start)
         except RuntimeError:
-            raise RuntimeError(_ENDING) from None
+            if self.loop.is_closed():
+                raise _Ending(_ENDING) from None
+            raise  # a RecursionError is one too
 
     def start_thread(self, run: Callable[[], object], name: str) -> None:
         """Start a thread that knows nothing of this one: not of the signals that are blocked here."""
@@ -260,7 +373,7 @@ class Portal:
             stands.release()
             go_on.acquire(timeout=_LONGEST_FORK)
 
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(_Ending):
             self._soon(stand)
             stands.acquire(timeout=_STOP_WITHIN)
         return go_on
@@ -273,14 +386,17 @@ class Portal:
         async def close() -> None:
             closing = [one() for one in self._at_exit.values()]
             await asyncio.gather(*closing, return_exceptions=True)
+            self.stopped = True
             self.loop.stop()
 
         self.start_soon(close)
-        self._thread.join(_JOIN_WITHIN)
+        if not self._gone.acquire(timeout=_JOIN_WITHIN):
+            self.stopped = True
 
 
-_portal: Portal | None = None
-_making = threading.Lock()
+#: The portal of this process, behind those that were lost. Changed by steps that no signal handler divides.
+_portals: dict[tuple[int, int], Portal] = {}
+_lost = 0
 
 
 class _Forking(threading.local):
@@ -295,30 +411,41 @@ _inherited: list[Portal] = []
 
 
 def portal() -> Portal:
-    """Return the portal of this process; the first call makes it."""
-    found = _portal
-    if found is not None and found.pid == os.getpid():
-        return found
-    return _make()
+    """Return the portal of this process; the first call makes it, and the first after it was lost."""
+    found = _present()
+    if found is None or (found.ended and not found.stopped):
+        return _make(found)
+    if not found.ended:
+        found.start()
+    return found
 
 
-def _make() -> Portal:
-    global _portal
-    with _making:
-        if _portal is None or _portal.pid != os.getpid():
-            if (
-                sys.is_finalizing()
-            ):  # before Python 3.13 a thread that is started now hangs its starter
-                raise RuntimeError(_ENDING)
-            _portal = Portal()
-            if _portal.pid != _imported_in:
-                atexit.register(_at_exit)  # multiprocessing clears the list in its children
-        return _portal
+def _present() -> Portal | None:
+    return _portals.get((os.getpid(), _lost))
+
+
+def _make(before: Portal | None) -> Portal:
+    """Make one. Two threads, or a thread and its signal handler, may both: one of both is used."""
+    global _lost
+    check_no_greenlets()
+    if sys.is_finalizing():  # before Python 3.13 a thread that is started now hangs its starter
+        raise _Ending(_ENDING)
+    key = os.getpid(), _lost + (before is not None)
+    made = Portal()
+    found = _portals.setdefault(key, made)
+    if found is not made:
+        made.loop.close()
+    elif before is None and found.pid != _imported_in:
+        atexit.register(_at_exit)  # multiprocessing clears the list in its children
+    _lost = key[1]
+    found.start()
+    return found
 
 
 def _at_exit() -> None:
-    if _portal is not None:
-        _portal.stop()
+    present = _present()
+    if present is not None:
+        present.stop()
 
 
 def _before_fork() -> None:
@@ -326,8 +453,9 @@ def _before_fork() -> None:
 
     Such as that of a module that it imports: seen, as a child that waited for ever.
     """
-    if _portal is not None and _portal.pid == os.getpid():
-        _forking.go_on = _portal.stand_still()
+    present = _present()
+    if present is not None:
+        _forking.go_on = present.stand_still()
 
 
 def _after_fork_in_parent() -> None:
@@ -337,11 +465,9 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _portal, _making
     _forking.go_on = None
-    _making = threading.Lock()  # another thread of the parent may have had it
-    before, _portal = _portal, None
-    if before is not None:
+    while _portals:
+        _, before = _portals.popitem()
         _inherited.append(before)
         _cut_off(before.loop)
 

@@ -60,7 +60,8 @@ class SimPortal(_portal.Portal):
     def __init__(self, simulation: Threads, process: Process) -> None:
         self.pid = os.getpid()
         self.loop = process.loop
-        self.ended = False
+        self.ended = self.stopped = False
+        self._calls = set()
         self._simulation = simulation
         self._process = process
         self._at_exit: dict[object, Callable[[], Coroutine[Any, Any, None]]] = {}
@@ -69,6 +70,8 @@ class SimPortal(_portal.Portal):
         self,
         call: Callable[[], Coroutine[Any, Any, _T]],
         take_back: Callable[[_T], Coroutine[Any, Any, object]] | None = None,
+        *,
+        within: float | None = None,  # the loop always turns
     ) -> _T:
         calls, mine = self._simulation.calls[current()], object()
 
@@ -91,7 +94,7 @@ class ThreadClient(sync.Client):
     def __init__(self, simulation: Simulation, process: Process, **options: Any) -> None:
         self._template = SimClient(simulation, process, **options)
         self._pid = os.getpid()
-        self._running = None
+        self._runnings = {}
         self._entered = False
         self._closed = False
 
@@ -275,8 +278,7 @@ class Threads(MachineSimulation):
                 self._use(process, client)
 
     def _use(self, process: Process, client: ThreadClient) -> None:
-        assert client._running is not None
-        session: Any = client._running.inner._session
+        session: Any = client._runnings[os.getpid()].inner._session
         sessions = self.checkers.sessions.setdefault(process, [])
         sessions.append(session)
         self.checkers.entered(session)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,3 +64,68 @@ def test_what_is_refused(threads: sync.Client) -> None:
         threads.locked("x", blocking_timeout=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="must be a str"):
         threads.locked("{a}")(takes)(True)
+
+
+async def _coroutine() -> None: ...
+
+
+async def _numbers() -> AsyncIterator[int]:
+    yield 1
+
+
+@contextmanager
+def _manager() -> Iterator[None]:
+    yield
+
+
+@asynccontextmanager
+async def _async_manager() -> AsyncIterator[None]:
+    yield
+
+
+class _Awaitable:
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+LATER: dict[str, Callable[[], Any]] = {
+    "coroutine": _coroutine,
+    "generator": lambda: (number for number in (1, 2)),
+    "async generator": _numbers,
+    "manager": _manager,
+    "async manager": _async_manager,
+    "future": Future,
+    "awaitable": _Awaitable,
+}
+
+
+@pytest.mark.parametrize("what", LATER)
+def test_what_would_run_when_the_lock_is_released_already_is_refused(
+    threads: sync.Client, what: str
+) -> None:
+    made = LATER[what]
+
+    @functools.wraps(made)
+    def job() -> Any:
+        returned.append(made())
+        return returned[-1]
+
+    del job.__wrapped__  # type: ignore[attr-defined]
+    returned: list[Any] = []
+    for decorate in (threads.locked("x"), threads.once_per("x", keep=60)):
+        with pytest.raises(TypeError, match="released already"):
+            decorate(job)()
+        assert not threads.lock("x").locked()
+    assert not threads.forget("x")
+    if what == "coroutine":
+        assert all(inspect.getcoroutinestate(one) == "CORO_CLOSED" for one in returned)
+    if what == "generator":
+        assert all(inspect.getgeneratorstate(one) == "GEN_CLOSED" for one in returned)
+    if what == "future":
+        assert all(one.cancelled() for one in returned)
+
+
+def test_what_is_a_value_is_returned(threads: sync.Client, tmp_path: Path) -> None:
+    opened = threads.locked("x")(lambda: (tmp_path / "x").open("w"))()
+    opened.close()
+    assert threads.locked("x")(lambda: [1])() == [1]

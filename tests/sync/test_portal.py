@@ -1,0 +1,194 @@
+"""Nothing that runs in the background thread ends it, and no call waits longer than its timeout."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import pytest
+
+import aiodlock
+from aiodlock import sync
+
+from ..servers import Store
+from .conftest import MakeSync, until
+
+pytestmark = pytest.mark.stores("memory", "valkey9")
+
+
+class Exits(sync.Hooks):
+    """Calls sys.exit() wherever it is told of something."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+        self.told: list[str] = []
+
+    def _raise(self, what: str) -> None:
+        self.told.append(what)
+        raise self.error
+
+    def acquiring(self, request: aiodlock.RequestInfo) -> None:
+        self._raise("acquiring")
+
+    def acquired(self, request: aiodlock.RequestInfo, waited: float) -> None:
+        self._raise("acquired")
+
+    def released(self, request: aiodlock.RequestInfo, held: float) -> None:
+        self._raise("released")
+
+    def lost(self, request: aiodlock.RequestInfo, held: float, reason: str) -> None:
+        self._raise("lost")
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_hook_that_exits_ends_neither_the_thread_nor_a_call(
+    make_sync: MakeSync, error: type[BaseException]
+) -> None:
+    client, other = make_sync(), make_sync()
+    kept, hooks = other.lock("kept").acquire(), Exits(error)
+    client.add_hooks(hooks)
+    lease = client.lock("x").acquire()
+    other.break_lock("x")
+    until(lambda: "lost" in hooks.told)
+    assert lease.lost is not None
+    with client.lock("y", timeout=2):
+        pass
+    until(lambda: "released" in hooks.told)
+    assert kept.held
+    kept.extend()
+    kept.release()
+
+
+@pytest.mark.parametrize("how", ["exit", "stop"])
+def test_callback_that_exits_or_stops_the_loop_does_not_end_the_thread(
+    threads: sync.Client, how: str
+) -> None:
+    with threads.lock("x"):
+        loop = threads._use().portal.loop
+        call: Callable[[], object] = sys.exit if how == "exit" else loop.stop
+        loop.call_soon_threadsafe(call)
+        with threads.lock("y", timeout=5) as lease:
+            assert lease.held
+
+
+def test_call_does_not_wait_for_a_thread_that_is_blocked(make_sync: MakeSync) -> None:
+    client, go_on = make_sync(), threading.Event()
+    with client.lock("x"):
+        pass
+    client._use().portal.loop.call_soon_threadsafe(go_on.wait, 60)
+    started = time.monotonic()
+    try:
+        with pytest.raises(sync.BackendUnavailable, match="does not turn"):
+            client.lock("y").acquire(timeout=0.1)
+        assert time.monotonic() - started < 30
+    finally:
+        go_on.set()
+    with client.lock("y", timeout=5):
+        pass
+
+
+def test_another_thread_begins_when_one_is_lost(make_sync: MakeSync) -> None:
+    client = make_sync()
+    with client.lock("x"):
+        pass
+    lost = client._use().portal
+    lost.stopped = True  # as nothing but the end of a process does
+    lost.loop.call_soon_threadsafe(lost.loop.stop)
+    until(lambda: lost.ended)
+    lost.stopped = False
+    with client.lock("y", timeout=5) as lease:
+        assert lease.held
+        assert client._use().portal is not lost
+
+
+def test_recursion_without_end_is_told_as_such(threads: sync.Client) -> None:
+    def walk() -> None:
+        with threads.lock("x"):
+            walk()
+
+    with threads.lock("before"):
+        pass
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 150)
+    try:
+        with pytest.raises(RecursionError):
+            walk()
+    finally:
+        sys.setrecursionlimit(limit)
+    with threads.lock("x", timeout=10):
+        pass
+
+
+_SIGNALLED = """
+import os, signal, sys, threading
+from aiodlock import sync
+
+url, off, raises = sys.argv[1], float(sys.argv[2]), sys.argv[3] == "raises"
+locks = sync.Client(url, ttl=20)
+
+
+class Raised(BaseException):
+    pass
+
+
+def handler(*_):
+    if raises:
+        raise Raised
+    with locks.lock("y", timeout=3):
+        pass
+
+
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, off)
+try:
+    with locks.lock("x", timeout=3):
+        pass
+except Raised:
+    pass
+signal.setitimer(signal.ITIMER_REAL, 0)
+with locks.lock("x", timeout=5):
+    pass
+assert [one.name for one in threading.enumerate()].count("aiodlock.sync") == 1
+assert len(locks._runnings) == 1
+"""
+
+
+@pytest.mark.stores("valkey9")
+@pytest.mark.parametrize("what", ["locks", "raises"])
+def test_signal_handler_within_the_first_call(store: Store, what: str) -> None:
+    for number in range(12):
+        off = 1e-4 + number * 7e-4
+        subprocess.run(
+            [sys.executable, "-c", _SIGNALLED, store.url, str(off), what], timeout=60, check=True
+        )
+
+
+def test_handler_at_any_step_of_the_first_use(make_sync: MakeSync) -> None:
+    """As a signal handler or a finalizer would, in the middle of anything."""
+    used = 0
+
+    def step(frame: FrameType, event: str, _: object) -> None:
+        nonlocal used
+        if "/sync/" in frame.f_code.co_filename and event == "call" and used < 50:
+            used += 1
+            sys.setprofile(None)
+            try:
+                client._use()
+            finally:
+                sys.setprofile(step)
+
+    client = make_sync()
+    sys.setprofile(step)
+    try:
+        client._use()
+    finally:
+        sys.setprofile(None)
+    assert used > 1
+    assert len(client._runnings) == 1
+    with client.lock("x", timeout=5):
+        pass
