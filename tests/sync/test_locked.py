@@ -110,7 +110,7 @@ def test_what_would_run_when_the_lock_is_released_already_is_refused(
         returned.append(made())
         return returned[-1]
 
-    del job.__wrapped__  # type: ignore[attr-defined]
+    del job.__wrapped__
     returned: list[Any] = []
     for decorate in (threads.locked("x"), threads.once_per("x", keep=60)):
         with pytest.raises(TypeError, match="released already"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 import threading
@@ -104,24 +103,6 @@ def test_another_thread_begins_when_one_is_lost(make_sync: MakeSync) -> None:
     with client.lock("y", timeout=5) as lease:
         assert lease.held
         assert client._use().portal is not lost
-
-
-def test_recursion_without_end_is_told_as_such(threads: sync.Client) -> None:
-    def walk() -> None:
-        with threads.lock("x"):
-            walk()
-
-    with threads.lock("before"):
-        pass
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(len(inspect.stack(0)) + 150)
-    try:
-        with pytest.raises(RecursionError):
-            walk()
-    finally:
-        sys.setrecursionlimit(limit)
-    with threads.lock("x", timeout=10):
-        pass
 
 
 _SIGNALLED = """
