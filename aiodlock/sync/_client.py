@@ -290,6 +290,7 @@ class Client:
                     "'with client:', or make another",
                     name=name,
                 )
+            running = self._runnings.get(os.getpid())
             if running is not None and running.portal is not through:
                 self._runnings.pop(os.getpid(), None)  # the thread that it ran in was lost
             check_memory(self._template._described, self._pid)

@@ -317,6 +317,7 @@ class Portal:
         return turned.acquire(timeout=_TURNS_WITHIN)
 
     def _abandon(self, made: _Call[_T], take_back: TakeBack[_T] | None) -> None:
+        self._calls.discard(made)  # nobody waits: if it was never begun, it will not end
         undone = _Call(self.loop, lambda: made.undo(take_back))
         with contextlib.suppress(_Ending):
             self._soon(undone.start)
@@ -415,8 +416,9 @@ def portal() -> Portal:
     found = _present()
     if found is None or (found.ended and not found.stopped):
         return _make(found)
-    if not found.ended:
-        found.start()
+    if found.ended:
+        raise _Ending(_ENDING)
+    found.start()
     return found
 
 

@@ -44,9 +44,23 @@ def _without(target: object, name: str, value: Callable[..., Any]) -> Prepare:
     return prepare
 
 
+class _OneContext:
+    """A context variable that all contexts share."""
+
+    def __init__(self) -> None:
+        self.value: tuple[int, ...] = ()
+
+    def get(self) -> tuple[int, ...]:
+        return self.value
+
+    def set(self, value: tuple[int, ...]) -> None:
+        self.value = value
+
+
 def _one_here(simulation: Simulation) -> None:
     """All threads of all processes share their open blocks."""
     shared = _blocks.Here()
+    simulation.patch(_blocks, "_inside", _OneContext())
     for module in (_blocks, _lease, _lock):
         simulation.patch(module, "here", lambda: shared)
 

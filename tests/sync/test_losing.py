@@ -346,8 +346,10 @@ def test_body_does_not_begin_when_its_lease_ends_on_the_way_into_the_thread(
     made = MAKERS[what](client)
     call = Portal.call
 
-    def call_and_end_it(portal: Portal, work: Any, take_back: Any = None) -> Any:
-        result = call(portal, work, take_back)
+    def call_and_end_it(
+        portal: Portal, work: Any, take_back: Any = None, *, within: float | None = None
+    ) -> Any:
+        result = call(portal, work, take_back, within=within)
         if take_back is not None:  # granted
             monkeypatch.undo()
             if how == "interrupted":

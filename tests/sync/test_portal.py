@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import pytest
 
 import aiodlock
 from aiodlock import sync
+from aiodlock.sync import _portal
 
 from ..servers import Store
 from .conftest import MakeSync, until
@@ -149,27 +151,41 @@ def test_signal_handler_within_the_first_call(store: Store, what: str) -> None:
         )
 
 
-def test_handler_at_any_step_of_the_first_use(make_sync: MakeSync) -> None:
-    """As a signal handler or a finalizer would, in the middle of anything."""
-    used = 0
+def use_at(client: sync.Client, at: int) -> bool:
+    """Use the client, and again where that calls its function of that number; return if there was one."""
+    steps = 0
 
     def step(frame: FrameType, event: str, _: object) -> None:
-        nonlocal used
-        if "/sync/" in frame.f_code.co_filename and event == "call" and used < 50:
-            used += 1
-            sys.setprofile(None)
-            try:
+        nonlocal steps
+        if "/sync/" in frame.f_code.co_filename and event == "call":
+            steps += 1
+            if steps == at:
+                sys.setprofile(None)
                 client._use()
-            finally:
-                sys.setprofile(step)
 
-    client = make_sync()
     sys.setprofile(step)
     try:
         client._use()
     finally:
         sys.setprofile(None)
-    assert used > 1
-    assert len(client._runnings) == 1
-    with client.lock("x", timeout=5):
-        pass
+    return steps >= at
+
+
+@pytest.mark.stores("memory")
+def test_handler_at_any_step_of_the_first_use(
+    make_sync: MakeSync, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a signal handler or a finalizer would, in the middle of anything."""
+    for at in itertools.count(1):
+        monkeypatch.setattr(_portal, "_portals", {})
+        client = make_sync()
+        reached = use_at(client, at)
+        assert len(client._runnings) == 1
+        assert len(_portal._portals) == 1
+        with client.lock("x", timeout=5):
+            pass
+        client.close()
+        _portal.portal().stop()
+        if not reached:
+            break
+    assert at > 8
