@@ -1,7 +1,9 @@
-"""What each thread is inside of: its open ``with`` blocks, and which of them an exit belongs to."""
+"""What each thread holds: its open ``with`` blocks, which of them an exit belongs to, and holds without."""
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -11,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from .._bodies import refuse
+from .._clock import now
 from .._lock import OwnRequests
 
 if TYPE_CHECKING:
@@ -28,33 +31,65 @@ _L = TypeVar("_L", bound=_Enterable)
 #: An open block: its thread's ``Here``, weakly, what was entered, and the frame that has entered it.
 Block: TypeAlias = "tuple[weakref.ref[Here], _L, FrameType]"
 
+_logger = logging.getLogger("aiodlock")
 _MANY = 64
+#: How often it is looked for holds that nobody releases, and how often each is told of (seconds).
+LOOK_EVERY = 1.0
+_TELL_EVERY = 600.0
 _numbers = count(1)
 #: The numbers of the blocks that were entered in the running context. Pools run each of their jobs in a
 #: context of its own: a thread that has entered a block in one job is not inside of it in the next.
 _inside: ContextVar[tuple[int, ...]] = ContextVar("aiodlock_inside", default=())
 
 
+#: Of each thread that has used this module.
+_everyone: dict[int, weakref.ref[Here]] = {}
+
+
 class Here:
     """One thread's own, gone with the thread.
 
-    Mutable state: ``blocks`` (leases whose block this thread has entered and nobody has left), ``_holds``
-    (all leases that it acquired, weakly).
+    Mutable state: ``blocks`` (leases whose block this thread has entered and nobody has left), ``bare``
+    (what it has acquired without a block and nobody has released), ``_holds`` (all leases that it
+    acquired, weakly).
     """
 
-    __slots__ = ("__weakref__", "_holds", "blocks", "ref")
+    __slots__ = ("__weakref__", "_holds", "bare", "blocks", "ident", "ref")
 
     def __init__(self) -> None:
         self.blocks: list[Lease] = []
+        self.bare: dict[core.Lease, Bare] = {}
         self._holds: list[weakref.ref[Lease]] = []
-        self.ref: weakref.ref[Here] = weakref.ref(self)
+        self.ident = threading.get_ident()
+        key = id(self)
+        self.ref: weakref.ref[Here] = weakref.ref(self, lambda _: _everyone.pop(key, None))
+        _everyone[key] = self.ref
+
+    def __del__(self) -> None:
+        # At the end of the thread. Each in the loop's thread: where warnings are errors, one raises.
+        for bare in tuple(self.bare.values()):
+            bare.lease._forget()
 
     def enter(self, lease: Lease) -> None:
         """Be inside of the lease's block, in this context."""
-        lease._number, known = next(_numbers), _inside.get()
-        others = [other._number for other in tuple(self.blocks) if other._number in known]
-        _inside.set((*others, lease._number))
+        self._number(lease)
         self.blocks.append(lease)
+
+    def _number(self, lease: Lease) -> None:
+        lease._number, known = next(_numbers), _inside.get()
+        mine = (*self.blocks, *(bare.lease for bare in tuple(self.bare.values())))
+        others = [other._number for other in mine if other._number in known]
+        _inside.set((*others, lease._number))
+
+    def keep(self, lease: Lease, twin: Lease) -> None:
+        """Hold what was acquired without a block, also when the caller drops its lease."""
+        if len(self.bare) >= _MANY:
+            for known, bare in tuple(self.bare.items()):
+                if not bare.lease.held and bare.given() is None:
+                    self.bare.pop(known, None)
+        self._number(twin)
+        self.acquired(twin)
+        self.bare[lease._core] = Bare(twin, weakref.ref(lease), _job(), now())
 
     def acquired(self, lease: Lease) -> None:
         """Remember the lease for ``Lock.release``."""
@@ -68,12 +103,14 @@ class Here:
     def released(self, lease: Lease) -> None:
         """Forget it, if it is the latest; else that is done later."""
         holds = self._holds
-        if holds and holds[-1]() is lease:
+        while holds and ((known := holds[-1]()) is None or known is lease or known._is_over()):
             holds.pop()
 
     def forget(self, leases: Sequence[Lease]) -> None:
         """Let ``Lock.release`` know nothing of these any more."""
         self._holds[:] = [ref for ref in self._holds if ref() not in leases]
+        for lease in leases:
+            self.bare.pop(lease._core, None)
 
     def holds(
         self, running: Running, kind: str, name: str, mode: str, owner: str | None
@@ -94,7 +131,7 @@ class Here:
         return found
 
     def own(self, running: Running, *names: str) -> OwnRequests:
-        """Return what the open blocks of this thread hold, of these names and of all."""
+        """Return what this thread holds of these names, and what its open blocks hold of all."""
         named: dict[str, list[core.Lease]] = {}
         inside: list[core.Lease] = []
         known = _inside.get()
@@ -105,7 +142,109 @@ class Here:
             request = lease._core._request
             if request.name in names and request.terms.kind != "semaphore":
                 named.setdefault(request.name, []).append(lease._core)
+        if self.bare:
+            job = _job()
+            for bare in tuple(self.bare.values()):
+                if bare.lease._running is running and bare.lease.name in names and bare.lets_in():
+                    if bare.lease._number in known and bare.is_of(job):
+                        named.setdefault(bare.lease.name, []).append(bare.lease._core)
+                    else:
+                        bare.tell_of_job()
         return OwnRequests(named, tuple(inside))
+
+
+class Bare:
+    """What a thread has acquired without a block.
+
+    ``lease`` is a twin of the one that the caller got (``given``), for that one keeps the client.
+
+    Mutable state: ``_told_of_job``, ``_tell_at`` (when it is told of next).
+    """
+
+    __slots__ = ("_job", "_tell_at", "_told_of_job", "given", "lease")
+
+    def __init__(
+        self, lease: Lease, given: weakref.ref[Lease], job: object, acquired_at: float
+    ) -> None:
+        self.lease = lease
+        self.given = given
+        self._job = None if job is None else weakref.ref(job)
+        self._told_of_job = False
+        self._tell_at = acquired_at + 3 * lease.ttl
+
+    def lets_in(self) -> bool:
+        """Whether its own job may acquire the name again through it."""
+        return self.lease._core._request.terms.kind != "semaphore" and self.lease.held
+
+    def is_of(self, job: object | None) -> bool:
+        """Whether that job of a pool has acquired it; None: no pool's."""
+        return job is (None if self._job is None else self._job()) and (
+            job is not None or self._job is None
+        )
+
+    def tell_of_job(self) -> None:
+        """Warn, once, that a job waits for what another one of the same thread holds."""
+        if self._told_of_job or self.lease.mode != "exclusive":
+            return
+        self._told_of_job = True
+        _logger.warning(
+            "%r is held by an earlier job of this thread, which has not released it; the job that asks for "
+            "it now is another owner: it waits. Use 'with', or release() in the same job",
+            self.lease.name,
+            extra={"event": "waits_for_job", "lock": self.lease.name},
+        )
+
+    def tell_if_long(self, moment: float) -> None:
+        """Warn of a lease that nobody references and nobody has released for long."""
+        if moment < self._tell_at or self.given() is not None or not self.lease.held:
+            return
+        self._tell_at = moment + _TELL_EVERY
+        _logger.warning(
+            "%r (token %d) is held by a thread without a block, nobody references the lease, and it is "
+            "extended until the thread ends: release it in that thread, or bound it with max_hold=",
+            self.lease.name,
+            self.lease.token,
+            extra={"event": "held_for_long", "lock": self.lease.name},
+        )
+
+
+def watch(running: Running) -> bool:
+    """Tell of holds that nobody releases; return whether any are left. In the loop's thread."""
+    moment, left = now(), False
+    for ref in tuple(_everyone.values()):
+        one = ref()
+        for bare in tuple(one.bare.values()) if one is not None else ():
+            if bare.lease._running is running:
+                left = True
+                bare.tell_if_long(moment)
+    return left
+
+
+def _job() -> object | None:
+    """Return which job of a ThreadPoolExecutor runs: before Python 3.14 they have no own context."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if (
+            frame.f_code.co_name == "run"
+            and frame.f_globals.get("__name__") == "concurrent.futures.thread"
+        ):
+            job: object = frame.f_locals.get("self")
+            return job
+        frame = frame.f_back
+    return None
+
+
+def holding_threads(
+    running: Running, kind: str, name: str, mode: str, owner: str | None
+) -> list[str]:
+    """Return the names of the threads of this process that hold something of that description."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    every = [one for ref in tuple(_everyone.values()) if (one := ref()) is not None]
+    return [
+        names.get(one.ident, str(one.ident))
+        for one in every
+        if one.holds(running, kind, name, mode, owner)
+    ]
 
 
 class _Local(threading.local):

@@ -26,7 +26,7 @@ from .._model import Kind, LockInfo
 from .._once import recordable
 from .._options import check_timeout
 from .._request import State
-from ._blocks import here
+from ._blocks import LOOK_EVERY, here, watch
 from ._election import Election
 from ._iterate import iterate
 from ._lease import Lease
@@ -70,7 +70,7 @@ class Running:
     """One client in one process, from its first use to its closing.
 
     Mutable state, all changed in the loop's thread: ``is_open``, ``_opening`` (the task that connects),
-    ``_closing``.
+    ``_closing``. In any: ``_watching``.
     """
 
     def __init__(self, inner: core.Client, portal: Portal) -> None:
@@ -80,6 +80,7 @@ class Running:
         self.is_open: bool = False
         self._opening: asyncio.Task[None] | None = None
         self._closing = False
+        self._watching = False
 
     def call(
         self, call: Callable[[], Coroutine[Any, Any, _T]], take_back: TakeBack[_T] | None = None
@@ -92,6 +93,17 @@ class Running:
             return await call()
 
         return self.portal.call(opened, take_back, within=_CONNECT_WITHIN)
+
+    def watch(self) -> None:
+        """Look from time to time at what threads hold without a block. From any thread."""
+        if not self._watching:
+            self._watching = True
+            self.portal.call_later(LOOK_EVERY, self._look)
+
+    def _look(self) -> None:
+        self._watching = False
+        if self.is_open and watch(self):
+            self.watch()
 
     async def open(self) -> None:
         """Connect, once for all threads that need it."""

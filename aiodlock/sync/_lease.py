@@ -31,9 +31,10 @@ _logger = logging.getLogger("aiodlock")
 class Lease:
     """One acquisition of a lock, from the grant to its release or loss.
 
-    It belongs to no thread: any thread may ask it, extend it and release it. As a context manager it
-    releases on the way out, and raises ``LockLost`` there when the lease was lost. A lease that is
-    garbage-collected while it is held is released, with a ResourceWarning.
+    Any thread may ask it, extend it and release it. As a context manager it releases on the way out, and
+    raises ``LockLost`` there when the lease was lost. What ``acquire`` returns is held by the thread that
+    called it, also when this object is dropped: until it is released, or the thread ends (then with a
+    ResourceWarning).
 
     In a process forked from the one that acquired it the lease is not held: it stays with the parent.
 
@@ -43,15 +44,18 @@ class Lease:
     ```
     """
 
-    __slots__ = ("__weakref__", "_body", "_client", "_core", "_here", "_number", "_running")
+    __slots__ = (
+        *("__weakref__", "_body", "_client", "_core", "_here", "_number", "_owner", "_running"),
+    )
 
     def __init__(
-        self, client: Client, running: Running, lease: core.Lease, body: Body | None = None
+        self, client: Client | None, running: Running, lease: core.Lease, body: Body | None = None
     ) -> None:
         self._client = client  # a client that is collected is closed
         self._running = running
         self._core = lease
         self._here: weakref.ref[Here] | None = None
+        self._owner: weakref.ref[Here] | None = None
         self._number = 0
         self._body = body or Body()
 
@@ -187,7 +191,11 @@ class Lease:
         :raises LockLost: when it was lost before, or nothing answered until the local deadline.
         """
         self._check_here()
-        self._running.portal.call(self._core.release, within=self._core.remaining())
+        try:
+            self._running.portal.call(self._core.release, within=self._core.remaining())
+        finally:
+            if self._is_over():
+                self._let_go()
         here().released(self)
 
     def __enter__(self) -> Self:
@@ -201,6 +209,7 @@ class Lease:
         try:
             self._running.portal.call(lambda: arm(self._core, self._body))
             self._enter_block()
+            self._let_go()
         except BaseException:  # a signal handler raised: it is held as before
             self._leave_block()
             self._running.portal.start_soon(lambda: disarm(self._core, self._body))
@@ -229,6 +238,27 @@ class Lease:
 
     def _begin(self) -> None:
         begin(self, [self._core._request])
+
+    def _keep(self) -> None:
+        """Be this thread's until it is released: it was acquired without a block."""
+        me = here()
+        self._owner = me.ref
+        twin = Lease(None, self._running, self._core, self._body)
+        twin._owner = me.ref
+        me.keep(self, twin)
+        self._running.watch()
+
+    def _let_go(self) -> None:
+        """Be no thread's any more: it was released, or is in a block now."""
+        owner = self._owner() if self._owner is not None else None
+        if owner is not None:
+            owner.bare.pop(self._core, None)
+
+    def _forget(self) -> None:
+        """Release what an ended thread holds, in the background, with a warning."""
+        if self._is_here():
+            session, request, serial = self._core._session, self._core._request, self._core._serial
+            self._running.portal.call_later(0, partial(session.dropped, request, serial))
 
     def _check_thread(self) -> None:
         if self._here is not None and self._here() not in (None, here()):

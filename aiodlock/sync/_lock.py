@@ -12,7 +12,7 @@ from .. import _lock as core
 from .._errors import AcquireTimeout, NotHeld, WouldBlock
 from .._model import LockInfo, Mode
 from .._options import ATTRIBUTES_ELSEWHERE, Elsewhere, check_timeout, refuse_keywords
-from ._blocks import Block, Entered, here
+from ._blocks import Block, Entered, here, holding_threads
 from ._lease import Body, Lease, arm, call_when_lost, leave, wait_for_thread
 from ._options import UNSET
 
@@ -51,7 +51,8 @@ class Acquirable:
     def acquire(self, *, timeout: float | None = UNSET, **wrong: Never) -> Lease:
         """Wait for the turn and return the lease, which is to be released.
 
-        The hold belongs to the lease, not to the thread: another ``acquire`` of this thread waits for it.
+        The hold belongs to this thread, which may acquire the name again, in the same job of a pool. It
+        ends by ``Lock.release`` in this thread, by ``Lease.release`` in any, or with the thread.
 
         ```python
         lease = locks.lock("report").acquire(timeout=5)
@@ -104,17 +105,21 @@ class Acquirable:
         lock.release()  # in the same thread
         ```
 
-        :raises NotHeld: when this thread holds nothing of the kind, or has dropped the lease.
+        :raises NotHeld: when this thread holds nothing of the kind.
         :raises LockLost: once, when the thread has nothing left but what it has lost; or when nothing
             answered until the lease's deadline.
         """
         running, me = self._client._use(self.name), here()
         request, options = self._core, self._core._options
-        holds = me.holds(running, request._kind, self.name, request._mode, options.owner)
+        described = (running, request._kind, self.name, request._mode, options.owner)
+        holds = me.holds(*described)
         if not holds:
+            others = ", ".join(map(repr, holding_threads(*described)))
             raise NotHeld(
-                f"this thread holds no lease on {self.name!r} in {request._mode} mode: keep the lease that "
-                "acquire() returns, and call its release(), which any thread may",
+                f"this thread holds no lease on {self.name!r} in {request._mode} mode"
+                + (f" (thread {others} does)" if others else "")
+                + ": release in the thread that acquired, or keep the lease that acquire() returns and "
+                "call its release(), which any thread may",
                 name=self.name,
             )
         live = next((lease for lease in holds if lease.held), None)
@@ -225,9 +230,16 @@ class Acquirable:
             ),
             body,
         )
-        me.acquired(lease)
-        if not block:
+        if block:
+            me.acquired(lease)
+            return lease
+        try:
+            lease._keep()
             lease._begin()
+        except BaseException:  # lost on its way into this thread, or a signal handler raised
+            lease._let_go()
+            lease._leave_soon()
+            raise
         return lease
 
 
@@ -236,8 +248,8 @@ class Lock(Acquirable):
 
     ``with lock as lease:`` waits its turn. A thread cannot be cancelled: when the lease is lost,
     ``lease.held`` is False, ``on_lost`` is called if it is a function, and leaving the block raises
-    ``LockLost``. A thread that is in a block gets in again at once (in the same mode); a lease that was
-    acquired without a block lets nobody else in, its own thread neither.
+    ``LockLost``. A thread that holds it gets in again at once (in the same mode). The next job of a pool
+    that runs in the same thread does not: it waits.
 
     ```python
     lock = locks.lock("order:42", ttl=10)

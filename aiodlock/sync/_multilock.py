@@ -90,7 +90,14 @@ class MultiLock:
         if wrong:
             refuse_keywords("acquire()", wrong, ["timeout"])
         leases = self._acquire(self._timeout if timeout is UNSET else check_timeout(timeout))
-        leases._begin()
+        try:
+            for lease in leases.values():
+                lease._keep()
+            leases._begin()
+        except BaseException:  # lost on its way into this thread, or a signal handler raised
+            leases._let_go()
+            leases._leave_soon()
+            raise
         return leases
 
     def __enter__(self) -> MultiLease:
@@ -274,7 +281,12 @@ class MultiLease(Mapping[str, Lease]):
         :raises LockLost: when one was lost before, or not answered until its local deadline.
         """
         self._check_here()
-        self._running.portal.call(self._core.release)
+        try:
+            self._running.portal.call(self._core.release)
+        finally:
+            for lease in self._leases.values():
+                if lease._is_over():
+                    lease._let_go()
 
     def __enter__(self) -> Self:
         try:
@@ -287,6 +299,7 @@ class MultiLease(Mapping[str, Lease]):
             lease._check_thread()
         try:
             self._enter_block()
+            self._let_go()
         except BaseException:  # a signal handler raised: they are held as before
             self._leave_blocks()
             self._running.portal.start_soon(self._disarm)
@@ -328,6 +341,10 @@ class MultiLease(Mapping[str, Lease]):
         self._running.portal.call(arm_all)
         for lease in self._leases.values():
             lease._enter_block()
+
+    def _let_go(self) -> None:
+        for lease in self._leases.values():
+            lease._let_go()
 
     def _leave_blocks(self) -> None:
         for lease in self._leases.values():

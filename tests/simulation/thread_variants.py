@@ -126,8 +126,11 @@ THREAD_VARIANTS = {
         ("told",),
         kind=Threads,
     ),
-    "who watches over a lease keeps it": Variant(
-        _without(_lock, "call_when_lost", _keeps_the_lease),
+    "a hold outlives its thread while somebody watches over it": Variant(
+        both(
+            _without(_lock, "call_when_lost", _keeps_the_lease),
+            _without(_lease.Lease, "_forget", lambda _: None),
+        ),
         ("leak", "liveness"),
         kind=Threads,
     ),

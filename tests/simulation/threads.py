@@ -36,7 +36,7 @@ from aiodlock._options import _checked_before
 from aiodlock._request import Request
 from aiodlock._session import Session
 from aiodlock.backends.memory import sources as sources  # now: other seeds would not load it
-from aiodlock.sync import _client, _lease, _multilock, _portal
+from aiodlock.sync import _blocks, _client, _lease, _multilock, _portal
 from aiodlock.sync._lease import Lease
 from aiodlock.sync._lock import Acquirable
 
@@ -239,9 +239,16 @@ class Threads(MachineSimulation):
         self, process: Process, run: Callable[[], object], name: str, preempts: float | None = None
     ) -> Thread:
         """Let a process have one more thread."""
+
+        def run_to_its_end() -> None:
+            try:
+                run()
+            finally:  # in its turn, and not when the real thread ends
+                vars(_blocks._local).pop("here", None)
+
         thread = Thread(
             process,
-            run,
+            run_to_its_end,
             f"{name}.{len(self.threads)}",
             self.preempts if preempts is None else preempts,
         )
@@ -368,8 +375,7 @@ class Threads(MachineSimulation):
         elif kind < 0.10:
             self._bare_in_thread(lock, lock.acquire_nowait())
         elif kind < 0.12:
-            self._watch(lock, lock.acquire())  # and nobody has it any more
-            self.seen["dropped"] += 1
+            self._end_with_a_hold(process, lock)
         elif kind < 0.22:
             self._bare_in_thread(
                 lock, lock.acquire(timeout=rng.choice((None, style.hold, 3 * style.hold)))
@@ -508,6 +514,14 @@ class Threads(MachineSimulation):
                 self._hold_in_thread(lease, lock)
 
         self._join(self.start_thread(process, body, "body"))
+
+    def _end_with_a_hold(self, process: Process, lock: Acquirable) -> None:
+        def body() -> None:
+            with suppress(*_EXPECTED):
+                self._watch(lock, lock.acquire())  # and nobody has it any more
+                self.seen["dropped"] += 1
+
+        self._join(self.start_thread(process, body, "drops"))
 
     def _leave_in_another_thread(self, process: Process, client: ThreadClient) -> None:
         """Of one object that all threads of the client use, in blocks of their own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -51,6 +52,13 @@ def until(happened: Callable[[], object], within: float = 10.0) -> None:
     while not happened():
         assert time.monotonic() < give_up_at, "it did not happen"
         time.sleep(0.005)
+
+
+def end_and_take(thread: threading.Thread, lock: sync.Lock) -> None:
+    """Let the thread run to its end, and take what it has held."""
+    thread.start()
+    thread.join(10)
+    lock.acquire(timeout=5).release()
 
 
 def waiters(client: sync.Client, name: str) -> int:

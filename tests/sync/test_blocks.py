@@ -1,4 +1,4 @@
-"""Whose a hold is: blocks belong to the thread that entered them, other holds to their lease."""
+"""Whose a hold is: the thread's that entered the block, or that acquired without one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import pytest
 
 from aiodlock import sync
 
-from .conftest import InThread, until, waiters
+from ..servers import Store
+from .conftest import InThread, MakeSync, end_and_take, until, waiters
 
 # A script takes fakeredis too long for sixty threads.
 pytestmark = pytest.mark.stores("memory", "redis62", "redis70", "valkey9")
@@ -36,14 +37,20 @@ def test_a_thread_inside_a_block_gets_in_again(threads: sync.Client, in_thread: 
     threads.lock("x").acquire_nowait().release()
 
 
-def test_a_hold_without_a_block_lets_nobody_in(threads: sync.Client) -> None:
+def test_a_hold_without_a_block_lets_its_own_thread_in(
+    threads: sync.Client, in_thread: InThread
+) -> None:
     lease = threads.lock("x").acquire()
+    again = threads.lock("x").acquire_nowait()
+    assert again.token == lease.token
+    again.release()
     with pytest.raises(sync.WouldBlock):
-        threads.lock("x").acquire_nowait()
+        in_thread(threads.lock("x").acquire_nowait).result(10)
     with lease:
         threads.lock("x").acquire_nowait().release()
     with pytest.raises(sync.NotHeld):
         lease.release()
+    in_thread(lambda: threads.lock("x").acquire_nowait().release()).result(10)
 
 
 def test_a_lease_may_be_released_by_another_thread(
@@ -82,7 +89,7 @@ def test_release_of_a_lock_ends_this_threads_latest_hold(
 ) -> None:
     lock = threads.lock("x")
     lease = lock.acquire()
-    with pytest.raises(sync.NotHeld, match="keep the lease"):
+    with pytest.raises(sync.NotHeld, match=f"thread '{threading.current_thread().name}' does"):
         in_thread(lock.release).result(10)
     with pytest.raises(sync.NotHeld):
         threads.rwlock("x").read.release()
@@ -96,31 +103,113 @@ def test_release_of_a_lock_ends_this_threads_latest_hold(
         assert not inner.held
 
 
-def test_a_lease_that_is_dropped_is_released_with_a_warning(threads: sync.Client) -> None:
-    with pytest.warns(ResourceWarning, match="forgotten"):
-        threads.lock("x").acquire()
-    threads.lock("x").acquire(timeout=5).release()
+@pytest.mark.parametrize("how", ["lock", "semaphore", "multilock"])
+def test_a_thread_that_drops_its_lease_holds_on(
+    threads: sync.Client, in_thread: InThread, how: str
+) -> None:
+    makers: dict[str, Callable[[], Any]] = {
+        "lock": lambda: threads.lock("x", ttl=0.5),
+        "semaphore": lambda: threads.semaphore("x", limit=1, ttl=0.5),
+        "multilock": lambda: threads.multilock("x", "y", ttl=0.5),
+    }
+    lock = threads.lock("x", ttl=0.5) if how == "multilock" else makers[how]()
+    if makers[how]().acquire(timeout=5):
+        try:
+            gc.collect()
+            time.sleep(1.2)
+            with pytest.raises(sync.WouldBlock):
+                in_thread(lock.acquire_nowait).result(10)
+        finally:
+            lock.release()
+    in_thread(lock.acquire_nowait).result(10).release()
+    with pytest.raises(sync.NotHeld):
+        lock.release()
 
 
-def test_a_lease_that_is_dropped_is_released_although_a_function_would_be_told_of_its_loss(
-    threads: sync.Client,
+@pytest.mark.parametrize("kept", ["kept", "dropped"])
+def test_what_a_thread_holds_is_released_with_a_warning_when_it_ends(
+    threads: sync.Client, caplog: pytest.LogCaptureFixture, kept: str
 ) -> None:
     told: list[sync.LockLost] = []
-    with pytest.warns(ResourceWarning, match="forgotten"):
-        threads.lock("x", on_lost=told.append).acquire()
-    threads.lock("x").acquire(timeout=5).release()
-    assert not told
-
-
-def test_a_lease_of_a_thread_that_has_ended_is_held(
-    threads: sync.Client, in_thread: InThread
-) -> None:
     leases: list[sync.Lease] = []
-    thread = threading.Thread(target=lambda: leases.append(threads.lock("x").acquire()))
-    thread.start()
-    thread.join(10)
-    assert leases[0].held
-    leases.pop().release()
+
+    def hold() -> None:
+        lease = threads.lock("x", on_lost=told.append).acquire()
+        if kept == "kept":
+            leases.append(lease)
+
+    thread = threading.Thread(target=hold)
+    with pytest.warns(ResourceWarning, match="forgotten"):
+        end_and_take(thread, threads.lock("x"))
+    assert "forgotten" in [getattr(record, "event", None) for record in caplog.records]
+    assert not told
+    for lease in leases:
+        assert not lease.held
+        with pytest.raises(sync.NotHeld):
+            lease.release()
+
+
+def test_a_hold_keeps_no_client(make_sync: MakeSync, store: Store) -> None:
+    other = make_sync()
+    client = sync.Client(store.source, **store.options)
+    client.lock("x").acquire()
+    del client
+    gc.collect()
+    other.lock("x").acquire(timeout=10).release()
+
+
+def in_jobs_of_one_thread(how: str, *jobs: Callable[[], Any]) -> list[Any]:
+    if how == "to_thread":
+
+        async def main() -> list[Any]:
+            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+            return [await asyncio.to_thread(job) for job in jobs]
+
+        return asyncio.run(main())
+    with ThreadPoolExecutor(1) as pool:
+        return [pool.submit(job).result(20) for job in jobs]
+
+
+@pytest.mark.parametrize("how", ["to_thread", "executor"])
+def test_the_next_job_of_a_thread_waits_for_what_the_one_before_holds(
+    threads: sync.Client, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    lock = threads.lock("x")
+    leases: list[sync.Lease] = []
+
+    def first() -> None:
+        leases.append(lock.acquire())
+        assert lock.acquire_nowait().token == leases[0].token  # which is dropped
+        lock.release()
+
+    def second() -> None:
+        for _ in range(2):
+            with pytest.raises(sync.AcquireTimeout):
+                lock.acquire(timeout=0.1)
+        assert leases[0].held
+        leases[0].release()
+        lock.acquire(timeout=5).release()
+
+    in_jobs_of_one_thread(how, first, second)
+    events = [getattr(record, "event", None) for record in caplog.records]
+    assert events.count("waits_for_job") == 1
+
+
+def test_a_hold_that_nobody_references_is_told_of_after_three_ttls(
+    threads: sync.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    threads.lock("x", ttl=0.3).acquire()
+    kept = threads.lock("y", ttl=0.3).acquire()
+
+    def told() -> list[str]:
+        return [one.message for one in caplog.records if "max_hold" in one.message]
+
+    until(told)
+    time.sleep(2.5)
+    assert len(told()) == 1
+    assert "'x'" in told()[0]
+    threads.lock("x").release()
+    kept.release()
 
 
 def test_a_block_may_be_left_by_another_thread(threads: sync.Client, in_thread: InThread) -> None:

@@ -101,8 +101,10 @@ async def test_a_thread_and_a_task_exclude_each_other(
         await asyncio.to_thread(ours.close)
 
 
-def test_a_timeout_ends_the_wait_and_leaves_the_queue(threads: sync.Client) -> None:
-    lease = threads.lock("x").acquire()
+def test_a_timeout_ends_the_wait_and_leaves_the_queue(
+    threads: sync.Client, in_thread: InThread
+) -> None:
+    lease = in_thread(threads.lock("x").acquire).result(10)
     with pytest.raises(sync.AcquireTimeout):
         threads.lock("x").acquire(timeout=0.05)
     with pytest.raises(sync.AcquireTimeout), threads.lock("x", timeout=0.05):
@@ -174,7 +176,7 @@ def test_a_multilock_takes_all_or_none(threads: sync.Client, in_thread: InThread
         with pytest.raises(sync.AcquireTimeout):
             in_thread(in_vain.acquire).result(10)
     assert not leases.held
-    held = threads.lock("b").acquire()
+    held = in_thread(threads.lock("b").acquire).result(10)
     with pytest.raises(sync.AcquireTimeout):
         in_vain.acquire()
     assert not threads.lock("a").locked()

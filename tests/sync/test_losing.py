@@ -16,7 +16,7 @@ from aiodlock import sync
 from aiodlock._model import Kind
 from aiodlock.sync._portal import Portal
 
-from .conftest import InThread, MakeSync, until, waiters
+from .conftest import InThread, MakeSync, end_and_take, until, waiters
 
 # A script takes fakeredis too long for sixty threads.
 pytestmark = pytest.mark.stores("memory", "redis62", "redis70", "valkey9")
@@ -250,13 +250,14 @@ def test_on_lost_of_a_reentry_is_called_too_if_it_is_another(threads: sync.Clien
     assert [lost.name for lost in (*outer, *inner)] == ["a", "a"]
 
 
-def test_a_multilock_that_nobody_references_is_released_although_a_lock_has_on_lost(
+def test_a_multilock_of_a_thread_that_has_ended_is_released_although_a_lock_has_on_lost(
     threads: sync.Client,
 ) -> None:
     told: list[sync.LockLost] = []
+    both = threads.multilock(threads.lock("a", on_lost=told.append), "b")
+    thread = threading.Thread(target=both.acquire)
     with pytest.warns(ResourceWarning, match="forgotten"):
-        threads.multilock(threads.lock("a", on_lost=told.append), "b").acquire()
-    threads.lock("a").acquire(timeout=5).release()
+        end_and_take(thread, threads.lock("a"))
     assert told == []
 
 
