@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from typing import Any
 
+import anyio.to_thread
 import pytest
 
 from aiodlock import sync
@@ -159,6 +160,12 @@ def test_a_hold_keeps_no_client(make_sync: MakeSync, store: Store) -> None:
 
 
 def in_jobs_of_one_thread(how: str, *jobs: Callable[[], Any]) -> list[Any]:
+    if how == "anyio":  # as FastAPI runs dependencies and handlers without async
+
+        async def one_by_one() -> list[Any]:
+            return [await anyio.to_thread.run_sync(job) for job in jobs]
+
+        return anyio.run(one_by_one)
     if how == "to_thread":
 
         async def main() -> list[Any]:
@@ -170,7 +177,7 @@ def in_jobs_of_one_thread(how: str, *jobs: Callable[[], Any]) -> list[Any]:
         return [pool.submit(job).result(20) for job in jobs]
 
 
-@pytest.mark.parametrize("how", ["to_thread", "executor"])
+@pytest.mark.parametrize("how", ["to_thread", "anyio", "executor"])
 def test_the_next_job_of_a_thread_waits_for_what_the_one_before_holds(
     threads: sync.Client, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
