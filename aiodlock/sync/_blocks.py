@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from itertools import count
 from types import FrameType
@@ -62,12 +62,17 @@ class Here:
         self._holds: list[weakref.ref[Lease]] = []
         self.ident = threading.get_ident()
         key = id(self)
-        self.ref: weakref.ref[Here] = weakref.ref(self, lambda _: _everyone.pop(key, None))
+
+        # What is needed stands in the defaults: the interpreter's end takes globals away before.
+        def forget(_: object, pop: Callable[..., object] = _everyone.pop) -> None:
+            pop(key, None)
+
+        self.ref: weakref.ref[Here] = weakref.ref(self, forget)
         _everyone[key] = self.ref
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # At the end of the thread. Each in the loop's thread: where warnings are errors, one raises.
-        for bare in tuple(self.bare.values()):
+        for bare in () if is_finalizing() else tuple(self.bare.values()):
             bare.lease._forget()
 
     def enter(self, lease: Lease) -> None:
