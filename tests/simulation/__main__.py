@@ -24,13 +24,22 @@ from .run import Total, collector_at_rest, run_seed
 from .rush import Rush
 from .scenario import Simulation
 from .shrink import diagram, shrink
+from .stores.etcd import EtcdScene
+from .stores.etcd_variants import ETCD_VARIANTS
 from .stores.zookeeper import ZooKeeperScene
 from .stores.zookeeper_variants import ZOOKEEPER_VARIANTS
 from .thread_variants import THREAD_VARIANTS
 from .threads import Threads
 
-VARIANTS = ALL_VARIANTS | DEADLOCK_VARIANTS | QUORUM_VARIANTS | THREAD_VARIANTS | ZOOKEEPER_VARIANTS
-WORLDS: dict[str, type[Simulation]] = {"zookeeper": ZooKeeperScene}
+VARIANTS = (
+    ALL_VARIANTS
+    | DEADLOCK_VARIANTS
+    | QUORUM_VARIANTS
+    | THREAD_VARIANTS
+    | ZOOKEEPER_VARIANTS
+    | ETCD_VARIANTS
+)
+WORLDS: dict[str, type[Simulation]] = {"zookeeper": ZooKeeperScene, "etcd": EtcdScene}
 
 
 def main() -> int:

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from aiodlock._lease import Lease
-from aiodlock._request import HELD, WAITING, Request, check
+from aiodlock._request import HELD, LEAVING, WAITING, Request, check
 from aiodlock._session import Session
 
 from ..checkers import _AFTER_SLEEP, _PROMPT, Body
@@ -48,6 +48,9 @@ class Truth(Protocol):
 
     def queue(self, kind: str, name: str) -> list[Stood]:
         """Return who holds and waits, in order."""
+
+    def is_closed(self, kind: str, name: str) -> bool:
+        """Whether a name is kept closed after its holder, by a lock-delay or a hold."""
 
     def id_of(self, request: Request) -> str:
         """Return what the store calls a request."""
@@ -175,11 +178,19 @@ class Promises:
         mine = next((one for one in queue if one.id == id), None)
         if mine is None:
             self.wrong("honesty", f"{process} believes in {request.id}, the store does not")
+        # What a client has sent its leave for stands in the way of no other request of that client.
+        leaving = {
+            self.truth.id_of(other)
+            for session in self.sessions[process]
+            for other in session.requests.values()
+            if other.state is LEAVING
+        }
         before: list[Stood] = []
         for one in queue:
             if one.place == mine.place:
                 break
-            before.append(one)
+            if one.id not in leaving:
+                before.append(one)
         if mine.mode.isdecimal():
             if len({one.place for one in before}) >= int(mine.mode):
                 self.wrong("fairness", f"{request.id} holds behind {before}")
@@ -281,7 +292,8 @@ class Promises:
         }.values():
             for name in {request.name for _, request in waiting.values()}:
                 queue = self.truth.queue(terms.kind, name)
-                if queue and queue[0].id in waiting:
+                closed = self.truth.is_closed(terms.kind, name)
+                if queue and queue[0].id in waiting and not closed:
                     first[queue[0].id] = self._first.get(queue[0].id, now)
         self._first = first
         for id, since in first.items():

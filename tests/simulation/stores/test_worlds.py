@@ -8,14 +8,16 @@ import pytest
 
 from ..catching import assert_caught
 from ..run import run_seed
+from .etcd import EtcdScene
+from .etcd_variants import ETCD_VARIANTS
 from .scene import Scene
 from .zookeeper import ZooKeeperScene
 from .zookeeper_variants import ZOOKEEPER_VARIANTS
 
-WORLDS: dict[str, type[Scene]] = {"zookeeper": ZooKeeperScene}
-VARIANTS = {**ZOOKEEPER_VARIANTS}
+WORLDS: dict[str, type[Scene]] = {"zookeeper": ZooKeeperScene, "etcd": EtcdScene}
+VARIANTS = {**ZOOKEEPER_VARIANTS, **ETCD_VARIANTS}
 #: In blocks, so that several workers share them.
-_BLOCKS, _BLOCK = 10, 20
+_BLOCKS, _BLOCK = 10, 10
 #: A variant is caught by the first seed of these as long as the library is what it was, else soon.
 _SEARCH = 300
 

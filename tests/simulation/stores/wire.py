@@ -41,6 +41,7 @@ class Wire:
         #: Between a process and an address.
         self.paths: dict[tuple[Process, str], Path] = {}
         self.streams: list[Stream] = []
+        self.opened = 0
         #: How likely it is that what a client wrote comes after it has closed the stream, and how late.
         self.late_share, self.longest_late = 0.5, 3.0
         #: Told of each message that a process sends.
@@ -139,6 +140,8 @@ class Stream:
         self._last_out = self._last_in = 0.0
         self._held_out: deque[bytes | None] = deque()
         self._held_in: deque[bytes | None] = deque()
+        wire.opened += 1
+        self.serial = wire.opened
         wire.streams.append(self)
 
     @property
@@ -157,7 +160,7 @@ class Stream:
 
     # -- from the client to the server ---------------------------------------------------------------
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Any) -> None:
         if self.process.dead or not self._open:
             return
         self.wire.on_send(self.process)
@@ -221,8 +224,8 @@ class Stream:
 
     # -- from the server to the client ---------------------------------------------------------------
 
-    def send(self, data: bytes) -> None:
-        """The server writes."""
+    def send(self, data: Any) -> None:
+        """The server writes: bytes, or what a client reads that was cut above them."""
         if not self.mute and self.served is not None:
             self._send_in(data)
 

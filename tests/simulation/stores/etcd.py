@@ -1,0 +1,106 @@
+"""One seed on etcd: one or three members, their faults, and what must be left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiodlock._request import Request
+from aiodlock.backends.etcd import link
+from aiodlock.backends.etcd.recipe import Keys, Queue, read_record
+
+from ..scenario import Simulation
+from .cluster_faults import ClusterFaults
+from .etcd_cluster import Cluster, Member, connect
+from .promises import Stood
+from .scene import Scene
+
+#: Heartbeats come each half of it, elections after five (seconds).
+TICK = 0.2
+
+
+class Records:
+    """The requests' keys in the newest state that any member has."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def queue(self, kind: str, name: str) -> list[Stood]:
+        keys = Keys.of("aiodlock", kind, name)
+        records = []
+        for kv in self._cluster.truth.range(*keys.requests):
+            records.append(read_record(keys.split(kv.key)[1], kv))
+        records.sort(key=lambda record: record.order)
+        return [
+            Stood(r.id, str(r.limit) if r.limit else r.mode[:1].replace("e", "x"), r.owner, r.order)
+            for r in records
+        ]
+
+    def is_closed(self, kind: str, name: str) -> bool:
+        keys = Keys.of("aiodlock", kind, name)
+        queue = Queue(keys, 0, self._cluster.truth.range(keys.base, keys.end))
+        return bool(queue.closed())
+
+    def id_of(self, request: Request) -> str:
+        return request.id
+
+
+class EtcdScene(Scene):
+    """One seed."""
+
+    faults_of_servers = (
+        "pause_server", "restart_server", "cut_servers", "slow_disk", "lose_leader", "strand",
+        "compact",
+    )  # fmt: skip
+    rare_faults = ("lose_leader",)
+    lock_delays = (0.0, 0.5, 1.0)
+    #: Leases are whole seconds.
+    ttls = (1.0, 1.0, 2.0)
+    idle_patience = 1.0
+    long_share = 2
+
+    def __init__(self, seed: int, prepare: Callable[[Simulation], None] | None = None) -> None:
+        super().__init__(seed, prepare)
+        self.patch(link, "connect", connect)
+        self.chaos_ends *= 2
+
+    def make_servers(self) -> Records:
+        members = self.random.choice((1, 3, 3, 3))
+        self.ensemble = Cluster(self.world, self.wire, members, TICK)
+        self.ensemble.on_first = self._on_change
+        self._alive: set[str] = set()
+        return Records(self.ensemble)
+
+    @property
+    def url(self) -> str:
+        cluster = self.ensemble
+        return "etcd://" + ",".join(f"{cluster.address(one)}:2379" for one in cluster.members)
+
+    def _on_change(self, change: object, member: Member) -> None:
+        """A change is carried out for the first time: which requests has it ended?"""
+        keys = member.store.keys
+        for key in keys:
+            if key.startswith(b"aiodlock/1/c/") and not key.endswith(b"/recall"):
+                self.checkers.excused.add(key.rpartition(b"/")[2].decode())  # broken
+        alive = {key.partition(b"/q/")[2].decode() for key in keys if b"/q/" in key}
+        for gone in self._alive - alive:
+            self.checkers.removed(gone)
+        self._alive = alive
+
+    def calm_servers(self) -> None:
+        self.ensemble.calm()
+
+    def check_servers(self) -> None:
+        left = [key for key in self.ensemble.truth.keys if b"/q/" in key]
+        if left:
+            self.checkers.wrong("ghost", f"keys are left: {left}")
+
+
+class EtcdFaults(ClusterFaults):
+    """What goes wrong with the members."""
+
+    def _compact(self) -> None:
+        self._log("what was changed until a moment ago is forgotten")
+        self.simulation.ensemble.compact()
+
+
+EtcdScene.fault_class = EtcdFaults
