@@ -133,7 +133,9 @@ ZOOKEEPER_VARIANTS = {
         kind=ZooKeeperScene,
     ),
     "zookeeper: events are dropped": Variant(
-        _patched(Session, "_on_event", _drop_events), ("idle", "liveness"), kind=ZooKeeperScene
+        _patched(Session, "_on_event", _drop_events),
+        ("idle", "liveness"),
+        kind=ZooKeeperScene,
     ),
     "zookeeper: readers pass writers that wait": Variant(
         _patched(queue, "_standing_alone", _readers_pass),
