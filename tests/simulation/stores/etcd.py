@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 from aiodlock._request import Request
-from aiodlock.backends.etcd import link
+from aiodlock.backends.etcd import leases, link
 from aiodlock.backends.etcd.recipe import Keys, Queue, read_record
 
 from ..scenario import Simulation
@@ -61,6 +62,8 @@ class EtcdScene(Scene):
     def __init__(self, seed: int, prepare: Callable[[Simulation], None] | None = None) -> None:
         super().__init__(seed, prepare)
         self.patch(link, "connect", connect)
+        numbers = SimpleNamespace(randbits=lambda bits: 10_000 + next(self._numbers))
+        self.patch(leases, "secrets", numbers)
         self.chaos_ends *= 2
 
     def make_servers(self) -> Records:

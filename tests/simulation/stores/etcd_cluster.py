@@ -127,7 +127,7 @@ class Member(consensus.Member):
 
     def drop_clients(self) -> None:
         """It has no leader: streams that want one end; of calls some are told, and some never."""
-        for client in sorted(self.clients, key=lambda one: id(one.stream.process)):
+        for client in self.in_order():
             for call in list(client.calls.values()):
                 if call.of_leader:
                     call.end(x.UNAVAILABLE, "etcdserver: no leader")
@@ -135,7 +135,7 @@ class Member(consensus.Member):
                     call.end(x.UNAVAILABLE, "etcdserver: leader changed")
 
     def down(self) -> None:
-        for client in list(self.clients):
+        for client in self.in_order():
             client.stream.break_off()
         super().down()
         self.ensemble.wire.listening.pop((self.ensemble.address(self), 2379), None)
@@ -144,6 +144,10 @@ class Member(consensus.Member):
         if self.role == "down":
             self.ensemble.listen(self)
         super().start()
+
+    def in_order(self) -> list[Client]:
+        """Return its clients, oldest first: a set's order is another one in each run."""
+        return sorted(self.clients, key=lambda client: client.stream.serial)
 
     # -- calls -------------------------------------------------------------------------------------------
 
@@ -256,7 +260,7 @@ class Member(consensus.Member):
                 call.say(m.WatchResponse(self.header(), id, events=missed))
 
     def _told(self, events: list[m.Event]) -> None:
-        for client in sorted(self.clients, key=lambda one: one.stream.serial):
+        for client in self.in_order():
             for call in client.calls.values():
                 for id, (key, end) in call.watches.items():
                     if its := those_in(events, key, end):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from urllib.parse import quote
 
 from aiodlock._request import Request
+from aiodlock.backends.zookeeper import identity
 from aiodlock.backends.zookeeper.node import BROKEN, _short
 from aiodlock.backends.zookeeper.queue import _owner_of, read_queue
 
+from ..scenario import Simulation
 from .cluster_faults import ClusterFaults
 from .promises import Stood
 from .scene import Scene
@@ -48,6 +52,10 @@ class ZooKeeperScene(Scene):
         "lose_leader",
     )
     idle_patience = 1.0
+
+    def __init__(self, seed: int, prepare: Callable[[Simulation], None] | None = None) -> None:
+        super().__init__(seed, prepare)
+        self.patch(identity, "secrets", SimpleNamespace(token_hex=self._token))
 
     def make_servers(self) -> Records:
         members = self.random.choice((1, 3, 3, 3))

@@ -297,14 +297,18 @@ class Member(consensus.Member):
             self._touched.add(session)
 
     def drop_clients(self) -> None:
-        for client in list(self.clients):
+        for client in self.in_order():
             client.open = False
             client.stream.break_off()
         self.clients.clear()
 
     def _told(self, kind: int, path: str) -> None:
-        for client in sorted(self.clients, key=lambda one: one.session):
+        for client in self.in_order():
             client.fire(kind, path)
+
+    def in_order(self) -> list[Client]:
+        """Return its clients, oldest first: a set's order is another one in each run."""
+        return sorted(self.clients, key=lambda client: client.stream.serial)
 
     def on_valid(self, client: Client, session: int, timeout: int) -> None:
         client.welcome(session, timeout)
