@@ -89,9 +89,9 @@ class Client:
     :param close_timeout: seconds that leaving waits for bodies to end.
     :param configure_notifications: turn the server's keyspace events on (CONFIG SET) if they are off.
     :param restart_delay: with a quorum, seconds for which a server does not count after it came back
-        without its memory, or after its clock stepped. At least the longest ttl in use by any client, and
-        a lock-delay longer if that has to outlive restarts; default: this client's ttl. 0 for servers
-        that lose nothing (``appendfsync always``).
+        without its memory, or after its clock stepped, at least. Need not be set: the clients learn the
+        longest lease in use, with its lock-delay, through the servers. 0 for servers that lose nothing
+        (``appendfsync always``).
     :param listen_source: with PostgreSQL, the URL of the connection that listens for notifications, where
         ``source`` leads to a pooler in transaction mode.
     :param create: with PostgreSQL, create the schema that the locks live in if it is not there.

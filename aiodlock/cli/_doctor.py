@@ -28,9 +28,9 @@ _NODE_AWAY = (
     "Bring this node back before another one fails.",
 )
 _NODE_RESTARTS = (
-    "After a restart, this node does not count for restart_delay.",
-    "Set restart_delay to at least the longest ttl in use. 0 is safe only with appendonly yes and "
-    "appendfsync always.",
+    "After a restart, this node does not count until the longest lease in use is over.",
+    "Nothing has to be set: the clients learn that time. restart_delay=0 is safe only with "
+    "appendonly yes and appendfsync always.",
 )
 
 

@@ -497,4 +497,8 @@ async def test_without_a_delay_whoever_is_there_is_believed(nodes: list[Node], t
     nodes[1].offset += 5.0
     client.trusts[1].hear_clock(time.now + nodes[1].offset, time.now)
     assert await client.judges() == [True, True, True]
-    assert nodes[1].mark is None
+    # It is marked, for the leases of others: by this client's own, nobody need wait.
+    assert nodes[1].mark is not None
+    assert nodes[1].mark.split(b" ")[2] == b"0"
+    newcomer = Client(nodes, delay=0)
+    assert await newcomer.enters() == [True, True, True]
