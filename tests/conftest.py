@@ -18,7 +18,7 @@ from hypothesis import Phase, settings
 
 import aiodlock
 
-from . import zookeeper
+from . import known_open, zookeeper
 from .etcd import servers as etcd_servers
 from .postgres import PostgresServer
 from .proxy import FaultProxy
@@ -133,6 +133,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         why = _differs(item)
         if why is not None:
             item.add_marker(pytest.mark.skip(reason=why))
+        if (open_work := known_open.reason_of(item.nodeid)) is not None:
+            item.add_marker(pytest.mark.xfail(reason=open_work, strict=False))
 
 
 def _differs(item: pytest.Item) -> str | None:

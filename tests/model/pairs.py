@@ -249,7 +249,7 @@ class Pair:
                 marker = MARKER_TTL if step.late else 0
                 self.leave(request.id, step.what, marker, token, step.ahead)
             case Broken():
-                self.call(self.breaks, [*KEYS[:4], KEYS.broken], *OPTIONS, MARKER_TTL)
+                self.call(self.breaks, [*KEYS[:4], KEYS.broken], *OPTIONS, MARKER_TTL, "all")
             case Passed(ms, heard):
                 for number, request in enumerate(self._requests[-LAST:]):
                     if heard >> number & 1 and self._nodes[0].waits(request.id):

@@ -297,26 +297,26 @@ MUTANTS = [
     # Of sweeps.
     Mutant(
         "a marker has its time",
-        "marker m where m.keep_until <= now_ms;",
-        "marker m;",
+        "and m.ctid < there and m.keep_until <= now_ms;",
+        "and m.ctid < there;",
         duplicate_that_comes_when_the_last_token_is_forgotten,
     ),
     Mutant(
         "markers are swept",
-        "delete from aiodlock.marker m where m.keep_until <= now_ms;",
+        "delete from aiodlock.marker m where m.ctid >= here and m.ctid < there and m.keep_until <= now_ms;",
         "",
         duplicate_that_comes_when_the_last_token_is_forgotten,
     ),
     Mutant(
         "a break has its time",
-        "broken b where b.keep_until <= now_ms;",
-        "broken b;",
+        "and b.ctid < there and b.keep_until <= now_ms;",
+        "and b.ctid < there;",
         lease_that_is_broken_twice,
     ),
     Mutant(
         "a success has its time",
-        "record r where r.keep_until <= now_ms;",
-        "record r;",
+        "and r.ctid < there and r.keep_until <= now_ms;",
+        "and r.ctid < there;",
         success_that_is_kept_longer_than_the_last_token,
     ),
     Mutant(
@@ -473,7 +473,7 @@ def test_histories_by_hand_notice_each_condition_taken_out(one_database: Databas
         try:
             _tell_all_ways(one_database, mutant.noticed_by)
             unnoticed.append(mutant.rule)
-        except AssertionError:
+        except (AssertionError, IndexError):  # an answer of nothing is noticed, too
             pass
         one_database.do(execute(function))
     assert not unnoticed

@@ -82,7 +82,7 @@ def answering(fake: FakeServer, **replies: bytes) -> None:
         "acquire": resp([b"granted", b"17", b"60000"]),
         "extend": resp([b"held", b"17", b"60000"]),
         "leave": resp([b"released"]),
-        "inspect": resp([[b"17", b"0", [], [], 0]]),
+        "inspect": resp([[b"17", b"0", [], [], 0, []], b"0"]),
         "break_": resp(0),
     } | replies
 
@@ -166,14 +166,17 @@ async def test_wrong_replies_to_what_people_ask(
 @pytest.mark.parametrize(
     "reply",
     [
-        resp([[b"17", b"0", [b"u1"], [], 0]]),
-        resp([[b"17", b"0", [b"u", b"x", b"17", b"soon", b"c"], [], 0]]),
-        resp([[b"17", b"0", [b"u\xff", b"x", b"17", b"5", b"c"], [], 0]]),
-        resp([[b"17", b"0", [], [b"u", b"x", None, b"c"], 0]]),
-        resp([[b"17", b"0", 3, 4, 0]]),
-        resp([[b"x", b"0", [], [], 0]]),
+        resp([[b"17", b"0", [b"u1"], [], 0, []], b"0"]),
+        resp([[b"17", b"0", [b"u", b"x", b"17", b"soon", b"c", b""], [], 0, []], b"0"]),
+        resp([[b"17", b"0", [b"u\xff", b"x", b"17", b"5", b"c", b""], [], 0, []], b"0"]),
+        resp([[b"17", b"0", [], [b"u", b"x", None, b"c"], 0, []], b"0"]),
+        resp([[b"17", b"0", 3, 4, 0, []], b"0"]),
+        resp([[b"x", b"0", [], [], 0, []], b"0"]),
+        resp([[b"17", b"0", [], [], 0, [b"x", b"y"]], b"0"]),
+        resp([[b"17", b"0", [], [], 0, []], b"soon"]),
         resp([]),
-        resp([[b"17", b"0", [], [], 0], [b"17", b"0", [], [], 0]]),
+        resp([b"0"]),
+        resp([[b"17", b"0", [], [], 0, []], [b"17", b"0", [], [], 0, []], b"0"]),
     ],
 )
 async def test_wrong_details_of_an_inspection(

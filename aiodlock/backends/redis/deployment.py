@@ -29,7 +29,7 @@ class Deployment:
         self._heard_at = now()
         self._told: set[Address] = set()
         #: Seconds after which others are believed when no lease can be held any more.
-        self.silence = float("inf")
+        self.silence: float = float("inf")
         self.may_hold: Callable[[], bool] = lambda: True
 
     def settled(self, heard: Mapping[Address, Named], asked: int) -> bool:
