@@ -22,7 +22,7 @@ from .pages import ROOT
 
 _EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 #: Values that are only read.
-_RECORDS = {"LockInfo", "HolderInfo", "WaiterInfo", "RequestInfo"}
+_RECORDS = {"LockInfo", "HolderInfo", "WaiterInfo", "RecordedInfo", "RequestInfo"}
 #: What is shown in the example of its class.
 _TOLD_ELSEWHERE = re.compile(r"\.(Hooks\.\w+|MultiLease\.(get|keys|items|values))$")
 
