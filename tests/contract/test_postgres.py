@@ -135,7 +135,7 @@ def sql_of_the_page(heading: str) -> list[str]:
 
 async def test_grants_of_the_page_let_a_role_lock(empty: PostgresServer) -> None:
     install(empty)
-    (grants,) = sql_of_the_page("Rights")
+    _, grants = sql_of_the_page("Rights")  # the roles are there
     empty.execute(grants)
     async with Client(empty.url_of("locker")) as client, client.lock(NAME):
         pass
