@@ -292,5 +292,5 @@ async def test_thousands_of_readers_of_one_client_are_let_in_without_a_stop() ->
     queue = Queue(keys, 10_000, kvs)
     began = now()
     room.begin(queue)
-    assert now() - began < 0.5
+    assert now() - began < 1.5
     assert told == list(queue.requests)
