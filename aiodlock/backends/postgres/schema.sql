@@ -1395,7 +1395,8 @@ begin
       end if;
     end loop;
     if found_names = most then
-      next_page := greatest(page + 1, (found_at::text::point)[0]::bigint);
+      -- The page may have more. If nothing was deleted, all that was found is in use: go on behind it.
+      next_page := greatest(page + (swept = 0)::integer, (found_at::text::point)[0]::bigint);
     end if;
   end if;
   if next_page * current_setting('block_size')::bigint < pg_relation_size(
