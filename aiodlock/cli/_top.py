@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 import sys
 import termios
 import tty
@@ -70,6 +71,8 @@ def _ended_by_signals() -> Iterator[None]:
         task.cancel()
 
     caught = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    if threading.current_thread() is not threading.main_thread():
+        caught = []  # signals are the main thread's
     for number in caught:
         loop.add_signal_handler(number, end, number)
     try:
