@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import os
 import signal
-import threading
 import sys
 import termios
+import threading
 import tty
 from collections.abc import Iterator
 from dataclasses import dataclass
