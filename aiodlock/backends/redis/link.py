@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
 from .dialing import Attempts, Turn, connect, turns_of, within
-from .refusals import ReplyError, Unusable, is_refusal
+from .refusals import Unusable, is_refusal
 from .source import Source
 from .wire import DriverWire, Wire, open_wire
 
@@ -116,7 +116,7 @@ class Link:
                         await wire.closed()
                 finally:
                     turn.give_back()
-                if self._was_of_use(reason):
+                if self._was_of_use():
                     attempts.succeeded()
                     reply_timeout = self._first_timeout
             except (RedisError, OSError, TimeoutError) as failed:
@@ -136,15 +136,14 @@ class Link:
                 reply_timeout = min(2 * reply_timeout, self._longest_silence)
             await self._pause(attempts.failed(reason))
 
-    def _was_of_use(self, reason: Exception) -> bool:
+    def _was_of_use(self) -> bool:
         """Tell whether the connection that has ended was more than one more attempt.
 
-        A server that refused a command on it (READONLY, WAIT on a replica) refuses it on the next one, too.
+        Whatever ended it so soon (a refusal, a proxy that accepts and cuts) may end the next one too.
         """
         if self._came_up_at is None:
             return False
-        lasted = asyncio.get_running_loop().time() - self._came_up_at
-        return lasted >= _OF_USE_AFTER or not isinstance(reason, ReplyError)
+        return asyncio.get_running_loop().time() - self._came_up_at >= _OF_USE_AFTER
 
     async def _pause(self, seconds: float) -> None:
         """Wait before the next attempt: not in step with all others, and not before the leading link."""
