@@ -20,7 +20,7 @@ def test_attempt_that_timed_out_has_more_time_the_next_time() -> None:
         attempts.failed(TimeoutError("no answer"))
         deadlines.append(attempts.deadline)
     assert deadlines == [2.0, 4.0, 8.0, 8.0, 8.0]
-    attempts.succeeded()
+    assert attempts.lasted(2.0)
     assert attempts.deadline == 2.0
 
 

@@ -66,9 +66,15 @@ class Attempts:
         self.failures: int = 0
         self.deadline: float = _FIRST_DEADLINE
 
-    def succeeded(self) -> None:
-        """The connection was good: it answered."""
+    def lasted(self, seconds: float) -> bool:
+        """A connection was up for so long; return whether it was more than one more attempt.
+
+        What ended it sooner (a refusal, a proxy that accepts and cuts) may end the next one as soon.
+        """
+        if seconds < _LONGEST_PAUSE:
+            return False
         self.failures, self.deadline = 0, _FIRST_DEADLINE
+        return True
 
     def failed(self, reason: Exception) -> float:
         """Return the seconds to wait before the next attempt."""

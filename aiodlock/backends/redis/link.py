@@ -26,8 +26,6 @@ _REPLY_TIMEOUT = 1.0
 _LONGEST_REPLY_TIMEOUT = 8.0
 #: How long one call waits for the connection (seconds). Its caller decides whether to try again.
 _WAIT_UP = 0.5
-#: After a connection that lasted so long, the pauses begin anew, whatever ended it (seconds).
-_OF_USE_AFTER = 5.0
 
 
 class Link:
@@ -62,7 +60,7 @@ class Link:
         #: While the client is entered, a refusal of this user ends ``run``. Later it is an outage like any
         #: other: an account may be missing on one node, or for a moment.
         self.entering = True
-        self._came_up_at: float | None = None
+        self._came_up_at = float("inf")
         self.wire: Wire | None = None
         self.failure: Exception | None = None
 
@@ -103,7 +101,7 @@ class Link:
         refused_before = False
         reply_timeout = self._first_timeout
         while True:
-            self._came_up_at = None
+            self._came_up_at = float("inf")
             try:
                 turn = await turns.take()
                 try:
@@ -116,8 +114,7 @@ class Link:
                         await wire.closed()
                 finally:
                     turn.give_back()
-                if self._was_of_use():
-                    attempts.succeeded()
+                if attempts.lasted(asyncio.get_running_loop().time() - self._came_up_at):
                     reply_timeout = self._first_timeout
             except (RedisError, OSError, TimeoutError) as failed:
                 reason = failed
@@ -135,15 +132,6 @@ class Link:
             if attempts.failures:
                 reply_timeout = min(2 * reply_timeout, self._longest_silence)
             await self._pause(attempts.failed(reason))
-
-    def _was_of_use(self) -> bool:
-        """Tell whether the connection that has ended was more than one more attempt.
-
-        Whatever ended it so soon (a refusal, a proxy that accepts and cuts) may end the next one too.
-        """
-        if self._came_up_at is None:
-            return False
-        return asyncio.get_running_loop().time() - self._came_up_at >= _OF_USE_AFTER
 
     async def _pause(self, seconds: float) -> None:
         """Wait before the next attempt: not in step with all others, and not before the leading link."""
