@@ -210,11 +210,14 @@ def execute(command: list[str]) -> NoReturn:
     """Become the command. A text without ``#!`` is a script for ``sh``, as for a shell."""
     if not command[0]:  # Python refuses it with no OSError
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    path = found(command[0])
+    if path is None:
+        os.execvp(command[0], command)  # raises what tells why
     try:
-        os.execvp(command[0], command)
+        # By path: `execvp` goes on to the next file of that name where this one is a script for `sh`.
+        os.execv(path, command)
     except OSError as error:
-        path = found(command[0])
-        if error.errno != errno.ENOEXEC or path is None:
+        if error.errno != errno.ENOEXEC:
             raise
         with open(path, "rb") as file:
             if b"\0" in file.read(512):
