@@ -42,8 +42,11 @@ _PACE = PACE
 #: A wait is looked at again when it has been long for so many seconds, unless it was when it had been long
 #: for ``_SURE``: by then the waits of others are told that began at the same time, or a little later.
 _SECOND, _SURE = 0.75, 0.6
-#: Seconds between later looks; after a search that took long, so many times that.
-_LATER, _TIMES = 2.0, 20.0
+#: Seconds until the first later look; each one without a new wait doubles them, to that many. It is a new
+#: wait that closes a cycle: what later looks find is what an earlier one was not told.
+_LATER, _RAREST = 2.0, 16.0
+#: After a search that took long, so many times that.
+_TIMES = 20.0
 #: An answer about waits may take so long.
 _ANSWER_WITHIN = 2.0
 #: So many names are asked about in one call, with their queues and without.
@@ -66,22 +69,23 @@ def enter(task: asyncio.Task[Any]) -> None:
 
 
 class _Long:
-    """A long wait. ``since`` when, ``looks`` so far, ``due`` for the next one."""
+    """A long wait. ``since`` when, ``due`` for the next look, ``sure`` that others were told of by then
+    that began at the same time."""
 
-    __slots__ = ("due", "looks", "since", "wait")
+    __slots__ = ("due", "since", "sure", "wait")
 
     def __init__(self, wait: Wait, since: float) -> None:
         self.wait = wait
         self.since = since
-        self.looks = 0
         self.due = 0.0
+        self.sure = False
 
 
 class Deadlocks:
     """Mutable state: ``_short`` (when each wait becomes long, the earliest first) and ``_timer`` of the
     first; ``_long`` waits, ``_of_task`` and ``_inside_of`` (which of them are a task's, or inside a block),
     ``_searching``, ``_longer`` (set when one more wait has become long), ``_looked_at``, ``_later``
-    (seconds between later looks)."""
+    (seconds until the next look, if nothing new comes), ``_took`` (the last search)."""
 
     def __init__(self, session: Session, after: float) -> None:
         self._session = session
@@ -97,6 +101,7 @@ class Deadlocks:
         self._longer = asyncio.Event()
         self._looked_at = -math.inf
         self._later = _LATER
+        self._took = 0.0
 
     # -- waits ---------------------------------------------------------------------------------------
 
@@ -237,14 +242,14 @@ class Deadlocks:
                 await self._until_due()
                 began = now()
                 try:
-                    await self._search(self._due())
+                    await self._search()
                 except Exception as error:  # whatever it is: leases must not be lost for it
                     _logger.debug(
                         "looking for deadlocks failed: %r",
                         error,
                         extra={"event": "probe_failed"},
                     )
-                self._later = max(_LATER, _TIMES * (now() - began))
+                self._took = now() - began
         finally:
             self._searching = False
 
@@ -260,19 +265,23 @@ class Deadlocks:
                     await self._longer.wait()
         self._looked_at = now()
 
-    def _due(self) -> list[Request]:
-        """Return the waits to look at now; the next look may be too late for what is due before it."""
-        next_look = self._looked_at + _PACE
-        return [request for request, long in self._long.items() if long.due <= next_look]
+    def _plan(self) -> bool:
+        """All waits are looked at now: plan the next look at each. Return False if none is due, or will be
+        before the next look could be."""
+        moment = self._looked_at
+        if all(long.due > moment + _PACE for long in self._long.values()):
+            return False
+        is_new = any(not long.sure for long in self._long.values())
+        self._later = _LATER if is_new else min(2 * self._later, _RAREST)
+        pause = max(self._later, _TIMES * self._took)
+        for long in self._long.values():
+            long.sure = moment >= long.since + _SURE
+            long.due = moment + pause if long.sure else long.since + _SECOND
+        return True
 
-    async def _search(self, due: Collection[Request]) -> None:
-        """Search for cycles of all waits, since some of them are due."""
-        for request in due:
-            long = self._long[request]
-            sure = self._looked_at >= long.since + _SURE
-            long.due = self._looked_at + self._later if sure else long.since + _SECOND
-            long.looks += 1
-        if not due:
+    async def _search(self) -> None:
+        """Search for cycles of all waits, if some of them are due."""
+        if not self._plan():
             return
         await self._record.told()
         label = self._session.backend.label

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
@@ -656,15 +656,16 @@ async def test_many_waits_that_become_long_are_looked_at_together(
     assert search is not None
     looks: list[float] = []
     seen: set[str] = set()
-    look = search._search
+    plan = search._plan
 
-    async def count(due: Collection[Request]) -> None:
-        if due:
-            looks.append(now())
-        seen.update(request.name for request in due)
-        await look(due)
+    def count() -> bool:
+        if not plan():
+            return False
+        looks.append(now())
+        seen.update(request.name for request in search._long)
+        return True
 
-    monkeypatch.setattr(search, "_search", count)
+    monkeypatch.setattr(search, "_plan", count)
 
     async def inside(name: str) -> None:
         await asyncio.sleep(int(name) * 0.05)
@@ -704,7 +705,38 @@ async def test_waits_of_one_look_are_looked_at_again_together(make_client: MakeC
             deadlocks._waits_long(request)
         long = list(deadlocks._long.values())
         assert len(long) == 3
-        await until(lambda: all(one.looks == 1 for one in long))
-        await until(lambda: any(one.looks == 2 for one in long))
-        await asyncio.sleep(0)
-        assert [one.looks for one in long] == [2, 2, 2]
+        await until(lambda: all(one.due for one in long))
+        assert not any(one.sure for one in long)
+        await until(lambda: any(one.sure for one in long))
+        assert len({(one.sure, one.due) for one in long}) == 1
+
+
+@pytest.mark.stores("memory")
+async def test_looks_that_bring_nothing_new_become_rare_and_a_new_wait_is_looked_at_at_once(
+    make_client: MakeClient,
+) -> None:
+    client = await make_client(deadlock_after=600.0)
+    deadlocks = client._use().deadlocks
+    assert deadlocks is not None
+    started: list[Any] = []
+    deadlocks._session.start_soon = lambda *about: bool(started.append(about) or True)  # type: ignore[method-assign]
+    moments = iter(range(1000))
+    async with (
+        client.lock("x"),
+        gathered(*(take(client.lock(n), client.lock("x"), asyncio.Barrier(1)) for n in "ab")),
+    ):
+        await until_waiting(client, "x", 2)
+        first, second = list(deadlocks._short)
+        deadlocks._waits_long(first)
+        long = deadlocks._long[first]
+
+        def look() -> float:
+            deadlocks._looked_at = max(long.due, long.since + next(moments) / 1e3)
+            assert deadlocks._plan()
+            return long.due - deadlocks._looked_at
+
+        pauses = [look() for _ in range(8)]
+        assert pauses[1:] == pytest.approx([2.0, 4.0, 8.0, 16.0, 16.0, 16.0, 16.0])
+        deadlocks._waits_long(second)
+        assert deadlocks._plan()  # at once, whatever the other one has to wait for
+        assert long.due - deadlocks._looked_at == pytest.approx(2.0)
