@@ -713,13 +713,12 @@ async def test_waits_of_one_look_are_looked_at_again_together(make_client: MakeC
 
 @pytest.mark.stores("memory")
 async def test_looks_that_bring_nothing_new_become_rare_and_a_new_wait_is_looked_at_at_once(
-    make_client: MakeClient,
+    make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = await make_client(deadlock_after=600.0)
     deadlocks = client._use().deadlocks
     assert deadlocks is not None
-    started: list[Any] = []
-    deadlocks._session.start_soon = lambda *about: bool(started.append(about) or True)  # type: ignore[method-assign]
+    monkeypatch.setattr(deadlocks._session, "start_soon", lambda *about: True)
     moments = iter(range(1000))
     async with (
         client.lock("x"),
