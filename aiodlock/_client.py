@@ -40,6 +40,7 @@ from ._options import (
     lock_options,
     refuse_keywords,
 )
+from ._renewal import Renewal
 from ._session import Session
 from .backends.base import Backend, Unanswered
 from .backends.sources import StoreOptions, read_source
@@ -164,6 +165,7 @@ class Client:
         )
         self._described: str = self._store.described
         self._session: Session | None = None
+        self._renewal: Renewal | None = None
         self._entering = False
         self._hooks: list[Hooks] = []
 
@@ -175,6 +177,8 @@ class Client:
         session = self._session
         if session is None:
             return "opening" if self._entering else "closed"
+        if session.death is not None:
+            return "begins a new session"
         if not session.closing:
             return "open"
         return "closing" if session.is_running else "closed"
@@ -194,16 +198,12 @@ class Client:
             raise RuntimeError(f"{self!r} is entered already: share it, or make another Client")
         self._entering = True
         try:
-            session = Session(
-                self._make_backend(),
-                unavailable_after=self._unavailable_after,
-                hooks=self._hooks,
-                deadlock_after=self._deadlock_after,
-            )
+            session = self._make_session()
             await session.start()
         finally:
             self._entering = False
         self._session = session
+        self._renewal = Renewal(session, self._make_session, self._use_session, self._close_timeout)
         return self
 
     async def __aexit__(
@@ -212,20 +212,36 @@ class Client:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        session = self._session
-        if session is None:
+        if self._session is None or self._renewal is None:
             return
+        self._session.check_here()  # else it is still running
         try:
-            await session.close(self._close_timeout)
+            await self._renewal.stop()
         finally:
-            # Not when it was refused, from another loop: there it is still running.
-            if self._session is session and session.closing:
-                self._session = None
+            session = self._session
+            try:
+                await session.close(self._close_timeout)
+            finally:
+                if self._session is session:
+                    self._session = None
+
+    def _make_session(self, predecessor: Session | None = None) -> Session:
+        return Session(
+            self._make_backend(),
+            unavailable_after=self._unavailable_after,
+            hooks=self._hooks,
+            deadlock_after=self._deadlock_after,
+            predecessor=predecessor,
+        )
+
+    def _use_session(self, session: Session) -> None:
+        self._session = session
 
     def _make_backend(self) -> Backend:
         return self._store.open()
 
     def _use(self, name: str | None = None) -> Session:
+        """Return the session, if calls can be made now."""
         session = self._session
         if session is None:
             raise ClientClosed(
@@ -238,6 +254,22 @@ class Client:
         except ClientClosed:
             raise session.closed_error(name) from None
         return session
+
+    async def _ready(self, name: str | None = None, within: float | None = None) -> Session:
+        """Return the session; if it has died, wait so long for the next one, as for a store that is away.
+
+        :param within: seconds; None: ``unavailable_after``.
+        """
+        session = self._session
+        if session is not None and session.death is not None and self._renewal is not None:
+            session.check_here()
+            await self._renewal.wait(self._unavailable_after if within is None else within)
+            session = self._session
+            if session is not None and session.death is not None:
+                raise BackendUnavailable(
+                    f"{self!r}, since a background task died: {session.death!r}", name=name
+                ) from session.death
+        return self._use(name)
 
     # -- locks -----------------------------------------------------------------------------------
 
@@ -445,9 +477,8 @@ class Client:
         """
         check_text("name", name)
         self._check_records()
-        session = self._use(name)
         await self._inspect("once", name)  # the connection may just have been lost: this reconnects
-        return await self._answer_soon(lambda: session.backend.forget(name), name, repeats=False)
+        return await self._answer_soon(lambda store: store.forget(name), name, repeats=False)
 
     def _check_records(self) -> None:
         if not self._store.capabilities.once:
@@ -609,7 +640,7 @@ class Client:
         return self._matching(match, self._kinds() if kind is None else (check_kind(kind),))
 
     async def _matching(self, match: str, kinds: tuple[Kind, ...]) -> AsyncIterator[LockInfo]:
-        session = self._use()
+        session = await self._ready()
         try:
             match.encode()  # it may be longer than a name: escaped, or with stars
         except UnicodeEncodeError:
@@ -676,12 +707,11 @@ class Client:
         meant = check_tokens(tokens)
         if not self._store.capabilities.break_lock:
             raise Unsupported(f"{self._described}: this store cannot break a lock")
-        session = self._use(name)
         asked: set[int] | None = None
 
-        async def attempt() -> int:
+        async def attempt(store: Backend) -> int:
             nonlocal asked
-            info = await session.backend.inspect(kind, name)
+            info = await store.inspect(kind, name)
             holding = {holder.token for holder in info.holders}
             if meant is not None:
                 holding &= meant
@@ -691,7 +721,7 @@ class Client:
                 return len(
                     asked
                 )  # the first attempt did it, as it seems, and who holds now is another one
-            return await session.backend.break_lock(name, kind, meant)
+            return await store.break_lock(name, kind, meant)
 
         if meant is not None and not meant:
             return 0
@@ -711,10 +741,9 @@ class Client:
         if parsed is None:
             return False
         kind, name, mode, token = parsed
-        backend = self._use(name).backend
-        if kind == "once" and not backend.capabilities.once:
+        if kind == "once" and not self._store.capabilities.once:
             return False
-        return await self._answer_soon(lambda: backend.holds(kind, name, mode, token), name)
+        return await self._answer_soon(lambda store: store.holds(kind, name, mode, token), name)
 
     async def _inspect_all(
         self, names: list[str], seen: set[str], kind: Kind = "lock"
@@ -743,25 +772,25 @@ class Client:
 
     async def _inspect_many(self, names: Sequence[str], kind: Kind = "lock") -> list[LockInfo]:
         """Return what is known of at least one name, asked together."""
-        backend = self._use().backend
-        return await self._answer_soon(lambda: backend.inspect_all(kind, names), names[0])
+        return await self._answer_soon(lambda store: store.inspect_all(kind, names), names[0])
 
     async def _inspect(self, kind: Kind, name: str) -> LockInfo:
-        session = self._use(name)
-        return await self._answer_soon(lambda: session.backend.inspect(kind, name), name)
+        return await self._answer_soon(lambda store: store.inspect(kind, name), name)
 
     async def _answer_soon(
-        self, call: Callable[[], Awaitable[_T]], name: str, *, repeats: bool = True
+        self, call: Callable[[Backend], Awaitable[_T]], name: str, *, repeats: bool = True
     ) -> _T:
-        backend = self._use(name).backend
+        backend = (await self._ready(name, ANSWER_WITHIN)).backend
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
                 try:
-                    return await call()
+                    return await call(backend)
                 except BackendUnavailable as lost:
                     if isinstance(lost, Unanswered) and not repeats:
                         raise
-                    return await call()  # the connection may just have been lost: reconnect once
+                    return await call(
+                        backend
+                    )  # the connection may just have been lost: reconnect once
         except BackendUnavailable as away:
             raise BackendUnavailable(f"no answer about {name!r}: {away}", name=name) from (
                 away.__cause__ or away

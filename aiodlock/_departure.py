@@ -157,15 +157,13 @@ class Departure:
     async def _go_on(self, request: Request, end: End) -> None:
         """Repeat the leave until it is answered, or until the store has surely dropped the request."""
         try:
-            await self._repeat(request, end, request.place.ends_by, unless_dead=True)
+            await self._repeat(request, end, request.place.ends_by)
         except (TimeoutError, BackendError) as error:
             request.place.abandon()
             self._session.telling.release_failed(request, error)
         self._session.remove_unawaited(request)
 
-    async def _repeat(
-        self, request: Request, end: End, give_up_at: float, *, unless_dead: bool = False
-    ) -> Left:
+    async def _repeat(self, request: Request, end: End, give_up_at: float) -> Left:
         """Leave until that is answered; raise what came instead when it is too late."""
         failures = 0
         while True:
@@ -174,7 +172,7 @@ class Departure:
                     return await request.place.leave(end)
             except (TimeoutError, BackendError):
                 failures += 1
-                if now() >= give_up_at or (unless_dead and self._session.death is not None):
+                if now() >= give_up_at:
                     raise
             await asyncio.sleep(min(pause_after(failures), max(0.0, give_up_at - now())))
 

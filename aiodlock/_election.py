@@ -110,9 +110,14 @@ class Election:
     async def _observe(self, interval: float) -> AsyncGenerator[str, None]:
         seen, answered = 0, now()
         changed = asyncio.Event()
-        stop = self._client._use().backend.observe("lock", self._name, changed.set)
+        session = await self._client._ready()
+        stop = session.backend.observe("lock", self._name, changed.set)
         try:
             while True:
+                if session.death is not None:
+                    stop()
+                    session = await self._client._ready()
+                    stop = session.backend.observe("lock", self._name, changed.set)
                 changed.clear()
                 pause = interval
                 try:

@@ -287,6 +287,11 @@ class Acquirable:
 
     async def _acquire(self, timeout: float | None, own: OwnRequests | None = None) -> Lease:
         """Wait for the turn. With ``own`` the hold belongs to its ``Lease``, not to the current task."""
+        session = self._client._session
+        if session is None or session.death is not None:
+            began = now()
+            await self._client._ready(self._name, ANSWER_WITHIN if timeout == 0 else timeout)
+            timeout = max(0.001, timeout - (now() - began)) if timeout else timeout
         session = self._client._use(self._name)
         task = asyncio.current_task() if own is None else None
         if task is None and own is None:

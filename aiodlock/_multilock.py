@@ -110,7 +110,7 @@ class MultiLock:
     # -- inside ------------------------------------------------------------------------------------
 
     async def _acquire(self, timeout: float | None, own: OwnRequests | None = None) -> MultiLease:
-        session = self._client._use()
+        session = await self._client._ready(within=timeout)
         started = now()
 
         def time_left() -> float | None:

@@ -229,7 +229,7 @@ class Once:
             await self._finish(run, task, exc_type, exc)
 
     async def _start(self) -> OnceRun:
-        session = self._lock._client._use(self.name)
+        session = await self._lock._client._ready(self.name, self._lock._options.timeout)
         try:
             lease = await self._lock._acquire(self._lock._options.timeout)
         except AlreadyDone as done:

@@ -1,4 +1,6 @@
-"""One entering of a client: the backend, the deadlines, every request, and the only task group.
+"""What runs while a client is entered: the backend, the deadlines, every request, the only task group.
+
+A session that dies is replaced by another one (``_renewal``).
 
 Over 400 lines: starting, losing, leaving and closing all change the same few lists.
 
@@ -42,17 +44,20 @@ _OTHER_PROCESS = "this Client was entered before a fork: make a new one in the c
 CONNECT_WITHIN = 4.8
 #: How long bodies are given to end when closing was cancelled (seconds).
 _A_MOMENT = 0.95
-#: After all tasks of the loop were cancelled, what is held is left within so many seconds.
+#: After the background has ended by itself, what is held is left within so many seconds.
 _COME_BACK = 1.5
 
 
 class Session:
-    """The running half of a client; gone when the client is left.
+    """The running half of a client; gone when the client is left, or when it has died.
 
     Mutable state: ``requests`` (by id, from before the first message until the leave is
     confirmed), ``bodies`` (the open blocks), ``_holds`` (what each task holds), ``_tasks``, ``closing``,
     ``death``, ``_was_cancelled`` (the background was, from outside) and ``_came_back`` (to leave),
     ``_stopping``.
+
+    :param predecessor: the session that died before this one. Its open blocks and what it has lost are
+        known here, too: a task is told of them.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class Session:
         unavailable_after: float,
         hooks: list[Hooks],
         deadlock_after: float | None = None,
+        predecessor: Session | None = None,
     ) -> None:
         self.backend = backend
         self.unavailable_after = unavailable_after
@@ -69,7 +75,7 @@ class Session:
         self.telling: Telling = Telling(hooks, self.loop)
         self.pid: int = os.getpid()
         self.requests: dict[str, Request] = {}
-        self.bodies: Bodies = Bodies()
+        self.bodies: Bodies = Bodies() if predecessor is None else predecessor.bodies
         self.slices: Slices = Slices(self.loop)
         self.closing: bool = False
         self.deadlines: Deadlines = Deadlines(self)
@@ -80,7 +86,9 @@ class Session:
             None if deadlock_after is None else Deadlocks(self, deadlock_after)
         )
         self._numbers = count(1)
-        self._holds: dict[tuple[Kind, str, int], list[Request]] = {}
+        self._holds: dict[tuple[Kind, str, int], list[Request]] = (
+            {} if predecessor is None else predecessor._holds
+        )
         self._ready: asyncio.Future[None] = self.loop.create_future()
         self._left = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
@@ -139,7 +147,11 @@ class Session:
     def _die(self, error: Exception) -> None:
         """A background task died: nothing is extended any more, so nobody may go on believing."""
         self.death = cause = _root_cause(error)
-        _logger.error("a background task died", exc_info=cause, extra={"event": "client_died"})
+        _logger.error(
+            "a background task died: what this client holds and waits for ends",
+            exc_info=cause,
+            extra={"event": "client_died"},
+        )
         for request in list(self.requests.values()):
             request.wake(self._death_error())
             if request.state is HELD:
@@ -178,13 +190,13 @@ class Session:
             for request in overdue:
                 self.telling.goes_on(request)
                 self.departure.in_background(request)
-            if not self._is_dead and self.is_running:
+            if self.is_running:
                 # Of bare leases too, which close_timeout may have left no time for: their leaves are sent.
                 with anyio.move_on_after(1.0):
                     while any(request.state is LEAVING for request in self.requests.values()):
                         self._left.clear()
                         await self._left.wait()
-            if not self._is_dead and self.is_running:
+            if self.is_running:
                 await self.backend.settle()
         finally:
             await self.stop()
@@ -219,9 +231,9 @@ class Session:
 
     async def _until_all_left(self, give_up_at: float) -> None:
         """Wait until the store knows of no request any more, and no body goes on."""
-        while self.requests and now() < give_up_at and not self._is_dead:
+        while self.requests and now() < give_up_at:
             if not self.is_running:
-                if not self._was_cancelled or self._came_back:
+                if self._came_back:
                     return
                 give_up_at = min(give_up_at, now() + _COME_BACK)
                 self._come_back()
@@ -232,13 +244,19 @@ class Session:
             except TimeoutError:
                 return
 
-    @property
-    def _is_dead(self) -> bool:
-        return self.death is not None and not self._was_cancelled
+    def when_dead(self, replace: Callable[[], object]) -> None:
+        """Have ``replace`` called when this session has died; not if somebody has cancelled every task."""
+        assert self._main is not None
+
+        def ended(_: asyncio.Task[None]) -> None:
+            if self.death is not None and not self._was_cancelled:
+                replace()
+
+        self._main.add_done_callback(ended)
 
     def _come_back(self) -> None:
-        """Run the background once more, so that what is held is released: somebody has cancelled every task
-        of the loop, as ``asyncio.run`` does at its end."""
+        """Run the background once more, so that what is held is released: it has died, or somebody has
+        cancelled every task of the loop, as ``asyncio.run`` does at its end."""
         self._came_back = True
         self._main = self.loop.create_task(self._run_to_leave(), name="aiodlock")
 
@@ -355,7 +373,8 @@ class Session:
     def begin_leaving(self, request: Request) -> None:
         """The request neither waits nor holds any more; its leave is about to be sent."""
         self.deadlines.remove(request)
-        self.drop_hold(request)
+        if self.death is None or not request.handles:  # else its task is told of the loss, later
+            self.drop_hold(request)
         if request.on_task_end is not None:
             request.forget_task_end()
         request.leave()
@@ -430,7 +449,8 @@ class Session:
             for serial in {*request.dropped, *request.handles[-1:]}:
                 request.end_handle(serial)
             if not request.handles:
-                self.departure.in_background(request)
+                self.drop_hold(request)
+                request.session.departure.in_background(request)
 
     def dropped(self, request: Request, serial: int) -> None:
         """Nobody references a lease any more that was not left. Called by the collector, on any thread."""

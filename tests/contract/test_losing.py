@@ -742,11 +742,6 @@ async def test_death_of_a_background_task_reaches_waits_and_bodies(client: Clien
         with pytest.raises(BackendError) as error:
             await task
         assert isinstance(error.value.__cause__, ZeroDivisionError)
-    with pytest.raises(BackendError):
-        await client.lock("y").acquire()
-    with pytest.raises(BackendError):
-        await client.inspect("y")
-    await until(lambda: holding.done() and waiting.done())
 
 
 # -- what a demanding user tries -------------------------------------------------------------------

@@ -1,0 +1,180 @@
+"""A client never stays dead: a session that died is followed by another one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+import aiodlock
+from aiodlock import BackendError, BackendUnavailable, Client, LockLost, NotHeld
+
+from ..conftest import MakeClient
+from ..scenes import until, until_cancelled
+
+#: Longer than any test takes: only a release frees a name.
+_LONG = 60.0
+
+
+async def bug() -> None:
+    raise ZeroDivisionError("a bug of ours")
+
+
+def kill(client: Client) -> None:
+    """Let a background task of the client die."""
+    assert client._session is not None
+    assert client._session.start_soon(bug)
+
+
+async def until_dead(client: Client) -> None:
+    session = client._session
+    assert session is not None
+    await until(lambda: session.death is not None, "death")
+
+
+async def test_later_calls_work_after_a_background_task_died(client: Client) -> None:
+    kill(client)
+    await until_dead(client)
+    async with client.lock("x", ttl=_LONG) as lease:
+        assert lease.held
+    assert (await client.inspect("x")).holders == ()
+
+
+async def test_names_that_the_dead_session_held_are_free_again(client: Client) -> None:
+    async def body() -> None:
+        async with client.lock("x", ttl=_LONG):
+            kill(client)
+            await until_cancelled()
+
+    with pytest.raises(BackendError):
+        await body()
+    async with asyncio.timeout(20):
+        async with client.lock("x", ttl=_LONG):
+            pass
+
+
+async def test_client_outlives_one_death_after_the_other(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(4):
+        kill(client)
+        await until_dead(client)
+        async with client.lock("x"):
+            pass
+    events = [getattr(record, "event", None) for record in caplog.records]
+    assert events.count("client_died") == events.count("session_renewed") == 4
+    levels = {r.levelno for r in caplog.records if getattr(r, "event", "") == "session_renewed"}
+    assert levels == {logging.WARNING}
+
+
+async def test_what_a_backend_does_not_expect_ends_its_session_and_not_the_client(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = client._session
+    assert session is not None
+    dead = asyncio.Event()
+    once = iter([True])
+
+    async def serve() -> None:
+        if next(once, False):
+            dead.set()
+            raise KeyError("a field that nobody expected")
+        await asyncio.Event().wait()
+
+    session.start_soon(serve)
+    async with asyncio.timeout(20):
+        await dead.wait()
+    await until_dead(client)
+    async with client.lock("x"):
+        pass
+    assert client._session is not session
+    assert client._session is not None
+    assert client._session.backend is not session.backend
+    assert client._session.backend.label != session.backend.label
+
+
+async def test_call_that_does_not_wait_works_again_soon(client: Client) -> None:
+    kill(client)
+    await until_dead(client)
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                lease = await client.lock("x").acquire_nowait()
+            except BackendUnavailable:
+                continue
+            break
+    await lease.release()
+
+
+async def test_client_is_left_while_a_new_session_begins(make_client: MakeClient) -> None:
+    client = await make_client()
+    kill(client)
+    await until_dead(client)
+    await client.__aexit__(None, None, None)
+    with pytest.raises(aiodlock.ClientClosed):
+        await client.lock("x").acquire()
+    async with client:
+        async with client.lock("x"):
+            pass
+
+
+async def test_session_that_was_cancelled_from_outside_is_replaced_at_the_next_call(
+    client: Client,
+) -> None:
+    session = client._session
+    assert session is not None
+    assert session._main is not None
+    session._main.cancel()
+    await until_dead(client)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert client._session is session
+    async with client.lock("x"):
+        pass
+    assert client._session is not session
+
+
+async def test_name_is_not_had_again_inside_the_block_whose_session_died(client: Client) -> None:
+    async def body() -> None:
+        async with client.lock("x"):
+            kill(client)
+            try:
+                await until_cancelled()
+            except asyncio.CancelledError:
+                pass
+            async with client.lock("y"):
+                pass  # another name is had
+            await client.lock("x").acquire()
+
+    with pytest.raises((LockLost, BackendError)):
+        await body()
+    async with client.lock("x"):
+        pass
+
+
+async def test_loss_of_a_bare_lease_is_told_once(client: Client) -> None:
+    lock = client.lock("x")
+    lease = await lock.acquire()
+    kill(client)
+    await lease.wait_lost()
+    async with client.lock("y"):
+        pass
+    with pytest.raises((LockLost, BackendError)):
+        await lock.release()
+    with pytest.raises(NotHeld):
+        await lock.release()
+
+
+async def test_leader_is_observed_across_a_death(client: Client) -> None:
+    election = client.election("e")
+    leaders = election.observe(interval=_LONG)
+    async with election.lead("one"):
+        assert await anext(leaders) == "one"
+    following = asyncio.ensure_future(anext(leaders))
+    kill(client)
+    await until_dead(client)
+    async with election.lead("two"):
+        async with asyncio.timeout(20):
+            assert await following == "two"
+    await leaders.aclose()
