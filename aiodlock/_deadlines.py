@@ -1,4 +1,5 @@
-"""When something is due about a request on this side: the end of a lease, or a wait that takes long.
+"""When something is due about a request on this side: the end of a lease or of its lingering, or a wait
+that takes long.
 
 The store is not asked here. A lease is lost in the timer's callback, at no hop's distance: a body must not
 take another step after its lease has ended. A place's deadline is looked at only when it was the last time
@@ -29,6 +30,8 @@ _EARLY = 0.0005
 _TICKS, _BLOCKED = 8, 0.5
 #: A request that waits for so many ttls while its task is in other blocks is worth a warning.
 _LONG_WAIT = 3
+#: So many leases that nobody uses are released in one turn of the loop.
+_SLICE = 100
 
 
 class Deadlines:
@@ -74,6 +77,12 @@ class Deadlines:
             self._set_timer(moment)
         elif self._wake_at <= request.granted_at:
             self._set_timer(self._wake_at)  # the machine has slept, and the timer is late
+
+    def keep(self, request: Request) -> None:
+        """A holder lingers from now on; its time may end before its lease would."""
+        alarm = request.alarm
+        if request.kept_until < (self._wake_at if alarm is None else alarm[0]):
+            self.add(request)
 
     def remove(self, request: Request) -> None:
         """Care no longer."""
@@ -131,6 +140,7 @@ class Deadlines:
         for request in fresh:
             self._push(request, _due(request))
         early: list[tuple[Request, float]] = []
+        room = _SLICE
         while self._heap and self._heap[0][0] <= moment + _EARLY:
             found: Request | None = heappop(self._heap)[2]
             if found is None:
@@ -142,8 +152,11 @@ class Deadlines:
                 early.append((found, due))
             elif found.state is HELD:
                 self._session.lose_if_overdue(found)
-            elif found.state is KEPT:
+            elif found.state is KEPT and room:
+                room -= 1
                 self._session.lingering.leave(found)  # no body has lost it
+            elif found.state is KEPT:
+                early.append((found, moment))  # in the next turn
             elif found.state is WAITING:
                 self._session.waits_long(found)
         for request, due in early:
@@ -163,8 +176,10 @@ class Deadlines:
 
 
 def _due(request: Request) -> float:
-    if request.state is HELD or request.state is KEPT:
+    if request.state is HELD:
         return request.ends_at
+    if request.state is KEPT:
+        return min(request.kept_until, request.ends_at)
     if request.state is WAITING:
         return request.queued_at + _LONG_WAIT * request.ttl
     return _NEVER

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from enum import Enum
-from heapq import heapify, heappop, heappush
-from itertools import count
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from . import _process
 from ._clock import now
-from ._request import HELD, KEPT, OVER, Request
+from ._request import HELD, Request
 from ._tasks import task_of
 
 if TYPE_CHECKING:
@@ -29,13 +27,8 @@ if TYPE_CHECKING:
     from ._options import LockOptions
     from ._session import Session
 
-_NEVER = float("inf")
 #: So many are kept at most; then the oldest goes. Each costs the store three extensions per ttl.
 _MOST = 1000
-#: With fewer entries than this the heap is not looked through for dead ones.
-_ROOMY = 256
-#: So many are released in one turn of the loop.
-_SLICE = 100
 #: Bodies that await nothing would keep the event loop for ever, and nothing would be extended: all tasks
 #: together get so many seconds of one turn.
 _TURN = 0.002
@@ -57,20 +50,17 @@ NEXT_TURN: Final = Later.NEXT_TURN
 class Lingering:
     """The kept leases of one session, by name.
 
-    Mutable state: ``kept`` (the oldest first), ``_heap`` of (moment, serial, request) (an entry may come
-    up too early, and is put back then), ``_timer`` and ``_wake_at``; ``_task`` and ``_since`` (which task
-    was handed leases last in this turn of the loop, and since when), ``_tasks`` (how many were, in this
-    turn), ``_began`` (when the first was), ``_share`` (the seconds that each has).
+    ``Deadlines`` releases them when their time is over.
+
+    Mutable state: ``kept`` (the oldest first); ``_task`` and ``_since`` (which task was handed leases last
+    in this turn of the loop, and since when), ``_tasks`` (how many were, in this turn), ``_began`` (when
+    the first was), ``_share`` (the seconds that each has).
     """
 
     def __init__(self, session: Session) -> None:
         self.kept: dict[str, Request] = {}
         self._session = session
         self._loop = session.loop
-        self._heap: list[tuple[float, int, Request]] = []
-        self._serials = count()
-        self._timer: asyncio.TimerHandle | None = None
-        self._wake_at = _NEVER
         self._task: asyncio.Task[Any] | None = None
         self._since = self._began = 0.0
         self._tasks = 0
@@ -106,8 +96,7 @@ class Lingering:
     def _keep(self, request: Request, until: float) -> None:
         request.keep(until)
         self.kept[request.terms.name] = request
-        if until < request.kept_alarm:
-            self._add(request, until)
+        self._session.deadlines.keep(request)
         if len(self.kept) > _MOST:
             self.leave(next(iter(self.kept.values())))
 
@@ -266,46 +255,6 @@ class Lingering:
     def stop(self) -> None:
         """The session is over."""
         self.kept.clear()
-        self._heap.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    # -- time ----------------------------------------------------------------------------------------
-
-    def _add(self, request: Request, moment: float) -> None:
-        if len(self._heap) > _ROOMY and len(self._heap) > 2 * len(self.kept):
-            # What was released before its time still stands there, perhaps for days.
-            self._heap = [entry for entry in self._heap if entry[2].kept_alarm == entry[0]]
-            self._heap = [entry for entry in self._heap if entry[2].state is not OVER]
-            heapify(self._heap)
-        request.kept_alarm = moment
-        heappush(self._heap, (moment, next(self._serials), request))
-        if moment < self._wake_at:
-            self._set_timer(moment)
-
-    def _set_timer(self, moment: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._wake_at = moment
-        self._timer = self._loop.call_later(max(0.0, moment - now()), self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer, self._wake_at = None, _NEVER
-        moment, room = now(), _SLICE
-        while self._heap and self._heap[0][0] <= moment and room:
-            due, _, request = heappop(self._heap)
-            if request.kept_alarm != due:
-                continue  # it has an earlier one
-            request.kept_alarm = _NEVER
-            if request.state is KEPT:
-                if request.kept_until > moment:
-                    self._add(request, request.kept_until)
-                else:
-                    self.leave(request)
-                    room -= 1
-        if self._heap:
-            self._set_timer(self._heap[0][0])
 
     # -- the loop's other work -----------------------------------------------------------------------
 

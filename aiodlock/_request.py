@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ._session import Session
     from .backends.base import Place
 
-_NEVER = float("inf")
 
 
 class AlreadyDone(Exception):
@@ -78,9 +77,9 @@ class Request(Hold):
     ``LockLost``), ``told`` (what hooks were told of the lease, until they are told its end), ``alarm`` (its
     entry among the deadlines), ``successor`` (the request of the same acquire after this one was lost),
     ``used`` (its body has begun, or may have), ``may_linger`` (its lease may be kept when its body has
-    ended; a recall ends that), ``kept_until``, ``kept_alarm`` (when ``Lingering`` looks at it),
-    ``lost_handles`` (what the loss was the loss of: the handles of that moment), ``told_to`` (which
-    functions of threads were told of it; set with the loss), and what a ``Hold`` has.
+    ended; a recall ends that), ``kept_until``, ``lost_handles`` (what the loss was the loss of: the handles
+    of that moment), ``told_to`` (which functions of threads were told of it; set with the loss), and what a
+    ``Hold`` has.
 
     State        Next
     ASKING       WAITING (``queue``), HELD (``hold``), LEAVING
@@ -99,7 +98,6 @@ class Request(Hold):
         "granted_at",
         "id",
         "inside",
-        "kept_alarm",
         "kept_until",
         "left",
         "lost_handles",
@@ -129,7 +127,6 @@ class Request(Hold):
     granted_at: float
     id: str
     inside: tuple[Block, ...]
-    kept_alarm: float
     kept_until: float
     left: asyncio.Future[None] | None
     lost_handles: tuple[int, ...]
@@ -173,7 +170,7 @@ class Request(Hold):
         self.state = ASKING
         self.used = False
         self.may_linger = terms.linger > 0.0
-        self.kept_until, self.kept_alarm = 0.0, _NEVER
+        self.kept_until = 0.0
         self.token = self.failures = 0
         self.granted_at = self.queued_at = 0.0
         self.lost_handles = ()
