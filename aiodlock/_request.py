@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from .backends.base import Place
 
 
-
 class AlreadyDone(Exception):
     """A success is on record, with this result; ``Once`` catches it.
 
