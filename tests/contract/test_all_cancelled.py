@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -48,9 +49,9 @@ def cancels_from_a_callback() -> None:
     asyncio.get_running_loop().call_soon(lambda: [task.cancel() for task in asyncio.all_tasks()])
 
 
-def program(url: str, end: Callable[[], object], ended: list[float]) -> Callable[[], None]:
+def program(source: Any, end: Callable[[], object], ended: list[float]) -> Callable[[], None]:
     async def main() -> None:
-        async with aiodlock.Client(url) as client:
+        async with aiodlock.Client(source) as client:
             held: list[str] = []
             tasks = [asyncio.create_task(hold(client, name, held)) for name in NAMES]
             await until(lambda: len(held) == len(NAMES))
@@ -82,11 +83,9 @@ def program(url: str, end: Callable[[], object], ended: list[float]) -> Callable
 async def test_what_a_program_holds_is_released_when_all_its_tasks_are_cancelled(
     store: Store, make_client: MakeClient, end: Callable[[], object]
 ) -> None:
-    if store.name.startswith("quorum") and end is is_interrupted:
-        pytest.skip("on a quorum the interrupt comes out of the loop's end once more: open")
     client = await make_client()
     ended: list[float] = []
-    await asyncio.to_thread(program(store.url, end, ended))
+    await asyncio.to_thread(program(store.source, end, ended))
     began, over = ended
     assert over - began < _SOON
     for name in (*NAMES, "bare"):

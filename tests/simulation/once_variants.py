@@ -152,8 +152,8 @@ ONCE_VARIANTS: dict[str, Variant] = {
     ),
     "once: the one who records goes on holding": Variant(
         _busy_machine(
-            "self.record, self.record_until = (id, result), until\n        self.holders.clear()",
-            "self.record, self.record_until = (id, result), until",
+            "until, self.now\n        self.holders.clear()",
+            "until, self.now",
         ),
         ("record",),
         kind=MachineSimulation,

@@ -15,10 +15,12 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 from aiodlock._request import HELD, WAITING
-from aiodlock.backends.redis.quorum import QuorumBackend
+from aiodlock.backends.redis.quorum import QuorumBackend, trust
 from aiodlock.backends.redis.settings import Settings
 
 from .breaks import Breaks
@@ -476,6 +478,9 @@ class QuorumSimulation(Simulation):
         nodes: int | None = None,
     ) -> None:
         super().__init__(seed)
+        numbers = count(1)
+        ids = SimpleNamespace(token_hex=lambda size: f"{next(numbers):0{2 * size}x}")
+        self.patch(trust, "secrets", ids)
         rng = self.random
         self.world.after_turn.clear()
         number = nodes or rng.choice((3, 3, 3, 5))

@@ -162,12 +162,16 @@ def test_yield_that_is_lost_is_said_again_when_nobody_asks_for_the_vote_any_more
     """The older one has left by then; one node is dead, so the vote that was given back is needed."""
 
     async def older(client: SimClient) -> None:
+        async with client.lock("another"):
+            """The nodes know which leases are in use, and are not told again."""
         simulation.delay(0, FAR, NEAR, NEAR)
         await simulation.moment(1.0)
         with pytest.raises(AcquireTimeout):
             await client.lock("n").acquire(timeout=0.25)
 
     async def younger(client: SimClient) -> None:
+        async with client.lock("another"):
+            """Likewise."""
         simulation.delay(1, NEAR, FAR, NEAR)
         await simulation.moment(1.005)
         lease = await client.lock("n").acquire(timeout=4.0)

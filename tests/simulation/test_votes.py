@@ -117,7 +117,16 @@ class Pair:
         elif kind < 0.80:
             self._unvote(rng.choice(self.requests))
         elif kind < 0.83:
-            self.call(BREAK_VOTES, "", _CHANNEL, 5000, "PUBLISH", 300)
+            some = " ".join(request[0] for request in rng.sample(self.requests, 1))
+            self.call(
+                BREAK_VOTES,
+                "",
+                _CHANNEL,
+                5000,
+                "PUBLISH",
+                rng.choice((300, 400)),
+                rng.choice(("all", some)),
+            )
         elif kind < 0.86:
             self.call(INSPECT_VOTES, "")
         elif kind < 0.98:

@@ -668,7 +668,7 @@ def _machine(old: str, new: str) -> Prepare:
 
 
 def _ask_only_for_new_connections(simulation: Simulation) -> None:
-    async def watch(self: PrimaryLookup, wires: object) -> None:
+    async def watch(self: PrimaryLookup, *_: object) -> None:
         """Nobody asks while connected."""
 
     simulation.patch(PrimaryLookup, "watch", watch)
@@ -905,21 +905,21 @@ VARIANTS = {
         seed=6,
     ),
     "quorum: answers with small tokens taken for old ones": Variant(
-        _stick_to_large_tokens, ("exclusion", "kept"), kind=Forgotten, seed=130
+        _stick_to_large_tokens, ("exclusion", "kept"), kind=Forgotten, seed=373
     ),
     "quorum: yields ignored": Variant(_ignore_yields, ("split",), kind=Rush),
     "quorum: first come, first served": Variant(
         _nodes_lua(
             (
-                "waiter.stage == 'h' and '0' or int(waiter.ticket), waiter.id)",
-                "int(now), waiter.id)",
+                "local score = waiter.ticket",
+                "local score = now",
             )
         ),
         ("fairness", "split"),
         kind=Rush,
     ),
     "failover: sentinels asked for new connections only": Variant(
-        _ask_only_for_new_connections, ("exclusion",), kind=FailoverSimulation, seed=52
+        _ask_only_for_new_connections, ("exclusion",), kind=FailoverSimulation, seed=104
     ),
     "failover: any sentinel is believed": Variant(
         _believe_any_sentinel,
@@ -928,7 +928,7 @@ VARIANTS = {
         seed=20,
     ),
     "failover: connections not compared": Variant(
-        _keep_apart, ("apart",), kind=FailoverSimulation, seed=102
+        _keep_apart, ("apart",), kind=FailoverSimulation, seed=340
     ),
     "failover: holders not asked about at once": Variant(
         _believe_in_holds_elsewhere, ("exclusion",), kind=FailoverSimulation, seed=20

@@ -263,13 +263,16 @@ class Name:
             return ["gone", "broken"]
         return result
 
-    def break_votes(self, remember: int) -> list[object]:
+    def break_votes(self, remember: int, which: str) -> list[object]:
         self._touch(False)
         votes, dead = self._load()
         ids: list[object] = []
         kept = []
         for vote in votes:
-            if vote.stage == "v":
+            is_meant = (
+                vote.stage != "v" if which == "all" else vote.live and vote.id in which.split(" ")
+            )
+            if not is_meant:
                 kept.append(vote)
                 continue
             if vote.live:
@@ -296,7 +299,7 @@ class Name:
     def inspect_votes(self) -> list[object]:
         voted: list[object] = []
         closed = 0
-        votes, _ = self._load(read_only=True)
+        votes, _ = self._load()
         for v in votes:
             if v.live:
                 left = v.deadline - self._now
@@ -308,6 +311,8 @@ class Name:
         for one in sorted(self.waiters.fields.values(), key=lambda vote: vote.order):
             w = self._decode(one)
             if w.live:
+                if w.set_back and self._may_write():
+                    self.waiters.fields[w.id] = w
                 waiting += [w.id, w.owner, w.mode, w.client, w.ticket, w.words]
         return [self.token or 0, closed, voted, waiting, self._now_us]
 
@@ -327,12 +332,12 @@ class Name:
             v.words, live, set_back, closed,
         )  # fmt: skip
 
-    def _load(self, read_only: bool = False) -> tuple[list[Vote], list[str]]:
+    def _load(self) -> tuple[list[Vote], list[str]]:
         votes, dead = [], []
         for stored in list(self.state.fields.values()):
             vote = self._decode(stored)
             if self._now < vote.closed_until:
-                if vote.set_back and not read_only and self._may_write():
+                if vote.set_back and self._may_write():
                     self.state.fields[vote.id] = vote
                 votes.append(vote)
             else:
@@ -544,7 +549,7 @@ class Node:
         elif script == "unvote":
             result = name.unvote(a[0], a[1], int(a[2]), int(a[3]))
         elif script == "break_votes":
-            result = name.break_votes(int(a[3]))
+            result = name.break_votes(int(a[3]), a[4])
         else:
             result = name.inspect_votes()
         return [_bytes(part) for part in result]
