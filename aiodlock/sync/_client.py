@@ -111,9 +111,9 @@ class Running:
             return
         if self._closing:
             raise ClientClosed("the client was closed: it does nothing more")
-        if self._opening is None:
+        if self._opening is None or self._opening.done():  # it has failed: try again
             self._opening = asyncio.create_task(self._open(), name="aiodlock.sync: connecting")
-            self._opening.add_done_callback(self._on_opened)
+            self._opening.add_done_callback(_look_at)
         opening = self._opening
         await asyncio.wait({opening})
         if opening.cancelled():
@@ -144,12 +144,6 @@ class Running:
         await self.inner.__aenter__()
         self.is_open = True
         self.portal.at_exit(self, self._close_at_exit)
-
-    def _on_opened(self, opening: asyncio.Task[None]) -> None:
-        if not self.is_open:
-            self._opening = None  # the next call tries again
-        if not opening.cancelled():
-            opening.exception()
 
     async def close(self, bodies: list[Lease]) -> None:
         """Leave the client; ``bodies`` are those that the closing thread is inside of."""
@@ -573,6 +567,12 @@ class Client:
         """
         running = self._use()
         return running.call(lambda: running.inner.check_sequencer(sequencer))
+
+
+def _look_at(opening: asyncio.Task[None]) -> None:
+    """Let asyncio log nothing: those who wait are told of the failure."""
+    if not opening.cancelled():
+        opening.exception()
 
 
 def check_memory(described: str, pid: int) -> None:

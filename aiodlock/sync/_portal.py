@@ -36,6 +36,7 @@ _STOP_WITHIN = 1.0
 _LONGEST_FORK = 5.0
 #: What a call may take beyond its timeout before its thread asks whether the loop turns (seconds).
 _GRACE = 1.0
+_LONGEST_PAUSE = 30.0
 #: A loop that turns does so within (seconds).
 _TURNS_WITHIN = 5.0
 #: Signals that the kernel sends to the thread that caused them. The others are for the main thread.
@@ -50,6 +51,10 @@ _GREENLETS = (
     "aiodlock.sync was called under gevent or eventlet, which have replaced threads by greenlets: its "
     "event loop needs a thread of its own. Use workers that are threads or processes "
     "(gunicorn -k gthread, celery -P threads or prefork)"
+)
+_LOST = (
+    "the call was lost in the background thread of aiodlock.sync, such as by a RecursionError there: see "
+    "the log of asyncio"
 )
 _STUCK = "the background thread of aiodlock.sync does not turn: a hook or a finalizer blocks it"
 
@@ -123,8 +128,15 @@ class _Call(Generic[_T]):
     def _end(self) -> None:
         if self._among is not None:
             self._among.discard(self)
-        with contextlib.suppress(RuntimeError):  # ended already
+        if self.ended.locked():  # else ended already
             self.ended.release()
+
+    def is_lost(self) -> bool:
+        """Whether it will not end by itself: never begun, or ended without a word.
+
+        A RecursionError does that, at the first step of any call: the limit is one for all threads.
+        """
+        return self._task is None or self._task.done()
 
     async def undo(self, take_back: TakeBack[_T] | None) -> None:
         """End the call whose thread was interrupted; give back what it got meanwhile."""
@@ -251,9 +263,11 @@ class Portal:
             try:
                 self.loop.run_forever()
             except BaseException:  # sys.exit() in a hook or a finalizer ends no thread of ours
-                _logger.exception(
-                    "the thread of aiodlock.sync goes on after", extra={"event": "thread_goes_on"}
-                )
+                with contextlib.suppress(BaseException):  # logging may raise the same
+                    _logger.exception(
+                        "the thread of aiodlock.sync goes on after",
+                        extra={"event": "thread_goes_on"},
+                    )
             if self.stopped or sys.is_finalizing() or self.loop.is_closed():
                 return
 
@@ -275,9 +289,9 @@ class Portal:
 
         When a signal handler raises meanwhile (KeyboardInterrupt), the coroutine is cancelled and
         awaited; what it returned all the same goes to ``take_back``. The same when it has not ended
-        ``within`` that many seconds, and the loop does not turn.
+        ``within`` that many seconds, and the loop does not turn, or has lost it.
 
-        :raises BackendUnavailable: when the loop does not turn.
+        :raises BackendUnavailable: when the loop does not turn, or has lost the call.
         """
         check_no_loop()
         made = _Call(self.loop, call)
@@ -299,16 +313,15 @@ class Portal:
     def _wait(self, made: _Call[Any], within: float | None) -> None:
         if self.ended:
             made.fail(ClientClosed("the thread of aiodlock.sync has ended"))
-        if within is None:
-            made.ended.acquire()
-            return
-        if made.ended.acquire(timeout=min(within + _GRACE, threading.TIMEOUT_MAX)):
-            return
-        pause = _GRACE
+        pause, next_pause = min((within or 0.0) + _GRACE, threading.TIMEOUT_MAX), _GRACE
         while not made.ended.acquire(timeout=pause):
-            if not self._turns():
+            # Turned once, it has begun what was handed over before.
+            if self._turns():
+                if made.is_lost() and not made.ended.acquire(blocking=False):
+                    raise BackendUnavailable(_LOST)
+            elif within is not None:
                 raise BackendUnavailable(_STUCK)
-            pause = min(2 * pause, 30.0)
+            pause, next_pause = next_pause, min(2 * next_pause, _LONGEST_PAUSE)
 
     def _turns(self) -> bool:
         turned = threading.Lock()

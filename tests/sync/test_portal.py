@@ -189,3 +189,49 @@ def test_handler_at_any_step_of_the_first_use(
         if not reached:
             break
     assert at > 8
+
+
+_SHALLOW = """
+import sys
+import threading
+import time
+
+from aiodlock import sync
+from aiodlock.sync import _portal
+
+locks = sync.Client("memory://")
+usual = sys.getrecursionlimit()
+
+
+def acquire():
+    try:
+        with locks.lock("x"):
+            pass
+    except (RecursionError, sync.LockError):
+        pass
+
+
+for limit in range(4, 24):
+    with locks.lock("y", timeout=30):
+        pass
+    go_on = _portal.portal().stand_still()
+    waiting = threading.Thread(target=acquire, daemon=True)
+    waiting.start()
+    time.sleep(0.1)
+    sys.setrecursionlimit(limit)  # also of the thread that is given something to do now
+    go_on.release()
+    time.sleep(0.1)
+    sys.setrecursionlimit(usual)
+    waiting.join(20)
+    assert not waiting.is_alive(), limit
+with locks.lock("x", timeout=30):
+    pass
+"""
+
+
+@pytest.mark.stores("memory")
+def test_call_ends_wherever_the_recursion_limit_is_met() -> None:
+    """It is one for all threads: a call that the loop had dropped was waited for."""
+    subprocess.run(
+        [sys.executable, "-c", _SHALLOW], timeout=150, check=True, stderr=subprocess.PIPE
+    )
