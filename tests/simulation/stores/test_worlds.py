@@ -19,7 +19,9 @@ VARIANTS = {**ZOOKEEPER_VARIANTS, **ETCD_VARIANTS}
 #: In blocks, so that several workers share them.
 _BLOCKS, _BLOCK = 5, 10
 #: Caught once in a hundred seeds or two: ``--variants`` searches for them.
-_RARE = frozenset(name for name in VARIANTS if "session counts" in name)
+_RARE = frozenset(
+    name for name in VARIANTS if "session counts" in name or "events are dropped" in name
+)
 #: A variant is caught by the first seed of these as long as the library is what it was, else soon.
 _SEARCH = 300
 

@@ -187,7 +187,10 @@ class Tree:
             return lambda: None
         path = str(step[1])
         before = {p: self._kept(p) for p in (_key(path), _parent(path))}
-        owners = {session: set(paths) for session, paths in self.ephemerals.items()}
+        node = self.nodes.get(_key(path))
+        owner = node.owner if node is not None else step[3] if step[0] == "create" else 0
+        assert isinstance(owner, int)
+        owned = set(self.ephemerals.get(owner, ()))
 
         def undo() -> None:
             for one, node in before.items():
@@ -195,7 +198,7 @@ class Tree:
                     self.nodes.pop(one, None)
                 else:
                     self.nodes[one] = node
-            self.ephemerals = owners
+            self.ephemerals[owner] = owned
 
         return undo
 
