@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeAlias, TypeVar, Unpack
 from urllib.parse import quote, unquote
 
+from ._acquire import ANSWER_WITHIN
 from ._clock import now
 from ._cycles import Cycle
 from ._deadlocks import standing
@@ -20,7 +21,7 @@ from ._election import Election
 from ._errors import BackendError, BackendUnavailable, ClientClosed, Unsupported, concerning
 from ._hooks import Hooks
 from ._keywords import LockKeywords, OwnerlessKeywords, UnnamedKeywords
-from ._lock import ANSWER_WITHIN, Lock, ReadWriteLock, Semaphore
+from ._lock import Lock, ReadWriteLock, Semaphore
 from ._locked import CallTemplate, check_function
 from ._model import Kind, LockInfo, Mode
 from ._multilock import MultiLock

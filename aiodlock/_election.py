@@ -15,11 +15,11 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ._acquire import OwnRequests
 from ._bodies import Blocks
 from ._clock import now
 from ._errors import BackendUnavailable
 from ._lease import Lease
-from ._lock import OwnRequests
 from ._model import CANDIDATE
 from ._options import check_seconds
 

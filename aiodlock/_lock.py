@@ -1,7 +1,4 @@
-"""Lock: a name, a mode and options. The one loop that waits for a turn, and reentrancy.
-
-Over 400 lines: the loop is one, and locks, semaphores and their docstrings share it.
-"""
+"""Lock: a name, a mode and options, and ``async with``."""
 
 from __future__ import annotations
 
@@ -9,29 +6,23 @@ import asyncio
 import copy
 import logging
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine, Iterable
+from dataclasses import replace
 from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, Never
-from urllib.parse import quote
 
-from ._backoff import LONGEST, pause_after
+from ._acquire import ANSWER_WITHIN, Acquisition, OwnRequests
 from ._bodies import NOTHING, Blocks
 from ._capabilities import refuse_unsupported
 from ._clock import now
 from ._errors import (
     AcquireTimeout,
-    BackendError,
-    BackendUnavailable,
-    DeadlockError,
-    LockLost,
     NotHeld,
     WouldBlock,
-    concerning,
 )
 from ._lease import Lease, release_handle
 from ._linger import NEXT_TURN
-from ._model import IMPATIENT, Gone, Granted, Kind, LockInfo, Mode, Refused, Terms, Waiting
+from ._model import Kind, LockInfo, Mode, Terms
 from ._options import (
     ATTRIBUTES_ELSEWHERE,
     Elsewhere,
@@ -39,41 +30,18 @@ from ._options import (
     check_timeout,
     refuse_keywords,
 )
-from ._request import ASKING, HELD, OVER, WAITING, AlreadyDone, Request
-from ._slices import Woken
+from ._request import Request
 
 if TYPE_CHECKING:
     from ._client import Client
-    from ._deadlocks import Deadlocks
-    from ._session import Session
-    from ._telling import Telling
 
 _logger = logging.getLogger("aiodlock")
 
-#: What does not wait (``acquire_nowait``, ``timeout=0``) answers or raises within 2 s.
-ANSWER_WITHIN = 1.8
-#: The first pause after a grant that came too late.
-_FIRST_PAUSE = 0.04
-#: A first answer that takes longer than this at a time-out means that the store is away.
-_SLOW_ANSWER = 0.1
 _UNSET: Any = object()
 
 
-@dataclass(frozen=True, slots=True)
-class OwnRequests:
-    """What the caller has in open blocks, where a task does not stand for the caller: aiodlock.sync.
-
-    Leases, of which others may end one at any moment, also while the caller waits for another name.
-    """
-
-    #: Of the names that it asks for: it gets in again.
-    named: Mapping[str, Sequence[Lease]]
-    #: All, which it holds while it waits.
-    inside: tuple[Lease, ...] = ()
-
-
 class Acquirable:
-    """What locks and semaphores share: the waiting loop, and ``async with``. Holds nothing itself.
+    """What locks and semaphores share: options, and ``async with``. Holds nothing itself.
 
     Mutable state: ``_entered`` (the ``async with`` blocks that are open, any task's).
     """
@@ -283,421 +251,28 @@ class Acquirable:
         task, lease = meant
         return lease._end_block(task, exc_type, exc)  # type: ignore[return-value]
 
-    # -- the loop ----------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
 
-    async def _acquire(self, timeout: float | None, own: OwnRequests | None = None) -> Lease:
+    def _acquire(
+        self, timeout: float | None, own: OwnRequests | None = None
+    ) -> Coroutine[Any, Any, Lease]:
         """Wait for the turn. With ``own`` the hold belongs to its ``Lease``, not to the current task."""
         session = self._client._session
-        if session is None or session.death is not None:
-            began = now()
-            await self._client._ready(self._name, ANSWER_WITHIN if timeout == 0 else timeout)
-            timeout = max(0.001, timeout - (now() - began)) if timeout else timeout
+        if session is not None and session.death is not None:
+            return self._acquire_later(timeout, own)
         session = self._client._use(self._name)
         task = asyncio.current_task() if own is None else None
         if task is None and own is None:
             raise RuntimeError(f"{self!r} can be acquired inside an asyncio task only")
-        bodies = session.bodies.of(task) if own is None else _open(own.named.get(self._name, ()))
-        if bodies:
-            self._check_bodies(session, bodies)
-        mine: Sequence[Request] = ()
-        if self._options.owner is None and self._kind == "lock":
-            if own is None:
-                holds = session.holds("lock", self._name, task)
-                mine = self._live(session, holds) if holds else ()
-            else:
-                mine = [
-                    held
-                    for held in reversed(bodies)
-                    if held.options.owner is None and held.terms.kind == "lock"
-                ]
-            for held in mine:  # an exclusive hold counts also behind a later shared one
-                if held.terms.mode == self._mode:
-                    return Lease(session, held)
-            if mine:
-                if self._mode == "exclusive":
-                    raise self._deadlock()
-                for held in mine:
-                    held.share_owner()
-        lingering = session.lingering
-        if self._name in lingering.kept and self._kind == "lock" and not mine:
-            moment = now()
-            if task is not None and not lingering.has_turn(task, moment):
-                await asyncio.sleep(0)
-                session.check_usable()
-                self._check_bodies(session, bodies)
-                moment = now()
-                lingering.has_turn(task, moment)  # of the new turn, which it has in any case
-            kept = lingering.hand_out(self._terms, self._options, task, moment)
-            if kept is not None:
-                lease = self._lease_type(session, kept)
-                try:
-                    session.telling.handed_out(kept)
-                except BaseException:
-                    session.give_up(kept, lease._serial)
-                    raise
-                return lease
-        if not session.slices.take():
-            await session.slices.turn()
-            session.check_usable()
-        request_id = session.new_id()
-        owner = mine[0].owner if mine else self._owner(request_id, timeout is None)
-        request = Request(session, self._terms, self._options, request_id, owner, task)
-        del (
-            task
-        )  # what comes out of here may end it, with this frame: only the collector would free both
-        request.patient = timeout is None
-        if own is not None:
-            request.inside = tuple([(lease._request, lease._serial) for lease in own.inside])
-        if mine:
-            request.share_owner()
-        started = now()
-        about = session.telling.acquiring(request)
-        try:
-            within = ANSWER_WITHIN if timeout == 0 else timeout
-            request = await self._get(session, request, timeout, within, started)
-            if bodies:
-                await self._check_bodies_again(session, bodies, request)
-        except BaseException as error:
-            session.telling.not_acquired(about, started, error)
-            if isinstance(error, asyncio.CancelledError | AcquireTimeout):
-                # Of thousands of tasks that end so, none keeps our frames and what is in them.
-                del request
-                error.with_traceback(None)
-            raise
-        session.add_hold(request)
-        lease = self._lease_type(session, request)
-        try:
-            session.telling.acquired(request, about, started)
-        except BaseException:  # what a hook raises goes to the log; not an exit
-            session.give_up(request, lease._serial)
-            raise
-        request.used = request.terms.begins
-        return lease
+        asked = Acquisition(session, self._terms, self._options, self._lease_type, timeout)
+        return asked.lease(task, own)
 
-    async def _get(
-        self,
-        session: Session,
-        request: Request,
-        timeout: float | None,
-        within: float | None,
-        started: float,
-    ) -> Request:
-        """Return the request that holds; whatever comes out instead, nothing is left at the server."""
-        spent = 0.0
-        if self._name in session.lingering.kept and self._kind == "lock":
-            await self._give_back(session, request, timeout, within, started)
-            spent = now() - started
-        try:
-            if within is None:
-                request = await self._wait_for_turn(session, request, started)
-            else:
-                async with asyncio.timeout(max(0.001, within - spent)):
-                    if timeout == 0:
-                        await self._try_once(session, request, started)
-                    else:
-                        request = await self._wait_for_turn(session, request, started)
-        except TimeoutError as elapsed:
-            if isinstance(elapsed, AcquireTimeout):
-                raise
-            request = self._current(session, request)
-            away = self._is_away(session, request, started)
-            if away:
-                session.departure.in_background(request)
-            else:
-                await session.departure.withdraw(request)
-                away = request.state is not OVER  # no answer within a second: the store is silent
-        except AlreadyDone as done:
-            request = self._current(session, request)
-            if request.state is WAITING:
-                # The store said so, and has forgotten the waiter.
-                if done.unsure:
-                    session.departure.in_background(request)
-                else:
-                    request.leave()
-                    session.remove(request)
-            raise
-        except BackendUnavailable:
-            session.departure.in_background(
-                self._current(session, request)
-            )  # no answer is to be waited for
-            raise
-        except GeneratorExit:
-            session.departure.in_background(
-                self._current(session, request)
-            )  # what is being closed cannot await
-            raise
-        except BaseException:
-            await session.departure.withdraw(self._current(session, request))
-            raise
-        else:
-            return request
-        # Out here it has no context: that would keep the cancelled wait, its frames and its tracebacks.
-        raise self._timed_out(session, timeout, away, request.unanswered) from (
-            session.backend.failure if away else None
-        )
-
-    async def _give_back(
-        self,
-        session: Session,
-        request: Request,
-        timeout: float | None,
-        within: float | None,
-        started: float,
-    ) -> None:
-        """Release what the client keeps of the name, which is not what this request asks for."""
-        try:
-            async with asyncio.timeout(within):
-                await session.lingering.give_back(self._name)
-            session.check_usable()
-        except TimeoutError:
-            request.end()  # it was never sent
-            away = now() - started > _SLOW_ANSWER or session.backend.failure is not None
-            raise self._timed_out(session, timeout, away) from (
-                session.backend.failure if away else None
-            )
-        except BaseException:
-            request.end()
-            raise
-
-    async def _wait_for_turn(self, session: Session, request: Request, started: float) -> Request:
-        """Ask, wait until woken, and ask anew when the place in the queue was lost."""
-        late: LateGrants | None = None
-        while True:
-            session.requests[request.id] = request
-            # No coroutine around the wait, and nothing kept meanwhile: thousands may wait.
-            if isinstance(await self._ask(session, request, started, wait=True), Waiting):
-                woken, deadlocks = self._begin_waiting(session, request)
-                try:
-                    await woken
-                finally:
-                    request.woken = None
-                    if deadlocks is not None:
-                        deadlocks.ends(request)
-                moment = now()
-            else:
-                moment = request.granted_at  # just now
-            if request.state is HELD and moment < request.ends_at and not session.closing:
-                return request
-            session.check_usable()
-            # No time left, or broken before we ran, or the server has forgotten the request: begin again at
-            # the end.
-            too_late = request.place.token != 0 and request.reason != "broken"
-            request = self._begin_again(session, request)
-            if too_late:
-                request.failures += 1  # at a timeout it is the store that is to blame
-                if late is None:
-                    late = LateGrants(session.telling)
-                await late.pause(self._name, self._ttl, session.unavailable_after)
-            started = now()
-
-    @staticmethod
-    def _begin_waiting(session: Session, request: Request) -> tuple[Woken, Deadlocks | None]:
-        """Return what wakes its task, and who is to be told of the end of the wait."""
-        request.queue()
-        request.woken = woken = Woken(loop=session.loop)
-        woken.slices, woken.cancelled_with = session.slices, None
-        if request.task is not None and session.bodies.of(request.task()):
-            session.deadlines.add(request)  # it may wait for what its own task holds
-        deadlocks = session.deadlocks
-        watched = deadlocks is not None and deadlocks.waits(request)
-        return woken, deadlocks if watched else None
-
-    async def _try_once(self, session: Session, request: Request, started: float) -> None:
-        session.requests[request.id] = request
-        answer = await self._ask(session, request, started, wait=False)
-        if answer == Gone("broken"):
-            session.departure.in_background(request)
-            raise AcquireTimeout(
-                f"{self._name!r} was granted, and an operator broke that grant at once: try again",
-                name=self._name,
-            )
-        if request.state is not HELD or now() >= request.ends_at:
-            raise BackendUnavailable(
-                f"{self._name!r} was granted, but the store's answer took longer than the lease lasts",
-                name=self._name,
-            )
-
-    async def _ask(
-        self, session: Session, request: Request, started: float, *, wait: bool
-    ) -> Granted | Waiting | Gone:
-        """Send the request until it is answered. The same id makes a repetition harmless."""
-        place = request.place
-        while True:
-            try:
-                answer = await place.acquire(wait=wait)
-                break
-            except BackendUnavailable as error:
-                session.check_usable()
-                request.failures += 1
-                request.unanswered = str(error)
-                silent = now() - started
-                if silent >= session.unavailable_after:
-                    raise BackendUnavailable(
-                        f"no answer about {self._name!r} for {silent:.1f} s: {error}",
-                        name=self._name,
-                    ) from (error.__cause__ or session.backend.failure or error)
-            except BackendError as error:
-                raise concerning(error, self._name) from error.__cause__
-            pause = pause_after(request.failures)
-            await asyncio.sleep(min(pause, session.unavailable_after - silent))
-        request.failures = 0
-        if session.closing:
-            raise session.closed_error(self._name)
-        if isinstance(answer, Granted):
-            request.hold()
-            if answer.recalled:
-                request.recalled()
-        elif isinstance(answer, Refused):
-            if answer.unsure:
-                session.departure.in_background(request)
-            else:
-                session.remove(request)
-            if answer.why == "recorded":
-                raise AlreadyDone(answer.result)
-            raise self._refused(answer)
-        return answer
-
-    def _begin_again(self, session: Session, request: Request) -> Request:
-        task = request.task() if request.task is not None else None
-        session.departure.in_background(request)
-        request_id = session.new_id()
-        owner = request.owner
-        if owner == self._owner(request.id, request.patient):
-            owner = self._owner(request_id, request.patient)
-        fresh = Request(session, self._terms, self._options, request_id, owner, task)
-        fresh.patient, fresh.inside = request.patient, request.inside
-        if not request.may_linger and owner == request.owner:
-            fresh.share_owner()
-        request.successor = fresh
-        return fresh
-
-    @staticmethod
-    def _current(session: Session, request: Request) -> Request:
-        while request.successor is not None:
-            request = request.successor
-        return request
-
-    # -- reentrancy --------------------------------------------------------------------------------
-
-    def _owner(self, request_id: str, patient: bool) -> str:
-        named = self._options.owner
-        if named is not None:
-            return f"u{quote(named, safe='')}"
-        # The first letter keeps a task's id from ever being equal to a user's string. The last one tells
-        # those who look for deadlocks that the request gives up by itself.
-        return f"t{request_id}" if patient else f"t{request_id}{IMPATIENT}"
-
-    def _check_bodies(self, session: Session, bodies: Sequence[Request]) -> None:
-        """Inside a block whose lease is lost, the name is not to be had again: raise its loss."""
-        for request in bodies:
-            if request.name == self._name and request.terms.kind == self._kind:
-                session.lose_if_overdue(request)
-                if request.reason is not None:
-                    raise request.error()
-
-    async def _check_bodies_again(
-        self, session: Session, bodies: Sequence[Request], granted: Request
-    ) -> None:
-        """Give a turn back that came when the lease of a block around it was lost meanwhile.
-
-        Others may have held the name between the two, and what the body had begun was cut short.
-        """
-        try:
-            self._check_bodies(session, bodies)
-        except LockLost:
-            await session.departure.withdraw(granted)
-            raise
-
-    @staticmethod
-    def _live(session: Session, holds: Sequence[Request]) -> list[Request]:
-        """Return what the task itself holds of the name, the latest first; not what it has lost."""
-        mine: list[Request] = []
-        lost: list[Request] = []
-        for held in reversed(holds):
-            if held.options.owner is None:
-                (mine if session.is_live(held) else lost).append(held)
-        # ``release`` tells one loss: a task that goes on losing without asking keeps no more of them.
-        session.report([held for held in lost[1:] if not held.armed and held.is_dropped])
-        return mine
-
-    # -- parts -------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _is_away(session: Session, request: Request, started: float) -> bool:
-        if request.failures or request.place.silent:
-            return True
-        slow = now() - started > _SLOW_ANSWER or session.backend.failure is not None
-        return request.state is ASKING and slow
-
-    def _timed_out(
-        self, session: Session, timeout: float | None, away: bool, unanswered: str = ""
-    ) -> AcquireTimeout | BackendUnavailable:
-        if away:
-            why = str(session.backend.failure or "") or unanswered or "no reply"
-            return BackendUnavailable(
-                f"the store did not answer about {self._name!r}: {why}", name=self._name
-            )
-        return AcquireTimeout(
-            f"{self._name!r} was not granted within {timeout:g} s: wait longer (timeout=), or try "
-            "again later",
-            name=self._name,
-        )
-
-    def _refused(self, answer: Refused) -> Exception:
-        if answer.why == "deadlock":
-            return self._deadlock()
-        if answer.why == "limit":
-            return ValueError(
-                f"semaphore {self._name!r} is in use with limit {answer.used}, not {self._limit}: "
-                "all users of a name must agree on its limit"
-            )
-        return AcquireTimeout(f"{self._name!r} is held or waited for", name=self._name)
-
-    def _deadlock(self) -> DeadlockError:
-        return DeadlockError(
-            f"{self._name!r} is held in shared mode by this owner, who would wait for itself: "
-            "release the shared hold first, or take the lock exclusively from the start",
-            name=self._name,
-        )
-
-
-def _open(leases: Sequence[Lease]) -> Sequence[Request]:
-    """Return the requests of those that nobody has released."""
-    return [lease._request for lease in leases if not lease._is_over()]
-
-
-class LateGrants:
-    """Grants of one call whose answers came when the lease was over.
-
-    For the caller they are none, and for everybody else the name was held. So they are logged, come more
-    and more rarely, and end the call as the silence of a store does.
-
-    Mutable state: ``_times``, ``_first_at``.
-    """
-
-    __slots__ = ("_first_at", "_telling", "_times")
-
-    def __init__(self, telling: Telling) -> None:
-        self._telling = telling
-        self._times = 0
-        self._first_at = 0.0
-
-    async def pause(self, name: str, ttl: float, unavailable_after: float) -> None:
-        """Wait before the next try.
-
-        :raises BackendUnavailable: when no grant was in time for ``unavailable_after``.
-        """
-        self._times += 1
-        text = (
-            f"{name!r} was granted, but the answer came when the lease of {ttl:g} s was over: the store "
-            "answers too slowly for that ttl; give the lock a longer one, or a smaller margin"
-        )
-        if self._times == 1:
-            self._first_at = now()
-            self._telling.late_grant(name, text)
-        elif self._times > 2 and now() - self._first_at >= unavailable_after:
-            raise BackendUnavailable(text, name=name)
-        await asyncio.sleep(pause_after(self._times, first=_FIRST_PAUSE, longest=2 * LONGEST))
+    async def _acquire_later(self, timeout: float | None, own: OwnRequests | None) -> Lease:
+        """The session has died: wait for the next one."""
+        began = now()
+        await self._client._ready(self._name, ANSWER_WITHIN if timeout == 0 else timeout)
+        left = max(0.001, timeout - (now() - began)) if timeout else timeout
+        return await self._acquire(left, own)
 
 
 class Lock(Acquirable):

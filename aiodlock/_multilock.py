@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Never, TypeVar
 
 import anyio
 
+from ._acquire import OwnRequests
 from ._bodies import Blocks, Body
 from ._clock import now
 from ._errors import AcquireTimeout, BackendError, BackendUnavailable, LockLost, NotHeld
 from ._lease import Lease
-from ._lock import _UNSET, Lock, OwnRequests
+from ._lock import _UNSET, Lock
 from ._options import check_timeout, refuse_keywords
 from ._request import Block, Request
 from ._session import Session

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ._bodies import Blocks, current_task
-from ._errors import DeadlockError, LockLost
+from ._errors import LockLost
 from ._lease import Lease
 from ._lock import Acquirable
 from ._model import End, Kind
@@ -174,15 +174,6 @@ class OnceLock(Acquirable):
 
     _kind: Kind = "once"
     _lease_type: type[Lease] = OnceLease
-
-    def _check_bodies(self, session: Session, bodies: Any) -> None:
-        super()._check_bodies(session, bodies)
-        for request in bodies:
-            if request.name == self._name and request.terms.kind == "once" and request.handles:
-                raise DeadlockError(
-                    f"{self._name!r} is entered again in its own body, which would wait for itself",
-                    name=self._name,
-                )
 
 
 class Once:

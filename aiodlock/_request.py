@@ -74,7 +74,7 @@ class Request(Hold):
     (the future of the waiting task), ``left`` (resolved when the store knows nothing of it any more, if
     somebody waits for that), ``reason`` (why the lease was lost), ``failure`` (what bodies get instead of
     ``LockLost``), ``told`` (what hooks were told of the lease, until they are told its end), ``alarm`` (its
-    entry among the deadlines), ``successor`` (the request of the same acquire after this one was lost),
+    entry among the deadlines),
     ``used`` (its body has begun, or may have), ``may_linger`` (its lease may be kept when its body has
     ended; a recall ends that), ``kept_until``, ``lost_handles`` (what the loss was the loss of: the handles
     of that moment), ``told_to`` (which functions of threads were told of it; set with the loss), and what a
@@ -109,7 +109,6 @@ class Request(Hold):
         "reason",
         "session",
         "state",
-        "successor",
         "terms",
         "token",
         "told",
@@ -138,7 +137,6 @@ class Request(Hold):
     reason: LossReason | None
     session: Session
     state: State
-    successor: Request | None
     terms: Terms
     token: int
     told: RequestInfo | None
@@ -175,7 +173,7 @@ class Request(Hold):
         self.lost_handles = ()
         self.unanswered = ""
         self.woken = self.left = self.reason = self.failure = None
-        self.told = self.alarm = self.successor = None
+        self.told = self.alarm = None
         self.place = session.backend.place(terms, request_id, owner, self)
 
     def __repr__(self) -> str:

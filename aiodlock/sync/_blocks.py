@@ -12,9 +12,9 @@ from itertools import count
 from types import FrameType
 from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
+from .._acquire import OwnRequests
 from .._bodies import refuse
 from .._clock import now
-from .._lock import OwnRequests
 
 if TYPE_CHECKING:
     from .. import _lease as core

@@ -17,10 +17,10 @@ from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, Unpack
 
 from .. import _client as core
 from .. import _lock as core_lock
+from .._acquire import ANSWER_WITHIN
 from .._clock import now
 from .._errors import BackendUnavailable, ClientClosed, LockLost
 from .._hooks import Hooks
-from .._lock import ANSWER_WITHIN
 from .._locked import CallTemplate, check_function, check_returned
 from .._model import Kind, LockInfo
 from .._once import recordable

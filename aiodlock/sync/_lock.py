@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Never
 
 from .. import _lease as core_lease
 from .. import _lock as core
+from .._acquire import ANSWER_WITHIN
 from .._errors import AcquireTimeout, NotHeld, WouldBlock
 from .._model import LockInfo, Mode
 from .._options import ATTRIBUTES_ELSEWHERE, Elsewhere, check_timeout, refuse_keywords
@@ -226,7 +227,7 @@ class Acquirable:
             running.portal.call(
                 acquire,
                 lambda lease: leave(lease, body),
-                within=core.ANSWER_WITHIN if timeout == 0 else timeout,
+                within=ANSWER_WITHIN if timeout == 0 else timeout,
             ),
             body,
         )

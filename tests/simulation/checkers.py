@@ -261,6 +261,8 @@ class Checkers:
 
     def _executed(self, command: Command, reply: Any) -> None:
         published = self.server.published
+        if command.script == "inspect":
+            self._looked(command)
         if command.script not in ("acquire", "extend", "leave", "break"):
             return
         if command.script == "extend":
@@ -309,6 +311,14 @@ class Checkers:
             others = [r for r in after.blockers(now) if r is not new and r.owner != new.owner]
             if not compatible(new.mode, others):
                 self.wrong("exclusion", f"{new} was granted beside {others}")
+
+    def _looked(self, command: Command) -> None:
+        """A look writes what it clamps, and nothing else."""
+        now = self.server.now_ms()
+        for base, ledger in self.ledgers.items():
+            before = ledger.known
+            after = ledger.known = read_name(self.server, base)
+            self._check_what_stays(command, before, after, now, refused=False)
 
     def _check_what_stays(
         self, command: Command, before: Name, after: Name, now: int, refused: bool

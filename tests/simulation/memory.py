@@ -120,9 +120,12 @@ class MachineServer:
             return ["pong"]
         self.published = []
         if call.script == "inspect":
-            return self.names.get(call.key, self.clock_us()).inspect(
+            seen = self.names.get(call.key, self.clock_us()).inspect(
                 self.clock_us(), queues=call.options["queues"]
             )
+            for tell in self.executed:
+                tell(call, seen)
+            return seen
         if call.script == "tell":
             serial, record, keep = (call.options[one] for one in ("serial", "record", "keep"))
             if serial >= self.waits.get(call.id, (0,))[0]:
