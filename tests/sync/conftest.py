@@ -54,11 +54,22 @@ def until(happened: Callable[[], object], within: float = 10.0) -> None:
         time.sleep(0.005)
 
 
+def until_extended(lock: sync.Lock) -> None:
+    """Wait until whoever holds it has extended its lease."""
+    before = [0.0]
+
+    def extended() -> bool:
+        before.append(lock.inspect().holders[0].remaining or 0.0)
+        return before[-1] > before[-2] > 0
+
+    until(extended)
+
+
 def end_and_take(thread: threading.Thread, lock: sync.Lock) -> None:
     """Let the thread run to its end, and take what it has held."""
     thread.start()
-    thread.join(10)
-    lock.acquire(timeout=5).release()
+    thread.join(30)
+    lock.acquire(timeout=30).release()
 
 
 def waiters(client: sync.Client, name: str) -> int:

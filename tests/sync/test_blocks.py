@@ -16,9 +16,11 @@ import anyio.to_thread
 import pytest
 
 from aiodlock import sync
+from aiodlock._clock import now
+from aiodlock.sync import _blocks
 
 from ..servers import Store
-from .conftest import InThread, MakeSync, end_and_take, until, waiters
+from .conftest import InThread, MakeSync, end_and_take, until, until_extended, waiters
 
 # A script takes fakeredis too long for sixty threads.
 pytestmark = pytest.mark.stores("memory", "redis62", "redis70", "valkey9")
@@ -109,15 +111,15 @@ def test_a_thread_that_drops_its_lease_holds_on(
     threads: sync.Client, in_thread: InThread, how: str
 ) -> None:
     makers: dict[str, Callable[[], Any]] = {
-        "lock": lambda: threads.lock("x", ttl=0.5),
-        "semaphore": lambda: threads.semaphore("x", limit=1, ttl=0.5),
-        "multilock": lambda: threads.multilock("x", "y", ttl=0.5),
+        "lock": lambda: threads.lock("x", ttl=6.0),
+        "semaphore": lambda: threads.semaphore("x", limit=1, ttl=6.0),
+        "multilock": lambda: threads.multilock("x", "y", ttl=6.0),
     }
-    lock = threads.lock("x", ttl=0.5) if how == "multilock" else makers[how]()
-    if makers[how]().acquire(timeout=5):
+    lock = threads.lock("x", ttl=6.0) if how == "multilock" else makers[how]()
+    if makers[how]().acquire(timeout=30):
         try:
             gc.collect()
-            time.sleep(1.2)
+            until_extended(lock)
             with pytest.raises(sync.WouldBlock):
                 in_thread(lock.acquire_nowait).result(10)
         finally:
@@ -190,12 +192,13 @@ def test_the_next_job_of_a_thread_waits_for_what_the_one_before_holds(
         lock.release()
 
     def second() -> None:
-        for _ in range(2):
-            with pytest.raises(sync.AcquireTimeout):
-                lock.acquire(timeout=0.1)
+        with pytest.raises(sync.AcquireTimeout):
+            lock.acquire(timeout=1)
+        with pytest.raises(sync.WouldBlock):
+            lock.acquire_nowait()
         assert leases[0].held
         leases[0].release()
-        lock.acquire(timeout=5).release()
+        lock.acquire(timeout=30).release()
 
     in_jobs_of_one_thread(how, first, second)
     events = [getattr(record, "event", None) for record in caplog.records]
@@ -203,16 +206,22 @@ def test_the_next_job_of_a_thread_waits_for_what_the_one_before_holds(
 
 
 def test_a_hold_that_nobody_references_is_told_of_after_three_ttls(
-    threads: sync.Client, caplog: pytest.LogCaptureFixture
+    threads: sync.Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads.lock("x", ttl=0.3).acquire()
-    kept = threads.lock("y", ttl=0.3).acquire()
+    threads.lock("x").acquire()
+    kept = threads.lock("y").acquire()
+    looks: list[float] = []
+
+    def later() -> float:
+        looks.append(now() + 3 * kept.ttl)
+        return looks[-1]
 
     def told() -> list[str]:
         return [one.message for one in caplog.records if "max_hold" in one.message]
 
-    until(told)
-    time.sleep(2.5)
+    assert not told()
+    monkeypatch.setattr(_blocks, "now", later)
+    until(lambda: len(looks) >= 3)
     assert len(told()) == 1
     assert "'x'" in told()[0]
     threads.lock("x").release()
