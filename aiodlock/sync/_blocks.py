@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from itertools import count
 from types import FrameType
@@ -54,13 +54,14 @@ class Here:
     acquired, weakly).
     """
 
-    __slots__ = ("__weakref__", "_holds", "bare", "blocks", "ident", "ref")
+    __slots__ = ("__weakref__", "_holds", "bare", "blocks", "ident", "is_of_pool", "ref")
 
     def __init__(self) -> None:
         self.blocks: list[Lease] = []
         self.bare: dict[core.Lease, Bare] = {}
         self._holds: list[weakref.ref[Lease]] = []
         self.ident = threading.get_ident()
+        self.is_of_pool = is_of_pool()
         key = id(self)
 
         # What is needed stands in the defaults: the interpreter's end takes globals away before.
@@ -82,9 +83,13 @@ class Here:
 
     def _number(self, lease: Lease) -> None:
         lease._number, known = next(_numbers), _inside.get()
+        lease._job = self._present_job()
         mine = (*self.blocks, *(bare.lease for bare in tuple(self.bare.values())))
         others = [other._number for other in mine if other._number in known]
         _inside.set((*others, lease._number))
+
+    def _present_job(self) -> object | None:
+        return present_job() if self.is_of_pool else None
 
     def keep(self, lease: Lease, twin: Lease) -> None:
         """Hold what was acquired without a block, also when the caller drops its lease."""
@@ -94,7 +99,7 @@ class Here:
                     self.bare.pop(known, None)
         self._number(twin)
         self.acquired(twin)
-        self.bare[lease._core] = Bare(twin, weakref.ref(lease), _job(), now())
+        self.bare[lease._core] = Bare(twin, weakref.ref(lease), now())
 
     def acquired(self, lease: Lease) -> None:
         """Remember the lease for ``Lock.release``."""
@@ -140,21 +145,22 @@ class Here:
         named: dict[str, list[core.Lease]] = {}
         inside: list[core.Lease] = []
         known = _inside.get()
+        job = self._present_job() if self.blocks or self.bare else None
         for lease in tuple(self.blocks):  # others may leave a block of this thread meanwhile
             if lease._running is not running or lease._number not in known or lease._is_over():
+                continue
+            if lease._job != job:
                 continue
             inside.append(lease._core)
             request = lease._core._request
             if request.name in names and request.terms.kind != "semaphore":
                 named.setdefault(request.name, []).append(lease._core)
-        if self.bare:
-            job = _job()
-            for bare in tuple(self.bare.values()):
-                if bare.lease._running is running and bare.lease.name in names and bare.lets_in():
-                    if bare.lease._number in known and bare.is_of(job):
-                        named.setdefault(bare.lease.name, []).append(bare.lease._core)
-                    else:
-                        bare.tell_of_job()
+        for bare in tuple(self.bare.values()):
+            if bare.lease._running is running and bare.lease.name in names and bare.lets_in():
+                if bare.lease._number in known and bare.lease._job == job:
+                    named.setdefault(bare.lease.name, []).append(bare.lease._core)
+                else:
+                    bare.tell_of_job()
         return OwnRequests(named, tuple(inside))
 
 
@@ -166,26 +172,17 @@ class Bare:
     Mutable state: ``_told_of_job``, ``_tell_at`` (when it is told of next).
     """
 
-    __slots__ = ("_job", "_tell_at", "_told_of_job", "given", "lease")
+    __slots__ = ("_tell_at", "_told_of_job", "given", "lease")
 
-    def __init__(
-        self, lease: Lease, given: weakref.ref[Lease], job: object, acquired_at: float
-    ) -> None:
+    def __init__(self, lease: Lease, given: weakref.ref[Lease], acquired_at: float) -> None:
         self.lease = lease
         self.given = given
-        self._job = None if job is None else weakref.ref(job)
         self._told_of_job = False
         self._tell_at = acquired_at + 3 * lease.ttl
 
     def lets_in(self) -> bool:
         """Whether its own job may acquire the name again through it."""
         return self.lease._core._request.terms.kind != "semaphore" and self.lease.held
-
-    def is_of(self, job: object | None) -> bool:
-        """Whether that job of a pool has acquired it; None: no pool's."""
-        return job is (None if self._job is None else self._job()) and (
-            job is not None or self._job is None
-        )
 
     def tell_of_job(self) -> None:
         """Warn, once, that a job waits for what another one of the same thread holds."""
@@ -225,18 +222,31 @@ def watch(running: Running) -> bool:
     return left
 
 
-def _job() -> object | None:
-    """Return which job of a ThreadPoolExecutor runs: before Python 3.14 they have no own context."""
+def is_of_pool() -> bool:
+    """Whether the calling thread is one of a pool's."""
+    return any(place in _POOLS for place, _ in _frames())
+
+
+def present_job() -> object | None:
+    """Return what equals itself while the same job of a pool runs: many run their jobs in one context."""
+    for place, frame in _frames():
+        if place == _EXECUTOR:
+            return weakref.ref(frame.f_locals["self"])
+        if place == _THREAD_POOL:
+            return frame.f_locals.get("job"), frame.f_locals.get("i")
+    return None
+
+
+_EXECUTOR = ("concurrent.futures.thread", "run")
+_THREAD_POOL = ("multiprocessing.pool", "worker")
+_POOLS = (_EXECUTOR, _THREAD_POOL)
+
+
+def _frames() -> Iterator[tuple[tuple[object, str], FrameType]]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if (
-            frame.f_code.co_name == "run"
-            and frame.f_globals.get("__name__") == "concurrent.futures.thread"
-        ):
-            job: object = frame.f_locals.get("self")
-            return job
+        yield (frame.f_globals.get("__name__"), frame.f_code.co_name), frame
         frame = frame.f_back
-    return None
 
 
 def holding_threads(

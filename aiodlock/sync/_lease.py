@@ -45,7 +45,17 @@ class Lease:
     """
 
     __slots__ = (
-        *("__weakref__", "_body", "_client", "_core", "_here", "_number", "_owner", "_running"),
+        *(
+            "__weakref__",
+            "_body",
+            "_client",
+            "_core",
+            "_here",
+            "_job",
+            "_number",
+            "_owner",
+            "_running",
+        ),
     )
 
     def __init__(
@@ -57,6 +67,7 @@ class Lease:
         self._here: weakref.ref[Here] | None = None
         self._owner: weakref.ref[Here] | None = None
         self._number = 0
+        self._job: object | None = None
         self._body = body or Body()
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import anyio.to_thread
@@ -175,11 +176,22 @@ def in_jobs_of_one_thread(how: str, *jobs: Callable[[], Any]) -> list[Any]:
             return [await asyncio.to_thread(job) for job in jobs]
 
         return asyncio.run(main())
+    if how == "run_in_executor":
+
+        async def run() -> list[Any]:
+            with ThreadPoolExecutor(1) as executor:
+                run_in = asyncio.get_running_loop().run_in_executor
+                return [await run_in(executor, job) for job in jobs]
+
+        return asyncio.run(run())
+    if how == "pool":
+        with ThreadPool(1) as pool_of_threads:
+            return [pool_of_threads.apply(job) for job in jobs]
     with ThreadPoolExecutor(1) as pool:
         return [pool.submit(job).result(20) for job in jobs]
 
 
-@pytest.mark.parametrize("how", ["to_thread", "anyio", "executor"])
+@pytest.mark.parametrize("how", ["to_thread", "anyio", "executor", "pool"])
 def test_the_next_job_of_a_thread_waits_for_what_the_one_before_holds(
     threads: sync.Client, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
@@ -427,3 +439,27 @@ def test_job_of_a_pool_is_not_inside_what_another_job_has_entered_in_its_thread(
         assert lease.held
         first.__exit__(None, None, None)
         in_a_job(again)
+
+
+@pytest.mark.parametrize("how", ["executor", "run_in_executor", "pool"])
+def test_job_of_a_pool_that_shares_one_context_is_not_inside_of_anothers_block(
+    threads: sync.Client, how: str
+) -> None:
+    leases: list[sync.Lease] = []
+
+    def first() -> None:
+        with threads.lock("x"), threads.lock("x") as again:  # a job's own block lets it in
+            assert again.held
+        leases.append(threads.lock("x").__enter__())
+
+    def second() -> None:
+        with pytest.raises(sync.WouldBlock):
+            threads.lock("x").acquire_nowait()
+        with pytest.raises(sync.AcquireTimeout), threads.lock("x", timeout=0.5):
+            pass
+        assert leases[0].held
+        leases[0].__exit__(None, None, None)
+        with threads.lock("x", timeout=30):
+            pass
+
+    in_jobs_of_one_thread(how, first, second)
