@@ -234,6 +234,15 @@ class HolderInfo:
     description: str = ""
     #: Seconds since the lease was granted, None if the store cannot tell.
     holding: float | None = None
+    #: Seconds that the lease has after each extension, None if the store cannot tell.
+    ttl: float | None = None
+
+    @property
+    def overdue(self) -> bool:
+        """Whether nobody has extended the lease in time: a live client does it at a third of the ttl."""
+        return (
+            self.ttl is not None and self.remaining is not None and self.remaining <= self.ttl / 2
+        )
 
     @property
     def value(self) -> str | None:

@@ -526,6 +526,24 @@ async def test_inspect_tells_holders_and_waiters(client: Client) -> None:
             await cancelled(task)
 
 
+async def test_lease_that_nobody_extends_is_overdue_from_its_half_on(client: Client) -> None:
+    async def looked_at(name: str) -> aiodlock.HolderInfo:
+        (holder,) = (await client.inspect(name)).holders
+        return holder
+
+    kept = await client.lock("kept", ttl=6, on_lost="flag").acquire()
+    left = await client.lock("left", ttl=6, auto_extend=False, on_lost="flag").acquire()
+    first = await looked_at("left")
+    if client._store.capabilities.remaining_known:
+        assert first.ttl == 6
+        await until(lambda: left.remaining() < 2.5)
+        assert (await looked_at("left")).overdue
+    assert not first.overdue
+    assert not (await looked_at("kept")).overdue
+    for lease in (kept, left):
+        await lease.release()
+
+
 async def test_locks_lists_what_matches(client: Client) -> None:
     async with client.lock("order:1"), client.lock("order:2"), client.lock("else"):
         assert {i.name async for i in client.locks(match="order:*")} == {"order:1", "order:2"}

@@ -448,10 +448,15 @@ class Locks(RuleBasedStateMachine):
         if seen.recorded is not None:
             assert int(recorded[0]) == seen.recorded[0]
         name = self.model.name
-        rows = [(*row[:5], note_in(row[5])) for row in zip(*[iter(holding)] * 6, strict=True)]
+        rows = [
+            (*row[:5], note_in(row[5]), row[6]) for row in zip(*[iter(holding)] * 7, strict=True)
+        ]
         assert sorted(rows) == sorted(
-            (asked.owner, wire_mode(asked, name), str(held), str(left), asked.client, asked.note)
-            for asked, held, left in seen.holders
+            (
+                *(asked.owner, wire_mode(asked, name), str(held), str(left)),
+                *(asked.client, asked.note, str(length)),
+            )
+            for asked, held, left, length in seen.holders
         )
         # A queue entry's time is the real server's.
         rows = [
@@ -816,7 +821,7 @@ def test_inspecting_after_the_clock_was_set_back_writes_what_it_clamps(store: St
         scripts.time = 1_700_000_000_000
         run(scripts.acquire("a", ttl=2 * MINUTE))
         scripts.time -= 60 * MINUTE
-        assert len(run(scripts.inspect())[2]) == 6
+        assert len(run(scripts.inspect())[2]) == 7
         scripts.time += 3 * MINUTE
         assert run(scripts.inspect())[2] == [], "dead, and its deadline stood an hour ahead"
 

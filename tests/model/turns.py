@@ -154,7 +154,7 @@ class VirtualTurns:
                 note = f" n={row['note']}"
                 mode = places if row["mode"].startswith("s") and places != "s0" else row["mode"]
                 words = (row["owner"], mode, row["token"], row["left_ms"], row["client"], note)
-                holding += map(str, words)
+                holding += map(str, (*words, row["length_ms"]))
             else:
                 mode = places if row["mode"].startswith("s") and places != "s0" else row["mode"]
                 waiting += [row["owner"], mode, "", row["client"], f" n={row['note']}"]

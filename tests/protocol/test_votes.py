@@ -903,7 +903,7 @@ async def test_inspect_tells_votes_with_their_stages_and_waiters_in_order(node: 
     last, closed, votes, waiters, _ = await node.seen()
     assert (int(last), int(closed)) == (token, 0)
     left = int(votes.pop(4))
-    assert votes == ["a", "ta", "x", str(token), "of-a", "c", "7", ""]
+    assert votes == ["a", "ta", "x", str(token), "of-a", "c", "7", "", "100000"]
     assert 90_000 < left <= 100_000
     assert waiters == ["b", "tb", "s", "client", "8", "", "c", "uc", "x", "client", "9", ""]
     assert await node.contents() == before

@@ -167,8 +167,9 @@ async def test_wrong_replies_to_what_people_ask(
     "reply",
     [
         resp([[b"17", b"0", [b"u1"], [], 0, []], b"0"]),
-        resp([[b"17", b"0", [b"u", b"x", b"17", b"soon", b"c", b""], [], 0, []], b"0"]),
-        resp([[b"17", b"0", [b"u\xff", b"x", b"17", b"5", b"c", b""], [], 0, []], b"0"]),
+        resp([[b"17", b"0", [b"u", b"x", b"17", b"soon", b"c", b"", b"9"], [], 0, []], b"0"]),
+        resp([[b"17", b"0", [b"u\xff", b"x", b"17", b"5", b"c", b"", b"9"], [], 0, []], b"0"]),
+        resp([[b"17", b"0", [b"u", b"x", b"17", b"5", b"c", b"", b"soon"], [], 0, []], b"0"]),
         resp([[b"17", b"0", [], [b"u", b"x", None, b"c"], 0, []], b"0"]),
         resp([[b"17", b"0", 3, 4, 0, []], b"0"]),
         resp([[b"x", b"0", [], [], 0, []], b"0"]),

@@ -304,7 +304,7 @@ class Name:
             if v.live:
                 left = v.deadline - self._now
                 voted += [v.id, v.owner, v.mode, v.token, left, v.client, v.stage, v.ticket]
-                voted.append(v.words)
+                voted += [v.words, v.length]
             else:
                 closed = max(closed, v.closed_until - self._now)
         waiting: list[object] = []

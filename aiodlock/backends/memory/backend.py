@@ -350,7 +350,7 @@ def _owner(asked: Asked) -> str:
 def _holders(seen: machine.Seen) -> tuple[HolderInfo, ...]:
     """One entry per owner and mode, with the number of its acquisitions that the store counts."""
     found: dict[tuple[str, Literal["exclusive", "shared"]], HolderInfo] = {}
-    for asked, token, left in seen.holders:
+    for asked, token, left, length in seen.holders:
         before = found.get((asked.owner, asked.mode))
         found[asked.owner, asked.mode] = HolderInfo(
             owner=_owner(asked),
@@ -362,6 +362,7 @@ def _holders(seen: machine.Seen) -> tuple[HolderInfo, ...]:
             note=asked.note,
             description=asked.description,
             holding=seconds_since(token, seen.now_us),
+            ttl=max(length / 1000, (before and before.ttl) or 0.0),
         )
     return tuple(found.values())
 

@@ -94,8 +94,8 @@ class Asked(NamedTuple):
 class Seen(NamedTuple):
     """A name at one moment."""
 
-    #: The live holders: with the token, and the milliseconds left.
-    holders: list[tuple[Asked, int, int]]
+    #: The live holders: with the token, the milliseconds left, and the length of the lease.
+    holders: list[tuple[Asked, int, int, int]]
     #: The live waiters in the order of the queue: with the milliseconds that they have waited.
     waiters: list[tuple[Asked, int]]
     #: The last token; 0 when it is forgotten.
@@ -418,7 +418,7 @@ class Name:
         holders, closed, closed_places = [], 0, 0
         for entry in self.holders.values():
             if now < entry.deadline:
-                holders.append((entry.asked, entry.token, entry.deadline - now))
+                holders.append((entry.asked, entry.token, entry.deadline - now, entry.length))
             elif now < entry.closed_until:
                 closed = max(closed, entry.closed_until - now)
                 closed_places += 1

@@ -122,6 +122,7 @@ def _read(kind: Kind, name: str, rows: Sequence[Any]) -> LockInfo:
             note=_texts(row)[0],
             description=_texts(row)[1],
             holding=row["ago_ms"] / 1000 if row["ago_ms"] >= 0 else None,
+            ttl=max(row["length_ms"] / 1000, (before and before.ttl) or 0.0),
         )
     held, waiting = tuple(holders.values()), tuple(waiters)
     return LockInfo(name, held, waiting, token, closed, places, kind, recorded)

@@ -1272,11 +1272,11 @@ end $$;
 
 -- What people want to know of a name. First a row about the name: its last token, the ms for which lock-delay
 -- keeps it closed, how many holders' places, and as `ago_ms` whether the clock was set back: then the caller sends
--- `look`. Then the holders, with the ms since their grant, the success on record, and the waiters in their order.
+-- `look`. Then the holders, with the ms since their grant and the length of their lease, the success on record, and the waiters in their order.
 -- Who waits is told with `queues` alone.
 create function aiodlock.inspect(k text, queues boolean default true) returns table (
   what text, owner text, mode text, token bigint, left_ms bigint, client text, places bigint, note text,
-  description text, ago_ms bigint
+  description text, ago_ms bigint, length_ms bigint
 ) stable @called@ as $$
 declare
   now_us bigint := aiodlock.clock_us();
@@ -1296,7 +1296,7 @@ begin
     h.hold_until := least(h.hold_until, now_ms + h.hold);
     if now_ms < h.deadline then
       return query select 'holder', h.owner, h.mode, h.token, h.deadline - now_ms, h.client, 0::bigint, h.note,
-        h.description, (now_us - h.token) / 1000;
+        h.description, (now_us - h.token) / 1000, h.length;
     elsif now_ms < aiodlock.closed_until(h) then
       closed := greatest(closed, aiodlock.closed_until(h) - now_ms);
       closed_places := closed_places + 1;
@@ -1305,17 +1305,17 @@ begin
   if present.key is not null then
     return query select 'name', null, 's' || present.places || case when present.resized then 'r' else '' end,
       case when now_ms < present.keep_until then present.token else 0 end, closed, null, closed_places, null, null,
-      set_back::integer::bigint;
+      set_back::integer::bigint, 0::bigint;
   end if;
   if now_ms < present.recorded_until then
     return query select 'record', null, null, 0::bigint, r.keep_until - now_ms, null, 0::bigint, null, null,
-      greatest(0, now_ms - r.recorded_at)
+      greatest(0, now_ms - r.recorded_at), 0::bigint
       from aiodlock.record r where r.key = k;
   end if;
   -- Nobody waits in front of the head. Without that bound, it would walk through the places of all who have waited.
   return query
     select 'waiter', w.owner, w.mode, 0::bigint, greatest(0, now_ms - w.since), w.client, 0::bigint, w.note,
-      w.description, 0::bigint
+      w.description, 0::bigint, 0::bigint
     from aiodlock.waiter w
     where queues and present.head > 0 and w.key = k and w.arrival >= present.head
       and now_ms < least(w.deadline, now_ms + w.length) order by w.arrival;

@@ -117,7 +117,7 @@ def wrong_shape(what: str, reply: object) -> BackendError:
 def holders_of(flat: Sequence[bytes], now_us: int) -> tuple[HolderInfo, ...]:
     """One entry per owner and mode, with the number of its acquisitions that the server counts."""
     found: dict[tuple[bytes, bytes], HolderInfo] = {}
-    for owner, mode, token, left, client, words in zip(*[iter(flat)] * 6, strict=True):
+    for owner, mode, token, left, client, words, length in zip(*[iter(flat)] * 7, strict=True):
         before = found.get((owner, mode))
         found[owner, mode] = HolderInfo(
             owner=owner_of(owner),
@@ -127,6 +127,7 @@ def holders_of(flat: Sequence[bytes], now_us: int) -> tuple[HolderInfo, ...]:
             remaining=max(int(left) / 1000, (before and before.remaining) or 0.0),
             client=client.decode(),
             holding=seconds_since(int(token), now_us),
+            ttl=max(int(length) / 1000, (before and before.ttl) or 0.0),
             **for_people(words),
         )
     return tuple(found.values())

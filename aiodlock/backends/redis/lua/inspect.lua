@@ -6,7 +6,7 @@
 -- ARGV  1 the number of keys of a name: 4 or 5  2 'holders', or 'queues': then waiters are told, too
 -- Result  for each name
 --         {last token or '0', ms for which lock-delay still keeps the name closed,
---          {owner, mode, token, ms left, client, further words, ...},
+--          {owner, mode, token, ms left, client, further words, length of the lease in ms, ...},
 --          {owner, mode, ms waited, client, further words, ...},
 --          the number of holders' places that lock-delay keeps closed,
 --          {ms since a success was recorded, ms for which it stays on record} or {}}
@@ -30,7 +30,7 @@ for number, queue in ipairs(queues) do
     if record.live then
       holding[size + 1], holding[size + 2], holding[size + 3] = record.owner, record.mode, record.token
       holding[size + 4], holding[size + 5] = int(record.deadline - now), record.client
-      holding[size + 6], size = record.words, size + 6
+      holding[size + 6], holding[size + 7], size = record.words, int(record.length), size + 7
     else
       closed, closed_places = math.max(closed, record.closed_until - now), closed_places + 1
     end

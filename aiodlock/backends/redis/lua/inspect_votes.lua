@@ -2,7 +2,7 @@
 --
 -- KEYS  1 state  2 queue  3 waiters  4 token
 -- Result  {last token or '0', ms for which lock-delay still keeps the name closed,
---          {id, owner, mode, token, ms left, client, stage, ticket, further words, ...},
+--          {id, owner, mode, token, ms left, client, stage, ticket, further words, length in ms, ...},
 --          {id, owner, mode, client, ticket, further words, ...}, server time in us}
 local state, queue, waiters, token_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
@@ -11,7 +11,7 @@ for _, vote in ipairs((load_votes(state))) do
   if vote.live then
     for _, value in ipairs({
       vote.id, vote.owner, vote.mode, vote.token, int(vote.deadline - now), vote.client, vote.stage, int(vote.ticket),
-      vote.words,
+      vote.words, int(vote.length),
     }) do
       voted[#voted + 1] = value
     end

@@ -23,6 +23,7 @@ class VoteView:
     stage: bytes
     ticket: int
     words: bytes
+    length: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,11 @@ class NodeView:
             token, closed, voted, waiting, clock = reply
             votes = {
                 id: VoteView(
-                    owner, mode, int(token), int(left) / 1000, client, stage, int(ticket), words
+                    *(owner, mode, int(token), int(left) / 1000, client, stage, int(ticket), words),
+                    int(length) / 1000,
                 )
-                for id, owner, mode, token, left, client, stage, ticket, words in zip(
-                    *[iter(voted)] * 9, strict=True
+                for id, owner, mode, token, left, client, stage, ticket, words, length in zip(
+                    *[iter(voted)] * 10, strict=True
                 )
             }
             waiters = {
@@ -126,6 +128,7 @@ def lock_info(name: str, views: Sequence[NodeView], nodes: int) -> LockInfo:
             remaining=max(left, (before and before.remaining) or 0.0),
             client=vote.client.decode(),
             holding=seconds_since(token, int(clock * 1e6)),
+            ttl=max(vote.length, (before and before.ttl) or 0.0),
             **for_people(vote.words),
         )
     ordered = sorted(waiting.items(), key=lambda item: (item[1].ticket, item[0]))
