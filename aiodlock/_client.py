@@ -652,6 +652,13 @@ class Client:
             async for info in self._locks(session, match, kind):
                 yield info
 
+    @property
+    def _named(self) -> str:
+        """The store and the prefix, for people; without a password."""
+        return (
+            f"{self._described}{'' if self._prefix == 'aiodlock' else f', prefix {self._prefix}'}"
+        )
+
     def _kinds(self) -> tuple[Kind, ...]:
         can = self._store.capabilities
         kinds: list[Kind] = ["lock"]
@@ -763,13 +770,16 @@ class Client:
         except TimeoutError:
             raise BackendUnavailable("no answer about deadlocks within 2 s") from None
 
-    async def _held_names(self) -> list[str]:
-        """Return every name that is held or waited for."""
+    async def _held_names(self) -> dict[Kind, list[str]]:
+        """Return every name that is held, waited for or on record, by kind."""
+        return {kind: await self._names(kind) for kind in self._kinds()}
+
+    async def _names(self, kind: Kind) -> list[str]:
         try:
-            return [name async for name in self._use().backend.names("*")]
+            return [name async for name in self._use().backend.names("*", kind)]
         except BackendUnavailable:
             # The connection may just have been lost: reconnect once.
-            return [name async for name in self._use().backend.names("*")]
+            return [name async for name in self._use().backend.names("*", kind)]
 
     async def _inspect_many(self, names: Sequence[str], kind: Kind = "lock") -> list[LockInfo]:
         """Return what is known of at least one name, asked together."""

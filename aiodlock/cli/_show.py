@@ -34,13 +34,24 @@ COLUMNS = {
     "token": "The last fencing token that was given out. 0 if unknown.",
     "kind": "`lock`, `semaphore`, or `once` (what is to be done once). Each kind has names of its own.",
 }
-#: In a terminal they are shorter, the kind follows the name, and the token is left out.
-_HEADINGS = ("name", "kind", "mode", "holders", "held by", "s left", "waiters", "s waited")
+#: In a terminal they are shorter, the kind follows the name, and the token is left out. Added are there
+#: the time held, what users say of the holders, and that a lease is overdue.
+_HEADINGS = (
+    "name",
+    "kind",
+    "mode",
+    "holders",
+    "held by",
+    "s held",
+    "s left",
+    "waiters",
+    "s waited",
+)
 _TEXTS = ("name", "kind", "mode", "held by")
 #: The columns that are cut, and how many cells they need together to be of use.
 _CUT, _LEAST = {"name", "held by"}, 16
 #: What a narrow terminal does without, in this order.
-_LEFT_OUT = ("mode", "holders", "s left", "kind", "s waited", "waiters", "held by")
+_LEFT_OUT = ("mode", "holders", "s held", "s left", "kind", "s waited", "waiters", "held by")
 
 
 def console() -> Console:
@@ -66,7 +77,7 @@ def as_dict(info: LockInfo) -> dict[str, Any]:
     if info.recorded is not None:
         facts["recorded"] = info.recorded._asdict()
     for one, holder in zip(facts["holders"], info.holders, strict=True):
-        one["value"] = holder.value
+        one |= {"value": holder.value, "overdue": holder.overdue}
     return facts
 
 
@@ -101,7 +112,7 @@ def _nobody_holds(info: LockInfo) -> str:
 
 def table(infos: list[LockInfo]) -> Table:
     """Return a table with a line for each lock. What does not fit is cut or left out, the name last."""
-    rows = [dict(zip(_HEADINGS, _row(*summary(info)), strict=True)) for info in infos]
+    rows = [dict(zip(_HEADINGS, _row(info), strict=True)) for info in infos]
     widths = {
         heading: max([cell_len(heading), *(cell_len(row[heading]) for row in rows)])
         for heading in _HEADINGS
@@ -134,9 +145,24 @@ def _room(widths: dict[str, int]) -> int:
     return console().width - others - 2 * len(_CUT & widths.keys())
 
 
-def _row(name: str, *others: str) -> tuple[str, ...]:
-    *facts, _, kind = others
-    return (name, kind, *facts)
+def _row(info: LockInfo) -> tuple[str, ...]:
+    told = dict(zip(COLUMNS, summary(info), strict=True))
+    overdue = ", overdue" if any(holder.overdue for holder in info.holders) else ""
+    return (
+        *(told["name"], told["kind"], told["mode"], told["holders"]),
+        ", ".join(dict.fromkeys(map(_named, info.holders))) or "-",
+        _longest([holder.holding for holder in info.holders]) if info.holders else "-",
+        told["seconds_left"] + overdue,
+        *(told["waiters"], told["seconds_waited"]),
+    )
+
+
+def _named(one: HolderInfo) -> str:
+    """Name a holder: its client, and what users have said of it."""
+    value = f" for {printable(one.value)}" if one.value else ""
+    description = f" ({printable(one.description)})" if one.description else ""
+    note = f' "{printable(one.note)}"' if one.note else ""
+    return f"{printable(one.client)}{value}{description}{note}"
 
 
 def print_list(infos: list[LockInfo], *, header: bool) -> None:
@@ -196,7 +222,8 @@ def _recorded(record: RecordedInfo) -> str:
 
 def _holder_cells(one: HolderInfo) -> tuple[str, ...]:
     since = "" if one.holding is None else f"since {one.holding:.1f} s"
-    facts = (f"token {one.token}", since, _seconds(one.remaining, "left"))
+    overdue = ", overdue: nobody has extended it" if one.overdue else ""
+    facts = (f"token {one.token}", since, _seconds(one.remaining, f"left{overdue}"))
     times = f"acquired {plural(one.count, 'time')}"
     return ("holder", one.mode, printable(one.client), *facts, times, *_words_of_users(one))
 

@@ -9,6 +9,7 @@ A map of the package::
 
     _app.py     the routes: the names, one name, breaking it, the live events
     _watch.py   what is in the store: one poll for all viewers, none while nobody looks
+    _history.py the last minutes, as they are drawn
     _view.py    which rows a viewer sees, and in which words
     _guard.py   which requests are refused: hosts, other sites, forged forms
     templates/  Jinja2, which escapes every value       static/  the style and the script

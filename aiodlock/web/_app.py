@@ -27,7 +27,7 @@ from .._model import LockInfo
 from .._options import check_flag, check_text
 from .._text import plural, printable
 from . import _guard, _view
-from ._watch import Viewer, Watch
+from ._watch import Key, Viewer, Watch
 
 _logger = logging.getLogger("aiodlock")
 
@@ -126,7 +126,7 @@ class _Pages:
         self._client = client
         self.watch = Watch(client)
         self.ended = asyncio.Event()
-        self._made: dict[_view.Query, tuple[int, dict[str, str], tuple[str, ...]]] = {}
+        self._made: dict[_view.Query, tuple[int, dict[str, str], tuple[Key, ...]]] = {}
         # Whatever stands in a name: as text it harms nobody.
         self._templates = Environment(
             loader=PackageLoader(__package__),
@@ -135,7 +135,12 @@ class _Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.globals.update(read_only=read_only, sorts=_view.SORTS)
+        self._templates.globals.update(
+            read_only=read_only,
+            sorts=_view.SORTS,
+            kinds=client._kinds(),
+            store=printable(client._named),
+        )
 
     # -- pages -----------------------------------------------------------------------------------
 
@@ -147,77 +152,93 @@ class _Pages:
         return self._page("names.html", title="Locks", **about)
 
     async def one(self, request: Request) -> Response:
-        name = _name(request)
-        if name is None:
-            return self._problem(400, "There is no such name", "A name has 1 to 512 bytes.")
-        try:
-            info = await self.watch.inspect(name)
-        except LockError as error:
-            return self._problem(503, "The store does not answer", str(error))
+        info = await self._asked_for(request)
+        if isinstance(info, Response):
+            return info
         broken = request.query_params.get("broken", "")
         return self._page(
             "one.html",
-            title=printable(name),
+            title=printable(info.name),
             broken=plural(int(broken), "holder") if re.fullmatch("[0-9]{1,6}", broken) else None,
             **_view.one(info, self.watch),
         )
 
     async def confirm(self, request: Request) -> Response:
         """Show who loses the lock, and ask."""
-        name = _name(request)
-        if name is None:
-            return self._problem(400, "There is no such name", "A name has 1 to 512 bytes.")
-        try:
-            info = await self.watch.inspect(name)
-        except LockError as error:
-            return self._problem(503, "The store does not answer", str(error))
+        info = await self._asked_for(request)
+        if isinstance(info, Response):
+            return info
         secret = _guard.secret_of(request) or _guard.new_secret()
         held = _held(info)
         response = self._page(
             "break.html",
-            title=f"Break {printable(name)}",
+            title=f"Break {printable(info.name)}",
             held=held,
-            code=_guard.code_for(secret, name, held),
-            closed=bool(info.closed),
+            code=_guard.code_for(secret, info.kind, info.name, held),
             **_view.one(info, self.watch),
         )
         _guard.remember(secret, request, response)
         return response
 
+    async def _asked_for(self, request: Request) -> LockInfo | Response:
+        """Return what the store knows of the name in the address, or the page of what is wrong."""
+        key = self._key(request)
+        if key is None:
+            return self._problem(
+                400, "There is no such name", "A name has 1 to 512 bytes, and a kind of this store."
+            )
+        try:
+            return await self.watch.inspect(*key)
+        except LockError as error:
+            return self._problem(503, "The store does not answer", str(error))
+
+    def _key(self, request: Request) -> Key | None:
+        wanted = request.query_params.get("kind", "lock")
+        kind = next((kind for kind in self._client._kinds() if kind == wanted), None)
+        try:
+            return kind and (kind, check_text("name", request.query_params["n"]))
+        except (KeyError, ValueError):
+            return None
+
     async def break_(self, request: Request) -> Response:
         """Do it, if the holders are still those that were confirmed."""
         # The name comes in the address: browsers change line breaks in what a form sends.
-        name, form = _name(request) or "", await _form(request)
+        key, form = self._key(request), await _form(request)
         held = form.get("held", "")
-        if not _guard.is_code_for(form.get("code", ""), _guard.secret_of(request), name, held):
+        if key is None or not _guard.is_code_for(
+            form.get("code", ""), _guard.secret_of(request), *key, held
+        ):
             return self._problem(
                 403, "This form is not valid any more", "Open the page of the name again."
             )
+        kind, name = key
         try:
-            info = await self._client.inspect(name)
+            info = await self._client.inspect(name, kind=kind)
             # Only these holders: one that comes while the answer is on its way keeps the lock. What only
             # keeps the name closed has no token.
             tokens = [holder.token for holder in info.holders]
             count = 0
-            if same := _held(info) == held:
-                count = await self._client.break_lock(name, tokens=tokens or None)
-            if not same or (tokens and not count):
+            if meant := _held(info) == held and bool(tokens or info.closed):
+                count = await self._client.break_lock(name, kind=kind, tokens=tokens or None)
+            if not meant or (tokens and not count):
                 return self._problem(
                     409,
                     "The holders have changed",
-                    "Nothing was broken. Look again who holds the lock now.",
-                    _view.link(name),
+                    "Nothing was broken. Look again who holds it now.",
+                    _view.link(info),
                 )
-            await self.watch.inspect(name)
+            await self.watch.inspect(kind, name)
         except LockError as error:
-            return self._problem(503, "The store does not answer", str(error), _view.link(name))
+            link = _view.link(LockInfo(name, (), (), 0, kind=kind))
+            return self._problem(503, "The store does not answer", str(error), link)
         _logger.warning(
-            "%r was broken on the web page: %s lost it",
+            "the %s %r was broken on the web page: %s lost it",
+            kind,
             name,
             plural(count, "holder"),
             extra={"event": "broken_by_hand", "lock": name},
         )
-        return RedirectResponse(f"name{_view.link(name)}&broken={count}", 303)
+        return RedirectResponse(f"name{_view.link(info)}&broken={count}", 303)
 
     # -- live ------------------------------------------------------------------------------------
 
@@ -226,25 +247,27 @@ class _Pages:
             return PlainTextResponse("Too many pages are open.\n", 503, {"Retry-After": "10"})
         if request.method == "HEAD":  # a stream would keep the connection, and tell nobody
             return Response(media_type=_EVENTS)
-        name = _name(request)
-        query = _view.Query.read(request.query_params)
-        return _Stream(self, query, name)
+        one = self._key(request)
+        if one is None and "n" in request.query_params:
+            return PlainTextResponse("There is no such name.\n", 400)
+        return _Stream(self, _view.Query.read(request.query_params), one)
 
-    def parts(self, viewer: Viewer, query: _view.Query, name: str | None) -> dict[str, str]:
+    def parts(self, viewer: Viewer, query: _view.Query) -> dict[str, str]:
         """Return the parts of a page that change, as HTML."""
-        if name is None:
-            parts, viewer.names = self._list(query)
+        if viewer.one is None:
+            parts, viewer.listed = self._list(query)
             return parts
-        about = _view.one(viewer.info or LockInfo(name, (), (), 0), self.watch)
+        kind, name = viewer.one
+        about = _view.one(viewer.info or LockInfo(name, (), (), 0, kind=kind), self.watch)
         return {"one": self._templates.get_template("requests.html").render(about)}
 
-    def _list(self, query: _view.Query) -> tuple[dict[str, str], tuple[str, ...]]:
+    def _list(self, query: _view.Query) -> tuple[dict[str, str], tuple[Key, ...]]:
         looks, parts, names = self._made.get(query, (-1, {}, ()))
         if looks != self.watch.looks:
             about, names = _view.names(self.watch, query)
             parts = {
                 part: self._templates.get_template(f"{part}.html").render(about)
-                for part in ("summary", "rows", "losses")
+                for part in ("summary", "plot", "rows", "losses")
             }
             self._made = {q: made for q, made in self._made.items() if made[0] == self.watch.looks}
             self._made[query] = (self.watch.looks, parts, names)
@@ -266,7 +289,7 @@ class _Pages:
 class _Stream(Response):
     """Server-sent events: the parts of a page that change, at each look at the store."""
 
-    def __init__(self, pages: _Pages, query: _view.Query, name: str | None) -> None:
+    def __init__(self, pages: _Pages, query: _view.Query, one: Key | None) -> None:
         super().__init__(
             media_type=_EVENTS,
             # A proxy in front must pass each event on at once.
@@ -275,7 +298,7 @@ class _Stream(Response):
         del self.headers["content-length"]
         self._pages = pages
         self._query = query
-        self._name = name
+        self._one = one
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watch, gone = self._pages.watch, asyncio.ensure_future(_gone(receive))
@@ -283,12 +306,12 @@ class _Stream(Response):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             until = now() + _STREAM_LASTS
-            with watch.viewer(self._name) as viewer:
+            with watch.viewer(self._one) as viewer:
                 while not (gone.done() or ended.done()) and now() < until:
                     await watch.look()
                     if viewer.one is not None and viewer.info is None:
                         await watch.show(viewer)
-                    parts = self._pages.parts(viewer, self._query, self._name)
+                    parts = self._pages.parts(viewer, self._query)
                     event = f"retry: 500\nevent: look\ndata: {json.dumps(parts)}\n\n"
                     # A viewer that reads no more must not keep its place for ever.
                     async with asyncio.timeout(max(1.0, until - now())):
@@ -316,13 +339,6 @@ class _Stream(Response):
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _name(request: Request) -> str | None:
-    try:
-        return check_text("name", request.query_params["n"])
-    except (KeyError, ValueError):
-        return None
 
 
 def _held(info: LockInfo) -> str:

@@ -7,13 +7,14 @@ import heapq
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlencode
 
 from .._clock import now
-from .._model import HolderInfo, LockInfo, WaiterInfo
-from .._text import printable
-from ._watch import Hold, Loss, Seen, Totals, Watch
+from .._model import HolderInfo, Kind, LockInfo, RecordedInfo, WaiterInfo, value_of
+from .._text import plural, printable
+from ._history import STEP, STEPS, History
+from ._watch import Key, Loss, Seen, Totals, Watch
 
 #: Rows of a page.
 ROWS = 50
@@ -30,13 +31,14 @@ SORTS = {
     "held": "longest held first",
     "name": "by name",
 }
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _Key = Callable[[Seen], tuple[Any, ...]]
 _KEYS: dict[str, _Key] = {
-    "wait": lambda seen: (seen.waiting_since, seen.info.name),
-    "waiters": lambda seen: (-len(seen.info.waiters), seen.info.name),
-    "held": lambda seen: (seen.held_since, seen.info.name),
-    "name": lambda seen: (seen.info.name,),
+    "wait": lambda seen: (seen.waiting_since, seen.info.name, seen.info.kind),
+    "waiters": lambda seen: (-len(seen.info.waiters), seen.info.name, seen.info.kind),
+    "held": lambda seen: (seen.held_since, seen.info.name, seen.info.kind),
+    "name": lambda seen: (seen.info.name, seen.info.kind),
 }
 
 
@@ -47,6 +49,8 @@ class Query:
     match: str = ""
     sort: str = "wait"
     page: int = 1
+    #: "" for all.
+    kind: str = ""
 
     @classmethod
     def read(cls, parameters: Mapping[str, str]) -> Query:
@@ -57,19 +61,21 @@ class Query:
             parameters.get("match", "")[:_LONGEST_FILTER],
             sort if sort in SORTS else "wait",
             int(page) if re.fullmatch("[1-9][0-9]{0,5}", page) else 1,
+            kind if (kind := parameters.get("kind", "")) in KINDS else "",
         )
 
     def link(self, page: int) -> str:
         """Return the query part of a link to another page of the same rows."""
-        given = {"match": self.match, "sort": self.sort if self.sort != "wait" else ""}
+        sort = self.sort if self.sort != "wait" else ""
+        given = {"match": self.match, "kind": self.kind, "sort": sort}
         return "?" + urlencode(
             {k: v for k, v in given.items() if v} | ({"page": page} if page > 1 else {})
         )
 
 
-def names(watch: Watch, query: Query) -> tuple[dict[str, Any], tuple[str, ...]]:
+def names(watch: Watch, query: Query) -> tuple[dict[str, Any], tuple[Key, ...]]:
     """Return what the list shows, and the names in it."""
-    found = _matching(watch, query.match)
+    found = _matching(watch, query)
     pages = max(1, -(-len(found) // ROWS))
     page = min(query.page, pages)
     # Only what is in front is sorted: all of it would take as long as the rest of a page.
@@ -85,19 +91,22 @@ def names(watch: Watch, query: Query) -> tuple[dict[str, Any], tuple[str, ...]]:
         "watch": watch,
         "state": state(watch),
         "losses": [_loss(loss, at) for loss in watch.losses],
+        "lost": watch.lost,
+        "plot": plot(watch.history, at),
         "deadlocks": [printable(cycle.words()) for cycle in watch.deadlocks],
-    }, tuple(seen.info.name for seen in shown)
+    }, tuple(seen.key for seen in shown)
 
 
-def _matching(watch: Watch, match: str) -> list[Seen]:
+def _matching(watch: Watch, query: Query) -> list[Seen]:
     """Return the names that contain a text, or match a glob if it has one's characters."""
-    if not match:
-        return list(watch.names.values())
-    if _GLOB.search(match):
-        fits = re.compile(fnmatch.translate(match)).match
-        return [seen for name, seen in watch.names.items() if fits(name)]
-    wanted = match.casefold()
-    return [seen for name, seen in watch.names.items() if wanted in name.casefold()]
+    found = [seen for seen in watch.names.values() if query.kind in ("", seen.info.kind)]
+    if not query.match:
+        return found
+    if _GLOB.search(query.match):
+        fits = re.compile(fnmatch.translate(query.match)).match
+        return [seen for seen in found if fits(seen.info.name)]
+    wanted = query.match.casefold()
+    return [seen for seen in found if wanted in seen.info.name.casefold()]
 
 
 def state(watch: Watch) -> dict[str, Any]:
@@ -105,8 +114,8 @@ def state(watch: Watch) -> dict[str, Any]:
     totals: Totals = watch.totals()
     return {
         "totals": totals,
-        "longest_wait": lasting(totals.longest_wait) if totals.waiters else "none",
-        "hand_overs": _rate(watch.hand_overs_per_second()),
+        "longest_wait": _unless_unknown(totals.longest_wait) if totals.waiters else "none",
+        "hand_overs": _rate(watch.history.hand_overs_per_second(now())),
         "trouble": None if watch.trouble is None else printable(watch.trouble),
         "complete": watch.complete,
         "left_out": watch.left_out,
@@ -114,17 +123,19 @@ def state(watch: Watch) -> dict[str, Any]:
         "took": f"{watch.took * 1000:.0f} ms",
         "every": lasting(max(1.0, watch.took * 4)),
         "viewers": watch.viewers,
-        "lost": len(watch.losses),
+        "lost": watch.lost,
     }
 
 
 def one(info: LockInfo, watch: Watch) -> dict[str, Any]:
     """Return what the page of one name shows."""
-    at = now()
-    seen = watch.names.get(info.name)
+    at, key = now(), (info.kind, info.name)
+    seen, history = watch.names.get(key), watch.history_of(key)
     return {
         "name": printable(info.name),
-        "link": link(info.name),
+        "kind": info.kind,
+        "link": link(info),
+        "breakable": bool(info.holders or info.closed),
         "state": state(watch),
         "status": _status(info),
         "token": info.token or "none known",
@@ -132,63 +143,89 @@ def one(info: LockInfo, watch: Watch) -> dict[str, Any]:
         "waiters": [_waiter(waiter) for waiter in info.waiters[:_LISTED]],
         "more_holders": max(0, len(info.holders) - _LISTED),
         "more_waiters": max(0, len(info.waiters) - _LISTED),
-        "losses": [_loss(loss, at) for loss in watch.losses if loss.name == info.name],
+        "losses": [_loss(loss, at) for loss in watch.losses if loss.key == key],
+        "lost": 0,
+        "plot": plot(history, at) if history is not None else None,
         "deadlocks": [],
     }
 
 
-def link(name: str) -> str:
+def plot(history: History, at: float) -> dict[str, Any]:
+    """Return what is drawn of the last minutes."""
+    return {
+        "pictures": history.pictures(at),
+        "steps": STEPS,
+        "lasts": f"{STEPS * STEP / 60:g} min",
+        "step": f"{STEP:g} s",
+    }
+
+
+def link(info: LockInfo) -> str:
     """Return the query part of links about a name."""
-    return "?" + urlencode({"n": name})
+    return _link((info.kind, info.name))
+
+
+def _link(key: Key) -> str:
+    kind, name = key
+    return "?" + urlencode({"n": name} | ({"kind": kind} if kind != "lock" else {}))
 
 
 def _row(seen: Seen, at: float) -> dict[str, Any]:
     info = seen.info
+    waited = at - seen.waiting_since if seen.waiting_since > float("-inf") else None
     return {
         "name": printable(info.name),
-        "link": link(info.name),
-        "mode": info.holders[0].mode if info.holders else ("closed" if info.closed else "free"),
+        "kind": info.kind,
+        "link": link(info),
+        "mode": _mode(info),
         "holders": [_holder(holder, seen, at) for holder in info.holders[:_NAMED]],
         "more": max(0, len(info.holders) - _NAMED),
         "waiters": len(info.waiters),
-        "waited": lasting(max(0.0, at - seen.waiting_since)) if info.waiters else "",
+        "waited": _unless_unknown(waited) if info.waiters else "",
         "closed": lasting(info.closed) if info.closed else "",
+        "recorded": _kept(info.recorded) if info.recorded else "",
     }
 
 
+def _mode(info: LockInfo) -> str:
+    if info.holders:
+        return info.holders[0].mode if info.kind == "lock" else "held"
+    return "recorded" if info.recorded else "closed" if info.closed else "free"
+
+
+def _kept(record: RecordedInfo) -> str:
+    """Say since when a success is on record, and for how long it stays there."""
+    ago = "" if record.ago is None else f"{lasting(record.ago)} ago, "
+    return f"{ago}kept for {lasting(record.remaining)}"
+
+
 def _holder(holder: HolderInfo, seen: Seen | None, at: float) -> dict[str, Any]:
-    hold = seen.holds.get((holder.owner, holder.token)) if seen is not None else None
-    late = _is_late(holder.remaining, hold)
-    return {
-        "client": printable(holder.client),
-        "owner": _owner(holder),
-        "note": printable(holder.note),
-        "description": printable(holder.description),
+    since = seen.holds.get((holder.owner, holder.token)) if seen is not None else None
+    # Where the store does not tell since when, it is at least since the page saw it.
+    least = "≥ " if holder.holding is None else ""
+    return _who(holder) | {
         "mode": holder.mode,
         "token": holder.token,
-        "held": lasting(at - hold.since) if hold is not None else "",
+        "held": least + lasting(at - since) if since is not None else lasting(holder.holding),
         "left": lasting(holder.remaining),
-        "late": late,
+        "late": holder.overdue,
         "count": holder.count,
     }
 
 
 def _waiter(waiter: WaiterInfo) -> dict[str, Any]:
-    return {
+    return _who(waiter) | {
         "place": waiter.position + 1,
-        "client": printable(waiter.client),
-        "owner": _owner(waiter),
-        "note": printable(waiter.note),
-        "description": printable(waiter.description),
         "mode": waiter.mode,
-        "waited": lasting(waiter.waiting),
+        "waited": _unless_unknown(waiter.waiting),
     }
 
 
 def _loss(loss: Loss, at: float) -> dict[str, Any]:
     return {
-        "name": printable(loss.name),
-        "link": link(loss.name),
+        "name": printable(loss.key[1]),
+        "kind": loss.key[0],
+        "link": _link(loss.key),
         "client": printable(loss.client),
         "token": loss.token,
         "ago": lasting(at - loss.at),
@@ -196,14 +233,27 @@ def _loss(loss: Loss, at: float) -> dict[str, Any]:
     }
 
 
-def _owner(one: HolderInfo | WaiterInfo) -> str:
-    """Tell an owner that a user has named. The default is made from the client's name."""
-    return "" if one.owner.startswith(f"{one.client}-") else printable(one.owner)
+def _who(one: HolderInfo | WaiterInfo) -> dict[str, Any]:
+    """Return who it is: the client, and what users have said of it."""
+    value = value_of(one.owner)
+    # The default of the owner is made from the client's name.
+    named = not one.owner.startswith(f"{one.client}-") and value is None
+    return {
+        "client": printable(one.client),
+        "description": printable(one.description),
+        "owner": printable(one.owner) if named else "",
+        "value": printable(value or ""),
+        "note": printable(one.note),
+    }
 
 
 def _status(info: LockInfo) -> str:
     if info.holders:
-        return f"held ({info.holders[0].mode})"
+        if info.kind == "lock":
+            return f"held ({info.holders[0].mode})"
+        return f"held by {plural(len(info.holders), 'holder')}"
+    if info.recorded:
+        return f"done: the success is on record, {_kept(info.recorded)}"
     if info.closed:
         return f"closed for {lasting(info.closed)} more: by a lock-delay or hold_at_least"
     return "free"
@@ -213,9 +263,8 @@ def _rate(rate: float) -> str:
     return f"{rate:.1f}" if rate < 10 else f"{rate:,.0f}"
 
 
-def _is_late(remaining: float | None, hold: Hold | None) -> bool:
-    """Tell whether nobody has extended the lease in time. Not where the store does not tell its end."""
-    return hold is not None and remaining is not None and remaining <= hold.longest_remaining / 2
+def _unless_unknown(seconds: float | None) -> str:
+    return "unknown" if seconds is None else lasting(seconds)
 
 
 def lasting(seconds: float | None) -> str:

@@ -8,18 +8,18 @@ whose time has come does the look, and the others wait for what it finds.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 from .._clock import now
 from .._cycles import Cycle
 from .._errors import LockError
 from .._hooks import Hooks
-from .._model import HolderInfo, LockInfo, RequestInfo
+from .._model import Kind, LockInfo, RequestInfo
+from ._history import History
 
 if TYPE_CHECKING:
     from .._client import Client
@@ -38,21 +38,13 @@ _AT_ONCE = 500
 MOST_NAMES = 20_000
 #: What was seen longer ago than this is forgotten when somebody looks again.
 _STALE = 15.0
-#: Seconds over which rates are averaged.
-_AVERAGED = 10.0
+#: So many losses are kept, and of so many names that somebody looks at, the last minutes.
 _MOST_LOSSES = 50
+_MOST_HISTORIES = 200
 #: Each so many looks, cycles are looked for among waits of so many seconds, of so many clients.
 _CYCLES_EACH, _LONG, _MOST_CLIENTS = 3, 1.0, 200
-#: Tokens of most stores are microseconds of the store's clock. A token that is no such moment is no age.
-_PLAUSIBLE_AGE = 400 * 86_400.0
-
-
-@dataclass(slots=True)
-class Hold:
-    """A holder, over several looks. Moments are of ``_clock``."""
-
-    since: float
-    longest_remaining: float
+#: What there is under a name: each kind has names of its own.
+Key: TypeAlias = tuple[Kind, str]
 
 
 @dataclass(slots=True)
@@ -61,17 +53,24 @@ class Seen:
 
     info: LockInfo
     at: float
-    holds: dict[tuple[str, int], Hold]
-    #: When the oldest waiter was queued, and when the oldest holder got the name; inf if there is none.
+    #: When each holder got it, by owner and token, as far as that is known: at the latest when it was seen.
+    holds: dict[tuple[str, int], float]
+    #: When the oldest waiter was queued, -inf where the store does not tell; and when the oldest holder got
+    #: the name. inf if there is none.
     waiting_since: float
     held_since: float
+
+    @property
+    def key(self) -> Key:
+        """Its kind and name."""
+        return (self.info.kind, self.info.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
     """A lease that ended without a release, as far as this page can tell."""
 
-    name: str
+    key: Key
     client: str
     token: int
     at: float
@@ -82,8 +81,8 @@ class Loss:
 class Viewer:
     """A page that somebody looks at: the one name that it is about, or those that it lists."""
 
-    one: str | None = None
-    names: tuple[str, ...] = ()
+    one: Key | None = None
+    listed: tuple[Key, ...] = ()
     #: What was last seen of the one name, also when it is free.
     info: LockInfo | None = None
 
@@ -95,27 +94,8 @@ class Totals:
     names: int = 0
     holders: int = 0
     waiters: int = 0
-    longest_wait: float = 0.0
-
-
-@dataclass(slots=True)
-class _Rate:
-    """How many things happened per second, on average over the last seconds."""
-
-    counted: deque[tuple[float, int]] = field(default_factory=deque)
-    began: float = 0.0
-
-    def add(self, count: int, at: float) -> None:
-        if not self.began:
-            self.began = at
-            return  # what is new at the first look may be old
-        self.counted.append((at, count))
-        while self.counted[0][0] < at - _AVERAGED:
-            self.counted.popleft()
-
-    def per_second(self, at: float) -> float:
-        span = min(_AVERAGED, at - self.began) if self.began else 0.0
-        return sum(count for _, count in self.counted) / span if span > 0.5 else 0.0
+    #: None where the store does not tell.
+    longest_wait: float | None = 0.0
 
 
 class Watch:
@@ -125,17 +105,22 @@ class Watch:
 
     - ``names``: what was last seen of each. ``complete``: every name has been seen. ``left_out``: how many
       are above ``MOST_NAMES``.
-    - ``losses``. ``deadlocks``: those that stand. ``trouble``: why the last look failed.
+    - ``losses``: the last ones. ``lost``: the number of all. ``deadlocks``: those that stand. ``trouble``:
+      why the last look failed.
+    - ``history``: the last minutes, of all names together. ``_histories``: of those that somebody looks at,
+      or has looked at.
     - ``looks``: their number. ``took``, ``asked``: the seconds of the last one, and its names.
-    - ``_viewers``. ``_to_ask``: the names that are still to come in the walk through all.
+    - ``_viewers``. ``_to_ask``: the names that are still to come in the walk through all, the last first.
     - ``_due``: when the next look may begin. ``_last``: when the last one ended.
-    - ``_hand_overs``, ``_handed_over``: those of the last seconds, and of this look.
+    - ``_handed_over``: the hand-overs of this look.
     """
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self.names: dict[str, Seen] = {}
+        self.names: dict[Key, Seen] = {}
         self.losses: deque[Loss] = deque(maxlen=_MOST_LOSSES)
+        self.lost = 0
+        self.history = History()
         self.deadlocks: list[Cycle] = []
         self.trouble: str | None = None
         self.complete = False
@@ -144,23 +129,28 @@ class Watch:
         self.took = 0.0
         self.asked = 0
         self._viewers: list[Viewer] = []
-        self._to_ask: list[str] = []
+        self._histories: dict[Key, History] = {}
+        self._to_ask: list[Key] = []
         self._looking = asyncio.Lock()
         self._due = 0.0
         self._last = 0.0
-        self._hand_overs = _Rate()
         self._handed_over = 0
         self._totals: tuple[int, Totals] = (-1, Totals())
-        client.add_hooks(_OwnLosses(self.losses))
+        client.add_hooks(_OwnLosses(self))
 
     @property
     def viewers(self) -> int:
         return len(self._viewers)
 
     @contextmanager
-    def viewer(self, one: str | None = None) -> Iterator[Viewer]:
+    def viewer(self, one: Key | None = None) -> Iterator[Viewer]:
         """Count as a viewer while the block lasts."""
         viewer = Viewer(one)
+        if one is not None:
+            # At the end of what is kept, though it was there before: the first ones are forgotten.
+            self._histories[one] = self._histories.pop(one, History())
+            while len(self._histories) > _MOST_HISTORIES:
+                del self._histories[next(iter(self._histories))]
         self._viewers.append(viewer)
         try:
             yield viewer
@@ -190,22 +180,23 @@ class Watch:
                 self._last = now()
                 self.took = self._last - started
                 self._due = self._last + max(INTERVAL - self.took, _PAUSE * self.took)
-            self._hand_overs.add(self._handed_over, self._last)
-            self._handed_over = 0
             self.looks += 1
+            waiters = None if self.trouble else self.totals().waiters
+            self.history.add(self._last, waiters=waiters, hand_overs=self._handed_over)
+            self._handed_over = 0
 
     async def show(self, viewer: Viewer) -> None:
         """Find out about the one name of a new viewer, before the next look is due."""
         if viewer.one is None:
             return
         try:
-            viewer.info = await self.inspect(viewer.one)
+            viewer.info = await self.inspect(*viewer.one)
         except LockError as error:
             self.trouble = str(error)
 
-    async def inspect(self, name: str) -> LockInfo:
+    async def inspect(self, kind: Kind, name: str) -> LockInfo:
         """Ask about one name now."""
-        info = await self._client.inspect(name)
+        info = await self._client.inspect(name, kind=kind)
         self._take(info)
         return info
 
@@ -218,14 +209,26 @@ class Watch:
             for seen in self.names.values():
                 totals.holders += len(seen.info.holders)
                 totals.waiters += len(seen.info.waiters)
-                oldest = min(oldest, seen.waiting_since)
-            totals.longest_wait = max(0.0, now() - oldest)
+                if seen.waiting_since > float("-inf"):
+                    oldest = min(oldest, seen.waiting_since)
+            if totals.waiters:
+                totals.longest_wait = now() - oldest if oldest < float("inf") else None
             self._totals = (self.looks, totals)
         return totals
 
-    def hand_overs_per_second(self) -> float:
-        """Return at least how many grants to waiters there are per second."""
-        return self._hand_overs.per_second(now())
+    def history_of(self, key: Key) -> History | None:
+        """Return the last minutes of a name, if somebody looks at it or did so a short time ago."""
+        return self._histories.get(key)
+
+    def lose(self, loss: Loss) -> None:
+        """Record a loss, once: it may be told by a hook and be seen in the store."""
+        if any((loss.key, loss.token) == (other.key, other.token) for other in self.losses):
+            return
+        self.losses.appendleft(loss)
+        self.lost += 1
+        for history in (self.history, self._histories.get(loss.key)):
+            if history is not None:
+                history.add(loss.at, losses=1)
 
     # -- a look ----------------------------------------------------------------------------------
 
@@ -235,7 +238,7 @@ class Watch:
         # Few names are all asked about in each look anyway.
         if not self.complete or len(self.names) > NAMES_PER_LOOK // 2:
             for viewer in self._viewers:
-                visible.update(dict.fromkeys(viewer.names))
+                visible.update(dict.fromkeys(viewer.listed))
         await self._ask_about(list(visible)[:_VISIBLE])
         await self._go_on()
         if self.looks % _CYCLES_EACH == 0:
@@ -252,16 +255,17 @@ class Watch:
                     break
         return list(found)[:_MOST_CLIENTS]
 
-    async def _ask_about(self, names: list[str]) -> None:
-        if not names:
-            return
-        self.asked += len(names)
-        found = {info.name: info for info in await self._client._inspect_many(names)}
-        for info in found.values():
-            self._take(info)
-        for viewer in self._viewers:
-            if viewer.one in found:
-                viewer.info = found[viewer.one]
+    async def _ask_about(self, keys: Sequence[Key]) -> None:
+        names: dict[Kind, list[str]] = {}
+        for kind, name in keys:
+            names.setdefault(kind, []).append(name)
+        for kind, some in names.items():
+            self.asked += len(some)
+            for info in await self._client._inspect_many(some, kind):
+                self._take(info)
+                for viewer in self._viewers:
+                    if viewer.one == (kind, info.name):
+                        viewer.info = info
 
     async def _go_on(self) -> None:
         """Ask about the next names of the walk through all; begin another walk when it has ended."""
@@ -277,80 +281,71 @@ class Watch:
 
     async def _begin_walk(self) -> None:
         began = now()
-        found = await self._client._held_names()
+        # The kind with the fewest names first: those left out are then of the kind that has so many.
+        kinds = sorted((await self._client._held_names()).items(), key=lambda names: len(names[1]))
+        found = [(kind, name) for kind, names in kinds for name in names]
         self.left_out = max(0, len(found) - MOST_NAMES)
         self._to_ask = found[:MOST_NAMES]
         present = set(self._to_ask)
-        for name in [n for n, seen in self.names.items() if n not in present and seen.at < began]:
-            self._drop(name, now())
+        for key in [k for k, seen in self.names.items() if k not in present and seen.at < began]:
+            self._drop(key, now())
 
     def _forget(self) -> None:
         self.names.clear()
         self._to_ask.clear()
         self.complete = False
         self.left_out = 0
-        self._hand_overs = _Rate()
         self._handed_over = 0
 
     # -- what was found --------------------------------------------------------------------------
 
     def _take(self, info: LockInfo) -> None:
-        at = now()
-        before = self.names.get(info.name)
-        holds: dict[tuple[str, int], Hold] = {}
-        for holder in info.holders:
-            key = (holder.owner, holder.token)
-            hold = before.holds.get(key) if before is not None else None
-            if hold is None:
-                hold = Hold(at - _age(holder), 0.0)
-                if before is not None and before.info.waiters:
-                    self._handed_over += 1
-            hold.longest_remaining = max(hold.longest_remaining, holder.remaining or 0.0)
-            holds[key] = hold
+        at, key = now(), (info.kind, info.name)
+        before = self.names.get(key)
+        known = before.holds if before is not None else {}
+        holds = {
+            (one.owner, one.token): known.get((one.owner, one.token), at - (one.holding or 0.0))
+            for one in info.holders
+        }
+        handed_over = len(holds.keys() - known) if before is not None and before.info.waiters else 0
+        self._handed_over += handed_over
+        if (history := self._histories.get(key)) is not None:
+            history.add(at, waiters=len(info.waiters), hand_overs=handed_over)
         if before is not None:
             self._find_losses(before, holds, at)
-        if not (info.holders or info.waiters or info.closed):
-            self.names.pop(info.name, None)
+        if not (info.holders or info.waiters or info.closed or info.recorded):
+            self.names.pop(key, None)
             return
-        longest = max((waiter.waiting or 0.0 for waiter in info.waiters), default=None)
-        self.names[info.name] = Seen(
-            info,
-            at,
-            holds,
-            float("inf") if longest is None else at - longest,
-            min((hold.since for hold in holds.values()), default=float("inf")),
+        self.names[key] = Seen(
+            info, at, holds, _waiting_since(info, at), min(holds.values(), default=float("inf"))
         )
 
-    def _drop(self, name: str, at: float) -> None:
-        self._find_losses(self.names.pop(name), {}, at)
+    def _drop(self, key: Key, at: float) -> None:
+        self._find_losses(self.names.pop(key), {}, at)
 
-    def _find_losses(self, before: Seen, holds: dict[tuple[str, int], Hold], at: float) -> None:
+    def _find_losses(self, before: Seen, holds: Mapping[tuple[str, int], float], at: float) -> None:
         """Record the holders whose lease ran out: nobody extended it when it was last seen."""
         for holder in before.info.holders:
-            key = (holder.owner, holder.token)
-            if key in holds or holder.remaining is None or at < before.at + holder.remaining:
+            if (holder.owner, holder.token) in holds or holder.remaining is None:
                 continue
-            # A live client extends at a third of the ttl, so two thirds are always left.
-            if holder.remaining <= before.holds[key].longest_remaining / 2:
-                self.losses.appendleft(
-                    Loss(before.info.name, holder.client, holder.token, at, "not extended")
-                )
+            if holder.overdue and at >= before.at + holder.remaining:
+                self.lose(Loss(before.key, holder.client, holder.token, at, "not extended"))
+
+
+def _waiting_since(info: LockInfo, at: float) -> float:
+    if not info.waiters:
+        return float("inf")
+    known = [waiter.waiting for waiter in info.waiters if waiter.waiting is not None]
+    return at - max(known) if known else float("-inf")
 
 
 class _OwnLosses(Hooks):
     """What the page's own client lost."""
 
-    def __init__(self, losses: deque[Loss]) -> None:
-        self._losses = losses
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
 
     def lost(self, request: RequestInfo, held: float, reason: str) -> None:
         """Record it."""
-        self._losses.appendleft(
-            Loss(request.name, "this process", request.token, now(), f"lost: {reason}")
-        )
-
-
-def _age(holder: HolderInfo) -> float:
-    """Return how long ago a grant was, as its token says; 0 if it does not say."""
-    age = time.time() - holder.token / 1e6
-    return age if 0 < age < _PLAUSIBLE_AGE else 0.0
+        key = (request.kind, request.name)
+        self._watch.lose(Loss(key, "this process", request.token, now(), f"lost: {reason}"))

@@ -73,7 +73,7 @@ _COLUMNS = ("what", "owner", "mode", "token", "left_ms", "client", "places", "no
 @given(
     st.lists(
         st.fixed_dictionaries(
-            dict.fromkeys((*_COLUMNS, "ago_ms"), _CELL)
+            dict.fromkeys((*_COLUMNS, "ago_ms", "length_ms"), _CELL)
             | {"what": st.sampled_from(["name", "holder", "waiter", "record", "", None])}
         ),
         max_size=4,

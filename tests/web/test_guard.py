@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 import aiodlock
 import aiodlock.sync
 import aiodlock.web
+from aiodlock._model import Kind
 from aiodlock.web import _app, _guard
 
 from .conftest import HERE, Visit
@@ -247,8 +248,8 @@ async def test_holder_that_comes_while_the_answer_is_on_its_way_is_spared(
     inspect = client.inspect
     came: list[aiodlock.Lease] = []
 
-    async def seen_too_soon(name: str) -> aiodlock.LockInfo:
-        info = await inspect(name)
+    async def seen_too_soon(name: str, *, kind: Kind) -> aiodlock.LockInfo:
+        info = await inspect(name, kind=kind)
         await shown.release()
         came.append(await client.lock(name, owner="next").acquire())
         return info

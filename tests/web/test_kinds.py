@@ -1,0 +1,298 @@
+"""All kinds on the page: what it shows and breaks of each, also where they have the same name."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import replace
+from html import unescape
+
+import httpx
+import pytest
+
+import aiodlock
+import aiodlock.web
+from aiodlock._clock import now
+from aiodlock._model import Kind
+from aiodlock.web import _view, _watch
+
+from ..conftest import MakeClient
+from ..scenes import until, until_waiting
+from .conftest import HERE, Visit
+from .test_pages import Tags, check_harmless
+
+pytestmark = pytest.mark.stores("memory", "valkey9")
+
+
+async def text_of(http: httpx.AsyncClient, page: str) -> str:
+    answer = await http.get(page)
+    assert answer.status_code == 200, page
+    return check_harmless(answer.text).text
+
+
+async def post_break(http: httpx.AsyncClient, query: str) -> httpx.Response:
+    """Open the page that asks, and confirm."""
+    asked = await http.get(f"/break{query}")
+    action = unescape(re.findall(r'action="([^"]+)"', asked.text)[0])
+    fields = dict(re.findall(r'name="(held|code)" value="([^"]+)"', asked.text))
+    return await http.post(f"/{action}", data=fields, headers={"origin": HERE})
+
+
+async def test_each_kind_is_listed_and_has_a_page(client: aiodlock.Client, visit: Visit) -> None:
+    async with (
+        client.lock("x", owner="of-the-lock"),
+        client.semaphore("x", 2, note="of-the-semaphore"),
+        client.once("x", keep=60, note="of-once"),
+        client.once("done", keep=600),
+        visit(aiodlock.web.app(client)) as http,
+    ):
+        shown = (await http.get("/")).text
+        links = {unescape(link) for link in re.findall(r'href="(name[^"]+)"', shown)}
+        of_kinds = ("", "&kind=semaphore", "&kind=once")
+        assert {f"name?n=x{kind}" for kind in of_kinds} <= links
+        words = ("of-the-lock", "of-the-semaphore", "of-once")
+        for kind, word in zip(of_kinds, words, strict=True):
+            one = await text_of(http, f"/name?n=x{kind}")
+            assert [other in one for other in words] == [other == word for other in words]
+        for kind, word in zip(("lock", "semaphore", "once"), words, strict=True):
+            rows = Tags((await http.get(f"/?kind={kind}")).text).text
+            assert [other in rows for other in words] == [other == word for other in words]
+
+
+async def test_success_on_record_is_shown_and_cannot_be_broken(
+    client: aiodlock.Client, visit: Visit
+) -> None:
+    async with client.once("nightly", keep=7_300):
+        pass
+    async with visit(aiodlock.web.app(client, read_only=False)) as http:
+        rows = await text_of(http, "/")
+        assert re.search(r"nightly\s+once\s+recorded [\d.]+ s ago, kept for 2 h 1 min", rows)
+        one = await text_of(http, "/name?n=nightly&kind=once")
+        assert re.search(r"done: the success is on record, [\d.]+ s ago, kept for 2 h 1 min", one)
+        assert "Break this" not in one
+    assert (await client.inspect("nightly", kind="once")).recorded
+
+
+async def test_only_the_kind_that_was_shown_is_broken(
+    client: aiodlock.Client, visit: Visit
+) -> None:
+    lock = await client.lock("x").acquire()
+    slots = [await client.semaphore("x", 2).acquire() for _ in range(2)]
+    ended = asyncio.Event()
+
+    async def run() -> None:
+        async with client.once("x", keep=60, on_lost="flag"):
+            await ended.wait()
+
+    running = asyncio.create_task(run())
+
+    async def runs() -> bool:
+        return bool((await client.inspect("x", kind="once")).holders)
+
+    await until(runs)
+    app = aiodlock.web.app(client, read_only=False)
+    async with visit(app) as http:
+        answer = await post_break(http, "?n=x&kind=semaphore")
+        assert (answer.status_code, answer.headers["location"]) == (
+            303,
+            "name?n=x&kind=semaphore&broken=2",
+        )
+        for slot in slots:
+            assert (await slot.wait_lost()).reason == "broken"
+        await lock.extend()
+        assert (await post_break(http, "?n=x&kind=once")).status_code == 303
+        assert (await client.inspect("x", kind="once")).holders == ()
+        await lock.extend()
+    ended.set()
+    assert isinstance((await asyncio.gather(running, return_exceptions=True))[0], aiodlock.LockLost)
+    await lock.release()
+
+
+async def test_form_of_one_kind_breaks_no_other(client: aiodlock.Client, visit: Visit) -> None:
+    app = aiodlock.web.app(client, read_only=False)
+    async with client.lock("x") as lock, client.semaphore("x", 1) as slot, visit(app) as http:
+        asked = await http.get("/break?n=x&kind=semaphore")
+        fields = dict(re.findall(r'name="(held|code)" value="([^"]+)"', asked.text))
+        for query in (
+            "?n=x",
+            "?n=x&kind=once",
+            "?n=x&kind=lock",
+            "?n=x&kind=nothing",
+            "?n=x&kind=",
+        ):
+            answer = await http.post(f"/break{query}", data=fields, headers={"origin": HERE})
+            assert answer.status_code == 403, query
+        await lock.extend()
+        await slot.extend()
+
+
+async def test_unknown_kind_is_refused_and_in_the_list_left_out(
+    client: aiodlock.Client, visit: Visit
+) -> None:
+    app = aiodlock.web.app(client, read_only=False)
+    async with client.lock("x"), visit(app) as http:
+        for kind in ("", "Lock", "lock%00", "semaphores", "%3Cscript%3E", "x" * 5_000):
+            for page in ("name", "break", "events"):
+                assert (await http.get(f"/{page}?n=x&kind={kind}")).status_code == 400, kind
+            assert "to 1 of 1" in await text_of(http, f"/?kind={kind}")
+
+
+@pytest.mark.stores("quorum")
+async def test_kind_that_the_store_has_not_is_no_page(
+    client: aiodlock.Client, visit: Visit
+) -> None:
+    kinds = client._kinds()
+    async with client.lock("x"), visit(aiodlock.web.app(client)) as http:
+        shown = (await http.get("/")).text
+        assert "to 1 of 1" in shown
+        for kind in ("lock", "semaphore", "once"):
+            answer = await http.get(f"/name?n=x&kind={kind}")
+            assert answer.status_code == (200 if kind in kinds else 400), kind
+            assert (f'<option value="{kind}"' in shown) == (kind in kinds)
+
+
+async def test_free_name_has_no_break_button_and_a_form_for_it_breaks_nobody(
+    client: aiodlock.Client, visit: Visit
+) -> None:
+    app = aiodlock.web.app(client, read_only=False)
+    lease = await client.lock("x").acquire()
+    async with visit(app) as http:
+        assert 'id="break"' in (await http.get("/name?n=x")).text
+        await lease.release()
+        assert 'id="break"' not in (await http.get("/name?n=x")).text
+        asked = (await http.get("/break?n=x")).text
+        assert "nothing to break" in asked
+        assert "<form" not in asked
+
+
+async def test_closed_name_can_be_opened(client: aiodlock.Client, visit: Visit) -> None:
+    async with client.lock("x", hold_at_least=600):
+        pass
+    async with visit(aiodlock.web.app(client, read_only=False)) as http:
+        assert 'id="break"' in (await http.get("/name?n=x")).text
+        assert (await post_break(http, "?n=x")).status_code == 303
+    assert not (await client.inspect("x")).closed
+
+
+async def test_leaders_stand_for_their_values(client: aiodlock.Client, visit: Visit) -> None:
+    async with (
+        client.election("chief").lead(value="<b>host-7</b>"),
+        visit(aiodlock.web.app(client)) as http,
+    ):
+        for page in ("/", "/name?n=chief"):
+            shown = await text_of(http, page)
+            assert "stands for <b>host-7</b>" in shown
+            assert "leader:" not in shown
+
+
+async def test_time_held_is_what_the_store_tells_also_at_the_first_look(
+    client: aiodlock.Client, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page's own clock, or a token that is no time, plays no part."""
+    inspect = client.inspect
+
+    async def aged(name: str, *, kind: Kind) -> aiodlock.LockInfo:
+        info = await inspect(name, kind=kind)
+        holders = tuple(replace(one, holding=3_723.0, token=17) for one in info.holders)
+        return replace(info, holders=holders)
+
+    async with client.lock("x"), visit(aiodlock.web.app(client)) as http:
+        monkeypatch.setattr(client, "inspect", aged)
+        assert "1 h 2 min" in await text_of(http, "/name?n=x")
+
+
+@pytest.mark.stores("memory", "zookeeper")
+async def test_what_a_store_does_not_tell_is_called_unknown(
+    client: aiodlock.Client, make_client: MakeClient, visit: Visit
+) -> None:
+    other = await make_client()
+    known = client._store.capabilities.waiting_known
+    async with client.lock("x"), visit(aiodlock.web.app(client)) as http:
+        waiting = asyncio.create_task(other.lock("x").acquire())
+        await until_waiting(client, "x")
+        app_text = await text_of(http, "/")
+        assert ("unknown" in app_text) == (not known)
+        one = await text_of(http, "/name?n=x")
+        assert ("unknown" in one) == (not known)
+        assert ("≥ " in one) == (not known)  # since the page saw it
+        waiting.cancel()
+        await asyncio.wait({waiting})
+
+
+async def test_overdue_lease_is_marked_at_the_first_look(
+    client: aiodlock.Client, visit: Visit
+) -> None:
+    kept = await client.lock("kept", ttl=6, on_lost="flag").acquire()
+    left = await client.lock("left", ttl=6, auto_extend=False, on_lost="flag").acquire()
+    await until(lambda: left.remaining() < 2.5)
+    async with visit(aiodlock.web.app(client)) as http:
+        shown = await text_of(http, "/")
+        # Once beside the times, and once where a narrow screen shows them.
+        assert shown.count("overdue") == 2
+        assert (await text_of(http, "/name?n=left")).count("overdue") == 1
+        assert "overdue" not in await text_of(http, "/name?n=kept")
+    assert kept.held
+    await kept.release()
+
+
+@pytest.mark.stores("memory")
+async def test_store_and_prefix_are_in_title_and_header_without_a_password(visit: Visit) -> None:
+    url = "redis://someone:secret@127.0.0.1:1/5?password=secret"
+    client = aiodlock.Client(url, prefix="staging")
+    async with visit(aiodlock.web.app(client)) as http:
+        for page in ("/", "/name?n=x", "/break?n=x"):
+            shown = (await http.get(page)).text
+            if page == "/":
+                assert (
+                    "<title>Locks · redis://127.0.0.1:1/5, prefix staging · aiodlock</title>"
+                    in shown
+                )
+                assert shown.count("redis://127.0.0.1:1/5, prefix staging") >= 2
+            assert "secret" not in shown
+            assert "someone" not in shown
+
+
+@pytest.mark.stores("memory")
+async def test_losses_are_all_listed_or_it_is_said_how_many_there_were(
+    client: aiodlock.Client, visit: Visit
+) -> None:
+    app = aiodlock.web.app(client)
+    watch = app.state.pages.watch
+
+    def lose(count: int) -> None:
+        for number in range(count):
+            loss = _watch.Loss(("lock", f"x:{watch.lost}"), "c", number, now(), "not extended")
+            watch.lose(loss)
+            watch.lose(loss)  # a hook may tell it too
+
+    async with visit(app) as http:
+        lose(27)
+        shown = (await http.get("/")).text
+        assert ">27</dd>" in shown
+        assert shown.count(" token ") == 27
+        lose(1_000)
+        shown = (await http.get("/")).text
+        assert ">1,027</dd>" in shown
+        assert "the last 50 of 1,027" in shown
+        assert shown.count(" token ") == 50
+
+
+@pytest.mark.stores("memory")
+async def test_few_of_a_kind_are_not_crowded_out_by_many_of_another(
+    client: aiodlock.Client, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_watch, "MOST_NAMES", 10)
+    leases = [await client.lock(f"name:{number}").acquire() for number in range(25)]
+    async with client.semaphore("rare", 1), visit(aiodlock.web.app(client)) as http:
+        shown = await text_of(http, "/?sort=name")
+        assert "rare" in shown
+        assert "16 more names" in shown
+    for lease in leases:
+        await lease.release()
+
+
+@pytest.mark.stores("memory")
+async def test_queries_tell_kinds_apart() -> None:
+    query = _view.Query.read({"kind": "semaphore", "match": "a&b", "sort": "held"})
+    assert query.link(2) == "?match=a%26b&kind=semaphore&sort=held&page=2"
+    assert _view.Query.read({"kind": "x"}) == _view.Query()
