@@ -51,7 +51,7 @@ _TEXTS = ("name", "kind", "mode", "held by")
 #: The columns that are cut, and how many cells they need together to be of use.
 _CUT, _LEAST = {"name", "held by"}, 16
 #: What a narrow terminal does without, in this order.
-_LEFT_OUT = ("mode", "holders", "s held", "s left", "kind", "s waited", "waiters", "held by")
+_LEFT_OUT = ("s held", "mode", "holders", "s left", "kind", "s waited", "waiters", "held by")
 
 
 def console() -> Console:
@@ -151,7 +151,7 @@ def _row(info: LockInfo) -> tuple[str, ...]:
     return (
         *(told["name"], told["kind"], told["mode"], told["holders"]),
         ", ".join(dict.fromkeys(map(_named, info.holders))) or "-",
-        _longest([holder.holding for holder in info.holders]) if info.holders else "-",
+        _longest([holder.holding for holder in info.holders]) if info.holders else "",
         told["seconds_left"] + overdue,
         *(told["waiters"], told["seconds_waited"]),
     )
