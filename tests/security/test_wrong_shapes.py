@@ -66,8 +66,8 @@ async def client(fake: FakeServer) -> AsyncIterator[aiodlock.Client]:
         yield client
 
 
-def client_of(fake: FakeServer) -> aiodlock.Client:
-    return aiodlock.Client(fake.url, unavailable_after=UNAVAILABLE_AFTER, close_timeout=0.2)
+def client_of(fake: FakeServer, within: float = UNAVAILABLE_AFTER) -> aiodlock.Client:
+    return aiodlock.Client(fake.url, unavailable_after=within, close_timeout=0.2)
 
 
 def is_call(command: tuple[bytes, ...], script: Script) -> bool:
@@ -136,9 +136,10 @@ async def test_wrong_replies_to_extensions_end_the_lease_at_its_deadline(
 
 async def test_wrong_reply_to_a_leave() -> None:
     async def check(reply: bytes) -> None:
-        async with FakeServer() as fake, client_of(fake) as client:
+        # A connection that is cut each time is dialled with growing pauses.
+        async with FakeServer() as fake, client_of(fake, within=30.0) as client:
             answering(fake, acquire=resp([b"granted", b"17", b"1500"]), leave=reply)
-            async with takes(at_most=1.0 + 1.5 + SOON):
+            async with takes(at_most=1.0 + 1.5 + 2 * SOON):
                 async with client.lock("name", ttl=1.5):
                     pass  # goes on in the background, a second at most
                 lease = await client.lock("name", ttl=1.5).acquire()
