@@ -22,6 +22,7 @@ from ._lease import Lease
 from ._model import IMPATIENT, Gone, Granted, RequestInfo, Terms, Waiting
 from ._model import Refused as RefusedAnswer
 from ._options import LockOptions
+from ._patience import soon
 from ._request import ASKING, HELD, LEAVING, OVER, AlreadyDone, Request
 from ._slices import Woken
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from ._session import Session
     from ._telling import Telling
 
-#: What does not wait (``acquire_nowait``, ``timeout=0``) answers or raises within 2 s.
-ANSWER_WITHIN = 1.8
 #: The first pause after a grant that came too late.
 _FIRST_PAUSE = 0.04
 #: A first answer that takes longer than this at a time-out means that the store is away.
@@ -265,7 +264,8 @@ class Acquisition:
             if timeout is None:
                 await self._wait_for_turn()
             else:
-                async with asyncio.timeout(max(0.001, timeout) if timeout else ANSWER_WITHIN):
+                limit = timeout or soon(self._session.backend.answers_within)
+                async with asyncio.timeout(max(0.001, limit)):
                     await (self._wait_for_turn() if timeout else self._try_once())
         except TimeoutError as elapsed:
             if isinstance(elapsed, AcquireTimeout):

@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeAlias, TypeVar, Unpack
 from urllib.parse import quote, unquote
 
-from ._acquire import ANSWER_WITHIN
 from ._clock import now
 from ._cycles import Cycle
 from ._deadlocks import standing
@@ -41,6 +40,7 @@ from ._options import (
     lock_options,
     refuse_keywords,
 )
+from ._patience import LEAST, soon
 from ._renewal import Renewal
 from ._session import Session
 from .backends.base import Backend, Unanswered
@@ -766,9 +766,9 @@ class Client:
     async def _deadlocks(self, clients: Iterable[str]) -> list[Cycle]:
         """Return the cycles of waits that these clients have told."""
         try:
-            return await standing(self._use().backend, clients)
+            return await standing((await self._ready()).backend, clients)
         except TimeoutError:
-            raise BackendUnavailable("no answer about deadlocks within 2 s") from None
+            raise BackendUnavailable("no answer about deadlocks in time") from None
 
     async def _held_names(self) -> dict[Kind, list[str]]:
         """Return every name that is held, waited for or on record, by kind."""
@@ -791,9 +791,10 @@ class Client:
     async def _answer_soon(
         self, call: Callable[[Backend], Awaitable[_T]], name: str, *, repeats: bool = True
     ) -> _T:
-        backend = (await self._ready(name, ANSWER_WITHIN)).backend
+        backend = (await self._ready(name, soon(LEAST))).backend
+        within = soon(backend.answers_within)
         try:
-            async with asyncio.timeout(ANSWER_WITHIN):
+            async with asyncio.timeout(within):
                 try:
                     return await call(backend)
                 except BackendUnavailable as lost:
@@ -810,7 +811,7 @@ class Client:
             raise concerning(error, name) from error.__cause__
         except TimeoutError:
             raise BackendUnavailable(
-                f"no answer about {name!r} within 2 s from {self._described}", name=name
+                f"no answer about {name!r} within {within:.3g} s from {self._described}", name=name
             ) from backend.failure
 
 

@@ -25,6 +25,7 @@ from ._clock import now
 from ._cycles import TURN, Answer, Asking, Block, Cycle, Name, Question, Wait, search, verify
 from ._errors import DeadlockError
 from ._model import LockInfo
+from ._patience import soon
 from ._request import HELD, held_in
 from ._waits import PACE, Reader, Record
 
@@ -47,8 +48,6 @@ _SECOND, _SURE = 0.75, 0.6
 _LATER, _RAREST = 2.0, 16.0
 #: After a search that took long, so many times that.
 _TIMES = 20.0
-#: An answer about waits may take so long.
-_ANSWER_WITHIN = 2.0
 #: So many names are asked about in one call, with their queues and without.
 _QUEUES_AT_ONCE, _NAMES_AT_ONCE = 20, 250
 #: So many waits become long in one turn of the event loop.
@@ -351,7 +350,7 @@ class Asked:
                  if (known := self._known.get(client)) is not None}  # fmt: skip
         others = question.clients - waits.keys()
         if others:
-            async with asyncio.timeout(_ANSWER_WITHIN):
+            async with asyncio.timeout(soon(self._backend.answers_within)):
                 waits |= await self._reader.waits_of(others)  # type: ignore[arg-type]
         return Answer(infos, waits)
 
@@ -363,7 +362,7 @@ class Asked:
         size = _QUEUES_AT_ONCE if queues else _NAMES_AT_ONCE
         for kind, of_kind in kinds.items():
             for at in range(0, len(of_kind), size):
-                async with asyncio.timeout(_ANSWER_WITHIN):
+                async with asyncio.timeout(soon(self._backend.answers_within)):
                     found = await self._backend.inspect_all(
                         kind, of_kind[at : at + size], queues=queues
                     )
@@ -375,7 +374,7 @@ class Asked:
 async def standing(backend: Backend, clients: Iterable[str]) -> list[Cycle]:
     """Return each cycle among the waits that these clients have told, from its youngest request on."""
     reader = Reader(backend)
-    async with asyncio.timeout(_ANSWER_WITHIN):
+    async with asyncio.timeout(soon(backend.answers_within)):
         told = await reader.waits_of(set(clients))
     ask = Asked(backend, reader, {})
     first = await ask.first_pass([one for waits in told.values() for one in waits.values()], "")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, Never
 
-from ._acquire import ANSWER_WITHIN, Acquisition, OwnRequests
+from ._acquire import Acquisition, OwnRequests
 from ._bodies import NOTHING, Blocks
 from ._capabilities import refuse_unsupported
 from ._clock import now
@@ -30,6 +30,7 @@ from ._options import (
     check_timeout,
     refuse_keywords,
 )
+from ._patience import LEAST, soon
 from ._request import Request
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class Acquirable:
         ```
 
         :raises WouldBlock: when it is held or waited for.
-        :raises BackendUnavailable: when nothing answers within 2 s.
+        :raises BackendUnavailable: when nothing answers within 2 s, or within twice what answers take.
         """
         try:
             return await self._acquire(0.0)
@@ -270,7 +271,7 @@ class Acquirable:
     async def _acquire_later(self, timeout: float | None, own: OwnRequests | None) -> Lease:
         """The session has died: wait for the next one."""
         began = now()
-        await self._client._ready(self._name, ANSWER_WITHIN if timeout == 0 else timeout)
+        await self._client._ready(self._name, soon(LEAST) if timeout == 0 else timeout)
         left = max(0.001, timeout - (now() - began)) if timeout else timeout
         return await self._acquire(left, own)
 

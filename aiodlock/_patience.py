@@ -16,12 +16,45 @@ of its own, because a store may hash a password for much longer than it works on
 
 from __future__ import annotations
 
+from ._clock import now
+
 #: The shortest and the longest time that an answer is waited for (seconds).
 LEAST, LONGEST = 1.0, 60.0
+#: Entering a client is given up so long after the last answer that brought it further, and in all
+#: (seconds): within 5 s, and within 30 s.
+ENTERS_WITHIN, ENTERS_IN_ALL = 4.8, 29.5
+#: What does not wait for a turn answers or raises within twice as long as an answer may take, 2 s at least.
+#: A part of that is for what is done besides.
+_SOON = 1.8
 #: RFC 6298, section 2: the weights of a new sample, and how many deviations are added.
 _GAIN, _DEVIATION_GAIN, _DEVIATIONS = 1 / 8, 1 / 4, 4
 #: The least that is added, as a part of the round trip.
 _LEAST_ADDED = 1 / 4
+
+
+def soon(answers_within: float) -> float:
+    """Return how long a call may take that does not wait for a turn.
+
+    :param answers_within: how long one answer may take (seconds).
+    """
+    return _SOON * max(answers_within, LEAST)
+
+
+class Further:
+    """When entering has last come further. Only what never came as far before counts: a connection that is
+    refused again and again at the same step does not.
+
+    Mutable state: ``at`` (on our clock, seconds), ``_steps``.
+    """
+
+    def __init__(self) -> None:
+        self.at: float = 0.0
+        self._steps = 0
+
+    def reach(self, steps: int) -> None:
+        """So many answers have come, on one connection."""
+        if steps > self._steps:
+            self._steps, self.at = steps, now()
 
 
 class Patience:
@@ -43,14 +76,23 @@ class Patience:
     @property
     def learned(self) -> float:
         """How long the next answer may take, whatever hangs on it."""
-        base = max(self._least, self._estimate)
-        return min(base * 2.0**self._doublings, self._longest)
+        return min(self.usual * 2.0**self._doublings, self._longest)
+
+    @property
+    def knows(self) -> bool:
+        """Whether there was an answer yet."""
+        return self._smoothed is not None
 
     @property
     def _estimate(self) -> float:
         if self._smoothed is None:
             return 0.0
         return self._smoothed + max(_DEVIATIONS * self._deviation, _LEAST_ADDED * self._smoothed)
+
+    @property
+    def usual(self) -> float:
+        """The same while all answers come in time, at least the least time: silence does not stretch it."""
+        return min(max(self._least, self._estimate), self._longest)
 
     @property
     def expected(self) -> float:
@@ -67,6 +109,14 @@ class Patience:
         if lease is None:
             return self.learned
         return max(self._least, min(self.learned, lease / 3))
+
+    def silence(self, lease: float) -> float:
+        """Return after what silence a connection counts as dead, on which a lease of this length hangs.
+
+        One late answer ends no connection: it is given up after three times as long as an answer may take.
+        Where a third of the lease is less, that: but never before an answer may be late.
+        """
+        return max(self.learned, min(3 * self.learned, lease / 3))
 
     def answered(self, took: float) -> None:
         """An answer came, late or not, so many seconds after the sending that it answers."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import anyio
 
-from . import _process
+from . import _patience, _process
 from ._bodies import Bodies
 from ._clock import now
 from ._deadlines import Deadlines
@@ -41,7 +41,6 @@ _logger = logging.getLogger("aiodlock")
 _OTHER_LOOP = "this Client belongs to another event loop: make one per loop"
 _OTHER_PROCESS = "this Client was entered before a fork: make a new one in the child"
 
-CONNECT_WITHIN = 4.8
 #: How long bodies are given to end when closing was cancelled (seconds).
 _A_MOMENT = 0.95
 #: After the background has ended by itself, what is held is left within so many seconds.
@@ -101,19 +100,27 @@ class Session:
     async def start(self) -> None:
         """Connect, or raise BackendUnavailable (or the BackendError that stands in the way)."""
         self._main = asyncio.create_task(self._run(), name="aiodlock")
+        began = now()
         try:
-            async with asyncio.timeout(CONNECT_WITHIN):
-                await asyncio.shield(self._ready)
-        except TimeoutError:
-            cause = self.backend.failure
-            await self.stop()
-            raise BackendUnavailable(
-                f"cannot reach the store within 5 s: {cause or f'no answer from {self.backend!r}'} "
-                "(is the server running, and the URL right?)"
-            ) from cause
+            while not self._ready.done():
+                further = max(began, self.backend.further_at) + _patience.ENTERS_WITHIN
+                left = min(further, began + _patience.ENTERS_IN_ALL) - now()
+                if left <= 0.0:
+                    raise self._not_entered(now() - began)
+                await asyncio.wait({self._ready}, timeout=left)
+            self._ready.result()
         except BaseException:
             await self.stop()
             raise
+
+    def _not_entered(self, seconds: float) -> BackendUnavailable:
+        cause = self.backend.failure
+        error = BackendUnavailable(
+            f"cannot reach the store within {seconds:.0f} s: "
+            f"{cause or f'no answer from {self.backend!r}'} (is the server running, and the URL right?)"
+        )
+        error.__cause__ = cause
+        return error
 
     async def _run(self) -> None:
         # In a task of its own: entering and leaving a client may happen in different tasks, which a

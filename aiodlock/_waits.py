@@ -28,6 +28,7 @@ from ._clock import now
 from ._cycles import Block, Wait
 from ._model import Kind
 from ._options import check_text
+from ._patience import soon
 
 if TYPE_CHECKING:
     from .backends.base import Backend
@@ -46,8 +47,6 @@ KEEP = 5.0
 PACE = 0.5
 #: A write that failed is repeated after so many seconds.
 _AGAIN = 0.25
-#: A write takes so many seconds at most.
-_WITHIN = 2.0
 #: Large records cost time: writing takes at most this share of it.
 _SHARE = 0.1
 
@@ -99,15 +98,20 @@ class Record:
         """Wait until the store has what is known now.
 
         :param narrowing: what was known at the last narrowing is enough.
-        :raises TimeoutError: when it has not after two seconds.
+        :raises TimeoutError: when it has not after some seconds.
         """
         serial = self._narrowed if narrowing else self._serial
         if self._written < serial:
             self._write_at(now())
-        async with asyncio.timeout(_WITHIN):
+        async with asyncio.timeout(self._within):
             while self._written < serial:
                 self._news.clear()
                 await self._news.wait()
+
+    @property
+    def _within(self) -> float:
+        """How long a write may take (seconds)."""
+        return soon(self._backend.answers_within)
 
     # -- writing ---------------------------------------------------------------------------------------
 
@@ -133,7 +137,7 @@ class Record:
                 await self._until_due()
                 self._due = math.inf
                 if self.waits:
-                    ends_at = now() + _WITHIN + KEEP
+                    ends_at = now() + self._within + KEEP
                 try:
                     await self._write()
                 except Exception as error:  # whatever it is: leases must not be lost for it
@@ -166,7 +170,7 @@ class Record:
             record, blocks = self._encoded[1], self._named | self._maybe_named
         self._not_before = now() + min(PACE, (now() - began) / _SHARE)
         self._maybe_named |= blocks  # from here on it may arrive
-        async with asyncio.timeout(_WITHIN):
+        async with asyncio.timeout(self._within):
             await self._backend.tell_waits(serial, record, keep=KEEP)
         self._named, self._maybe_named = frozenset(blocks), set()
         self._written = serial

@@ -297,7 +297,7 @@ async def make_client(store: Store) -> AsyncIterator[MakeClient]:
 @pytest.fixture
 def brief_entering(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up entering earlier, but not before an answer: for tests of what is said then, not of when."""
-    monkeypatch.setattr("aiodlock._session.CONNECT_WITHIN", 2.0)
+    monkeypatch.setattr("aiodlock._patience.ENTERS_WITHIN", 2.0)
 
 
 @pytest.fixture

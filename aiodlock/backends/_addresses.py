@@ -1,4 +1,7 @@
-"""Which address of a server's name is dialled.
+"""Which addresses a server's name has, and which of them is dialled.
+
+A resolver may hang for longer than a dial may take. So each name is asked for once at a time, in a thread
+of its own: dials that are given up meanwhile would take all threads that the loop has for its user.
 
 A name may have several (a headless service), of which one may be silent. Who dials the first one again and
 again never gets in, and name servers turn them round at each question, so "the next one" may be the same.
@@ -9,7 +12,50 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import threading
 from collections import Counter
+from contextlib import suppress
+from typing import Any
+from weakref import WeakKeyDictionary
+
+_Found = list[tuple[Any, ...]]
+
+_asked: WeakKeyDictionary[
+    asyncio.AbstractEventLoop, dict[tuple[str, int], asyncio.Future[_Found]]
+] = WeakKeyDictionary()
+
+
+async def resolve(host: str, port: int) -> _Found:
+    """Return what ``socket.getaddrinfo`` tells of a name. Whoever asks while it is asked, waits, too.
+
+    :raises OSError: if the name cannot be looked up.
+    :raises ValueError: if it cannot be a name.
+    """
+    if is_address(host):
+        return [(None, None, None, "", (host, port))]
+    loop = asyncio.get_running_loop()
+    asked = _asked.setdefault(loop, {})
+    found = asked.get((host, port))
+    if found is None:
+        found = asked[host, port] = loop.create_future()
+        found.add_done_callback(lambda done: (asked.pop((host, port)), done.exception()))
+        asking = threading.Thread(
+            target=_ask, args=(loop, found, host, port), name="aiodlock: resolver", daemon=True
+        )
+        asking.start()
+    return await asyncio.shield(found)
+
+
+def _ask(
+    loop: asyncio.AbstractEventLoop, found: asyncio.Future[_Found], host: str, port: int
+) -> None:
+    with suppress(RuntimeError):  # the loop has ended meanwhile
+        try:
+            told: _Found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, ValueError) as unknown:
+            loop.call_soon_threadsafe(found.set_exception, unknown)
+        else:
+            loop.call_soon_threadsafe(found.set_result, told)
 
 
 class Addresses:
@@ -28,12 +74,8 @@ class Addresses:
 
         :raises OSError: if the name cannot be looked up.
         """
-        address = host
-        if not _is_address(host):
-            found = await asyncio.get_running_loop().getaddrinfo(
-                host, port, type=socket.SOCK_STREAM
-            )
-            address = min((str(one[4][0]) for one in found), key=self._in_vain.__getitem__)
+        found = await resolve(host, port)
+        address = min((str(one[4][0]) for one in found), key=self._in_vain.__getitem__)
         self._in_vain[address] += 1
         return address
 
@@ -46,7 +88,7 @@ class Addresses:
         self._in_vain[address] += 1
 
 
-def _is_address(host: str) -> bool:
+def is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -160,6 +160,18 @@ class Backend(Protocol):
     def failure(self) -> Exception | None:
         """Why there is no connection, if there is none."""
 
+    @property
+    def further_at(self) -> float:
+        """When entering has last come further by an answer of the store, on our clock; 0.0 if it has not.
+
+        It may lie ahead, while an answer is awaited that may take long. Entering is given up 5 s after
+        that, and after 30 s in all.
+        """
+
+    @property
+    def answers_within(self) -> float:
+        """How long the next answer may take, judging by the last ones (seconds); 1.0 at least."""
+
     async def run(self, ready: Callable[[], None]) -> None:
         """Keep connections and leases up until cancelled; call ``ready`` when the first calls can be made
         and notices arrive."""

@@ -78,6 +78,12 @@ class KeptStore(Protocol):
     @property
     def failure(self) -> Exception | None: ...
 
+    @property
+    def further_at(self) -> float: ...
+
+    @property
+    def answers_within(self) -> float: ...
+
     async def run(self, listener: Notices, ready: Callable[[], None]) -> None:
         """Keep the connections up until cancelled; call ``ready`` when the first calls can be made
         and notices arrive."""

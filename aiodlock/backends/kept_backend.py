@@ -27,6 +27,16 @@ class KeptBackend:
         """Why there is no connection, if there is none."""
         return self.store.failure
 
+    @property
+    def further_at(self) -> float:
+        """When entering has last come further."""
+        return self.store.further_at
+
+    @property
+    def answers_within(self) -> float:
+        """How long the next answer may take (seconds)."""
+        return self.store.answers_within
+
     async def run(self, ready: Callable[[], None]) -> None:
         """Run the store, and the keeper beside it."""
         await self.keeper.run(ready)

@@ -17,7 +17,6 @@ from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, Unpack
 
 from .. import _client as core
 from .. import _lock as core_lock
-from .._acquire import ANSWER_WITHIN
 from .._clock import now
 from .._errors import BackendUnavailable, ClientClosed, LockLost
 from .._hooks import Hooks
@@ -25,6 +24,7 @@ from .._locked import CallTemplate, check_function, check_returned
 from .._model import Kind, LockInfo
 from .._once import recordable
 from .._options import check_timeout
+from .._patience import LEAST, soon
 from .._request import State
 from ._blocks import LOOK_EVERY, here, watch
 from ._election import Election
@@ -130,7 +130,7 @@ class Running:
         if timeout is None:
             await self.open()
             return None
-        started, limit = now(), timeout or ANSWER_WITHIN
+        started, limit = now(), timeout or soon(LEAST)
         try:
             async with asyncio.timeout(limit):
                 await self.open()

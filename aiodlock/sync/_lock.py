@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Never
 
 from .. import _lease as core_lease
 from .. import _lock as core
-from .._acquire import ANSWER_WITHIN
 from .._errors import AcquireTimeout, NotHeld, WouldBlock
 from .._model import LockInfo, Mode
 from .._options import ATTRIBUTES_ELSEWHERE, Elsewhere, check_timeout, refuse_keywords
+from .._patience import LEAST, soon
 from ._blocks import Block, Entered, here, holding_threads
 from ._lease import Body, Lease, arm, call_when_lost, leave, wait_for_thread
 from ._options import UNSET
@@ -227,7 +227,7 @@ class Acquirable:
             running.portal.call(
                 acquire,
                 lambda lease: leave(lease, body),
-                within=ANSWER_WITHIN if timeout == 0 else timeout,
+                within=soon(LEAST) if timeout == 0 else timeout,
             ),
             body,
         )

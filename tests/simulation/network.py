@@ -380,6 +380,9 @@ class SimConnection:
         self._reader = reader
         self._writer = asyncio.StreamWriter(transport, protocol, reader, loop)
 
+    async def read_response(self) -> None:
+        raise AssertionError("nobody logs in")
+
     async def disconnect(self, nowait: bool = False) -> None:
         if self._writer is not None:
             self._writer.transport.abort()
@@ -393,6 +396,9 @@ class SimSource(Source):
         super().__init__(ConnectionPool(), "simulated")
         self._network = network
         self._process = process
+
+    async def look_up(self) -> None:
+        """There is no name."""
 
     def make_connection(self) -> Any:
         return SimConnection(self._network, self._process)

@@ -164,7 +164,7 @@ async def test_node_that_is_away_is_tried_by_one_connection_of_a_client_alone(
 ) -> None:
     tries: list[Link] = []
 
-    async def refused(self: Link, reply_timeout: float) -> Wire:
+    async def refused(self: Link) -> Wire:
         tries.append(self)
         raise ConnectionRefusedError
 

@@ -166,16 +166,26 @@ async def _slow(service: SentinelService) -> AsyncIterator[tuple[OneSentinel, Fa
         yield OneSentinel(("127.0.0.1", proxy.port), dial), proxy
 
 
-async def test_sentinel_that_was_too_slow_has_longer_the_next_time(
+async def test_sentinel_that_takes_long_for_each_answer_is_heard(
     service: SentinelService,
 ) -> None:
     async with _slow(service) as (sentinel, _):
-        with pytest.raises(TimeoutError, match="no answer within 1 s"):
-            await sentinel.ask(SERVICE, 0)
-        with suppress(TimeoutError):  # a login of two round trips needs one attempt more
-            await sentinel.ask(SERVICE, 0)
         found = await sentinel.ask(SERVICE, 0)
         assert found.address == ("127.0.0.1", service.primary.port)
+        assert sentinel.patience.learned > 1.2
+
+
+async def test_silence_of_a_sentinel_counts_once_however_many_ask(service: SentinelService) -> None:
+    async with _slow(service) as (sentinel, proxy):
+        await proxy.heal()
+        sentinel.kept = True
+        await sentinel.ask(SERVICE, 0)
+        proxy.hold_reply(named("SENTINEL"))
+        asking = [asyncio.create_task(sentinel.ask(SERVICE, 0)) for _ in range(8)]
+        await asyncio.wait(asking)
+        assert all(isinstance(one.exception(), Unanswered) for one in asking)
+        assert sentinel.patience.learned == 2.0
+        sentinel.close()
 
 
 async def test_sentinel_that_was_slow_once_is_not_waited_for_that_long_on_a_dead_connection(

@@ -109,6 +109,8 @@ class RequestsStore:
 
     capabilities = Capabilities(semaphores=False, lock_delay=False)
     failure: Exception | None = None
+    further_at = 0.0
+    answers_within = 1.0
 
     def __init__(self, world: World) -> None:
         self.label = f"toy-{next(_numbers)}"

@@ -256,6 +256,8 @@ class LeaseBackend:
         waiting_known=False,
     )
     failure: Exception | None = None
+    further_at = 0.0
+    answers_within = 1.0
 
     def __init__(self, world: World) -> None:
         self.label = f"lease-{next(_numbers)}"

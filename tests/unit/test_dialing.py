@@ -8,37 +8,49 @@ import time
 import pytest
 
 from aiodlock.backends.redis import dialing
-from aiodlock.backends.redis.dialing import AT_ONCE, Attempts, Turn, Turns, turns_of, within
+from aiodlock.backends.redis.dialing import (
+    AT_ONCE,
+    Attempts,
+    Turn,
+    Turns,
+    logging_in,
+    turns_of,
+    within,
+)
 
 from ..scenes import until
 
 
-def test_attempt_that_timed_out_has_more_time_the_next_time() -> None:
-    attempts = Attempts()
-    deadlines = [attempts.deadline]
+def test_dial_that_timed_out_has_more_time_the_next_time() -> None:
+    patience = logging_in()
+    allowed = [patience.learned]
     for _ in range(4):
-        attempts.failed(TimeoutError("no answer"))
-        deadlines.append(attempts.deadline)
-    assert deadlines == [2.0, 4.0, 8.0, 8.0, 8.0]
-    assert attempts.lasted(2.0)
-    assert attempts.deadline == 2.0
+        patience.ran_out()
+        allowed.append(patience.learned)
+    assert allowed == [4.0, 8.0, 16.0, 30.0, 30.0]
+    patience.answered(0.1)
+    assert patience.learned == 2.0
 
 
-def test_refused_attempt_has_no_more_time_the_next_time() -> None:
+def test_pauses_begin_anew_after_a_connection_that_lasted() -> None:
     attempts = Attempts()
-    attempts.failed(ConnectionRefusedError())
-    assert attempts.deadline == 2.0
+    for _ in range(3):
+        attempts.failed()
+    attempts.lasted(0.5)
+    assert attempts.failures == 3
+    attempts.lasted(2.0)
+    assert attempts.failures == 0
 
 
 def test_first_attempt_after_a_loss_has_a_pause_that_differs() -> None:
-    first = [Attempts().failed(ConnectionResetError()) for _ in range(100)]
+    first = [Attempts().failed() for _ in range(100)]
     assert len(set(first)) > 90
     assert 0.0 <= min(first) < max(first) <= 0.05
 
 
 def test_pauses_grow_to_two_seconds() -> None:
     attempts = Attempts()
-    pauses = [attempts.failed(ConnectionRefusedError()) for _ in range(20)]
+    pauses = [attempts.failed() for _ in range(20)]
     assert all(before < after for before, after in zip(pauses[:4:2], pauses[2:6:2], strict=True))
     assert 1.0 <= pauses[-1] <= 2.0
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodlock._patience import LEAST, LONGEST, Patience
+from aiodlock._patience import LEAST, LONGEST, Further, Patience, soon
 
 
 def test_patience_is_the_least_before_anything_was_answered() -> None:
@@ -76,3 +76,46 @@ def test_an_answer_that_takes_as_long_as_the_last_ones_is_in_time(
     for _ in range(answers):
         patience.answered(took)
     assert patience.learned > 1.2 * took
+
+
+@pytest.mark.parametrize(
+    ("took", "lease", "silence"),
+    [
+        (None, 60.0, 3.0),  # nothing is known: one late answer ends nothing
+        (None, 6.0, 2.0),  # a third of the lease
+        (None, 0.3, 1.0),  # but never before an answer may be late
+        (0.001, float("inf"), 3.0),
+        (4.0, 6.0, 12.0),
+    ],
+)
+def test_connection_is_given_up_after_silence(
+    took: float | None, lease: float, silence: float
+) -> None:
+    patience = Patience()
+    if took is not None:
+        patience.answered(took)
+    assert patience.silence(lease) == pytest.approx(silence)
+
+
+def test_what_is_usual_does_not_grow_by_silence() -> None:
+    patience = Patience()
+    patience.answered(2.0)
+    usual = patience.usual
+    patience.ran_out()
+    patience.ran_out()
+    assert patience.usual == usual
+    assert patience.learned == 4 * usual
+    assert soon(usual) > 2 * 2.0
+    assert 1.5 < soon(0.0) < 2.0
+
+
+def test_only_what_never_came_so_far_before_is_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([1.0, 2.0, 3.0])
+    monkeypatch.setattr("aiodlock._patience.now", lambda: next(moments))
+    further = Further()
+    for _ in range(5):  # refused at the same step again and again
+        further.reach(1)
+        further.reach(2)
+    assert further.at == 2.0
+    further.reach(3)
+    assert further.at == 3.0

@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+from aiodlock._patience import Patience
 from aiodlock.backends.base import Unanswered
 from aiodlock.backends.redis.refusals import ReplyError
 from aiodlock.backends.redis.wire import TransportWire, Wire
@@ -16,8 +17,8 @@ from ..scenes import until
 class Silent(Wire):
     """Writes to nobody. What is answered, and when, is up to the test."""
 
-    def __init__(self, reply_timeout: float) -> None:
-        super().__init__(reply_timeout)
+    def __init__(self, patience: float) -> None:
+        super().__init__(Patience(patience))
         self.written: list[str] = []
 
     def _write(self, data: bytes) -> None:
@@ -105,7 +106,7 @@ async def test_of_thousands_of_commands_a_thousand_are_on_their_way_and_urgent_o
     wire, heard, urgent = Silent(60.0), list[Any](), asyncio.get_running_loop().create_future()
     for number in range(2500):
         wire.call(b"%d " % number, heard.append)
-    wire.carry(b"urgent ", urgent, urgent=True)
+    wire.carry(b"urgent ", urgent, lease=60.0, urgent=True)
     await asyncio.sleep(0)
     order = [*map(str, range(1000)), "urgent", *map(str, range(1000, 2500))]
     assert wire.written == order[:1001]
@@ -169,7 +170,7 @@ def on_transport(answers: int) -> tuple[TransportWire, Transport, list[Any]]:
     """Return a wire on which so many commands are in flight, and what becomes of them."""
     transport, heard = Transport(), list[Any]()
     connection: Any = SimpleNamespace(_writer=SimpleNamespace(transport=transport), _reader=None)
-    wire = TransportWire(connection, 60.0)
+    wire = TransportWire(connection, Patience(60.0))
     for _ in range(answers):
         wire.call(b"command", heard.append, within=0.0)
     return wire, transport, heard

@@ -22,7 +22,7 @@ import anyio
 from ..._backoff import pause_after
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
-from ..._patience import Patience
+from ..._patience import Further, Patience
 from .._addresses import Addresses
 from .._identity import Known, OtherStore
 from .._tls import Tls
@@ -199,6 +199,9 @@ class Link:
         self.failure: Exception | None = None
         self.entered: bool = False
         self.patience: Patience = Patience()
+        #: Counts every answer of a leader: while there is none, nothing comes further.
+        self.further: Further = Further()
+        self._answers = 0
         self.known: Known[Seen] = Known(described, silence=silence, may_hold=may_hold)
         self._probe = probe
         self._alone = len(access.endpoints) == 1
@@ -399,6 +402,8 @@ class Link:
     def answered(self, sent: float) -> None:
         """What needs a leader was answered, late or not."""
         self._heard_at = now()
+        self._answers += 1
+        self.further.reach(self._answers)
         self.patience.answered(self._heard_at - sent)
         self._switches = 0
 

@@ -215,6 +215,16 @@ class EtcdBackend:
         """Why the last message had no answer, if it had none."""
         return self._link.failure
 
+    @property
+    def further_at(self) -> float:
+        """When entering has last come further; see ``Backend``."""
+        return self._link.further.at
+
+    @property
+    def answers_within(self) -> float:
+        """How long the next answer may take (seconds)."""
+        return self._link.patience.usual
+
     def start(self, call: Callable[..., Coroutine[Any, Any, Any]], *args: object) -> bool:
         """Run something in the background; False when that is over."""
         return start_soon(self._tasks, call(*args))

@@ -31,6 +31,7 @@ from ..._model import (
     Waiting,
     seconds_since,
 )
+from ..._patience import LEAST
 from .._label import make_label
 from ..kept import Notices as Listener
 from . import machine
@@ -66,6 +67,8 @@ class MemoryBackend:
         #: Shown to people beside it.
         self.description: str = description
         self.failure: Exception | None = None
+        self.further_at: float = 0.0
+        self.answers_within: float = LEAST
         self._store = store
         self._described = described
         self._prefix = prefix

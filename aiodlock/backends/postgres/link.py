@@ -21,7 +21,7 @@ import asyncpg
 
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
-from ..._patience import Patience
+from ..._patience import Further, Patience
 from .._identity import Known, OtherStore
 from .connection import (
     FAILURES,
@@ -133,7 +133,7 @@ class Link:
     (a connection that has not answered in time), ``_session`` and ``_given_up`` (the server's session of
     the present connection, and of one that is to be ended), ``history`` (of the present connection),
     ``_good_until`` (no loss is told before), and the events ``_up``,
-    ``_changed`` and ``_hurry``.
+    ``_changed`` and ``_hurry``, ``further`` (when a new connection came further than ever).
 
     :param sessions: the user says that a session is this client's alone.
     """
@@ -157,6 +157,7 @@ class Link:
         self.pooled: bool = pooled
         self.was_up: bool = False
         self.hosts: list[Host] = [Host(url) for url in one_host_each(source)]
+        self.further: Further = Further()
         self._known = known
         self._prepare = prepare
         self._on_up = on_up
@@ -239,14 +240,17 @@ class Link:
         while True:
             pooled = self.pooled
             connection = await host.connect(**({"statement_cache_size": 0} if pooled else {}))
+            self.further.reach(1)
             try:
                 connection.add_termination_listener(self._on_terminated)
                 if not self._sessions and not pooled:
                     self.pooled = not await ask(
                         connection, direct(connection), host.patience.learned
                     )
+                    self.further.reach(2)
                 if self.pooled == pooled:
                     prepared = await self._prepare(connection, host)
+                    self.further.reach(3)
                     return _Reached(host.where, connection, prepared)
             except BaseException:
                 connection.terminate()

@@ -297,6 +297,16 @@ class PostgresBackend:
                 return link.failure
         return None
 
+    @property
+    def further_at(self) -> float:
+        """When entering has last come further; see ``Backend``."""
+        return max(self._messages.link.further.at, self._listening.link.further.at)
+
+    @property
+    def answers_within(self) -> float:
+        """How long the next answer may take (seconds)."""
+        return self._messages.patience.usual
+
     async def _call(self, connection: Connection, messages: list[Message]) -> list[str]:
         if len(messages) == 1:
             text, statement, more, _ = messages[0]

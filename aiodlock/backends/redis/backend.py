@@ -51,6 +51,16 @@ class RedisBackend:
         """Why there is no connection, if there is none."""
         return self.server.failure
 
+    @property
+    def further_at(self) -> float:
+        """When entering has last come further."""
+        return self.server.further_at
+
+    @property
+    def answers_within(self) -> float:
+        """How long the next answer may take (seconds)."""
+        return self.server.answers_within
+
     # -- requests --------------------------------------------------------------------------------
 
     def acquire(

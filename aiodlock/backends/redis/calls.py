@@ -147,7 +147,7 @@ class Calls:
             packed = pack_extend(base, request, _ms(length), self._channels.words(base))
         extension = _Extension(self, wire, request, length)
         # Thousands of waiters of this client may come and go: no lease must be lost for that.
-        wire.carry(packed, extension, urgent=request.granted)
+        wire.carry(packed, extension, lease=length, urgent=request.granted)
         return extension
 
     async def _unreachable(self) -> Granted | Waiting | Gone:

@@ -6,8 +6,8 @@ before it is done, and the next round begins with the same load: nobody ever get
 this:
 
 - A process dials one server only a few times at once (``Turns``). The others wait, without a deadline.
-- A dial that timed out has more time at the next attempt (``Attempts``). A jittered pause comes before
-  every attempt.
+- How long a step of a dial may take is learned (``logging_in``), and doubles after each that took longer. A
+  jittered pause comes before every attempt (``Attempts``).
 - A deadline counts the time in which this process could listen (``within``). A stall of the process ends
   no dial, and an answer begins the count anew.
 """
@@ -19,6 +19,7 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from redis.asyncio.connection import AbstractConnection
@@ -26,6 +27,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from ..._backoff import pause_after
+from ..._patience import Further, Patience
 
 #: So many dials of one process to one server are under way at once.
 AT_ONCE = 32
@@ -36,10 +38,62 @@ _LONGEST_WORKING = 4.0
 
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
-_FIRST_DEADLINE = 2.0
-_LONGEST_DEADLINE = 8.0
+#: A step of a dial (the transport, each answer to the login) may take so long at least, and at most
+#: (seconds): a server may hash a password, and all its clients may dial at once.
+_LEAST_STEP, _LONGEST_STEP = 2.0, 30.0
 #: A deadline is counted in so many steps. A step that ends late counts once.
 _STEPS = 8
+
+
+def logging_in() -> Patience:
+    """Return how long a step of a dial may take. Before anything is known, that is twice the least time."""
+    patience = Patience(_LEAST_STEP, _LONGEST_STEP)
+    patience.ran_out()
+    return patience
+
+
+class Handshake:
+    """Counts and times the answers on a connection that is being made: each of them may take long.
+
+    Mutable state: ``steps`` (the transport, and each answer), ``slowest`` and ``quickest`` of the answers
+    (seconds; the latter is infinite before the first).
+    """
+
+    def __init__(self, connection: AbstractConnection, further: Further) -> None:
+        self.steps: int = 0
+        self.slowest: float = 0.0
+        self.quickest: float = float("inf")
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        read = connection.read_response
+
+        async def read_response(*args: Any, **kwargs: Any) -> Any:
+            began = self._loop.time()
+            reply = await read(*args, **kwargs)
+            took = self._loop.time() - began
+            self.slowest, self.quickest = max(self.slowest, took), min(self.quickest, took)
+            self.steps += 1
+            further.reach(self.steps)
+            return reply
+
+        connection.read_response = read_response  # type: ignore[method-assign]
+
+    def progress(self) -> int:
+        """Return how far the connection has come."""
+        return self.steps + (self._connection._writer is not None)
+
+    async def run(self, patience: Patience) -> None:
+        """Connect, or raise a RedisError or an OSError; each step may take what ``patience`` says."""
+        try:
+            async with within(patience.learned, self.progress):
+                await connect(self._connection)
+        except TimeoutError:
+            patience.ran_out()
+            raise
+        finally:
+            # Whoever reads next on it is not logging in.
+            del self._connection.read_response
+        patience.answered(self.slowest)
 
 
 async def connect(connection: AbstractConnection) -> None:
@@ -59,27 +113,20 @@ async def connect(connection: AbstractConnection) -> None:
 class Attempts:
     """The attempts of one link to get its connection back.
 
-    Mutable state: ``failures`` (since it was last up), ``deadline`` (of the next attempt, in seconds).
+    Mutable state: ``failures`` (since it was last up).
     """
 
     def __init__(self) -> None:
         self.failures: int = 0
-        self.deadline: float = _FIRST_DEADLINE
 
-    def lasted(self, seconds: float) -> bool:
-        """A connection was up for so long; return whether it was more than one more attempt.
+    def lasted(self, seconds: float) -> None:
+        """A connection was up for so long. If that was short, it was no more than one more attempt: what
+        ended it (a refusal, a proxy that accepts and cuts) may end the next one as soon."""
+        if seconds >= _LONGEST_PAUSE:
+            self.failures = 0
 
-        What ended it sooner (a refusal, a proxy that accepts and cuts) may end the next one as soon.
-        """
-        if seconds < _LONGEST_PAUSE:
-            return False
-        self.failures, self.deadline = 0, _FIRST_DEADLINE
-        return True
-
-    def failed(self, reason: Exception) -> float:
+    def failed(self) -> float:
         """Return the seconds to wait before the next attempt."""
-        if isinstance(reason, TimeoutError):
-            self.deadline = min(2 * self.deadline, _LONGEST_DEADLINE)
         self.failures += 1
         if self.failures == 1:
             # At once, but not all together: all clients may lose their connections in one moment.

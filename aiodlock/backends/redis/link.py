@@ -11,19 +11,15 @@ from typing import Any
 import anyio
 from redis.exceptions import RedisError
 
-from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
-from .dialing import Attempts, Turn, connect, turns_of, within
+from ..._patience import LEAST, Further, Patience
+from .dialing import Attempts, Handshake, Turn, logging_in, turns_of, within
 from .refusals import Unusable, is_refusal
 from .source import Source
 from .wire import DriverWire, Wire, open_wire
 
 _logger = logging.getLogger("aiodlock")
 
-#: A connection with a command in flight that is silent for so long counts as dead (seconds). The time
-#: doubles while each new connection is silent too: a slow server must not get ever more connections.
-_REPLY_TIMEOUT = 1.0
-_LONGEST_REPLY_TIMEOUT = 8.0
 #: How long one call waits for the connection (seconds). Its caller decides whether to try again.
 _WAIT_UP = 0.5
 
@@ -32,6 +28,14 @@ class Link:
     """One kept-up connection.
 
     ``prepare`` runs on each new wire before other tasks may use it; ``on_up`` is called when they may.
+
+    Mutable state: ``wire`` (the connection, while it is up) and ``failure`` (why it is not), ``patience``
+    (how long replies take) and ``_login`` (the same of a dial's steps), ``further`` (when a new
+    connection has come further than ever), ``_attempts``, ``_came_up_at``, ``_over``, and two events for
+    those who wait.
+
+    :param longest: seconds for which waiters go on without an answer: what is silent for a third of them
+        is dead.
     """
 
     def __init__(
@@ -41,11 +45,10 @@ class Link:
         prepare: Callable[[Wire], Awaitable[None]] | None = None,
         on_up: Callable[[Wire], None] | None = None,
         on_message: Callable[[Any], None] | None = None,
-        longest_silence: float = _LONGEST_REPLY_TIMEOUT,
+        longest: float = float("inf"),
     ) -> None:
         self._source = source
-        self._longest_silence = min(longest_silence, _LONGEST_REPLY_TIMEOUT)
-        self._first_timeout = min(_REPLY_TIMEOUT, self._longest_silence)
+        self._longest = longest
         self._prepare = prepare
         self._on_up = on_up
         self._on_message = on_message
@@ -54,8 +57,11 @@ class Link:
         #: Another link to the same server. While both are down, only that one tries to connect.
         self.lead: Link | None = None
         self._attempts = Attempts()
-        #: How long the server took to answer, the way included (seconds).
-        self._distance = float("inf")
+        # With a small ``unavailable_after`` waiters have to learn of an outage sooner.
+        self.patience: Patience = Patience(min(LEAST, longest / 2))
+        self._login = logging_in()
+        self.further: Further = Further()
+        self._steps = 0
         self._over = False
         #: While the client is entered, a refusal of this user ends ``run``. Later it is an outage like any
         #: other: an account may be missing on one node, or for a moment.
@@ -99,13 +105,12 @@ class Link:
         attempts = self._attempts
         turns = turns_of(self._source.described)
         refused_before = False
-        reply_timeout = self._first_timeout
         while True:
             self._came_up_at = float("inf")
             try:
                 turn = await turns.take()
                 try:
-                    wire = await self._connect(reply_timeout)
+                    wire = await self._connect()
                     try:
                         reason = await self._serve(wire, turn)
                     finally:
@@ -114,8 +119,7 @@ class Link:
                         await wire.closed()
                 finally:
                     turn.give_back()
-                if attempts.lasted(asyncio.get_running_loop().time() - self._came_up_at):
-                    reply_timeout = self._first_timeout
+                attempts.lasted(asyncio.get_running_loop().time() - self._came_up_at)
             except (RedisError, OSError, TimeoutError) as failed:
                 reason = failed
             self.failure = reason
@@ -129,9 +133,7 @@ class Link:
             refused_before = refused
             level = logging.WARNING if news else logging.DEBUG
             _logger.log(level, "no connection to %s: %s", described, reason, extra=extra)
-            if attempts.failures:
-                reply_timeout = min(2 * reply_timeout, self._longest_silence)
-            await self._pause(attempts.failed(reason))
+            await self._pause(attempts.failed())
 
     async def _pause(self, seconds: float) -> None:
         """Wait before the next attempt: not in step with all others, and not before the leading link."""
@@ -153,19 +155,19 @@ class Link:
         return reason
 
     async def _prepare_and_use(self, wire: Wire, turn: Turn) -> Exception:
-        began, deadline = now(), self._attempts.deadline
-        # A connection that has come so far is not given up earlier than one that has not.
-        wire.expect_within(max(wire.reply_timeout, deadline))
+
+        def progress() -> int:
+            self.further.reach(self._steps + wire.answers)
+            return wire.answers
+
         try:
             if self._prepare is not None:
-                async with within(deadline, lambda: wire.answers):
+                async with within(self._login.learned, progress):
                     await self._prepare(wire)
         except (BackendError, RedisError, OSError) as failed:
             return failed
         turn.succeeded()
-        self._distance = min(now() - began, 2 * self._distance)
-        # The server answers, so the reason for long waits is gone.
-        wire.expect_within(self._patience())
+        progress()
         self.wire, self.failure = wire, None
         self._came_up_at = asyncio.get_running_loop().time()
         self._up.set()
@@ -180,17 +182,18 @@ class Link:
         self.wire = None
         self._up.clear()
 
-    def _patience(self) -> float:
-        """Return the silence after which a connection that was good counts as dead."""
-        return max(self._first_timeout, min(4 * self._distance, self._longest_silence))
-
-    async def _connect(self, reply_timeout: float) -> Wire:
+    async def _connect(self) -> Wire:
         connection = self._source.make_connection()
+        handshake = Handshake(connection, self.further)
         try:
-            # Once the transport is there, the server has begun to work on it.
-            async with within(self._attempts.deadline, lambda: connection._writer is not None):
-                await connect(connection)
-            return open_wire(connection, reply_timeout, self._on_message)
+            async with within(self._login.learned):
+                await self._source.look_up()
+            await handshake.run(self._login)
+            if not self.patience.knows and handshake.steps:
+                self.patience.answered(handshake.quickest)
+            return open_wire(connection, self.patience, self._on_message, longest=self._longest)
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
+        finally:
+            self._steps = handshake.steps

@@ -15,10 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import socket
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import anyio
@@ -34,15 +32,15 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from ..._errors import BackendUnavailable
+from .._addresses import resolve
 from .deployment import Deployment
 from .sentinel import Address, Named, Sentinel
 from .wire import Wire
 
 _logger = logging.getLogger("aiodlock")
 
-#: How long a new connection waits for the first answer, and then for the other sentinels (seconds).
-#: It has two seconds at first, this included.
-_FIRST_WITHIN, _GRACE = 1.0, 0.05
+#: How long a new connection waits after the first answer for the other sentinels (seconds).
+_GRACE = 0.05
 #: Each sentinel is asked so often while a client is entered; sooner when something is suspicious (seconds).
 _ASK_EVERY, _ASK_AGAIN = 1.0, 0.1
 #: The answer of a sentinel that does not answer any more counts for so long (seconds).
@@ -56,8 +54,7 @@ class PrimaryLookup:
 
     Mutable state: ``_sentinels``, ``_distrusted`` (an address whose server said that it is no primary),
     ``_dialled`` (the address used last), ``_peers`` (for an address: the server that was reached there, and
-    until when that is taken for true), ``_resolving`` (addresses that the resolver has been asked for),
-    ``_silent`` (whether the log says that no sentinel answers).
+    until when that is taken for true), ``_silent`` (whether the log says that no sentinel answers).
     """
 
     is_master = True
@@ -85,7 +82,6 @@ class PrimaryLookup:
         self._peers: dict[Address, tuple[frozenset[Any], float]] = {}
         self._silent = False
         self._deployment = Deployment(service)
-        self._resolving: dict[Address, asyncio.Future[list[Any]]] = {}
 
     @classmethod
     def of_pool(cls, pool: SentinelConnectionPool) -> PrimaryLookup:
@@ -131,23 +127,23 @@ class PrimaryLookup:
 
         answered: list[Sentinel] = []
         # Those that are asked all the time go on: what they answer later counts at the next attempt.
-        patience = _FIRST_WITHIN if self._sentinels else None
+        limit = max(one.patience.usual for one in sentinels) if self._sentinels else None
         async with anyio.create_task_group() as tasks:
             for sentinel in sentinels:
                 tasks.start_soon(ask, sentinel)
-            with anyio.move_on_after(patience) as waiting:
+            with anyio.move_on_after(limit) as waiting:
                 await news.wait()
-            with anyio.move_on_after(_GRACE):
-                while len(answered) < len(sentinels):  # noqa: ASYNC110
-                    await asyncio.sleep(_GRACE / 10)
-            # A sentinel of another deployment may have been the quickest. Each has its own limit.
-            while len(answered) < len(sentinels) and not self._deployment.settled(  # noqa: ASYNC110
-                self._heard(sentinels), len(sentinels)
-            ):
-                await asyncio.sleep(_GRACE)
+                with anyio.move_on_after(_GRACE):
+                    while len(answered) < len(sentinels):  # noqa: ASYNC110
+                        await asyncio.sleep(_GRACE / 10)
+                # A sentinel of another deployment may have been the quickest.
+                while len(answered) < len(sentinels) and not self._deployment.settled(  # noqa: ASYNC110
+                    self._heard(sentinels), len(sentinels)
+                ):
+                    await asyncio.sleep(_GRACE)
             tasks.cancel_scope.cancel()
         if waiting.cancelled_caught:
-            silent = TimeoutError(f"no answer within {_FIRST_WITHIN:g} s")
+            silent = TimeoutError(f"no answer within {limit:.3g} s")
             failures |= {one.address: silent for one in sentinels if one not in answered}
         return self._choose(sentinels, failures)
 
@@ -214,7 +210,11 @@ class PrimaryLookup:
             for sentinel in self._sentinels:
                 sentinel.close()
             self._sentinels = []
-            self._resolving.clear()  # it may be run again on another loop
+
+    @property
+    def further_at(self) -> float:
+        """When a new connection to a sentinel has come further than ever."""
+        return max((one.further.at for one in self._sentinels), default=0.0)
 
     def suspect(self) -> None:
         """Ask at once: the server behaves as one that was replaced does."""
@@ -275,34 +275,20 @@ class PrimaryLookup:
             return True
         if moment >= until:
             try:
-                found = await self._resolved(address)
+                async with asyncio.timeout(_RESOLVING_FOR):
+                    found = await resolve(*address)
             except (OSError, ValueError):  # the latter of a name that cannot be one
                 return True  # not known; the name may be resolved the next time
             peers = frozenset(one[4][:2] for one in found)
             self._peers[address] = peers, moment + _RESOLVED_FOR
         return peer[:2] in peers
 
-    async def _resolved(self, address: Address) -> list[Any]:
-        """Ask the resolver, or go on waiting for it: a slow one must not take all threads of the loop."""
-        loop = asyncio.get_running_loop()
-        asked = self._resolving.get(address)
-        if asked is None:
-            ask = partial(socket.getaddrinfo, *address, type=socket.SOCK_STREAM)
-            asked = self._resolving[address] = loop.run_in_executor(None, ask)
-            # Perhaps no task waits for it any more.
-            asked.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.wait({asked}, timeout=_RESOLVING_FOR)
-        if not asked.done():
-            raise TimeoutError
-        if self._resolving.get(address) is asked:
-            del self._resolving[address]
-        return asked.result()
-
 
 class _OnlyPrimary(SentinelManagedConnection):
     """Refuses a server that is not a primary (any more): a sentinel's answer may be old."""
 
     async def connect_to(self, address: tuple[str, int]) -> None:
+        await resolve(*address)
         await super().connect_to(address)  # type: ignore[no-untyped-call]
         role = await self._role()
         lookup: PrimaryLookup = self.connection_pool

@@ -61,14 +61,17 @@ class ReplicatedWire:
         :param within: not used: a batch has a limit of its own.
         """
         reply: asyncio.Future[Any] = self._loop.create_future()
-        self.carry(command, reply)
+        self._add(command, reply)
         return reply
 
-    def carry(self, command: bytes, reader: Reader, *, urgent: bool = False) -> None:
+    def carry(self, command: bytes, reader: Reader, *, lease: float, urgent: bool = False) -> None:
         """Send one command in RESP; ``reader`` is given its reply when the replicas have confirmed it.
 
-        :param urgent: not used: a batch takes all there are.
+        :param lease: not used, and neither is ``urgent``: a batch takes all there are.
         """
+        self._add(command, reader)
+
+    def _add(self, command: bytes, reader: Reader) -> None:
         self._next.append((command, reader))
         if not self._busy:
             self._busy = True
@@ -121,7 +124,7 @@ class ReplicatedLink:
         link: Link,
         least: int,
         described: str,
-        longest_silence: float,
+        longest: float,
         *,
         suspect: Callable[[], None] = lambda: None,
     ) -> None:
@@ -129,7 +132,7 @@ class ReplicatedLink:
         #: Called when replicas are missing: they may follow another primary now.
         self._suspect = suspect
         self.least: int = least
-        self.wait_ms: int = round(min(LONGEST_WAIT, longest_silence / 2) * 1000)
+        self.wait_ms: int = round(min(LONGEST_WAIT, longest / 8) * 1000)
         self._described = described
         self._wrapped: ReplicatedWire | None = None
         self._shortage: BackendError | None = None

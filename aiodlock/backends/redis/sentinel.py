@@ -12,17 +12,13 @@ from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import RedisError, ResponseError
 
-from ..base import Unanswered
-from .dialing import connect, within
+from ..._patience import Further, Patience
+from .._addresses import resolve
+from .dialing import Handshake, logging_in, within
 from .refusals import ReplyError
 from .wire import Wire, open_wire
 
 Address = tuple[str, int]
-
-#: A sentinel has so long to accept a connection, to let it log in, and to answer (seconds). The time
-#: doubles while that is too short: it may be far away, or all clients may dial it at once. Then it is twice
-#: what the last answer took.
-_FIRST_PATIENCE, _LONGEST_PATIENCE = 1.0, 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +40,9 @@ class Sentinel:
     """One sentinel, and a connection to it that is kept while a client is entered.
 
     Mutable state: ``kept`` (whether it is), ``_wire``, ``heard`` (the last answer, and when), ``failure``
-    (why there was none the last time), ``hurry`` (set when it is to be asked at once), ``_patience`` (how
-    long it has for each step, in seconds).
+    (why there was none the last time), ``hurry`` (set when it is to be asked at once), ``patience`` (how
+    long answers take) and ``_login`` (the same of a dial's steps), ``further``
+    (when a new connection has come further than ever).
     """
 
     def __init__(self, address: Address, dial: Callable[[], AbstractConnection]) -> None:
@@ -57,32 +54,26 @@ class Sentinel:
         self.heard: tuple[Named, float] | None = None
         self.failure: Exception | None = None
         self.hurry: asyncio.Event = asyncio.Event()
-        self._patience = _FIRST_PATIENCE
+        self.patience: Patience = Patience()
+        self._login = logging_in()
+        self.further: Further = Further()
 
     async def ask(self, service: str, least_others: int) -> Named:
         """Return what it says now, or raise a RedisError or an OSError."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
         try:
             named = await self._ask(service, least_others)
         except (RedisError, OSError) as failed:
-            if isinstance(failed, TimeoutError | Unanswered):
-                self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
             self.failure = failed
             raise
         finally:
             if not self.kept:
                 self.close()
-        self.heard, self.failure = (named, loop.time()), None
-        self._patience = max(_FIRST_PATIENCE, min(2 * (loop.time() - began), _LONGEST_PATIENCE))
-        if self._wire is not None:
-            self._wire.expect_within(self._patience)
+        self.heard, self.failure = (named, asyncio.get_running_loop().time()), None
         return named
 
     async def _ask(self, service: str, least_others: int) -> Named:
         wire = await self._connected()
-        async with within(self._patience):
-            return await _said_by(wire, service, least_others)
+        return await _said_by(wire, service, least_others)
 
     async def _connected(self) -> Wire:
         async with self._connecting:
@@ -92,10 +83,14 @@ class Sentinel:
 
     async def _connect(self) -> Wire:
         connection = self._dial()
+        handshake = Handshake(connection, self.further)
         try:
-            async with within(self._patience, lambda: connection._writer is not None):
-                await connect(connection)
-            return open_wire(connection, self._patience)
+            async with within(self._login.learned):
+                await resolve(*self.address)
+            await handshake.run(self._login)
+            if not self.patience.knows and handshake.steps:
+                self.patience.answered(handshake.quickest)
+            return open_wire(connection, self.patience)
         except BaseException:
             await connection.disconnect(nowait=True)
             raise

@@ -15,6 +15,7 @@ import anyio
 import hiredis
 
 from ..._errors import BackendError, BackendUnavailable
+from ..._patience import LEAST, Further
 from ..kept import Notices
 from . import events, permissions
 from .connections import Connections
@@ -74,6 +75,7 @@ class Server:
         self._identify = identify
         self._on_channel_moved = on_channel_moved
         self._probes = notifications is None
+        self._further = Further()
         self._scripts = scripts
         self._checked = checked
         #: The command that scripts notify clients with.
@@ -107,7 +109,7 @@ class Server:
             self.source,
             prepare=self._on_connected,
             on_up=self._tell_of_connections(listener, connections),
-            longest_silence=self.settings.longest_silence,
+            longest=self.settings.unavailable_after,
         )
         wakeups = self.wakeups = connections.wakeups = Wakeups(
             self.source,
@@ -128,6 +130,7 @@ class Server:
                     await self._find_replicas(tasks)
                 await commands.first_up()
                 await wakeups.link.first_up()
+                self._further.reach(1)
                 allowed = asyncio.Event()
                 async with anyio.create_task_group() as asking:
                     asking.start_soon(self._check_permissions, allowed)
@@ -173,14 +176,14 @@ class Server:
             self.source,
             prepare=self._on_replicated,
             on_up=self.connections.on_up,
-            longest_silence=self.settings.longest_silence,
+            longest=self.settings.unavailable_after,
         )
         link.lead = self.commands
         replicated = self.replicated = ReplicatedLink(
             link,
             self.settings.min_replicas,
             self.described,
-            self.settings.longest_silence,
+            self.settings.unavailable_after,
             suspect=self.source.suspect,
         )
         self.connections.commands.append(link)
@@ -211,6 +214,7 @@ class Server:
                     checked=self._checked,
                 )
                 allowed.set()
+                self._further.reach(2)
                 return
             except ReplyError as refused:  # a replica takes no writes, until it is the primary
                 self.translated(wire, refused)
@@ -224,6 +228,17 @@ class Server:
         links = (self.commands, self.wakeups.link if self.wakeups else None, self.replicated)
         failures = (link.failure for link in links if link is not None and link.failure)
         return next(failures, self.refusal)
+
+    @property
+    def further_at(self) -> float:
+        """When entering has last come further; see ``Backend``."""
+        links = (link.further.at for link in self.connections.links)
+        return max(self.source.further_at, self._further.at, *links)
+
+    @property
+    def answers_within(self) -> float:
+        """How long the next answer may take (seconds)."""
+        return LEAST if self.commands is None else self.commands.patience.usual
 
     @property
     def wire(self) -> Wire | None:

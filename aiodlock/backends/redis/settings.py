@@ -8,8 +8,6 @@ from .keys import channel_prefix
 
 #: A marker refuses late duplicates for at least so long (seconds).
 _SHORTEST_MARKER = 60.0
-#: A busy server may need so long for an answer (seconds).
-_SHORTEST_SILENCE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +34,3 @@ class Settings:
     def marker_ms(self) -> int:
         """For how long late duplicates of a request are refused, and a break is remembered."""
         return round(max(self.unavailable_after, _SHORTEST_MARKER) * 1000)
-
-    @property
-    def longest_silence(self) -> float:
-        """How long a connection may be silent (seconds), so that waiters learn of an outage in time."""
-        return max(_SHORTEST_SILENCE, self.unavailable_after / 4)

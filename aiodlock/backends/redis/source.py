@@ -21,6 +21,7 @@ from redis.asyncio.sentinel import (
 )
 from redis.backoff import NoBackoff
 
+from .._addresses import resolve
 from .._urls import ENCODE
 from .primary import PrimaryLookup, only_primaries
 from .sentinel import Address
@@ -124,6 +125,18 @@ class Source:
         """Find out at once whether another server is meant now."""
         if self._lookup is not None:
             self._lookup.suspect()
+
+    async def look_up(self) -> None:
+        """Wait until the resolver knows the server's name: a dial would take a thread of the loop's."""
+        if self._lookup is None and "path" not in self._kwargs:
+            await resolve(
+                str(self._kwargs.get("host", "localhost")), int(self._kwargs.get("port", 6379))
+            )
+
+    @property
+    def further_at(self) -> float:
+        """When looking for the server has last come further."""
+        return 0.0 if self._lookup is None else self._lookup.further_at
 
     def make_connection(self) -> AbstractConnection:
         """Return a new connection, not connected yet."""

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
 from ..kept import Notices
 from .link import Link
@@ -30,8 +31,6 @@ _logger = logging.getLogger("aiodlock")
 
 #: Events after which a holder may be gone. A hand-off changes the key and fires none of them.
 _ENDS = frozenset((b"expired", b"del", b"evicted", b"rename_from"))
-#: How long the answer to a ping may take (seconds).
-_PONG_WITHIN = 5.0
 _ECHO = b"echo"
 
 
@@ -91,13 +90,21 @@ class Wakeups:
     async def ping(self) -> bool:
         """Return True when all that was sent to us by now has arrived, False if the connection is lost."""
         wire = await self.link.first_up()
+        sent, patience = now(), self.link.patience
         pong: asyncio.Future[Any] = self._channels.ping(wire)
         await asyncio.wait(
-            {pong, wire.lost}, timeout=_PONG_WITHIN, return_when=asyncio.FIRST_COMPLETED
+            {pong, wire.lost}, timeout=self._silence, return_when=asyncio.FIRST_COMPLETED
         )
-        if not pong.done():
+        if pong.done():
+            patience.answered(now() - sent)
+        else:
             wire.close()
         return pong.done()
+
+    @property
+    def _silence(self) -> float:
+        """How long the answer to a ping, or to a message to ourselves, is waited for (seconds)."""
+        return self.link.patience.silence(float("inf"))
 
     def watch(self, state_key: str, request_id: str) -> None:
         """Listen for the end of the holders of a name, for its head."""
@@ -168,7 +175,7 @@ class Wakeups:
         receiving = await self.link.first_up()
         await asyncio.wait(
             {echo, receiving.lost, wire.lost},
-            timeout=_PONG_WITHIN,
+            timeout=self._silence,
             return_when=asyncio.FIRST_COMPLETED,
         )
         return echo.done()

@@ -21,6 +21,7 @@ import hiredis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from ..._patience import Patience
 from ..base import Unanswered
 from .refusals import ReplyError
 
@@ -93,21 +94,31 @@ class Wire:
 
     Mutable state: ``_out`` (packed commands of this turn), ``_waiting`` (a future, or what stands for it,
     per command sent), ``_held`` (commands that wait until fewer are on their way), ``_answers`` (counts
-    replies, so that silence can be told), ``_limited`` (replies that are awaited for so long only, and
+    replies, so that silence can be told), ``_lease`` (the shortest that hung on an answer lately),
+    ``_timed`` (the reader whose reply is a sample of how long replies take, and when it was asked for),
+    ``_limited`` (replies that are awaited for so long only, and
     until when) with one timer ``_limit`` for the oldest of them, which is not moved when that one is
     answered; ``lost`` (done when it is over).
+
+    :param patience: how long a reply may take; it learns from the replies.
+    :param longest: what is known without replies for a third of this (seconds) is that it is dead.
     """
 
     def __init__(
-        self, reply_timeout: float, on_message: Callable[[Any], None] | None = None
+        self,
+        patience: Patience,
+        on_message: Callable[[Any], None] | None = None,
+        *,
+        longest: float = float("inf"),
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._out: list[bytes] = []
         self._waiting: deque[Reader] = deque()
         self._held: deque[tuple[bytes, Reader]] = deque()
         self._on_message = on_message
-        #: Silence after which it counts as dead (seconds).
-        self.reply_timeout: float = reply_timeout
+        self.patience: Patience = patience
+        self._lease = self._longest = longest
+        self._timed: tuple[Reader, float] | None = None
         self._answers = 0
         self._watchdog: asyncio.TimerHandle | None = None
         self._limited: deque[tuple[float, Reader]] = deque()
@@ -161,15 +172,19 @@ class Wire:
         else:
             self._send(command, Callback(self._loop, on_reply, on_late), later, within)
 
-    def carry(self, command: bytes, reader: Reader, *, urgent: bool = False) -> None:
+    def carry(self, command: bytes, reader: Reader, *, lease: float, urgent: bool = False) -> None:
         """Send one command in RESP, and give its reply to ``reader``.
 
+        :param lease: how long the lease is that hangs on it (seconds).
         :param urgent: it passes the commands that wait until fewer are on their way.
         """
         if self.lost.done():
             fail(reader, Unanswered("the connection is closed"))
-        else:
-            self._send(command, reader, False, None, urgent)
+            return
+        self._send(command, reader, False, None, urgent)
+        if lease < self._lease:
+            self._lease = lease
+            self._watch_anew()
 
     def _send(
         self,
@@ -193,12 +208,14 @@ class Wire:
             else:
                 self._write(command)
             waiting.append(reply)
+            if self._timed is None:
+                self._timed = reply, self._loop.time()
         if within is not None:
             self._limited.append((self._loop.time() + within, reply))
             if self._limit is None:
                 self._limit = self._loop.call_later(within, self._on_limit)
         if self._watchdog is None:
-            self._watchdog = self._loop.call_later(self.reply_timeout, self._watch, self._answers)
+            self._watch_anew()
 
     def post(self, *command: bytes | str | int) -> None:
         """Send one command whose reply arrives as a message."""
@@ -265,6 +282,9 @@ class Wire:
             self.close(Unanswered(f"a reply that nobody asked for: {reply!r:.80}"))
             return
         waiter = self._waiting.popleft()
+        if self._timed is not None and self._timed[0] is waiter:
+            self.patience.answered(self._loop.time() - self._timed[1])
+            self._timed = None
         if self._held:  # first: what this reply leads to is behind them
             self._send_held()
         limited = self._limited
@@ -296,21 +316,21 @@ class Wire:
                 fail(reply, Unanswered("no reply in time"))
         self._limit = self._loop.call_at(limited[0][0], self._on_limit) if limited else None
 
-    def expect_within(self, seconds: float) -> None:
-        """Count the connection as dead after so many seconds of silence, from now on."""
-        self.reply_timeout = seconds
+    def _watch_anew(self) -> None:
         if self._watchdog is not None:
             self._watchdog.cancel()
-            self._watchdog = self._loop.call_later(seconds, self._watch, self._answers)
+        silence = self.patience.silence(self._lease)
+        self._watchdog = self._loop.call_later(silence, self._watch, self._answers, silence)
 
-    def _watch(self, answers_before: int) -> None:
-        self._watchdog = None
+    def _watch(self, answers_before: int, silence: float) -> None:
+        self._watchdog, self._lease = None, self._longest
         if not self._waiting:
             return
         if self._answers == answers_before:
-            self.close(Unanswered(f"no reply within {self.reply_timeout} s"))
+            self.patience.ran_out()
+            self.close(Unanswered(f"no reply within {silence:.3g} s"))
             return
-        self._watchdog = self._loop.call_later(self.reply_timeout, self._watch, self._answers)
+        self._watch_anew()
 
 
 def fail(reply: Reader, error: BaseException) -> None:
@@ -328,10 +348,12 @@ class TransportWire(Wire, asyncio.Protocol):
     def __init__(
         self,
         connection: AbstractConnection,
-        reply_timeout: float,
+        patience: Patience,
         on_message: Callable[[Any], None] | None = None,
+        *,
+        longest: float = float("inf"),
     ) -> None:
-        super().__init__(reply_timeout, on_message)
+        super().__init__(patience, on_message, longest=longest)
         self._paused = False
         self._reader = hiredis.Reader(
             notEnoughData=_NOTHING, protocolError=ReplyError, replyError=ReplyError
@@ -412,10 +434,12 @@ class DriverWire(Wire):
     def __init__(
         self,
         connection: AbstractConnection,
-        reply_timeout: float,
+        patience: Patience,
         on_message: Callable[[Any], None] | None = None,
+        *,
+        longest: float = float("inf"),
     ) -> None:
-        super().__init__(reply_timeout, on_message)
+        super().__init__(patience, on_message, longest=longest)
         self._connection = connection
 
     def _write(self, data: bytes) -> None:
@@ -442,10 +466,12 @@ class DriverWire(Wire):
 
 def open_wire(
     connection: AbstractConnection,
-    reply_timeout: float,
+    patience: Patience,
     on_message: Callable[[Any], None] | None = None,
+    *,
+    longest: float = float("inf"),
 ) -> Wire:
     """Take over a connected redis-py connection."""
-    if isinstance(connection._writer, asyncio.StreamWriter):
-        return TransportWire(connection, reply_timeout, on_message)
-    return DriverWire(connection, reply_timeout, on_message)
+    has_transport = isinstance(connection._writer, asyncio.StreamWriter)
+    kind = TransportWire if has_transport else DriverWire
+    return kind(connection, patience, on_message, longest=longest)

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
-from ..._patience import Patience
+from ..._patience import LEAST, Further, Patience
 from .._addresses import Addresses
 from .._tls import Tls
 from . import jute
@@ -134,6 +134,7 @@ class Session:
             ensemble.described, silence=0.0, may_hold=lambda: now() < self.lifetime.deadline
         )
         self._answers = Patience(_SHORTEST_PAUSE, _LONGEST_PATIENCE)
+        self.further: Further = Further()
         self._dialing = Patience(_CONNECT_WITHIN, _LONGEST_PATIENCE)
         self._set_pace(timeout)
         self._loop = asyncio.get_running_loop()
@@ -292,6 +293,11 @@ class Session:
         if self._running is not None:
             self._running.cancel()
 
+    @property
+    def answers_within(self) -> float:
+        """How long the next answer may take (seconds)."""
+        return max(LEAST, self._answers.usual)
+
     async def run(self, *, in_use: bool = False) -> None:
         """Keep the session up until cancelled, then close it.
 
@@ -372,6 +378,7 @@ class Session:
                 connection.abort(failed)
                 raise
         self._dialing.answered(now() - sent)
+        self.further.reach(1)
         self._addresses.served(connection.address)
         self._on_ready(connection)
         if self.returned is not None and not fresh:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
 from ..._model import Capabilities, Kind, LockInfo, Mode, Terms, Tokens
+from ..._patience import LEAST
 from ..._tasks import start_soon
 from .._label import make_label
 from ..base import Listener
@@ -176,6 +177,16 @@ class ZooKeeperBackend:
             if not session.is_up and session.failure is not None:
                 return session.failure
         return None
+
+    @property
+    def further_at(self) -> float:
+        """When entering has last come further; see ``Backend``."""
+        return max((one.further.at for one in self._sessions.values()), default=0.0)
+
+    @property
+    def answers_within(self) -> float:
+        """How long the next answer may take (seconds)."""
+        return max((one.answers_within for one in self._sessions.values()), default=LEAST)
 
     # -- requests ------------------------------------------------------------------------------------
 

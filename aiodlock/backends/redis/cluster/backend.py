@@ -63,6 +63,16 @@ class ClusterBackend:
         """Why there is no connection to one of the nodes, or to any, if so."""
         return self.topology.failure
 
+    @property
+    def further_at(self) -> float:
+        """When entering has last come further; see ``Backend``."""
+        return self.topology.further_at
+
+    @property
+    def answers_within(self) -> float:
+        """How long the next answer may take (seconds)."""
+        return self.topology.answers_within
+
     async def _at(
         self, name: str, call: Callable[[Node], Awaitable[_T]], *, granting: bool = False
     ) -> _T:

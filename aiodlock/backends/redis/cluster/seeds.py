@@ -10,7 +10,8 @@ from typing import Any
 from redis.asyncio import ConnectionPool, RedisCluster
 
 from ...._errors import BackendError, BackendUnavailable
-from ..dialing import connect, within
+from ...._patience import Further, Patience
+from ..dialing import Handshake
 from ..refusals import ReplyError, Unusable, code_of, is_refusal, will_pass
 from ..source import Source
 from ..wire import open_wire
@@ -83,11 +84,8 @@ async def ask_seed(seed: Source, patience: float = 1.0) -> Told:
     """
     connection = seed.make_connection()
     try:
-        # Once the transport is there, the node has begun to work on it: on TLS, and on the login.
-        connected = max(_CONNECTED_WITHIN, patience)
-        async with within(connected, lambda: connection._writer is not None):
-            await connect(connection)
-        wire = open_wire(connection, patience)
+        await Handshake(connection, Further()).run(Patience(max(_CONNECTED_WITHIN, patience)))
+        wire = open_wire(connection, Patience(patience))
         try:
             return await told_on(wire)
         finally:

@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 from ...._backoff import pause_after
 from ...._clock import now
 from ...._errors import BackendError, BackendUnavailable
-from ...._patience import Patience
+from ...._patience import LEAST, Further, Patience
 from ...._tasks import start_soon
 from ..._identity import Known, OtherStore
 from ...kept import Notices
@@ -85,6 +85,7 @@ class Topology:
         self._entering = True
         self._leaving = False
         self._patience = Patience()
+        self._further = Further()
         self._known: Known[ClusterIdentity] = Known(
             seeds[0].described, silence=settings.unavailable_after, may_hold=self._may_hold
         )
@@ -111,6 +112,7 @@ class Topology:
     async def _know_owners(self, ready: Callable[[], None]) -> None:
         while not await self._ask_for_owners():  # noqa: ASYNC110
             await asyncio.sleep(_ASK_AGAIN)
+        self._further.reach(1)
         with anyio.move_on_after(_WAIT_FOR_ALL):
             for node in list(self.nodes.values()):
                 await node.up.wait()
@@ -163,6 +165,16 @@ class Topology:
                 failures += 1
                 pause = pause_after(failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
                 await asyncio.sleep(pause)
+
+    @property
+    def further_at(self) -> float:
+        """When entering has last come further; see ``Backend``."""
+        return max(self._further.at, *(node.server.further_at for node in self.nodes.values()), 0.0)
+
+    @property
+    def answers_within(self) -> float:
+        """How long the next answer may take (seconds)."""
+        return max((node.server.answers_within for node in self.nodes.values()), default=LEAST)
 
     @property
     def failure(self) -> Exception | None:

@@ -103,6 +103,16 @@ class QuorumBackend:
         """Why there is no majority of connections, or none that counts, if there is none."""
         return self.nodes.failure
 
+    @property
+    def further_at(self) -> float:
+        """When entering has last come further; see ``Backend``."""
+        return max(voter.server.further_at for voter in self.nodes.voters)
+
+    @property
+    def answers_within(self) -> float:
+        """How long the next answer may take (seconds)."""
+        return sorted(voter.patience.usual for voter in self.nodes.voters)[self.nodes.majority - 1]
+
     # -- requests --------------------------------------------------------------------------------
 
     async def acquire(
