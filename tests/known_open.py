@@ -9,9 +9,6 @@ import re
 
 #: By a pattern of the test's id: what is known.
 KNOWN_OPEN = {
-    r"test_sentinel\.py::test_sentinels_that_all_fall_silent_are_named": (
-        "entering waits for each sentinel's own limit, and times out first"
-    ),
     r"test_cuts\.py::test_client_with_a_user_enters_past_a_member": (
         "a login is waited for longer than entering takes: entering gives up after 5 s"
     ),
