@@ -124,6 +124,11 @@ def waits_key(prefix: str, client: str) -> str:
     return f"{prefix}:{VERSION}:waits:{{{encoded(client)}}}"
 
 
+def versions_key(prefix: str) -> str:
+    """Return the key of the mark that says which versions work under the prefix; it has no version."""
+    return f"{prefix}:versions"
+
+
 def probe_key(prefix: str, client: str) -> str:
     """Return the key that lives for a millisecond to see whether keyspace events arrive."""
     return f"{prefix}:{VERSION}:probe:{{{client}}}"

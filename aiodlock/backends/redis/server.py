@@ -17,7 +17,7 @@ import hiredis
 from ..._errors import BackendError, BackendUnavailable
 from ..._patience import LEAST, Further
 from ..kept import Notices
-from . import events, permissions
+from . import events, permissions, versions
 from .connections import Connections
 from .keys import probe_key
 from .link import Link
@@ -193,7 +193,9 @@ class Server:
     async def _on_replicated(self, wire: Wire) -> None:
         if self._identify is not None:
             await self._identify(wire)
+        mark = versions.ask(wire, self.settings.prefix)
         await load_scripts(wire, self._scripts)
+        await versions.check(mark, self.settings.prefix)
 
     async def _on_connected(self, wire: Wire) -> None:
         await self._on_replicated(wire)
