@@ -59,6 +59,40 @@ QUORUM = (
     ),
     Configuration("supertrace: three requests, two faults", ("FAULTS=2", "R=3"), bits=33),
     Configuration(
+        "two requests, their clients cannot count for a while, twice",
+        ("FAULTS=0", "BLINDS=2"),
+        small=True,
+    ),
+    Configuration(
+        "two requests, a client cannot count for a while, one fault, a dead node",
+        ("FAULTS=1", "BLINDS=1", "DEAD=2"),
+    ),
+    Configuration(
+        "liveness: the older client can never count",
+        ("LIVENESS", "FAULTS=0", "BLIND=1"),
+        small=True,
+    ),
+    Configuration(
+        "liveness: the older client can never count, one fault, a dead node",
+        ("LIVENESS", "FAULTS=1", "BLIND=1", "DEAD=2"),
+        small=True,
+    ),
+    Configuration(
+        "liveness: the older client cannot count for a while, one fault, a dead node",
+        ("LIVENESS", "FAULTS=1", "BLINDS=1", "DEAD=2"),
+    ),
+    Configuration(
+        "liveness: three requests, the oldest client can never count, a dead node",
+        ("LIVENESS", "FAULTS=0", "BLIND=1", "DEAD=2", "R=3"),
+        small=True,
+    ),
+    Configuration(
+        "old rule: a client that cannot count takes votes",
+        ("LIVENESS", "FAULTS=0", "BLIND=1", "OLD_COUNT"),
+        caught=True,
+        small=True,
+    ),
+    Configuration(
         "old rule 15: a lost yield is not repeated",
         ("LIVENESS", "FAULTS=1", "DEAD=2", "GIVE_UP=1", "OLD_YIELD"),
         caught=True,

@@ -28,6 +28,14 @@
 #ifndef CRASHES
 #define CRASHES 0
 #endif
+/* So often a client becomes unable to count votes: it distrusts nodes, or they are too far away. It may count again at any time. */
+#ifndef BLINDS
+#define BLINDS 0
+#endif
+/* The set of requests whose client can never count. */
+#ifndef BLIND
+#define BLIND 0
+#endif
 /* The set of requests whose body does not end: such a request leaves only when it has lost its lease. */
 #ifndef STAYS
 #define STAYS 0
@@ -45,10 +53,10 @@
 #endif
 
 /* What a node has of a request, and what its client knows of it; then the calls. (Spin numbers them from the end: QUEUED
- * is 1.) The node alone knows P (the client hears V), FRONT (stage h, a place in front: the client hears QUEUED) and LEFT
- * (a marker: a late duplicate is refused). */
+ * is 1.) The node alone knows P (the client hears V), FRONT (stage h, a place in front: the client hears QUEUED), RESTING
+ * (stage w, a place that gets no vote: the client hears QUEUED) and LEFT (a marker: a late duplicate is refused). */
 #define NONE 0
-mtype = { ENDED, YIELD, HELD, WRITE, ASK, FRONT, LEFT, A, C, P, V, QUEUED };
+mtype = { REST, WAITS, ENDED, YIELD, HELD, WRITE, ASK, RESTING, FRONT, LEFT, A, C, P, V, QUEUED };
 
 /* What a request is at. */
 #define WAIT 0
@@ -78,6 +86,7 @@ typedef Ballot {              /* what a client knows of its request at one node 
 };
 typedef Request {
   byte phase;
+  bool blind;                 /* WAIT, FENCE: its client cannot count votes now */
   bool joins;                 /* FENCE: its owner holds already, by a majority: its token is said by HELD */
   byte token;                 /* FENCE, HOLD: its token; LEAVE: the one for the next vote */
   byte highest;               /* the largest token that a node told it */
@@ -96,7 +105,7 @@ typedef Answer { byte call, who, where, stage, token, floor; bool back, live };
 Answer slow;                  /* an answer that is heard some time */
 
 byte greatest;                /* the largest token that anybody has held with */
-byte faults = FAULTS, restarts = RESTARTS, deaths = DEATHS, crashes = CRASHES;
+byte faults = FAULTS, restarts = RESTARTS, deaths = DEATHS, crashes = CRASHES, blinds = BLINDS;
 
 /* With PATIENCE nodes die only when a request that stays has held for so many turns. In a turn, each connection that has
  * something to say has said something. */
@@ -228,7 +237,7 @@ inline answer(i, r) {         /* after find_oldest */
   a_back = 0;
   if
   :: at_node == QUEUED -> a_stage = QUEUED
-  :: at_node == FRONT -> a_stage = QUEUED
+  :: at_node == FRONT || at_node == RESTING -> a_stage = QUEUED
   :: open(at_node) -> a_stage = V; a_back = in_the_way(i, r)
   :: at_node == C || at_node == A -> a_stage = at_node
   :: else -> a_stage = NONE            /* gone */
@@ -268,10 +277,29 @@ inline carry_out(what, r, i, t, by) {      /* by: the token by which the client 
         its_token = t; at_node = C; take_token(i, t)
      :: at_node == C && what == ASK && t >= its_token ->
         at_node = V                    /* its client could not confirm it by a majority */
-     :: at_node == NONE || at_node == QUEUED || at_node == FRONT -> stand_or_join(i, r, what)
+     :: at_node == NONE || at_node == QUEUED || at_node == FRONT || at_node == RESTING -> stand_or_join(i, r, what)
      :: else
      fi;
      vote_for_oldest(i, 0, r);
+     answer(i, r)
+
+  :: at_node != LEFT && what == WAITS ->
+     if
+     :: at_node == C && t >= its_token -> at_node = V
+     :: at_node == NONE || at_node == QUEUED || at_node == FRONT || at_node == RESTING ->
+        at_node = RESTING; its_token = 0
+     :: else                           /* a vote stays, until it is given back by its token */
+     fi;
+     vote_for_oldest(i, 0, r);
+     answer(i, r)
+
+  :: at_node != LEFT && what == REST ->
+     if
+     :: open(at_node) && its_token == t ->
+        at_node = RESTING; its_token = 0;
+        vote_for_oldest(i, 0, r)
+     :: else
+     fi;
      answer(i, r)
 
   :: at_node != LEFT && what == WRITE ->
@@ -305,7 +333,7 @@ inline carry_out(what, r, i, t, by) {      /* by: the token by which the client 
 
 #define counts(r, i) (voting(request[r].at[i].stage) && !request[r].at[i].given_back \
   && request[r].at[i].live && (node[i].believed || request[r].at[i].old))
-#define voted(r) (counts(r, 0) + counts(r, 1) + counts(r, 2) >= MAJORITY)
+#define voted(r) (!request[r].blind && counts(r, 0) + counts(r, 1) + counts(r, 2) >= MAJORITY)
 #define same(r, i, j) (request[r].at[i].token > request[r].renounced && counts(r, i) && counts(r, j) && request[r].at[i].stage != A && request[r].at[j].stage != A \
   && request[r].at[i].token == request[r].at[j].token)
 #define joined(r, i, j) (counts(r, i) && counts(r, j) && request[r].at[i].stage == A && request[r].at[j].stage == A \
@@ -332,7 +360,7 @@ inline forget_ballots(r) {
 
 inline leave(r) {             /* from here on nothing is believed; each node that was asked has to hear of it */
   request[r].round = (request[r].phase == HOLD -> 7 : request[r].lease);
-  request[r].phase = LEAVE;
+  request[r].phase = LEAVE; request[r].blind = 0;
   request[r].token = (request[r].highest -> request[r].highest + 1 : 0);
   request[r].highest = 0; request[r].tried = 0; request[r].renounced = 0; request[r].joins = 0;
   request[r].lease = 0; request[r].before = 0;
@@ -354,7 +382,7 @@ inline over(r) {
     :: else
     fi
   };
-  request[r].phase = OVER; request[r].token = 0; request[r].highest = 0; request[r].joins = 0;
+  request[r].phase = OVER; request[r].blind = 0; request[r].token = 0; request[r].highest = 0; request[r].joins = 0;
   request[r].tried = 0; request[r].renounced = 0;
   request[r].round = 0; request[r].lease = 0; request[r].before = 0;
   forget_ballots(r)
@@ -374,7 +402,7 @@ inline enter(r, t) {          /* the body begins */
   :: else
   fi;
   printf("request %d holds with %d\n", r, t);
-  request[r].phase = HOLD; request[r].token = t; request[r].round = 0; request[r].joins = 0;
+  request[r].phase = HOLD; request[r].blind = 0; request[r].token = t; request[r].round = 0; request[r].joins = 0;
   request[r].tried = 0; request[r].renounced = 0
 }
 
@@ -385,6 +413,12 @@ inline consider_giving_back(r, i) {
   :: else
   fi
 }
+
+#ifdef OLD_COUNT
+#define rests(r)   false
+#else
+#define rests(r)   request[r].blind
+#endif
 
 inline take(what, r, i) {     /* an answer: Ballot.take, and what follows from it */
 #ifndef OLD_WAITING
@@ -416,7 +450,7 @@ inline take(what, r, i) {     /* an answer: Ballot.take, and what follows from i
   :: else
   fi;
   if
-  :: request[r].phase == WAIT && a_stage == V && a_back -> consider_giving_back(r, i)
+  :: request[r].phase == WAIT && a_stage == V && (a_back || rests(r)) -> consider_giving_back(r, i)
 #ifndef OLD_YIELD
   :: request[r].phase == WAIT && a_stage == V && !a_back && ballot.given_back ->
      ballot.yielding = 1               /* the yield was lost */
@@ -501,31 +535,32 @@ inline forget_slow() {
 #define in_turn(r, i)    false
 #endif
 #define next_call     says(r, i)
-#define says(r, i) (request[r].at[i].yielding -> YIELD : \
-  (request[r].phase == WAIT && !voted(r) -> ASK : \
+#define says(r, i) (request[r].at[i].yielding -> (rests(r) -> REST : YIELD) : \
+  (request[r].phase == WAIT && !voted(r) -> (rests(r) -> WAITS : ASK) : \
   (request[r].phase == FENCE && has(request[r].round, i) -> (request[r].joins -> HELD : WRITE) : \
   (request[r].phase == HOLD && !in_turn(r, i) -> HELD : \
   (request[r].phase == LEAVE && has(request[r].round, i) -> ENDED : NONE)))))
 
 inline unheard(what, r, i) {  /* the client learns nothing */
   if
-  :: request[r].phase == FENCE && what != YIELD && what != ASK -> request[r].round = request[r].round & ~bit_of(i)
+  :: request[r].phase == FENCE && what != YIELD && what != REST && what != ASK && what != WAITS -> request[r].round = request[r].round & ~bit_of(i)
   :: else
   fi
 }
 
 inline send(r, i) {           /* what is sent, and its token */
   what = next_call;                    /* the lines printed are seen when Spin replays a counterexample */
-  with_token = (what == YIELD -> ballot.token : (what == ASK -> request[r].tried : request[r].token));
+  with_token = (what == YIELD || what == REST -> ballot.token :
+    (what == ASK || what == WAITS -> request[r].tried : request[r].token));
   with_known = (what == HELD -> ballot.token : 0);
   if
-  :: what == ASK -> request[r].renounced = request[r].tried
+  :: what == ASK || what == WAITS -> request[r].renounced = request[r].tried
   :: else
   fi;
   printf("request %d to node %d: %e %d\n", r, i, what, with_token);
   ballot.yielding = 0;
   if
-  :: what == ASK || what == WRITE -> request[r].lease = request[r].lease | bit_of(i)
+  :: what == ASK || what == WAITS || what == WRITE -> request[r].lease = request[r].lease | bit_of(i)
   :: else
   fi
 }
@@ -691,6 +726,14 @@ proctype Client(byte r) {
        fi;
        request[r].tried = (request[r].token > request[r].tried -> request[r].token : request[r].tried)
      }
+  :: d_step {                 /* its client distrusts nodes, or they are too far away */
+       blinds && request[r].phase <= FENCE && !request[r].blind -> blinds--; request[r].blind = 1;
+       printf("request %d: its client cannot count votes\n", r)
+     }
+  :: d_step {
+       request[r].blind && !has(BLIND, r) -> request[r].blind = 0;
+       printf("request %d: its client can count votes again\n", r)
+     }
   :: d_step {                 /* too few took it */
        request[r].phase == FENCE && request[r].round == 0 ->
        request[r].phase = WAIT; request[r].token = 0; request[r].joins = 0
@@ -794,6 +837,7 @@ init {
     request[0].phase = HOLD; request[0].token = 40; request[0].highest = 40; request[0].lease = 7; greatest = 40;
 #endif
     for (r : 0 .. R - 1) {
+      request[r].blind = has(BLIND, r);
       run Client(r);
       for (i : 0 .. N - 1) { run Link(r, i) }
     };
@@ -810,9 +854,10 @@ ltl secure { <> (request[SECURE].phase == OVER || rests_on_all(SECURE)) }
 
 /* Liveness: as long as a majority is up and messages arrive in the end, everybody gets in, and so out again. */
 #ifdef LIVENESS
-ltl served { <> (request[0].phase == OVER && request[1].phase == OVER
+#define served(r)  (has(BLIND, r) || request[r].phase == OVER)
+ltl all_served { <> (served(0) && served(1)
 #if R > 2
-  && request[2].phase == OVER
+  && served(2)
 #endif
   ) }
 #endif

@@ -585,3 +585,48 @@ async def test_address_that_leads_to_another_node_later_on_counts_for_nothing(
         nodes[0].kill()
         with pytest.raises(aiodlock.AcquireTimeout):
             await client.lock("n").acquire(timeout=1.0)
+
+
+async def copy_data(of: EmbeddedServer, to: EmbeddedServer) -> None:
+    """As a cloned machine or a snapshot does that is loaded at another one."""
+    async with Redis.from_url(of.url) as source, Redis.from_url(to.url) as target:
+        await target.flushall()
+        for key in await source.keys("*"):
+            await target.restore(key, max(0, await source.pttl(key)), await source.dump(key))
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+@pytest.mark.parametrize("restart_delay", [0.0, None])
+async def test_copy_of_a_node_is_refused_on_entering(
+    nodes: list[EmbeddedServer], make_client: MakeClient, restart_delay: float | None
+) -> None:
+    urls = [node.url for node in nodes]
+    async with aiodlock.Client(urls, ttl=1.0) as client:
+        backend = store_of(client)
+        assert isinstance(backend, QuorumBackend)
+        await until(lambda: all(voter.trust.id for voter in backend.nodes.voters))
+        async with client.lock("n"):
+            pass
+    await copy_data(of=nodes[0], to=nodes[1])
+    client = aiodlock.Client(urls, restart_delay=restart_delay)
+    with pytest.raises(aiodlock.BackendError, match="one is a copy of the other"):
+        await client.__aenter__()
+
+
+@pytest.mark.parametrize("nodes", [4], indirect=True)
+async def test_copy_of_a_node_that_takes_the_place_of_another_later_on_counts_for_nothing(
+    nodes: list[EmbeddedServer], make_client: MakeClient
+) -> None:
+    async with FaultProxy(nodes[2].url) as proxy:
+        urls = [nodes[0].url, nodes[1].url, proxy.url]
+        client = await make_client(urls, ttl=1.0, restart_delay=0.0, unavailable_after=1.0)
+        backend = store_of(client)
+        assert isinstance(backend, QuorumBackend)
+        await until(lambda: all(voter.trust.id for voter in backend.nodes.voters))
+        await copy_data(of=nodes[1], to=nodes[3])
+        proxy.lead_to(nodes[3].url)
+        proxy.cut()
+        await until(lambda: backend.nodes.doubles != {}, within=10.0)
+        nodes[0].kill()
+        with pytest.raises((aiodlock.AcquireTimeout, aiodlock.BackendUnavailable)):
+            await client.lock("n").acquire(timeout=2.0)
