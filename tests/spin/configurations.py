@@ -59,10 +59,11 @@ QUORUM = (
     ),
     Configuration("supertrace: three requests, two faults", ("FAULTS=2", "R=3"), bits=33),
     Configuration(
-        "two requests, their clients cannot count for a while, twice",
-        ("FAULTS=0", "BLINDS=2"),
+        "two requests, their clients cannot count for a while, twice, a dead node",
+        ("FAULTS=0", "BLINDS=2", "DEAD=2"),
         small=True,
     ),
+    Configuration("two requests, a client cannot count for a while", ("FAULTS=0", "BLINDS=1")),
     Configuration(
         "two requests, a client cannot count for a while, one fault, a dead node",
         ("FAULTS=1", "BLINDS=1", "DEAD=2"),
@@ -119,6 +120,12 @@ QUORUM = (
     Configuration(
         "old rule 18: a lease ends with a node",
         ("FAULTS=0", "DEATHS=1", "STAYS=2", "PATIENCE=8", "NEVER_LOST", "OLD_HELD"),
+        caught=True,
+        small=True,
+    ),
+    Configuration(
+        "wrong rule: a node gives an open vote on by itself",
+        ("FAULTS=0", "CRASHES=1", "DEAD=2", "R=3", "FIRST_HOLDS", "GIVE_ON=2"),
         caught=True,
         small=True,
     ),

@@ -120,6 +120,10 @@ byte turns, said;
 #define may_die            true
 #endif
 
+#ifdef GIVE_ON
+byte gives = GIVE_ON;
+#endif
+
 hidden byte what, with_token, with_known, o, k, j, q, hold;                       /* scratch of the scripts */
 hidden byte a_stage, a_token, a_floor, a_back, a_live, any, live;        /* the answer of the script that ran last */
 
@@ -677,6 +681,14 @@ proctype Link(byte r, i) {
        slow.live = slow.live && !heard_late(r, i);
        printf("node %d drops request %d\n", i, r)
      }
+#ifdef GIVE_ON
+  :: d_step {                 /* a vote that was not confirmed in time is given on: its request rests until it asks again */
+       gives && node[i].up && at_node == V && request[r].phase <= HOLD -> gives--;
+       at_node = RESTING; its_token = 0;
+       vote_for_oldest(i, 0, R);
+       printf("node %d gives the vote of request %d on\n", i, r)
+     }
+#endif
   :: d_step {                 /* a late request */
        late.call && late.who == r && late.where == i ->
        printf("node %d gets late from request %d: %e %d\n", i, r, late.call, late.with);
