@@ -31,8 +31,8 @@ async def check(answer: asyncio.Future[Any], prefix: str) -> None:
         return  # another node of the cluster has it; or what refuses this will refuse the rest
     if mark is not None and not _allows(mark):
         raise BackendError(
-            f"the versions {mark!r:.60} of aiodlock's protocol are at work under the prefix {prefix!r}, and "
-            f"this release has version {VERSION}: use the release that the other clients use"
+            f"the versions {mark!r:.60} of aiodlock's protocol are at work under the prefix {prefix!r}, "
+            f"and this release has version {VERSION}: use the release that the other clients use"
         )
 
 
