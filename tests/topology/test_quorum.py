@@ -592,7 +592,7 @@ async def copy_data(of: EmbeddedServer, to: EmbeddedServer) -> None:
     async with Redis.from_url(of.url) as source, Redis.from_url(to.url) as target:
         await target.flushall()
         for key in await source.keys("*"):
-            await target.restore(key, max(0, await source.pttl(key)), await source.dump(key))
+            await target.restore(key, max(0, await source.pttl(key)), await source.dump(key) or b"")
 
 
 @pytest.mark.parametrize("nodes", [3], indirect=True)

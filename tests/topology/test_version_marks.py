@@ -27,10 +27,11 @@ def redis_store(store: Store) -> Store:
 
 
 async def set_mark(store: Store, mark: str) -> None:
-    for url in [node.url for node in store.quorum] or [None]:
-        raw = await store.raw() if url is None else redis.asyncio.Redis.from_url(url)
-        await raw.set(KEY, mark)
-        await raw.aclose()
+    for node in store.quorum:
+        async with redis.asyncio.Redis.from_url(node.url) as raw:
+            await raw.set(KEY, mark)
+    if not store.quorum:
+        await (await store.raw()).set(KEY, mark)
 
 
 @pytest.mark.parametrize("mark", ["3 3", "0 1", "2", "later", "", "2 2x", "-1 9", "9" * 30 + " 9"])
