@@ -6,10 +6,11 @@ import logging
 import sys
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from itertools import count
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from .._acquire import OwnRequests
@@ -22,12 +23,26 @@ if TYPE_CHECKING:
     from ._lease import Lease
 
 
-class _Enterable(Protocol):
+class _Opened(Protocol):
+    def _enter_block(self) -> None:
+        """Be inside of it, in this thread."""
+
+    def _begin(self) -> None:
+        """Let the body begin, unless it was lost."""
+
+    def _exit(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End the block."""
+
     def _leave_soon(self) -> None:
         """End the block; nobody waits for it. It may have ended already."""
 
 
-_L = TypeVar("_L", bound=_Enterable)
+_L = TypeVar("_L", bound=_Opened)
 #: An open block: its thread's ``Here``, weakly, what was entered, and the frame that has entered it.
 Block: TypeAlias = "tuple[weakref.ref[Here], _L, FrameType]"
 
@@ -278,10 +293,6 @@ def here() -> Here:
 class Entered(Generic[_L]):
     """The open blocks of one object, any thread's.
 
-    A signal handler may raise between any two steps of entering or leaving. So entering undoes what it has
-    done, and leaving goes on in the background: see ``__enter__`` and ``__exit__`` of ``Acquirable``. Out
-    of reach is the first instruction of ``__exit__``.
-
     Mutable state: ``_open`` (in order of entering).
     """
 
@@ -340,3 +351,46 @@ class Entered(Generic[_L]):
             if latest is None and entry[0] is me:
                 latest = entry
         return latest
+
+
+class Enterable(ABC, Generic[_L]):
+    """What ``with`` opens a block of, in any number of threads.
+
+    A signal handler may raise between any two steps of entering or leaving. So entering undoes what it has
+    done, and leaving goes on in the background. Out of reach is the first instruction of ``__exit__``.
+    """
+
+    def __init__(self) -> None:
+        self._entered: Entered[_L] = Entered()
+
+    @abstractmethod
+    def _take(self) -> _L:
+        """Acquire what a block holds."""
+
+    def __enter__(self) -> _L:
+        entered = self._take()
+        try:
+            entered._enter_block()
+            self._entered.add(entered, sys._getframe(1))
+            entered._begin()
+        except BaseException as error:  # a signal handler raised
+            self._entered.discard(entered)
+            entered._exit(type(error), error, None)
+            raise
+        return entered
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        block: Block[_L] | None = None
+        try:
+            block = self._entered.find(self, exc, sys._getframe(1))
+            if block is not None:
+                self._entered.remove(block)
+                block[1]._exit(exc_type, exc, traceback)
+        except BaseException:  # a signal handler raised, or there was a loss
+            self._entered.leave_soon(block, sys._getframe(1))
+            raise

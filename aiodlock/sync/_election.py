@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .. import _client as core_client
 from .. import _election as core
 from .. import _lease as core_lease
 from .._errors import LockLost
-from ._blocks import Block, Entered, here
+from ._blocks import Enterable, here
 from ._iterate import iterate
 from ._lease import Body, Lease, arm, call_when_lost, leave, wait_for_thread
 
@@ -87,16 +85,16 @@ class Election:
         return iterate(self._client, running, leaders)
 
 
-class Candidacy:
+class Candidacy(Enterable[Lease]):
     """``with`` it to stand, lead and resign. May be entered again, and by several threads."""
 
     def __init__(self, election: Election, value: str) -> None:
+        super().__init__()
         election._on(election._client._template).lead(value)  # checks it
         self._election = election
         self._value = value
-        self._entered: Entered[Lease] = Entered()
 
-    def __enter__(self) -> Lease:
+    def _take(self) -> Lease:
         election, body = self._election, Body()
         running = election._client._use(election.name)
         candidacy = election._on(running.inner).lead(self._value)
@@ -113,32 +111,8 @@ class Candidacy:
         lease = Lease(
             election._client, running, running.call(elect, lambda lease: leave(lease, body)), body
         )
-        try:
-            here().acquired(lease)
-            lease._enter_block()
-            self._entered.add(lease, sys._getframe(1))
-            lease._begin()
-        except BaseException as error:  # a signal handler raised
-            self._entered.discard(lease)
-            lease.__exit__(type(error), error, None)
-            raise
+        here().acquired(lease)
         return lease
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        block: Block[Lease] | None = None
-        try:
-            block = self._entered.find(self, exc, sys._getframe(1))
-            if block is not None:
-                self._entered.remove(block)
-                block[1].__exit__(exc_type, exc, traceback)
-        except BaseException:  # a signal handler raised, or there was a loss
-            self._entered.leave_soon(block, sys._getframe(1))
-            raise
 
     def __repr__(self) -> str:
         return f"<Candidacy {self._value!r} in {self._election!r}>"

@@ -247,6 +247,8 @@ class Lease:
 
     # -- inside ------------------------------------------------------------------------------------
 
+    _exit = __exit__
+
     def _begin(self) -> None:
         begin(self, [self._core._request])
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Never
 
 from .. import _lease as core_lease
@@ -13,7 +11,7 @@ from .._errors import AcquireTimeout, NotHeld, WouldBlock
 from .._model import LockInfo, Mode
 from .._options import ATTRIBUTES_ELSEWHERE, Elsewhere, check_timeout, refuse_keywords
 from .._patience import LEAST, soon
-from ._blocks import Block, Entered, here, holding_threads
+from ._blocks import Enterable, here, holding_threads
 from ._lease import Body, Lease, arm, call_when_lost, leave, wait_for_thread
 from ._options import UNSET
 
@@ -21,19 +19,18 @@ if TYPE_CHECKING:
     from ._client import Client, Description, Running
 
 
-class Acquirable:
+class Acquirable(Enterable[Lease]):
     """What locks and semaphores share. Holds nothing itself; any number of threads may use one.
 
-    Mutable state: ``_entered`` (the blocks that are open, any thread's), ``_made`` (the lock of the running
-    client that this one was last used with).
+    Mutable state: ``_made`` (the lock of the running client that this one was last used with).
     """
 
     def __init__(self, client: Client, description: Description) -> None:
+        super().__init__()
         self._client = client
         self._description = description
         self._on_lost = description.on_lost
         self._core: core.Acquirable = description.make(client._template)
-        self._entered: Entered[Lease] = Entered()
         self._made: tuple[Running, core.Acquirable] | None = None
 
     @property
@@ -164,35 +161,10 @@ class Acquirable:
         made = self._made_for(running)
         return running.call(lambda: made.break_lock(tokens=tokens))
 
-    def __enter__(self) -> Lease:
-        lease = self._acquire(self._core._options.timeout, block=True)
-        try:
-            lease._enter_block()
-            self._entered.add(lease, sys._getframe(1))
-            lease._begin()
-        except BaseException as error:  # a signal handler raised
-            self._entered.discard(lease)
-            lease.__exit__(type(error), error, None)
-            raise
-        return lease
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        block: Block[Lease] | None = None
-        try:
-            block = self._entered.find(self, exc, sys._getframe(1))
-            if block is not None:
-                self._entered.remove(block)
-                block[1].__exit__(exc_type, exc, traceback)
-        except BaseException:  # a signal handler raised, or there was a loss
-            self._entered.leave_soon(block, sys._getframe(1))
-            raise
-
     # -- inside ------------------------------------------------------------------------------------
+
+    def _take(self) -> Lease:
+        return self._acquire(self._core._options.timeout, block=True)
 
     def _timeout(self, timeout: float | None) -> float | None:
         return self._core._options.timeout if timeout is UNSET else check_timeout(timeout)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self, TypeAlias
@@ -14,7 +13,7 @@ from .. import _multilock as core
 from .._bodies import raise_loss
 from .._errors import BackendError, LockLost, NotHeld
 from .._options import check_timeout, refuse_keywords
-from ._blocks import Block, Entered, here
+from ._blocks import Enterable, here
 from ._lease import Lease, arm, begin, call_when_lost, disarm, wait_for_thread
 from ._lock import Lock
 from ._options import UNSET
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 OnLoss: TypeAlias = Callable[[LockLost], object]
 
 
-class MultiLock:
+class MultiLock(Enterable["MultiLease"]):
     """Several locks as one. Made by ``Client.multilock``; holds nothing, may be used by many threads.
 
     ``with multilock as leases:`` waits for all names and enters the block when all are held. When one is
@@ -48,6 +47,7 @@ class MultiLock:
         options: dict[str, Any],
         on_lost: OnLoss | None,
     ) -> None:
+        super().__init__()
         self._client = client
         self._given = names_or_locks
         self._timeout = timeout
@@ -61,7 +61,6 @@ class MultiLock:
                 functions = self._on_lost_of.setdefault(one.name, [])
                 if one._on_lost not in functions:  # a name that is repeated is taken once
                     functions.append(one._on_lost)
-        self._entered: Entered[MultiLease] = Entered()
 
     def __repr__(self) -> str:
         return f"<MultiLock {', '.join(map(repr, self._names))} on {self._client!r}>"
@@ -100,34 +99,6 @@ class MultiLock:
             raise
         return leases
 
-    def __enter__(self) -> MultiLease:
-        leases = self._acquire(self._timeout)
-        try:
-            leases._enter_block()
-            self._entered.add(leases, sys._getframe(1))
-            leases._begin()
-        except BaseException as error:  # a signal handler raised
-            self._entered.discard(leases)
-            leases.__exit__(type(error), error, None)
-            raise
-        return leases
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        block: Block[MultiLease] | None = None
-        try:
-            block = self._entered.find(self, exc, sys._getframe(1))
-            if block is not None:
-                self._entered.remove(block)
-                block[1].__exit__(exc_type, exc, traceback)
-        except BaseException:  # a signal handler raised, or there was a loss
-            self._entered.leave_soon(block, sys._getframe(1))
-            raise
-
     # -- inside ------------------------------------------------------------------------------------
 
     def _on(self, client: core_client.Client) -> core.MultiLock:
@@ -136,6 +107,9 @@ class MultiLock:
         ]
         # What is neither is refused there.
         return client.multilock(*given, timeout=self._timeout, **self._options)  # type: ignore[arg-type]
+
+    def _take(self) -> MultiLease:
+        return self._acquire(self._timeout)
 
     def _acquire(self, timeout: float | None) -> MultiLease:
         running = self._client._use(self._names[0])
@@ -329,6 +303,8 @@ class MultiLease(Mapping[str, Lease]):
             raise_loss(exc, loss, isinstance(exc, GeneratorExit))
 
     # -- inside ------------------------------------------------------------------------------------
+
+    _exit = __exit__
 
     def _begin(self) -> None:
         begin(self, self._core._requests)

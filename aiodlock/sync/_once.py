@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from .. import _once as core
 from .._request import AlreadyDone
-from ._blocks import Block, Entered
+from ._blocks import Enterable
 from ._lease import Lease
 from ._lock import Acquirable
 
@@ -27,16 +26,40 @@ class OnceRun(core.OnceRun):
     ```
     """
 
-    __slots__ = ()
+    __slots__ = ("_keep",)
 
     lease: Lease | None  # type: ignore[assignment]
+
+    _keep: float
+
+    def _enter_block(self) -> None:
+        if self.lease is not None:
+            self.lease._enter_block()
+
+    def _begin(self) -> None:
+        if self.lease is not None:
+            self.lease._begin()
+
+    def _exit(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        lease = self.lease
+        if lease is None:
+            return
+        record = self._record_at(exc_type, exc)
+        if record is not None and isinstance(lease._core, core.OnceLease):
+            lease._core.record = (record, self._keep)
+        lease.__exit__(exc_type, exc, traceback)
 
     def _leave_soon(self) -> None:
         if self.lease is not None:
             self.lease._leave_soon()
 
 
-class Once:
+class Once(Enterable[OnceRun]):
     """Something to be done once; made by ``Client.once``. May be used by many threads at once.
 
     ```python
@@ -48,10 +71,9 @@ class Once:
     """
 
     def __init__(self, client: Client, description: Description, keep: float) -> None:
+        super().__init__()
         self._lock = Acquirable(client, description)
         self._keep = keep
-        #: The open blocks of all threads, also those that are not the first.
-        self._runs: Entered[OnceRun] = Entered()
 
     def __repr__(self) -> str:
         return f"<Once {self.name!r} keep={self._keep:g} on {self._lock._client!r}>"
@@ -61,50 +83,19 @@ class Once:
         """The name, as given. A lock of the same name is another thing."""
         return self._lock.name
 
-    def __enter__(self) -> OnceRun:
+    def _take(self) -> OnceRun:
         lock = self._lock
         lease: Lease | None = None
         record: tuple[str | bytes | None, str | None] = (None, None)
         try:
-            lease = lock._acquire(lock._core._options.timeout, block=True)
-        except AlreadyDone as done:
-            record = core.decode_record(done.result)
-        run: OnceRun | None = None
-        try:
+            try:
+                lease = lock._take()
+            except AlreadyDone as done:
+                record = core.decode_record(done.result)
             run = OnceRun(lease, *record)  # type: ignore[arg-type]
+            run._keep = self._keep
+        except BaseException:  # a signal handler raised
             if lease is not None:
-                lease._enter_block()
-            self._runs.add(run, sys._getframe(1))
-            if lease is not None:
-                lease._begin()
-        except BaseException as error:  # a signal handler raised
-            if run is not None:
-                self._runs.discard(run)
-            if lease is not None:
-                lease.__exit__(type(error), error, None)
+                lease._leave_soon()
             raise
         return run
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        block: Block[OnceRun] | None = None
-        try:
-            block = self._runs.find(self, exc, sys._getframe(1))
-            if block is None:
-                return
-            self._runs.remove(block)
-            run = block[1]
-            lease = run.lease
-            if lease is None:
-                return
-            record = run._record_at(exc_type, exc)
-            if record is not None and isinstance(lease._core, core.OnceLease):
-                lease._core.record = (record, self._keep)
-            lease.__exit__(exc_type, exc, traceback)
-        except BaseException:  # a signal handler raised, or there was a loss
-            self._runs.leave_soon(block, sys._getframe(1))
-            raise
