@@ -317,7 +317,9 @@ class Portal:
         while not made.ended.acquire(timeout=pause):
             # Turned once, it has begun what was handed over before.
             if self._turns():
-                if made.is_lost() and not made.ended.acquire(blocking=False):
+                if made.is_lost():
+                    if made.ended.acquire(blocking=False):
+                        return
                     raise BackendUnavailable(_LOST)
             elif within is not None:
                 raise BackendUnavailable(_STUCK)

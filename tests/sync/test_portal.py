@@ -151,6 +151,21 @@ def test_signal_handler_within_the_first_call(store: Store, what: str) -> None:
         )
 
 
+class Blocks(sync.Hooks):
+    """Blocks the loop for longer than a call waits before it looks whether the loop turns."""
+
+    def acquired(self, request: aiodlock.RequestInfo, waited: float) -> None:
+        time.sleep(2.0)
+
+
+def test_call_that_a_hook_has_held_up_gets_its_lease(make_sync: MakeSync) -> None:
+    client = make_sync()
+    client.lock("x").locked()
+    client.add_hooks(Blocks())
+    with client.lock("x", timeout=0.5) as lease:
+        assert lease.held
+
+
 def use_at(client: sync.Client, at: int) -> bool:
     """Use the client, and again where that calls its function of that number; return if there was one."""
     steps = 0
