@@ -236,16 +236,8 @@ class Portal:
     def _run(self) -> None:
         if not self._claim.acquire(blocking=False):
             return  # another was started meanwhile
-        if hasattr(signal, "pthread_sigmask"):
-            # A signal that arrives here would not wake a main thread that waits for a lock.
-            self._signals = signal.pthread_sigmask(
-                signal.SIG_BLOCK, signal.valid_signals() - _OWN_SIGNALS
-            )
-        self._thread = threading.current_thread()
-        self._thread.name = "aiodlock.sync"
-        sys.settrace(threading.gettrace())
-        sys.setprofile(threading.getprofile())
         try:
+            self._prepare()
             self._turn()
             for task in asyncio.all_tasks(self.loop):
                 task.cancel()
@@ -257,6 +249,17 @@ class Portal:
             with contextlib.suppress(Exception):
                 self.loop.close()
             self._gone.release()
+
+    def _prepare(self) -> None:
+        if hasattr(signal, "pthread_sigmask"):
+            # A signal that arrives here would not wake a main thread that waits for a lock.
+            self._signals = signal.pthread_sigmask(
+                signal.SIG_BLOCK, signal.valid_signals() - _OWN_SIGNALS
+            )
+        self._thread = threading.current_thread()
+        self._thread.name = "aiodlock.sync"
+        sys.settrace(threading.gettrace())
+        sys.setprofile(threading.getprofile())
 
     def _turn(self) -> None:
         while True:

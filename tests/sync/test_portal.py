@@ -151,6 +151,34 @@ def test_signal_handler_within_the_first_call(store: Store, what: str) -> None:
         )
 
 
+_TRACED = """
+import threading
+
+from aiodlock import sync
+
+
+def trace(*_):
+    raise ZeroDivisionError
+
+
+locks = sync.Client("memory://")
+threading.settrace(trace)
+try:
+    with locks.lock("x", timeout=1):
+        pass
+except sync.LockError:
+    pass
+threading.settrace(None)
+with locks.lock("x", timeout=30):
+    pass
+"""
+
+
+@pytest.mark.stores("memory")
+def test_thread_that_cannot_begin_is_replaced() -> None:
+    subprocess.run([sys.executable, "-c", _TRACED], timeout=60, check=True, stderr=subprocess.PIPE)
+
+
 class Blocks(sync.Hooks):
     """Blocks the loop for longer than a call waits before it looks whether the loop turns."""
 
