@@ -16,7 +16,7 @@ import typer.main
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 
-from aiodlock.cli import _bench, _doctor, _show
+from aiodlock.cli import _bench, _finding, _show
 from aiodlock.cli._app import app
 from tools.npm import SCRIPTS, fetch
 from tools.standard_library import BASE, write_inventory
@@ -95,7 +95,7 @@ def _commands() -> str:
 
 
 def _columns() -> str:
-    tables = {"ls": _show.COLUMNS, "doctor": _doctor.COLUMNS, "bench": _bench.COLUMNS}
+    tables = {"ls": _show.COLUMNS, "doctor": _finding.COLUMNS, "bench": _bench.COLUMNS}
     lines = []
     for command, columns in tables.items():
         lines += [f"| `aiodlock {command}` | |", "|---|---|"]

@@ -21,7 +21,7 @@ from rich.text import Text
 from .. import BackendError, Client, LockInfo, Unsupported
 from .._model import Kind
 from ..backends.sources import check_scheme
-from . import _doctor, _init, _run, _show
+from . import _doctor, _finding, _init, _run, _show
 from ._source import read_source
 from ._words import RunCommand
 
@@ -526,9 +526,9 @@ def doctor(
         _show.render(found)
     else:
         if header:
-            _show.print_line(*_doctor.COLUMNS)
+            _show.print_line(*_finding.COLUMNS)
         for finding in findings:
-            cells = (getattr(finding, column) for column in _doctor.COLUMNS)
+            cells = (getattr(finding, column) for column in _finding.COLUMNS)
             _show.print_line(*(_show.printable(cell) for cell in cells))
     raise typer.Exit(1 if any(finding.level == "error" for finding in findings) else 0)
 

@@ -14,7 +14,7 @@ from ..backends.etcd import messages as m
 from ..backends.etcd.link import Access, Link
 from ..backends.etcd.sources import read_url
 from ..backends.etcd.versions import too_old
-from ._doctor import Finding, Level
+from ._finding import Finding, Level
 
 _WITHIN = 3.0
 #: A write that takes longer than this is worth a note (seconds).

@@ -21,7 +21,7 @@ from ..backends.postgres.history import History, history_at
 from ..backends.postgres.link import Host
 from ..backends.postgres.schema import READ_ONLY
 from ..backends.postgres.sources import check_url
-from ._doctor import Finding
+from ._finding import Finding
 
 _OLDEST = 14
 #: A transaction that has been open for so many seconds keeps dead rows in every table.

@@ -14,7 +14,8 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from ._doctor import Finding, examine_server
+from ._doctor_redis import examine_server
+from ._finding import Finding
 
 #: A server that does not answer within so many seconds counts as silent.
 _WITHIN = 3.0

@@ -7,7 +7,7 @@ import asyncio
 from .. import BackendUnavailable, Unsupported
 from ..backends.zookeeper.address import read_url
 from ..backends.zookeeper.session import Ensemble, Session
-from ._doctor import Finding, try_a_lock
+from ._finding import Finding, try_a_lock
 
 _WITHIN = 5.0
 #: The lock's ttl, where the servers grant such a session.

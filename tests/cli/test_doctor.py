@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from typer.testing import CliRunner
 
-from aiodlock.cli import _app, _doctor
+from aiodlock.cli import _app, _finding
 
 from ..servers import BINARIES, CLUSTER, SENTINEL, Store, embedded
 from ..topology.cluster import Cluster, port
@@ -64,7 +64,7 @@ async def test_doctor_warns_of_eviction_and_ends_with_1(store: Store) -> None:
         assert "noeviction" in out
         _, out = await call(store, "doctor", "--header")
         header, *lines = out.splitlines()
-        assert header.split("\t") == list(_doctor.COLUMNS)
+        assert header.split("\t") == list(_finding.COLUMNS)
         assert [line.split("\t")[1] for line in lines] == SUBJECTS
         assert {line.count("\t") for line in lines} == {header.count("\t")}
     finally:
