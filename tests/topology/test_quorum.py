@@ -630,3 +630,32 @@ async def test_copy_of_a_node_that_takes_the_place_of_another_later_on_counts_fo
         nodes[0].kill()
         with pytest.raises((aiodlock.AcquireTimeout, aiodlock.BackendUnavailable)):
             await client.lock("n").acquire(timeout=2.0)
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+async def test_what_others_wrote_among_the_lengths_in_use_closes_nothing(
+    nodes: list[EmbeddedServer], make_client: MakeClient
+) -> None:
+    strange = {"x": "y", "-5": "9e99", "1e400": "1", "9" * 20: "1e15", "1000": "inf", "20": "nan"}
+    # Somebody's thousands of numbers are no lengths either: those are rounded.
+    strange |= {str(number): "9e14" for number in range(1001, 9999, 7) if number % 100}
+    for node in nodes:
+        async with Redis.from_url(node.url) as raw:
+            await raw.hset("aiodlock:2:quorum:lengths", mapping=strange)
+    client = await make_client([node.url for node in nodes], ttl=2.0)
+    async with client.lock("n", timeout=5.0):
+        pass
+    async with Redis.from_url(nodes[0].url) as raw:
+        assert set(await raw.hkeys("aiodlock:2:quorum:lengths")) == {b"2000"}
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+async def test_nodes_that_cannot_note_the_lengths_in_use_are_named_at_once(
+    nodes: list[EmbeddedServer], make_client: MakeClient
+) -> None:
+    for node in nodes:
+        async with Redis.from_url(node.url) as raw:
+            await raw.set("aiodlock:2:quorum:lengths", "somebody else's")
+    client = await make_client([node.url for node in nodes], ttl=2.0)
+    with pytest.raises(aiodlock.BackendError, match="WRONGTYPE"):
+        await client.lock("n").acquire(timeout=5.0)

@@ -6,7 +6,9 @@
 local kept, latest = {}, 0
 local fields = redis.call('HGETALL', KEYS[1])
 for i = 1, #fields, 2 do
-  kept[fields[i]] = tonumber(fields[i + 1]) or 0
+  -- At most two digits of a length are no zeros. Anything else somebody else has written: it goes.
+  local until_then = #fields[i] <= 8 and string.match(fields[i], '^%d%d?0*$') and tonumber(fields[i + 1])
+  kept[fields[i]] = until_then and until_then < 9e15 and until_then or 0
 end
 for i = 1, #ARGV, 2 do
   local until_then = now + tonumber(ARGV[i + 1])

@@ -15,7 +15,7 @@ from ...kept import Notices
 from ..refusals import refusal_in
 from ..settings import Settings
 from ..source import Source
-from .broadcast import too_few
+from .broadcast import failure_of
 from .delays import Delays
 from .trust import judge
 from .voter import Voter
@@ -212,23 +212,30 @@ class Nodes:
         if not self.delays.use(length):
             return
         async with self._telling:
-            if self.delays.use(length) and await self._tell_lengths(self.majority) < self.majority:
-                failures = [f for voter in self.voters if (f := voter.server.failure) is not None]
-                raise too_few(self.described, 0, failures)
+            if not self.delays.use(length):
+                return
+            answered, failures = await self._tell_lengths(self.majority)
+            if answered < self.majority:
+                failures += [f for voter in self.voters if (f := voter.server.failure) is not None]
+                raise failure_of(self.described, len(self.voters), answered, failures)
 
-    async def _tell_lengths(self, needed: int) -> int:
-        """Tell the nodes which leases are in use, and hear it from them; return how many have answered.
+    async def _tell_lengths(self, needed: int) -> tuple[int, list[Exception]]:
+        """Tell the nodes which leases are in use, and hear it from them.
+
+        Return how many have answered, and why others have not.
 
         :param needed: the others are not waited for when so many have.
         """
         told, sent = self.delays.to_note(), now()
         kept: list[dict[int, int]] = []
+        failures: list[Exception] = []
 
         async def tell(voter: Voter) -> None:
             try:
                 kept.append(self.delays.hear(await voter.tell_lengths(told)))
             except (BackendError, TimeoutError, ValueError, TypeError) as failed:
                 _logger.debug("%r: %s", voter, failed)
+                failures.append(failed)
                 return
             if len(kept) >= needed:
                 tasks.cancel_scope.cancel()
@@ -238,14 +245,14 @@ class Nodes:
                 if voter.server.wire is not None:
                     tasks.start_soon(tell, voter)
         self.delays.on_told(kept, sent, self.majority)
-        return len(kept)
+        return len(kept), failures
 
     async def _share_lengths(self) -> None:
         unsettled = [voter.trust for voter in self.voters if voter.trust.unsettled]
         if not unsettled and not self.delays.is_due and now() < self._tell_again_at:
             return
         async with self._telling:
-            answered = await self._tell_lengths(len(self.voters))
+            answered, _ = await self._tell_lengths(len(self.voters))
         self._tell_again_at = now() + _TELL_AGAIN * random.uniform(0.8, 1.0)
         if answered >= self.majority:
             for trust in unsettled:
