@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -636,7 +637,14 @@ async def test_copy_of_a_node_that_takes_the_place_of_another_later_on_counts_fo
 async def test_what_others_wrote_among_the_lengths_in_use_closes_nothing(
     nodes: list[EmbeddedServer], make_client: MakeClient
 ) -> None:
-    strange = {"x": "y", "-5": "9e99", "1e400": "1", "9" * 20: "1e15", "1000": "inf", "20": "nan"}
+    strange: dict[Any, Any] = {
+        "x": "y",
+        "-5": "9e99",
+        "1e400": "1",
+        "9" * 20: "1e15",
+        "1000": "inf",
+        "20": "nan",
+    }
     # Somebody's thousands of numbers are no lengths either: those are rounded.
     strange |= {str(number): "9e14" for number in range(1001, 9999, 7) if number % 100}
     for node in nodes:
