@@ -103,13 +103,16 @@ class Candidacy(Enterable[Lease]):
         async def elect() -> core_lease.Lease:
             lease = await candidacy._elect(own)
             wait_for_thread(lease)
-            await arm(lease, body)
+            await arm([lease._request], body)
             if election._on_lost is not None:
                 call_when_lost(running.portal, lease, election._on_lost)
             return lease
 
         lease = Lease(
-            election._client, running, running.call(elect, lambda lease: leave(lease, body)), body
+            election._client,
+            running,
+            running.call(elect, lambda lease: leave(lease, [lease._request], body)),
+            body,
         )
         here().acquired(lease)
         return lease

@@ -6,12 +6,13 @@ import asyncio
 import logging
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Never, Self
+from typing import TYPE_CHECKING, Any, Never, Self
 
 from .. import _lease as core
+from .. import _multilock as core_multilock
 from .._bodies import raise_loss
 from .._errors import BackendError, LockLost, NotHeld
 from .._model import Mode
@@ -22,13 +23,106 @@ from ._blocks import Here, here
 
 if TYPE_CHECKING:
     from ._client import Client, Running
-    from ._multilock import MultiLease
     from ._portal import Portal
 
 _logger = logging.getLogger("aiodlock")
 
 
-class Lease:
+class Held:
+    """What one lease and several at once share: the body of a thread, in the process that has acquired."""
+
+    __slots__ = ("__weakref__", "_body", "_running")
+
+    _running: Running
+    _body: Body
+    _core: core.Lease | core_multilock.MultiLease
+
+    def ensure_held(self) -> None:
+        raise NotImplementedError
+
+    def _parts(self) -> Sequence[Lease]:
+        raise NotImplementedError
+
+    def _requests(self) -> Sequence[Request]:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        parts = self._parts()
+        try:
+            self.ensure_held()
+        except (LockLost, BackendError):
+            if not any(lease._is_open() for lease in parts):
+                self._leave_soon()  # there is no body, and nobody will leave it later
+            raise
+        for lease in parts:
+            lease._check_thread()
+        try:
+            self._running.portal.call(lambda: arm(self._requests(), self._body))
+            self._enter_block()
+            self._let_go()
+        except BaseException:  # a signal handler raised: it is held as before
+            self._leave_block()
+            self._running.portal.start_soon(lambda: disarm(self._requests(), self._body))
+            raise
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self._leave_block()
+            if not self._is_here():
+                return  # the parent's, before a fork
+            for lease in reversed(self._parts()):
+                here().released(lease)
+            loss = self._end()
+        except BaseException:  # a signal handler raised
+            self._leave_soon()
+            raise
+        if loss is not None:
+            raise_loss(exc, loss, isinstance(exc, GeneratorExit))
+
+    _exit = __exit__
+
+    def _begin(self) -> None:
+        begin(self, self._requests())
+
+    def _enter_block(self) -> None:
+        for lease in self._parts():
+            lease._enter_block()
+
+    def _leave_block(self) -> None:
+        for lease in self._parts():
+            lease._leave_block()
+
+    def _let_go(self) -> None:
+        for lease in self._parts():
+            lease._let_go()
+
+    def _end(self) -> LockLost | BackendError | None:
+        if asyncio._get_running_loop() is not None:
+            # Collected with a generator, or left in an event loop: it must not be blocked.
+            self._running.portal.start_soon(self._leave)
+            error = self._core.lost
+            return error.copy() if error is not None else None
+        return self._running.portal.call(self._leave, within=self._core.remaining())
+
+    def _leave_soon(self) -> None:
+        self._leave_block()
+        if self._is_here():
+            self._running.portal.start_soon(self._leave)
+
+    def _leave(self) -> Coroutine[Any, Any, LockLost | BackendError | None]:
+        return leave(self._core, self._requests(), self._body)
+
+    def _is_here(self) -> bool:
+        return self._running.pid == os.getpid()
+
+
+class Lease(Held):
     """One acquisition of a lock, from the grant to its release or loss.
 
     Any thread may ask it, extend it and release it. As a context manager it releases on the way out, and
@@ -44,19 +138,9 @@ class Lease:
     ```
     """
 
-    __slots__ = (
-        *(
-            "__weakref__",
-            "_body",
-            "_client",
-            "_core",
-            "_here",
-            "_job",
-            "_number",
-            "_owner",
-            "_running",
-        ),
-    )
+    __slots__ = ("_client", "_core", "_here", "_job", "_number", "_owner")
+
+    _core: core.Lease
 
     def __init__(
         self, client: Client | None, running: Running, lease: core.Lease, body: Body | None = None
@@ -209,48 +293,7 @@ class Lease:
                 self._let_go()
         here().released(self)
 
-    def __enter__(self) -> Self:
-        try:
-            self.ensure_held()
-        except (LockLost, BackendError):
-            if not self._is_open():  # there is no body, and nobody will leave it later
-                self._leave_soon()
-            raise
-        self._check_thread()
-        try:
-            self._running.portal.call(lambda: arm(self._core, self._body))
-            self._enter_block()
-            self._let_go()
-        except BaseException:  # a signal handler raised: it is held as before
-            self._leave_block()
-            self._running.portal.start_soon(lambda: disarm(self._core, self._body))
-            raise
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            self._leave_block()
-            if not self._is_here():
-                return  # the parent's, before a fork
-            here().released(self)
-            loss = self._leave()
-        except BaseException:  # a signal handler raised
-            self._leave_soon()
-            raise
-        if loss is not None:
-            raise_loss(exc, loss, isinstance(exc, GeneratorExit))
-
     # -- inside ------------------------------------------------------------------------------------
-
-    _exit = __exit__
-
-    def _begin(self) -> None:
-        begin(self, [self._core._request])
 
     def _keep(self) -> None:
         """Be this thread's until it is released: it was acquired without a block."""
@@ -283,6 +326,12 @@ class Lease:
         thread = self._here() if self._here is not None else None
         return thread is not None and self in thread.blocks
 
+    def _requests(self) -> Sequence[Request]:
+        return [self._core._request]
+
+    def _parts(self) -> Sequence[Lease]:
+        return (self,)
+
     def _enter_block(self) -> None:
         """Let this thread's acquisitions of the name be re-entries, until the block is left."""
         me = here()
@@ -294,26 +343,8 @@ class Lease:
         if thread is not None and self in thread.blocks:
             thread.blocks.remove(self)
 
-    def _leave(self) -> LockLost | BackendError | None:
-        if asyncio._get_running_loop() is not None:
-            # Collected with a generator, or left in an event loop: it must not be blocked.
-            self._running.portal.start_soon(lambda: leave(self._core, self._body))
-            error = self._core.lost
-            return error.copy() if error is not None else None
-        return self._running.portal.call(
-            lambda: leave(self._core, self._body), within=self._core.remaining()
-        )
-
-    def _leave_soon(self) -> None:
-        self._leave_block()
-        if self._is_here():
-            self._running.portal.start_soon(lambda: leave(self._core, self._body))
-
     def _is_over(self) -> bool:
         return self._core._is_over()
-
-    def _is_here(self) -> bool:
-        return self._running.pid == os.getpid()
 
     def _check_here(self) -> None:
         if not self._is_here():
@@ -331,7 +362,7 @@ def wait_for_thread(lease: core.Lease) -> None:
         request.used = False
 
 
-def begin(entered: Lease | MultiLease, requests: Sequence[Request]) -> None:
+def begin(entered: Held, requests: Sequence[Request]) -> None:
     """Let the body begin, unless the lease was lost on its way into this thread."""
     before = [request.used for request in requests]
     for request in requests:  # and then look: the loop marks a loss, and then asks for this
@@ -345,24 +376,27 @@ def begin(entered: Lease | MultiLease, requests: Sequence[Request]) -> None:
         raise
 
 
-async def arm(lease: core.Lease, body: Body) -> None:
+async def arm(requests: Sequence[Request], body: Body) -> None:
     """Let leaving the client wait for the body. In the loop's thread."""
-    request = lease._request
-    if request.armed is None:
-        request.armed = {}
-    request.armed[body] = body  # type: ignore[index]
+    for request in requests:
+        if request.armed is None:
+            request.armed = {}
+        request.armed[body] = body  # type: ignore[index]
 
 
-async def disarm(lease: core.Lease, body: Body) -> None:
+async def disarm(requests: Sequence[Request], body: Body) -> None:
     """Let it wait no more. In the loop's thread."""
-    if lease._request.armed:
-        lease._request.armed.pop(body, None)  # type: ignore[call-overload]
+    for request in requests:
+        if request.armed:
+            request.armed.pop(body, None)  # type: ignore[call-overload]
 
 
-async def leave(lease: core.Lease, body: Body) -> LockLost | BackendError | None:
+async def leave(
+    acquired: core.Lease | core_multilock.MultiLease, requests: Sequence[Request], body: Body
+) -> LockLost | BackendError | None:
     """End a block; return the loss. In the loop's thread."""
-    await disarm(lease, body)
-    return await lease._leave(wait=True)
+    await disarm(requests, body)
+    return await acquired._leave(wait=True)
 
 
 class Body(BodyScope):

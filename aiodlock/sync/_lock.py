@@ -188,7 +188,7 @@ class Acquirable(Enterable[Lease]):
             lease = await lock._acquire(left, own)
             wait_for_thread(lease)
             if block:
-                await arm(lease, body)
+                await arm([lease._request], body)
             if self._on_lost is not None:
                 call_when_lost(running.portal, lease, self._on_lost)
             return lease
@@ -198,7 +198,7 @@ class Acquirable(Enterable[Lease]):
             running,
             running.portal.call(
                 acquire,
-                lambda lease: leave(lease, body),
+                lambda lease: leave(lease, [lease._request], body),
                 within=soon(LEAST) if timeout == 0 else timeout,
             ),
             body,

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Never, Self, TypeAlias
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Never, TypeAlias
 
 from .. import _client as core_client
 from .. import _multilock as core
-from .._bodies import raise_loss
-from .._errors import BackendError, LockLost, NotHeld
+from .._errors import LockLost, NotHeld
 from .._options import check_timeout, refuse_keywords
+from .._request import Request
 from ._blocks import Enterable, here
-from ._lease import Lease, arm, begin, call_when_lost, disarm, wait_for_thread
+from ._lease import Body, Held, Lease, arm, call_when_lost, leave, wait_for_thread
 from ._lock import Lock
 from ._options import UNSET
 
@@ -109,27 +106,29 @@ class MultiLock(Enterable["MultiLease"]):
         return client.multilock(*given, timeout=self._timeout, **self._options)  # type: ignore[arg-type]
 
     def _take(self) -> MultiLease:
-        return self._acquire(self._timeout)
+        return self._acquire(self._timeout, block=True)
 
-    def _acquire(self, timeout: float | None) -> MultiLease:
+    def _acquire(self, timeout: float | None, *, block: bool = False) -> MultiLease:
         running = self._client._use(self._names[0])
         multilock = self._on(running.inner)
         own = here().own(running, *self._names)
+        body = Body()
 
         async def acquire() -> core.MultiLease:
             left = timeout if running.is_open else await running.open_within(timeout)
             leases = await multilock._acquire(left, own)
             for lease in leases.values():
                 wait_for_thread(lease)
+            if block:
+                await arm(leases._requests, body)
             self._watch(running.portal, leases)
             return leases
 
-        async def take_back(leases: core.MultiLease) -> None:
-            await leases._leave(wait=True)
+        def take_back(leases: core.MultiLease) -> Coroutine[Any, Any, object]:
+            return leave(leases, leases._requests, body)
 
-        return MultiLease(
-            self._client, running, running.portal.call(acquire, take_back, within=timeout)
-        )
+        leases = running.portal.call(acquire, take_back, within=timeout)
+        return MultiLease(self._client, running, leases, body)
 
     def _watch(self, portal: Portal, leases: core.MultiLease) -> None:
         """Have the functions called when leases are lost. In the loop's thread."""
@@ -154,7 +153,7 @@ def _first_of(function: OnLoss) -> OnLoss:
     return first
 
 
-class MultiLease(Mapping[str, Lease]):
+class MultiLease(Held, Mapping[str, Lease]):
     """The leases of a multilock: a mapping from each name to its ``Lease``, in the order taken.
 
     As a context manager it releases in reverse on the way out. Losing one loses all: ``held`` is false from
@@ -166,13 +165,18 @@ class MultiLease(Mapping[str, Lease]):
     ```
     """
 
-    __slots__ = ("__weakref__", "_core", "_leases", "_running")
+    __slots__ = ("_core", "_leases")
 
-    def __init__(self, client: Client, running: Running, leases: core.MultiLease) -> None:
+    _core: core.MultiLease
+
+    def __init__(
+        self, client: Client, running: Running, leases: core.MultiLease, body: Body
+    ) -> None:
         self._running = running
         self._core = leases
+        self._body = body
         self._leases: dict[str, Lease] = {
-            name: Lease(client, running, lease) for name, lease in leases.items()
+            name: Lease(client, running, lease, body) for name, lease in leases.items()
         }
 
     def __repr__(self) -> str:
@@ -256,91 +260,19 @@ class MultiLease(Mapping[str, Lease]):
         """
         self._check_here()
         try:
-            self._running.portal.call(self._core.release)
+            self._running.portal.call(self._core.release, within=self._core.remaining())
         finally:
             for lease in self._leases.values():
                 if lease._is_over():
                     lease._let_go()
 
-    def __enter__(self) -> Self:
-        try:
-            self.ensure_held()
-        except (LockLost, BackendError):
-            if not any(lease._is_open() for lease in self._leases.values()):
-                self._leave_soon()
-            raise
-        for lease in self._leases.values():
-            lease._check_thread()
-        try:
-            self._enter_block()
-            self._let_go()
-        except BaseException:  # a signal handler raised: they are held as before
-            self._leave_blocks()
-            self._running.portal.start_soon(self._disarm)
-            raise
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            self._leave_blocks()
-            if not self._is_here():
-                return  # the parent's, before a fork
-            if asyncio._get_running_loop() is not None:
-                self._running.portal.start_soon(self._leave)
-                lost = self._core.lost
-                loss = None if lost is None else lost.copy()
-            else:
-                loss = self._running.portal.call(self._leave)
-        except BaseException:  # a signal handler raised
-            self._leave_soon()
-            raise
-        if loss is not None:
-            raise_loss(exc, loss, isinstance(exc, GeneratorExit))
-
     # -- inside ------------------------------------------------------------------------------------
 
-    _exit = __exit__
+    def _requests(self) -> Sequence[Request]:
+        return self._core._requests
 
-    def _begin(self) -> None:
-        begin(self, self._core._requests)
-
-    def _enter_block(self) -> None:
-        async def arm_all() -> None:
-            for lease in self._leases.values():
-                await arm(lease._core, lease._body)
-
-        self._running.portal.call(arm_all)
-        for lease in self._leases.values():
-            lease._enter_block()
-
-    def _let_go(self) -> None:
-        for lease in self._leases.values():
-            lease._let_go()
-
-    def _leave_blocks(self) -> None:
-        for lease in self._leases.values():
-            lease._leave_block()
-
-    def _leave_soon(self) -> None:
-        self._leave_blocks()
-        if self._is_here():
-            self._running.portal.start_soon(self._leave)
-
-    async def _disarm(self) -> None:
-        for lease in self._leases.values():
-            await disarm(lease._core, lease._body)
-
-    async def _leave(self) -> Any:
-        await self._disarm()
-        return await self._core._leave(wait=True)
-
-    def _is_here(self) -> bool:
-        return self._running.pid == os.getpid()
+    def _parts(self) -> Sequence[Lease]:
+        return tuple(self._leases.values())
 
     def _check_here(self) -> None:
         if not self._is_here():
