@@ -14,6 +14,7 @@ from redis.credentials import CredentialProvider
 
 import aiodlock
 from aiodlock._embedded import EmbeddedServer, find_valkey9
+from aiodlock._patience import Further
 from aiodlock.backends.redis import Source
 from aiodlock.backends.redis.cluster.seeds import ask_seed
 from aiodlock.backends.redis.cluster.topology import slot_of
@@ -228,7 +229,7 @@ async def test_first_node_of_a_cluster_whose_login_takes_a_while_is_waited_for(
 
     raw = Redis(port=port(servers[0]), credential_provider=Slow())
     with pytest.raises(ReplyError, match="cluster support disabled"):
-        await ask_seed(Source.from_client(raw))
+        await ask_seed(Source.from_client(raw), Further())
 
 
 # -- one node after another ----------------------------------------------------------------------------

@@ -55,14 +55,13 @@ def logging_in() -> Patience:
 class Handshake:
     """Counts and times the answers on a connection that is being made: each of them may take long.
 
-    Mutable state: ``steps`` (the transport, and each answer), ``slowest`` and ``quickest`` of the answers
-    (seconds; the latter is infinite before the first).
+    Mutable state: ``steps`` (the answers to the login), ``slowest`` of them (seconds: of two that come
+    together, the second one takes no time).
     """
 
     def __init__(self, connection: AbstractConnection, further: Further) -> None:
         self.steps: int = 0
         self.slowest: float = 0.0
-        self.quickest: float = float("inf")
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         read = connection.read_response
@@ -70,8 +69,7 @@ class Handshake:
         async def read_response(*args: Any, **kwargs: Any) -> Any:
             began = self._loop.time()
             reply = await read(*args, **kwargs)
-            took = self._loop.time() - began
-            self.slowest, self.quickest = max(self.slowest, took), min(self.quickest, took)
+            self.slowest = max(self.slowest, self._loop.time() - began)
             self.steps += 1
             further.reach(self.steps)
             return reply

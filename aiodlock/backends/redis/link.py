@@ -190,7 +190,7 @@ class Link:
                 await self._source.look_up()
             await handshake.run(self._login)
             if not self.patience.knows and handshake.steps:
-                self.patience.answered(handshake.quickest)
+                self.patience.answered(handshake.slowest)
             return open_wire(connection, self.patience, self._on_message, longest=self._longest)
         except BaseException:
             await connection.disconnect(nowait=True)

@@ -89,7 +89,7 @@ class Sentinel:
                 await resolve(*self.address)
             await handshake.run(self._login)
             if not self.patience.knows and handshake.steps:
-                self.patience.answered(handshake.quickest)
+                self.patience.answered(handshake.slowest)
             return open_wire(connection, self.patience)
         except BaseException:
             await connection.disconnect(nowait=True)

@@ -11,15 +11,11 @@ from redis.asyncio import ConnectionPool, RedisCluster
 
 from ...._errors import BackendError, BackendUnavailable
 from ...._patience import Further, Patience
-from ..dialing import Handshake
+from ..dialing import Handshake, logging_in
 from ..refusals import ReplyError, Unusable, code_of, is_refusal, will_pass
 from ..source import Source
 from ..wire import open_wire
 from .identity import Told, told_on
-
-#: A seed has so long to accept a connection, and again for TLS and the login (seconds), or for as long as
-#: answers take by what was learned.
-_CONNECTED_WITHIN = 2.0
 
 
 def seeds_of(source: str | RedisCluster) -> list[Source]:
@@ -77,18 +73,21 @@ def at_address(source: Source, host: str, port: int) -> Source:
     return other
 
 
-async def ask_seed(seed: Source, patience: float = 1.0) -> Told:
+async def ask_seed(seed: Source, further: Further) -> Told:
     """Ask an address that the user has named for the owners of slots.
 
-    :param patience: how long its answer may take (seconds).
+    :param further: is told how far this has come.
     """
     connection = seed.make_connection()
+    handshake, patience = Handshake(connection, further), Patience()
     try:
-        await Handshake(connection, Further()).run(Patience(max(_CONNECTED_WITHIN, patience)))
-        wire = open_wire(connection, Patience(patience))
+        await handshake.run(logging_in())
+        patience.answered(handshake.slowest)
+        wire = open_wire(connection, patience)
         try:
             return await told_on(wire)
         finally:
+            further.reach(handshake.steps + wire.answers)
             await wire.closed()
     except TimeoutError as silent:
         raise BackendUnavailable(f"{seed.described} does not answer") from silent

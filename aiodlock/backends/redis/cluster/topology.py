@@ -112,7 +112,6 @@ class Topology:
     async def _know_owners(self, ready: Callable[[], None]) -> None:
         while not await self._ask_for_owners():  # noqa: ASYNC110
             await asyncio.sleep(_ASK_AGAIN)
-        self._further.reach(1)
         with anyio.move_on_after(_WAIT_FOR_ALL):
             for node in list(self.nodes.values()):
                 await node.up.wait()
@@ -255,7 +254,7 @@ class Topology:
 
     async def _ask_known(self, seed: Source) -> None:
         try:
-            told = await ask_seed(seed, self._patience.within())
+            told = await ask_seed(seed, self._further)
         except (RedisError, OSError) as failed:
             raise BackendUnavailable(f"{seed.described}: {failed}") from failed
         self._meet(told.identity, seed.described)
@@ -270,7 +269,7 @@ class Topology:
         async def ask(index: int, seed: Source) -> None:
             nonlocal asked
             try:
-                told[index] = answer = await ask_seed(seed, self._patience.within())
+                told[index] = answer = await ask_seed(seed, self._further)
                 if self._known.value is not None:  # it came late, and is compared at least
                     self._meet(answer.identity, seed.described)
             except OtherStore:
