@@ -20,6 +20,9 @@ from .wire import Wire, open_wire
 
 Address = tuple[str, int]
 
+#: An answer to the question is further than any step of a login.
+_ANSWERED = 100
+
 
 @dataclass(frozen=True, slots=True)
 class Named:
@@ -69,6 +72,7 @@ class Sentinel:
             if not self.kept:
                 self.close()
         self.heard, self.failure = (named, asyncio.get_running_loop().time()), None
+        self.further.reach(_ANSWERED)
         return named
 
     async def _ask(self, service: str, least_others: int) -> Named:
