@@ -205,6 +205,14 @@ class _Lines(logging.Handler):
             lines.append(record.getMessage())
 
 
+async def _served(source: Any) -> None:
+    """Wait until a server has let somebody in: many start at the same time."""
+    while True:
+        with suppress(aiodlock.LockError):
+            async with aiodlock.Client(source) as client, client.lock("first"):
+                return
+
+
 async def far(
     make: Callable[[AsyncExitStack], Awaitable[Made]], trip: float, seconds: float
 ) -> str:
@@ -213,6 +221,7 @@ async def far(
     _lines.set(lines)
     async with AsyncExitStack() as stack:
         source, ways = await make(stack)
+        await _served(source)
         for way in ways:
             way.one_way = trip / 2
         began, turns, failed = now(), 0, 0
@@ -246,6 +255,7 @@ async def refused(make: Callable[[AsyncExitStack], Awaitable[Made]]) -> str:
     _lines.set(lines)
     async with AsyncExitStack() as stack:
         source, ways = await make(stack)
+        await _served(source)
         client = await stack.enter_async_context(aiodlock.Client(source, ttl=30.0))
         held = [await client.lock(f"held {number}").acquire() for number in range(3)]
         waiting = asyncio.create_task(client.lock("held 0").acquire())
