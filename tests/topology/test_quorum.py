@@ -667,3 +667,29 @@ async def test_nodes_that_cannot_note_the_lengths_in_use_are_named_at_once(
     client = await make_client([node.url for node in nodes], ttl=2.0)
     with pytest.raises(aiodlock.BackendError, match="WRONGTYPE"):
         await client.lock("n").acquire(timeout=5.0)
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+@pytest.mark.parametrize("far", [2, 3])
+async def test_nodes_that_become_far_keep_their_connections_and_the_leases(
+    nodes: list[EmbeddedServer],
+    make_client: MakeClient,
+    far: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with AsyncExitStack() as stack:
+        proxies = [await stack.enter_async_context(FaultProxy(node.url)) for node in nodes]
+        client = await make_client([p.url for p in proxies], ttl=30.0, unavailable_after=60.0)
+        lease = await client.lock("held").acquire()
+        dialled = [proxy.accepted for proxy in proxies]
+        for proxy in proxies[:far]:
+            proxy.delay(1.5)
+        for _ in range(2):
+            async with client.lock("name", timeout=60.0):
+                assert lease.held
+        await lease.extend()
+        assert [proxy.accepted for proxy in proxies] == dialled
+        assert not [one for one in caplog.records if getattr(one, "event", "") == "no_connection"]
+        for proxy in proxies:
+            await proxy.heal()
+        await lease.release()
