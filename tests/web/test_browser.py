@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -211,3 +212,36 @@ async def test_long_names_and_many_columns_fit_the_screen(
         await page.click("td.name a")
         await page.until(_LOOKS)
         assert await page.ask(_NARROW)
+
+
+async def test_holders_stand_apart_on_a_phone_and_pictures_have_bars(
+    client: aiodlock.Client, page: Page
+) -> None:
+    async with client.semaphore("x", 1), client.semaphore("slots", 3, note="one"):
+        slots = [await client.semaphore("slots", 3).acquire() for _ in range(2)]
+        waiting = asyncio.create_task(client.semaphore("x", 1).acquire())
+        await page.resize(390, 844)
+        await page.open("/?match=slots")
+        await page.until(_LOOKS)
+        assert await page.ask(_NARROW)
+        places = await page.ask(
+            "return [...document.querySelectorAll('td.who > div')].map(one => {"
+            " const place = one.getBoundingClientRect(); return [place.top, place.bottom]; })"
+        )
+        assert len(places) == 3  # two, and how many more
+        assert all(above[1] <= below[0] for above, below in itertools.pairwise(places))
+        assert "held for" in await page.text("td.who .narrow")
+        await page.until("return document.querySelector('.waiters .bars').getBBox().height > 10")
+        assert (
+            await page.ask(
+                "return [...document.querySelectorAll('.plot svg')].map(one => one.clientHeight > 20)"
+            )
+            == [True] * 3
+        )
+        await page.open("/name?n=slots&kind=semaphore")
+        await page.until(_LOOKS)
+        assert await page.ask(_NARROW)
+        assert "semaphore" in await page.text("h1")
+        for slot in slots:
+            await slot.release()
+    await (await waiting).release()

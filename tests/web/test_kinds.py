@@ -17,9 +17,11 @@ from aiodlock._model import Kind
 from aiodlock.web import _view, _watch
 
 from ..conftest import MakeClient
+from ..fastapi.conftest import serve_app
 from ..scenes import until, until_waiting
 from .conftest import HERE, Visit
-from .test_pages import Tags, check_harmless
+from .test_live import watching
+from .test_pages import HOSTILE, Tags, check_harmless
 
 pytestmark = pytest.mark.stores("memory", "valkey9")
 
@@ -296,3 +298,82 @@ async def test_queries_tell_kinds_apart() -> None:
     query = _view.Query.read({"kind": "semaphore", "match": "a&b", "sort": "held"})
     assert query.link(2) == "?match=a%26b&kind=semaphore&sort=held&page=2"
     assert _view.Query.read({"kind": "x"}) == _view.Query()
+
+
+LONGEST = ("x" * 512, "é" * 256, "\n" * 512, "<" * 512, "%" * 512)
+
+
+async def test_hostile_and_longest_names_of_each_kind_lead_to_their_own_page(
+    client: aiodlock.Client, visit: Visit
+) -> None:
+    names = (*HOSTILE, *LONGEST, "x&kind=once", "x?n=y&kind=lock", "x;kind=semaphore#kind")
+    slots = [await client.semaphore(name, 1, note=name[:40]).acquire() for name in names]
+    async with visit(aiodlock.web.app(client, read_only=False)) as http:
+        found = await http.get("/?kind=semaphore")
+        check_harmless(found.text)
+        links = {unescape(link) for link in re.findall(r'href="(name\?[^"]+)"', found.text)}
+        assert len(links) == len(names)
+        for link in links:
+            one = await http.get(f"/{link}")
+            assert "held by 1 holder" in check_harmless(one.text).text
+            assert 'id="break"' in one.text
+    for name, slot in zip(names, slots, strict=True):
+        async with visit(aiodlock.web.app(client, read_only=False)) as http:
+            query = str(httpx.QueryParams({"n": name, "kind": "semaphore"}))
+            assert (await post_break(http, f"?{query}")).status_code == 303
+        assert (await slot.wait_lost()).reason == "broken"
+
+
+async def test_streams_of_one_name_show_each_its_kind(client: aiodlock.Client) -> None:
+    async with (
+        client.lock("x", note="of-the-lock"),
+        client.semaphore("x", 2, note="of-the-semaphore"),
+        serve_app(aiodlock.web.app(client)) as http,
+        watching(http, n="x") as lock,
+        watching(http, n="x", kind="semaphore") as semaphore,
+        watching(http, kind="semaphore") as rows,
+    ):
+        for _ in range(3):
+            assert "of-the-lock" in (shown := (await anext(lock))["one"])
+            assert "of-the-semaphore" not in shown
+            assert "of-the-semaphore" in (shown := (await anext(semaphore))["one"])
+            assert "of-the-lock" not in shown
+            assert "of-the-semaphore" in (shown := (await anext(rows))["rows"])
+            assert "of-the-lock" not in shown
+
+
+async def test_page_goes_on_when_the_stores_clock_was_set_back(
+    client: aiodlock.Client, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens are then ahead of the clock, so the store cannot tell since when a name is held."""
+    inspect = client._inspect_many
+
+    async def set_back(names: list[str], kind: Kind) -> list[aiodlock.LockInfo]:
+        infos = await inspect(names, kind)
+        return [
+            replace(info, holders=tuple(replace(one, holding=None) for one in info.holders))
+            for info in infos
+        ]
+
+    async with client.lock("x"), visit(aiodlock.web.app(client)) as http:
+        monkeypatch.setattr(client, "_inspect_many", set_back)
+        assert re.search(r"≥ \d\.\d s", await text_of(http, "/"))
+
+
+async def test_other_sites_form_for_a_semaphore_breaks_nothing(
+    client: aiodlock.Client, visit: Visit
+) -> None:
+    app = aiodlock.web.app(client, read_only=False)
+    async with client.semaphore("x", 1) as slot, visit(app) as http, visit(app) as stranger:
+        asked = await http.get("/break?n=x&kind=semaphore")
+        fields = dict(re.findall(r'name="(held|code)" value="([^"]+)"', asked.text))
+        for who, origin in ((http, "http://evil.example"), (stranger, HERE)):
+            answer = await who.post(
+                "/break?n=x&kind=semaphore", data=fields, headers={"origin": origin}
+            )
+            assert answer.status_code == 403
+        # The form says a kind of its own: only the address counts.
+        sent = {**fields, "kind": "lock", "n": "y"}
+        answer = await http.post("/break?n=x&kind=once", data=sent, headers={"origin": HERE})
+        assert answer.status_code == 403
+        await slot.extend()
