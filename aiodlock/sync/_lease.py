@@ -57,8 +57,8 @@ class Held:
         for lease in parts:
             lease._check_thread()
         try:
+            self._enter_block()  # first: the other threads' check finds it
             self._running.portal.call(lambda: arm(self._requests(), self._body))
-            self._enter_block()
             self._let_go()
         except BaseException:  # a signal handler raised: it is held as before
             self._leave_block()

@@ -326,6 +326,30 @@ def test_a_lease_is_the_body_of_one_thread(threads: sync.Client, in_thread: InTh
     assert not leases.held
 
 
+@pytest.mark.parametrize("how", ["lock", "multilock"])
+def test_a_lease_that_threads_enter_together_is_the_body_of_one(
+    threads: sync.Client, in_thread: InThread, how: str
+) -> None:
+    """Arming it takes a hop to the loop, in which the others come."""
+    shared = threads.lock("x") if how == "lock" else threads.multilock("x", "y")
+    lease, begin, leave = shared.acquire(), threading.Barrier(4), threading.Event()
+    refused: list[str] = []
+
+    def enter() -> None:
+        begin.wait(30)
+        try:
+            with lease:
+                leave.wait(30)
+        except RuntimeError as error:
+            refused.append(str(error))
+            if len(refused) == 3:
+                leave.set()
+
+    for done in [in_thread(enter) for _ in range(4)]:
+        done.result(60)
+    assert len(refused) == 3
+
+
 async def test_a_thread_with_a_running_loop_gets_advice() -> None:
     client = sync.Client("memory://")
     for call in (
