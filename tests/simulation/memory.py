@@ -19,6 +19,7 @@ import anyio
 from aiodlock._clock import now
 from aiodlock._errors import BackendError, BackendUnavailable
 from aiodlock._model import Gone, Granted, Kind, Left, LockInfo, Refused, StoreRequest, Waiting
+from aiodlock._patience import LEAST
 from aiodlock.backends.base import Unanswered
 from aiodlock.backends.kept import Notices
 from aiodlock.backends.memory import backend as memory_backend
@@ -350,6 +351,7 @@ class MachineBackend:
         self.capabilities = memory_backend.CAPABILITIES
         self.label = label
         self.failure: Exception | None = None
+        self.further_at, self.answers_within = 0.0, LEAST
         self._network = network
         self._process = process
         self._retention = round(options["token_retention"] * 1000)
@@ -377,6 +379,7 @@ class MachineBackend:
             line.heard = self._on_reply
             self._up.set()
             self.failure = None
+            self.further_at = now()
             if self._listener is not None:
                 self._listener.on_look(None)
             try:
