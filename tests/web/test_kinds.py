@@ -23,7 +23,7 @@ from .conftest import HERE, Visit
 from .test_live import watching
 from .test_pages import HOSTILE, Tags, check_harmless
 
-pytestmark = pytest.mark.stores("memory", "valkey9")
+_TWO = pytest.mark.stores("memory", "valkey9")
 
 
 async def text_of(http: httpx.AsyncClient, page: str) -> str:
@@ -40,6 +40,7 @@ async def post_break(http: httpx.AsyncClient, query: str) -> httpx.Response:
     return await http.post(f"/{action}", data=fields, headers={"origin": HERE})
 
 
+@pytest.mark.stores("memory", "valkey9", "postgres", "etcd")
 async def test_each_kind_is_listed_and_has_a_page(client: aiodlock.Client, visit: Visit) -> None:
     async with (
         client.lock("x", owner="of-the-lock"),
@@ -61,6 +62,7 @@ async def test_each_kind_is_listed_and_has_a_page(client: aiodlock.Client, visit
             assert [other in rows for other in words] == [other == word for other in words]
 
 
+@pytest.mark.stores("memory", "valkey9", "postgres", "etcd")
 async def test_success_on_record_is_shown_and_cannot_be_broken(
     client: aiodlock.Client, visit: Visit
 ) -> None:
@@ -75,6 +77,7 @@ async def test_success_on_record_is_shown_and_cannot_be_broken(
     assert (await client.inspect("nightly", kind="once")).recorded
 
 
+@pytest.mark.stores("memory", "valkey9", "postgres", "etcd")
 async def test_only_the_kind_that_was_shown_is_broken(
     client: aiodlock.Client, visit: Visit
 ) -> None:
@@ -110,6 +113,7 @@ async def test_only_the_kind_that_was_shown_is_broken(
     await lock.release()
 
 
+@_TWO
 async def test_form_of_one_kind_breaks_no_other(client: aiodlock.Client, visit: Visit) -> None:
     app = aiodlock.web.app(client, read_only=False)
     async with client.lock("x") as lock, client.semaphore("x", 1) as slot, visit(app) as http:
@@ -128,6 +132,7 @@ async def test_form_of_one_kind_breaks_no_other(client: aiodlock.Client, visit: 
         await slot.extend()
 
 
+@_TWO
 async def test_unknown_kind_is_refused_and_in_the_list_left_out(
     client: aiodlock.Client, visit: Visit
 ) -> None:
@@ -153,6 +158,7 @@ async def test_kind_that_the_store_has_not_is_no_page(
             assert (f'<option value="{kind}"' in shown) == (kind in kinds)
 
 
+@_TWO
 async def test_free_name_has_no_break_button_and_a_form_for_it_breaks_nobody(
     client: aiodlock.Client, visit: Visit
 ) -> None:
@@ -167,6 +173,7 @@ async def test_free_name_has_no_break_button_and_a_form_for_it_breaks_nobody(
         assert "<form" not in asked
 
 
+@_TWO
 async def test_closed_name_can_be_opened(client: aiodlock.Client, visit: Visit) -> None:
     async with client.lock("x", hold_at_least=600):
         pass
@@ -176,6 +183,7 @@ async def test_closed_name_can_be_opened(client: aiodlock.Client, visit: Visit) 
     assert not (await client.inspect("x")).closed
 
 
+@_TWO
 async def test_leaders_stand_for_their_values(client: aiodlock.Client, visit: Visit) -> None:
     async with (
         client.election("chief").lead(value="<b>host-7</b>"),
@@ -187,6 +195,7 @@ async def test_leaders_stand_for_their_values(client: aiodlock.Client, visit: Vi
             assert "leader:" not in shown
 
 
+@_TWO
 async def test_time_held_is_what_the_store_tells_also_at_the_first_look(
     client: aiodlock.Client, visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +230,7 @@ async def test_what_a_store_does_not_tell_is_called_unknown(
         await asyncio.wait({waiting})
 
 
+@_TWO
 async def test_overdue_lease_is_marked_at_the_first_look(
     client: aiodlock.Client, visit: Visit
 ) -> None:
@@ -303,6 +313,7 @@ async def test_queries_tell_kinds_apart() -> None:
 LONGEST = ("x" * 512, "é" * 256, "\n" * 512, "<" * 512, "%" * 512)
 
 
+@_TWO
 async def test_hostile_and_longest_names_of_each_kind_lead_to_their_own_page(
     client: aiodlock.Client, visit: Visit
 ) -> None:
@@ -324,6 +335,7 @@ async def test_hostile_and_longest_names_of_each_kind_lead_to_their_own_page(
         assert (await slot.wait_lost()).reason == "broken"
 
 
+@_TWO
 async def test_streams_of_one_name_show_each_its_kind(client: aiodlock.Client) -> None:
     async with (
         client.lock("x", note="of-the-lock"),
@@ -342,6 +354,7 @@ async def test_streams_of_one_name_show_each_its_kind(client: aiodlock.Client) -
             assert "of-the-lock" not in shown
 
 
+@_TWO
 async def test_page_goes_on_when_the_stores_clock_was_set_back(
     client: aiodlock.Client, visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,6 +373,7 @@ async def test_page_goes_on_when_the_stores_clock_was_set_back(
         assert re.search(r"≥ \d\.\d s", await text_of(http, "/"))
 
 
+@_TWO
 async def test_other_sites_form_for_a_semaphore_breaks_nothing(
     client: aiodlock.Client, visit: Visit
 ) -> None:
