@@ -443,14 +443,14 @@ def test_job_of_a_pool_is_not_inside_what_another_job_has_entered_in_its_thread(
     """As FastAPI runs dependencies without async: up to the yield in a thread, the rest in any other."""
 
     @contextmanager
-    def holding() -> Iterator[sync.Lease]:
-        with threads.lock("x", timeout=0.2) as lease:
+    def holding(timeout: float = 30) -> Iterator[sync.Lease]:
+        with threads.lock("x", timeout=timeout) as lease:
             yield lease
 
     with ThreadPoolExecutor(1) as pool:
 
         def in_a_job(call: Callable[[], Any]) -> Any:
-            return pool.submit(copy_context().run, call).result(10)
+            return pool.submit(copy_context().run, call).result(60)
 
         def again() -> None:
             with holding() as outer, holding() as inner:
@@ -459,7 +459,7 @@ def test_job_of_a_pool_is_not_inside_what_another_job_has_entered_in_its_thread(
         first = holding()
         lease = in_a_job(first.__enter__)
         with pytest.raises(sync.AcquireTimeout):
-            in_a_job(holding().__enter__)
+            in_a_job(holding(timeout=1).__enter__)
         assert lease.held
         first.__exit__(None, None, None)
         in_a_job(again)
