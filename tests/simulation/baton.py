@@ -232,6 +232,9 @@ class Lock:
         assert self._locked
         self._hand_on()
 
+    def locked(self) -> bool:
+        return self._locked
+
     def _hand_on(self) -> None:
         if not self._waiting:
             self._locked = False

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -36,7 +37,7 @@ from aiodlock._options import _checked_before
 from aiodlock._request import Request
 from aiodlock._session import Session
 from aiodlock.backends.memory import sources as sources  # now: other seeds would not load it
-from aiodlock.sync import _blocks, _client, _lease, _multilock, _portal
+from aiodlock.sync import _blocks, _client, _lease, _portal
 from aiodlock.sync._lease import Lease
 from aiodlock.sync._lock import Acquirable
 
@@ -201,8 +202,7 @@ class Threads(MachineSimulation):
         begun = Begun()
         if self.onces is not None:
             self.onces.checkers.begun = begun
-        for module in (_lease, _multilock):
-            self.patch(module, "begin", begun.begin)
+        self.patch(_lease, "begin", begun.begin)
         self.patch(Session, "begin_leaving", lambda *call: begun.begin_leaving(*call))
 
     # -- the world ---------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ class Threads(MachineSimulation):
     @contextmanager
     def _everything_virtual(self) -> Iterator[None]:
         _checked_before.cache_clear()  # else lines that other seeds have run are not run again
-        threads = SimpleNamespace(Lock=Lock)
+        threads = SimpleNamespace(Lock=Lock, TIMEOUT_MAX=threading.TIMEOUT_MAX)
         self.patch(_portal, "threading", threads)
         self.patch(_client, "_changing", _OneEach())
         self.patch(Request, "lose", _noting(self.lost))
