@@ -231,7 +231,8 @@ class Store:
             # What was cancelled may be carried out after its leave there: that leaves a marker, too.
             return [key for key in found if any(kind in key for kind in ("/q/", "/d/", "/h/"))]
         keys = [str(key) for key in await (await self.raw()).keys("*")]
-        allowed = (":marker:", ":token") if markers else (":token",)
+        # Of a quorum each node has an id, and the lengths of the leases in use.
+        allowed = (":token", ":quorum", *((":marker:",) if markers else ()))
         return [key for key in keys if not any(part in key for part in allowed)]
 
     async def aclose(self) -> None:
