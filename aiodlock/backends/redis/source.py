@@ -127,8 +127,14 @@ class Source:
             self._lookup.suspect()
 
     async def look_up(self) -> None:
-        """Wait until the resolver knows the server's name: a dial would take a thread of the loop's."""
-        if self._lookup is None and "path" not in self._kwargs:
+        """Wait until the resolver knows the server's name: a dial would take a thread of the loop's.
+
+        What connects in another way than redis-py (fakeredis, say) may have a name that no resolver knows.
+        """
+        own, redis_py = (
+            getattr(one, "_connect", None) for one in (self._class, connection.Connection)
+        )
+        if self._lookup is None and own is redis_py and "path" not in self._kwargs:
             await resolve(
                 str(self._kwargs.get("host", "localhost")), int(self._kwargs.get("port", 6379))
             )
