@@ -674,7 +674,7 @@ class Client:
         while True:
             try:
                 page: list[str] = []
-                async for name in session.backend.names(match, kind):
+                async for name in _each(session.backend, match, kind):
                     if name not in seen:
                         page.append(name)
                     if len(page) >= _PAGE:
@@ -776,10 +776,10 @@ class Client:
 
     async def _names(self, kind: Kind) -> list[str]:
         try:
-            return [name async for name in self._use().backend.names("*", kind)]
+            return [name async for name in _each(self._use().backend, "*", kind)]
         except BackendUnavailable:
             # The connection may just have been lost: reconnect once.
-            return [name async for name in self._use().backend.names("*", kind)]
+            return [name async for name in _each(self._use().backend, "*", kind)]
 
     async def _inspect_many(self, names: Sequence[str], kind: Kind = "lock") -> list[LockInfo]:
         """Return what is known of at least one name, asked together."""
@@ -846,3 +846,18 @@ def _read_sequencer(text: str) -> tuple[Kind, str, Mode, int] | None:
     if mode == "once":
         return "once", name, "exclusive", int(token)
     return "lock", name, "exclusive" if mode == "exclusive" else "shared", int(token)
+
+
+async def _each(backend: Backend, match: str, kind: Kind) -> AsyncIterator[str]:
+    """Return the names as they come. One step is waited for as long as any call that does not wait."""
+    names = backend.names(match, kind)
+    while True:
+        within = soon(backend.answers_within)
+        try:
+            async with asyncio.timeout(within):
+                name = await anext(names)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise BackendUnavailable(f"no answer within {within:.2g} s from {backend!r}") from None
+        yield name

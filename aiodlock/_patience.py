@@ -95,6 +95,12 @@ class Patience:
         return min(max(self._least, self._estimate), self._longest)
 
     @property
+    def typical(self) -> float:
+        """How long an answer takes lately, and a quarter more; at least the least time. What is late once,
+        because a machine was busy, hardly stretches it."""
+        return min(max(self._least, (self._smoothed or 0.0) * (1 + _LEAST_ADDED)), self._longest)
+
+    @property
     def expected(self) -> float:
         """How long the next answer takes, judging by the last ones: without the least time, as long as all
         come in time. 0 before the first one."""

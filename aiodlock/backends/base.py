@@ -170,7 +170,7 @@ class Backend(Protocol):
 
     @property
     def answers_within(self) -> float:
-        """How long the next answer may take, judging by the last ones (seconds); 1.0 at least."""
+        """How long an answer takes lately, and a little more (seconds); 1.0 at least."""
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Keep connections and leases up until cancelled; call ``ready`` when the first calls can be made

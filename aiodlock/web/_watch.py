@@ -179,7 +179,9 @@ class Watch:
             finally:
                 self._last = now()
                 self.took = self._last - started
-                self._due = self._last + max(INTERVAL - self.took, _PAUSE * self.took)
+                pause = max(INTERVAL - self.took, _PAUSE * self.took)
+                # A look that failed waited for an answer: it has cost the store nothing.
+                self._due = self._last + (pause if self.trouble is None else INTERVAL)
             self.looks += 1
             waiters = None if self.trouble else self.totals().waiters
             self.history.add(self._last, waiters=waiters, hand_overs=self._handed_over)

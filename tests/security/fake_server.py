@@ -12,6 +12,7 @@ from tests.proxy import command_end, parse_command
 
 #: What a sane server says to the commands of the handshake.
 _SANE = {
+    b"GET": b"$-1\r\n",
     b"PUBLISH": b":1\r\n",
     b"PING": b"+PONG\r\n",
     b"EXISTS": b":0\r\n",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import socket
 
@@ -18,12 +17,12 @@ async def turning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the resolver turn the addresses of each name round at each question."""
     asked = itertools.count()
 
-    async def resolve(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+    def resolve(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
         first = next(asked) % len(HERE)
         found = HERE[first:] + HERE[:first]
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in found]
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
 
 
 @pytest.mark.usefixtures("turning")
@@ -54,5 +53,5 @@ async def test_address_that_served_again_is_as_good_as_the_others() -> None:
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "::1"])
 async def test_address_needs_no_resolver(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", None)
+    monkeypatch.setattr(socket, "getaddrinfo", None)
     assert await Addresses().choose(host, 1) == host

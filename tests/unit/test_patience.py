@@ -119,3 +119,14 @@ def test_only_what_never_came_so_far_before_is_further(monkeypatch: pytest.Monke
     assert further.at == 2.0
     further.reach(3)
     assert further.at == 3.0
+
+
+def test_what_does_not_wait_hardly_waits_longer_after_one_late_answer() -> None:
+    patience = Patience()
+    for _ in range(20):
+        patience.answered(0.01)
+    patience.answered(3.0)
+    assert soon(patience.typical) == soon(0.0)
+    for _ in range(20):
+        patience.answered(2.0)
+    assert 4.0 < soon(patience.typical) < 5.0

@@ -223,7 +223,7 @@ class EtcdBackend:
     @property
     def answers_within(self) -> float:
         """How long the next answer may take (seconds)."""
-        return self._link.patience.usual
+        return self._link.patience.typical
 
     def start(self, call: Callable[..., Coroutine[Any, Any, Any]], *args: object) -> bool:
         """Run something in the background; False when that is over."""

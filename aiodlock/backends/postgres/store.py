@@ -305,7 +305,7 @@ class PostgresBackend:
     @property
     def answers_within(self) -> float:
         """How long the next answer may take (seconds)."""
-        return self._messages.patience.usual
+        return self._messages.patience.typical
 
     async def _call(self, connection: Connection, messages: list[Message]) -> list[str]:
         if len(messages) == 1:

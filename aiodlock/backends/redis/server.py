@@ -240,7 +240,7 @@ class Server:
     @property
     def answers_within(self) -> float:
         """How long the next answer may take (seconds)."""
-        return LEAST if self.commands is None else self.commands.patience.usual
+        return LEAST if self.commands is None else self.commands.patience.typical
 
     @property
     def wire(self) -> Wire | None:

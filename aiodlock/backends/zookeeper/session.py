@@ -296,7 +296,7 @@ class Session:
     @property
     def answers_within(self) -> float:
         """How long the next answer may take (seconds)."""
-        return max(LEAST, self._answers.usual)
+        return max(LEAST, self._answers.typical)
 
     async def run(self, *, in_use: bool = False) -> None:
         """Keep the session up until cancelled, then close it.

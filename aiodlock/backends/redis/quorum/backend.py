@@ -111,7 +111,9 @@ class QuorumBackend:
     @property
     def answers_within(self) -> float:
         """How long the next answer may take (seconds)."""
-        return sorted(voter.patience.usual for voter in self.nodes.voters)[self.nodes.majority - 1]
+        return sorted(voter.patience.typical for voter in self.nodes.voters)[
+            self.nodes.majority - 1
+        ]
 
     # -- requests --------------------------------------------------------------------------------
 
