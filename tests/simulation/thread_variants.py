@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from aiodlock import LockLost
-from aiodlock import _lock as core_lock
+from aiodlock._acquire import Acquisition
 from aiodlock._lease import Lease
 from aiodlock._request import State
 from aiodlock.sync import _blocks, _election, _lease, _lock, _multilock, _portal
@@ -147,7 +147,7 @@ THREAD_VARIANTS = {
                 faults=("stuck", "pause", "slow"),
                 pause_between_faults=0.1,
             ),
-            _without(core_lock.Acquirable, "_check_bodies_again", _is_right_again),
+            _without(Acquisition, "_check_bodies_again", _is_right_again),
         ),
         ("again",),
         kind=Threads,

@@ -183,10 +183,10 @@ def _forget_hints(simulation: Simulation) -> None:
     """Put a look off when the answer to an older question is read in the same turn."""
     right = Keeper.on_answer
 
-    def on_answer(self: Keeper, place: KeptPlace, *answer: Any) -> None:
+    def on_answer(self: Keeper, place: KeptPlace, *answer: Any, **how: Any) -> None:
         if place.beat == 0.0:
             place.beat = 1e-9  # due all the same, and not known as asked for
-        right(self, place, *answer)
+        right(self, place, *answer, **how)
 
     simulation.patch(Keeper, "on_answer", on_answer)
 

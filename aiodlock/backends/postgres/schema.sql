@@ -514,6 +514,7 @@ begin
         continue;
       elsif verb in ('acquire', 'extend') and now_ms < recorded_until then
         answers[number] := case when length(result) <= 256 then 'done ' || result else 'done' end;
+        durable := true;  -- what tells a record waits for a standby
         continue;
       elsif verb = 'forget' then
         answers[number] := 'forgot ' || (now_ms < recorded_until)::integer;
