@@ -474,15 +474,17 @@ async def test_each_address_of_a_name_has_its_turn(
         writer.transport.abort()
 
     silent = await asyncio.start_server(say_nothing, "127.0.0.2", port)
-    loop = asyncio.get_running_loop()
+    real = socket.getaddrinfo
 
-    async def resolve(host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
-        found = ["127.0.0.2", "127.0.0.1"] if host == "etcd.internal" else [host]
+    def resolve(host: Any, port: Any, *args: Any, **options: Any) -> list[tuple[Any, ...]]:
+        if host != "etcd.internal":
+            return list(real(host, port, *args, **options))
+        found = ["127.0.0.2", "127.0.0.1"]
         if turns and next(asked) % 2:
             found.reverse()
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in found]
 
-    monkeypatch.setattr(loop, "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     try:
         async with Client(f"etcd://etcd.internal:{port}") as client, client.lock("name") as lease:
             assert lease.held

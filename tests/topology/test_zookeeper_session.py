@@ -240,14 +240,18 @@ async def _named(
             await reader.read(-1)
         writer.transport.abort()
 
-    async def resolve(host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
-        found = ["127.0.0.2", "127.0.0.1"] if host == "zookeeper.internal" else [host]
+    real = socket.getaddrinfo
+
+    def resolve(host: Any, port: Any, *args: Any, **options: Any) -> list[tuple[Any, ...]]:
+        if host != "zookeeper.internal":
+            return list(real(host, port, *args, **options))
+        found = ["127.0.0.2", "127.0.0.1"]
         if turns and next(asked) % 2:
             found.reverse()
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in found]
 
     silent = await asyncio.start_server(say_nothing, "127.0.0.2", server.port)
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     try:
         yield read_url(f"zookeeper://zookeeper.internal:{server.port}", "aiodlock"), dialled
     finally:
