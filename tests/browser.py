@@ -67,8 +67,14 @@ class Browser:
         file.write_bytes(base64.b64decode(self._call("GET", f"/{self._id}/screenshot", None)))
 
     def click(self, selector: str) -> None:
-        """Click as a person does; once more if the element was replaced meanwhile."""
-        self._with(selector, lambda path: self._call("POST", f"{path}/click", {}))
+        """Click as a person does, again and again if the element is replaced meanwhile. On a machine that is
+        slower than the page is drawn anew, the page clicks itself."""
+        try:
+            self._with(selector, lambda path: self._call("POST", f"{path}/click", {}))
+        except urllib.error.HTTPError as refused:
+            if "stale element" not in "".join(refused.__notes__):
+                raise
+            self.run("document.querySelector(arguments[0]).click()", selector)
 
     def type(self, selector: str, text: str) -> None:
         """Type into a field, after what is there was taken out."""

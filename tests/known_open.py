@@ -15,7 +15,6 @@ KNOWN_OPEN = {
     r"test_distributed_lock\.py::test_semaphore_reaches_its_limit.*zookeeper": (
         "failed once beside other work: whether three were ever inside is by chance"
     ),
-    r"test_recipe\.py": "its twenty periods take longer than a test may on a busy machine",
     r"test_sentinel_identity\.py::test_sentinel_of_another_deployment": "not seen to be stable",
 }
 

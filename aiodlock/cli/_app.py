@@ -238,7 +238,7 @@ def run(
 
     - 75 if the lock was not acquired (see `--conflict-exit-code`)
     - 76 if the lock was lost, and the command was ended
-    - 69 if the store is unreachable
+    - 69 if the store is unreachable, or refuses
     - 70 if the guardian process died
     - 71 if the system refused to start a process
     - 126 if the command cannot be run, and 127 if it was not found

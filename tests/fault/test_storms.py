@@ -105,7 +105,8 @@ async def test_clients_come_back_with_one_connection_per_link(server: EmbeddedSe
             return all(link.wire not in (None, old) for link, old in pairs)
 
         await until(back, "all connections", within=30.0)
-        assert len(dialled) < 1.2 * len(links)
+        # On a busy machine, some dials take longer than they are waited for.
+        assert len(dialled) < 2 * len(links)
         assert all(lease.held for lease in leases)
         for lease in leases:
             await lease.release()

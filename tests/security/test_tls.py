@@ -143,7 +143,7 @@ async def test_file_that_is_no_certificate_is_named_at_once(secured: Secured) ->
 async def test_server_that_does_not_speak_tls_at_all_is_named_with_what_it_did_not_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = aiodlock.Client(f"rediss://127.0.0.1:{silent.getsockname()[1]}/0")
-        with pytest.raises(aiodlock.BackendUnavailable, match=r"no answer within \d+ s \("):
+        with pytest.raises(aiodlock.BackendUnavailable, match="no answer "):
             await client.__aenter__()
 
 
