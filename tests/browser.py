@@ -67,8 +67,8 @@ class Browser:
         file.write_bytes(base64.b64decode(self._call("GET", f"/{self._id}/screenshot", None)))
 
     def click(self, selector: str) -> None:
-        """Click as a person does, again and again if the element is replaced meanwhile. On a machine that is
-        slower than the page is drawn anew, the page clicks itself."""
+        """Click as a person does, again and again if the element is replaced meanwhile. Where the page is
+        drawn anew faster than this machine can click, the page clicks itself."""
         try:
             self._with(selector, lambda path: self._call("POST", f"{path}/click", {}))
         except urllib.error.HTTPError as refused:
