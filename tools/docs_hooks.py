@@ -1,6 +1,7 @@
 """What mkdocs is told besides ``mkdocs.yml``.
 
-- Pages that are made from other files: the command's help, CHANGELOG.md, CONTRIBUTING.md, SECURITY.md.
+- Pages that are made from other files: CHANGELOG.md, CONTRIBUTING.md, SECURITY.md.
+- The reference: mkdocstrings makes it with links, in place of what the pages have for the repository.
 - The version and the repository, from ``pyproject.toml``.
 - Scripts of others, so that the site needs no network: a page loads them from ``assets/``.
 """
@@ -12,24 +13,23 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import typer.main
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 
-from aiodlock.cli import _bench, _finding, _show
-from aiodlock.cli._app import app
+from tools.excerpts import SECTION
 from tools.npm import SCRIPTS, fetch
 from tools.standard_library import BASE, write_inventory
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = "<!-- the commands -->"
-COLUMNS = "<!-- the columns -->"
 #: Pages whose text stands in the root of the repository, where people look for it.
 FROM_ROOT = {
     "project/changelog.md": "CHANGELOG.md",
     "project/contributing.md": "CONTRIBUTING.md",
     "project/security.md": "SECURITY.md",
 }
+_PICTURE = re.compile(r'<p><img [^>]*src="[^"]*assets/pictures/([a-z-]+\.svg)"[^>]*></p>')
+#: Colours for who reads the page in the repository, where a drawing is an image.
+_STYLE = re.compile(r"\s*<style>.*?</style>", re.DOTALL)
 DIAGRAM = '<pre class="mermaid">'
 
 
@@ -55,11 +55,29 @@ def on_files(files: Files, *, config: Any, **_: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    for mark, make in ((COMMANDS, _commands), (COLUMNS, _columns)):
-        if mark in markdown:
-            markdown = markdown.replace(mark, make())
-    return markdown
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    up = "../" * page.file.src_uri.count("/")
+    for moved, source in FROM_ROOT.items():
+        markdown = markdown.replace(f"]({up}../{source}", f"]({up}{moved}")
+    return SECTION.sub(_directive, markdown)
+
+
+def _directive(found: re.Match[str]) -> str:
+    """Let mkdocstrings make what stands in a page for who reads it in the repository."""
+    if found["kind"] != "reference":
+        return found["text"]
+    options = "\n    options:\n      merge_init_into_class: false\n      show_bases: false\n"
+    return f"::: {found['name']}{options if found['bare'] else ''}"
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Put drawings into the page itself: there they take its colours, which the reader may switch."""
+    return _PICTURE.sub(_drawn, html)
+
+
+def _drawn(found: re.Match[str]) -> str:
+    drawing = (ROOT / "docs" / "assets" / "pictures" / found[1]).read_text("utf-8")
+    return f'<div class="figure">{_STYLE.sub("", drawing)}</div>'
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:
@@ -87,35 +105,3 @@ def _project() -> dict[str, Any]:
 def _repository() -> str:
     repository: str = _project()["urls"]["Repository"]
     return repository
-
-
-def _commands() -> str:
-    group: Any = typer.main.get_command(app)
-    return "\n".join(_command(name, command) for name, command in group.commands.items())
-
-
-def _columns() -> str:
-    tables = {"ls": _show.COLUMNS, "doctor": _finding.COLUMNS, "bench": _bench.COLUMNS}
-    lines = []
-    for command, columns in tables.items():
-        lines += [f"| `aiodlock {command}` | |", "|---|---|"]
-        lines += [f"| `{name}` | {meaning} |" for name, meaning in columns.items()]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _command(name: str, command: Any) -> str:
-    context = command.make_context(name, [], resilient_parsing=True)
-    usage = " ".join(["aiodlock", name, *command.collect_usage_pieces(context)])
-    lines = [f"## aiodlock {name}", "", "```text", usage, "```", "", command.help, ""]
-    lines += ["| option or argument | what it does | default |", "|---|---|---|"]
-    lines += [_row(parameter) for parameter in command.params if "--help" not in parameter.opts]
-    return "\n".join([*lines, ""])
-
-
-def _row(parameter: Any) -> str:
-    is_option = parameter.param_type_name == "option"
-    words = parameter.opts if is_option else [parameter.metavar or parameter.name.upper()]
-    shown = ", ".join(f"`{word}`" for word in words)
-    default = "" if parameter.default in (None, False, "") else f"`{parameter.default}`"
-    return f"| {shown} | {parameter.help or ''} | {default} |"

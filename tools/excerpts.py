@@ -1,11 +1,16 @@
-"""Code that pages show: kept the same as the code itself.
+"""What pages show of other files: kept the same as those files.
 
-A block that stands behind such a comment is the text of a class, function or method of the package:
+Pages are read in the repository, too, where nothing is put in when a page is shown. So it stands in them.
+A comment says what stands behind it:
 
-    <!-- code: aiodlock/_lock.py Acquirable._wait_for_turn -->
+    <!-- code: aiodlock/_lock.py Acquirable._wait_for_turn -->    a class, function or method
+    <!-- file: examples/moving.py -->                             a file
+    <!-- reference: aiodlock.Client -->  ...  <!-- end -->        signatures and docstrings
+    <!-- commands -->  ...  <!-- end -->                          what the command's help says
+    <!-- columns -->  ...  <!-- end -->                           the columns of its tables
 
-`python -m tools.excerpts` writes the blocks anew; a test holds them to the code. Docstrings are left out
-where the comment ends with the word `bare`.
+With the word ``bare`` at the end, code has no docstring, and a class of the reference no constructor.
+`python -m tools.excerpts` writes all of them anew; a test holds them to their files.
 """
 
 from __future__ import annotations
@@ -15,10 +20,24 @@ import re
 import textwrap
 from pathlib import Path
 
+from tools.commands import columns, commands
+from tools.reference import described
+
 ROOT = Path(__file__).parents[1]
 
 _EXCERPT = re.compile(
     r"<!-- code: (?P<file>\S+) (?P<name>\S+?)(?P<bare> bare)? -->\n```py[^\n]*\n(?P<code>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
+
+_FILE = re.compile(
+    r"<!-- file: (?P<file>\S+) -->\n(?P<fence>```[^\n]+\n)(?P<text>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
+#: What the site makes by itself, with links, stands between two comments.
+SECTION = re.compile(
+    r"^<!-- (?P<kind>reference|commands|columns)(?:: (?P<name>\S+))?(?P<bare> bare)? -->\n"
+    r"(?P<text>.*?)^<!-- end -->$",
     re.DOTALL | re.MULTILINE,
 )
 
@@ -58,7 +77,25 @@ def refreshed(page: str) -> str:
         head = f"<!-- code: {found['file']} {found['name']}{found['bare'] or ''} -->\n"
         return f'{head}```py title="{found["file"]}"\n{code}```'
 
-    return _EXCERPT.sub(anew, page)
+    def file(found: re.Match[str]) -> str:
+        text = (ROOT / found["file"]).read_text()
+        return f"<!-- file: {found['file']} -->\n{found['fence']}{text}```"
+
+    def section(found: re.Match[str]) -> str:
+        head, _, _ = found[0].partition("\n")
+        return f"{head}\n{_made(found)}\n<!-- end -->"
+
+    return SECTION.sub(section, _FILE.sub(file, _EXCERPT.sub(anew, page)))
+
+
+def _made(found: re.Match[str]) -> str:
+    match found["kind"]:
+        case "commands":
+            return commands()
+        case "columns":
+            return columns()
+        case _:
+            return described(found["name"], bare=bool(found["bare"]))
 
 
 def main() -> None:

@@ -7,6 +7,8 @@ What stands in front of a block, as a comment that no reader sees, says what is 
     <!-- check                     code that runs here and is not shown
     assert total == 1
     -->
+
+What ``tools.excerpts`` writes into a page is tested where it comes from, and is no block of the page.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.excerpts import SECTION
+
 ROOT = Path(__file__).parents[2]
 
 _PIECE = re.compile(
     r"^(?P<indent>[ ]*)```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^(?P=indent)```[ ]*$"
-    r"|^<!--\s*(?P<word>raises|not run|check)\b:?\s*(?P<text>.*?)-->",
+    r"|^<!--\s*(?P<word>raises|not run|check|file|code)\b:?\s*(?P<text>.*?)-->",
     re.DOTALL | re.MULTILINE,
 )
 # `aiodlock wait` and `aiodlock hold` are names of spans.
@@ -52,7 +56,8 @@ def title(page: Path) -> str:
 
 def blocks(text: str) -> Iterator[Block]:
     """Find the blocks of a page, shown and hidden, in their order."""
-    raises, runs = "", True
+    raises, runs, written = "", True, False
+    text = SECTION.sub(lambda found: "\n" * found[0].count("\n"), text)
     for piece in _PIECE.finditer(text):
         start = piece.start("text" if piece["language"] is None else "code")
         line = text.count("\n", 0, start) + 1
@@ -61,8 +66,12 @@ def blocks(text: str) -> Iterator[Block]:
                 raises = piece["text"].strip()
             case "not run":
                 runs = False
+            case "file" | "code":
+                written = True
             case "check":
                 yield Block("python", textwrap.dedent(piece["text"]), line)
+            case _ if written:
+                written = False
             case _:
                 code = textwrap.dedent(piece["code"])
                 yield Block(piece["language"], code, line, raises, runs)
@@ -70,9 +79,8 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def python(page: Path) -> list[Block]:
-    """Return what runs of a page. An included file is an example, and has a test of its own."""
-    found = blocks(page.read_text("utf-8"))
-    return [block for block in found if block.language == "python" and "--8<--" not in block.code]
+    """Return what runs of a page."""
+    return [block for block in blocks(page.read_text("utf-8")) if block.language == "python"]
 
 
 def commands(page: Path) -> list[str]:
@@ -93,4 +101,4 @@ def commands(page: Path) -> list[str]:
 
 def included(page: Path) -> list[str]:
     """Return the files that a page shows."""
-    return re.findall(r'--8<-- "([^"]+)"', page.read_text("utf-8"))
+    return re.findall(r"^<!-- file: (\S+) -->$", page.read_text("utf-8"), re.MULTILINE)

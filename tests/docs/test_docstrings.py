@@ -21,6 +21,7 @@ from aiodlock import sync
 from .pages import ROOT
 
 _EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
+_SHOWN = re.compile(r"^<!-- reference: ([\w.]+)(?: bare)? -->$", re.MULTILINE)
 #: Values that are only read.
 _RECORDS = {"LockInfo", "HolderInfo", "WaiterInfo", "RecordedInfo", "RequestInfo"}
 #: What is shown in the example of its class.
@@ -30,7 +31,7 @@ _TOLD_ELSEWHERE = re.compile(r"\.(Hooks\.\w+|MultiLease\.(get|keys|items|values)
 def documented() -> Iterator[tuple[str, Any]]:
     """Give everything that the reference shows and that people call."""
     for page in ROOT.glob("docs/reference/*.md"):
-        for path in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.MULTILINE):
+        for path in _SHOWN.findall(page.read_text()):
             value = pydoc.locate(path)
             if inspect.isfunction(value):
                 yield path, value

@@ -1,20 +1,23 @@
-"""Pages that show code of the package show it as it is."""
+"""What pages show of other files is as it is there."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tools.excerpts import excerpt, refreshed
+from tools.reference import described
 
 from .pages import pages, title
 
-_SHOWING = [page for page in pages() if "<!-- code: " in page.read_text()]
+_MARK = re.compile(r"^<!-- (?:code|file|reference|commands|columns)\b", re.MULTILINE)
+_SHOWING = [page for page in pages() if _MARK.search(page.read_text())]
 
 
 @pytest.mark.parametrize("page", _SHOWING, ids=title)
-def test_page_shows_code_as_it_is(page: Path) -> None:
+def test_page_shows_files_as_they_are(page: Path) -> None:
     text = page.read_text()
     assert refreshed(text) == text, "write the excerpts anew: python -m tools.excerpts"
 
@@ -29,3 +32,12 @@ def test_excerpt_is_the_whole_method() -> None:
 def test_name_that_is_gone_is_told() -> None:
     with pytest.raises(LookupError, match="no Nothing"):
         excerpt("tools/excerpts.py", "Nothing")
+
+
+def test_signatures_are_those_of_users() -> None:
+    lock = described("aiodlock.Client").partition("### lock\n")[2].partition("### ")[0]
+    assert "ttl: float | None = None," in lock
+    assert "Never" not in lock
+    assert "self" not in lock
+    assert "timeout: float | None = ..." in described("aiodlock.Lock", bare=True)
+    assert "- `max_hold`: seconds after which" in lock

@@ -130,7 +130,9 @@ def test_readme_on_a_package_index_links_to_the_repository() -> None:
 
 def test_reference_has_every_public_name() -> None:
     text = "".join(page.read_text() for page in ROOT.glob("docs/reference/*.md"))
-    shown = set(re.findall(r"^::: aiodlock\.([A-Za-z]\w*)$", text, re.MULTILINE))
+    shown = set(
+        re.findall(r"^<!-- reference: aiodlock\.([A-Za-z]\w*)(?: bare)? -->$", text, re.MULTILINE)
+    )
     public = {name for name, value in vars(aiodlock).items() if is_public(name, value)}
     assert shown == public
 
@@ -140,7 +142,9 @@ def test_reference_has_every_public_name() -> None:
 )
 def test_reference_has_every_public_name_of_the_module(module: ModuleType) -> None:
     text = "".join(page.read_text() for page in ROOT.glob("docs/reference/*.md"))
-    shown = set(re.findall(rf"^::: {module.__name__}\.(\w+)$", text, re.MULTILINE))
+    shown = set(
+        re.findall(rf"^<!-- reference: {module.__name__}\.(\w+)(?: bare)? -->$", text, re.MULTILINE)
+    )
     own = {
         name
         for name, value in vars(module).items()
