@@ -26,6 +26,7 @@ from .scenario import Simulation
 from .shrink import diagram, shrink
 from .stores.etcd import EtcdScene
 from .stores.etcd_variants import ETCD_VARIANTS
+from .stores.postgres import PostgresScene
 from .stores.zookeeper import ZooKeeperScene
 from .stores.zookeeper_variants import ZOOKEEPER_VARIANTS
 from .thread_variants import THREAD_VARIANTS
@@ -39,7 +40,11 @@ VARIANTS = (
     | ZOOKEEPER_VARIANTS
     | ETCD_VARIANTS
 )
-WORLDS: dict[str, type[Simulation]] = {"zookeeper": ZooKeeperScene, "etcd": EtcdScene}
+WORLDS: dict[str, type[Simulation]] = {
+    "zookeeper": ZooKeeperScene,
+    "etcd": EtcdScene,
+    "postgres": PostgresScene,
+}
 
 
 def main() -> int:

@@ -10,11 +10,16 @@ from ..catching import assert_caught
 from ..run import run_seed
 from .etcd import EtcdScene
 from .etcd_variants import ETCD_VARIANTS
+from .postgres import PostgresScene
 from .scene import Scene
 from .zookeeper import ZooKeeperScene
 from .zookeeper_variants import ZOOKEEPER_VARIANTS
 
-WORLDS: dict[str, type[Scene]] = {"zookeeper": ZooKeeperScene, "etcd": EtcdScene}
+WORLDS: dict[str, type[Scene]] = {
+    "zookeeper": ZooKeeperScene,
+    "etcd": EtcdScene,
+    "postgres": PostgresScene,
+}
 VARIANTS = {**ZOOKEEPER_VARIANTS, **ETCD_VARIANTS}
 #: In blocks, so that several workers share them.
 _BLOCKS, _BLOCK = 5, 10
