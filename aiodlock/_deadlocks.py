@@ -43,9 +43,8 @@ _PACE = PACE
 #: A wait is looked at again when it has been long for so many seconds, unless it was when it had been long
 #: for ``_SURE``: by then the waits of others are told that began at the same time, or a little later.
 _SECOND, _SURE = 0.75, 0.6
-#: Seconds until the first later look; each one without a new wait doubles them, to that many. It is a new
-#: wait that closes a cycle: what later looks find is what an earlier one was not told.
-_LATER, _RAREST = 2.0, 16.0
+#: Seconds until each later look: what it finds is what an earlier one was not told.
+_LATER = 2.0
 #: After a search that took long, so many times that.
 _TIMES = 20.0
 #: So many names are asked about in one call, with their queues and without.
@@ -83,8 +82,8 @@ class _Long:
 class Deadlocks:
     """Mutable state: ``_short`` (when each wait becomes long, the earliest first) and ``_timer`` of the
     first; ``_long`` waits, ``_of_task`` and ``_inside_of`` (which of them are a task's, or inside a block),
-    ``_searching``, ``_longer`` (set when one more wait has become long), ``_looked_at``, ``_later``
-    (seconds until the next look, if nothing new comes), ``_took`` (the last search)."""
+    ``_searching``, ``_longer`` (set when one more wait has become long), ``_looked_at``, ``_took``
+    (the last search)."""
 
     def __init__(self, session: Session, after: float) -> None:
         self._session = session
@@ -99,7 +98,6 @@ class Deadlocks:
         self._searching = False
         self._longer = asyncio.Event()
         self._looked_at = -math.inf
-        self._later = _LATER
         self._took = 0.0
 
     # -- waits ---------------------------------------------------------------------------------------
@@ -270,9 +268,7 @@ class Deadlocks:
         moment = self._looked_at
         if all(long.due > moment + _PACE for long in self._long.values()):
             return False
-        is_new = any(not long.sure for long in self._long.values())
-        self._later = _LATER if is_new else min(2 * self._later, _RAREST)
-        pause = max(self._later, _TIMES * self._took)
+        pause = max(_LATER, _TIMES * self._took)
         for long in self._long.values():
             long.sure = moment >= long.since + _SURE
             long.due = moment + pause if long.sure else long.since + _SECOND
