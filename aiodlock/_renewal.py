@@ -81,7 +81,12 @@ class Renewal:
                 await asyncio.sleep(self._pause())
                 await self._start(dead)
             except Exception as failed:  # whatever it is: the next attempt may succeed
-                _logger.debug("no new session yet: %r", failed, extra={"event": "no_session"})
+                _logger.log(
+                    logging.WARNING if self._failures == 1 else logging.DEBUG,
+                    "no new session yet: %r",
+                    failed,
+                    extra={"event": "no_session"},
+                )
 
     def _pause(self) -> float:
         self._failures += 1

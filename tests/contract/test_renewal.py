@@ -9,6 +9,7 @@ import pytest
 
 import aiodlock
 from aiodlock import BackendError, BackendUnavailable, Client, LockLost, NotHeld
+from aiodlock._session import Session
 
 from ..conftest import MakeClient
 from ..scenes import until, until_cancelled
@@ -178,3 +179,25 @@ async def test_leader_is_observed_across_a_death(client: Client) -> None:
         async with asyncio.timeout(20):
             assert await following == "two"
     await leaders.aclose()
+
+
+@pytest.mark.stores("memory")
+async def test_store_that_cannot_be_entered_anew_is_told_once(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="aiodlock")
+    refusals = iter([True] * 3)
+
+    async def start(session: Session) -> None:
+        if next(refusals, False):
+            raise BackendUnavailable("the server refuses")
+        await started(session)
+
+    started = Session.start
+    monkeypatch.setattr(Session, "start", start)
+    kill(client)
+    await until_dead(client)
+    async with client.lock("x"):
+        pass
+    levels = [r.levelno for r in caplog.records if getattr(r, "event", "") == "no_session"]
+    assert levels == [logging.WARNING, logging.DEBUG, logging.DEBUG]
