@@ -59,6 +59,8 @@ _TOKEN = re.compile(r"[1-9][0-9]{0,15}")
 
 #: So many names are inspected together by ``locks``.
 _PAGE = 500
+#: A listing that fails within so many seconds had a connection that was just lost: it is repeated.
+_JUST_LOST = 0.5
 
 
 class Client:
@@ -685,9 +687,8 @@ class Client:
                     yield info
                 return
             except BackendUnavailable:
-                if now() - started > 0.5:
-                    raise
-                # The connection may just have been lost: reconnect, from the start.
+                if now() - started > _JUST_LOST:
+                    raise  # else reconnect, from the start
 
     async def break_lock(
         self, name: str, *, kind: Kind = "lock", tokens: Iterable[int] | None = None
@@ -775,10 +776,12 @@ class Client:
         return {kind: await self._names(kind) for kind in self._kinds()}
 
     async def _names(self, kind: Kind) -> list[str]:
+        started = now()
         try:
             return [name async for name in _each(self._use().backend, "*", kind)]
         except BackendUnavailable:
-            # The connection may just have been lost: reconnect once.
+            if now() - started > _JUST_LOST:
+                raise
             return [name async for name in _each(self._use().backend, "*", kind)]
 
     async def _inspect_many(self, names: Sequence[str], kind: Kind = "lock") -> list[LockInfo]:
