@@ -37,12 +37,16 @@ async def resolve(host: str, port: int) -> _Found:
     asked = _asked.setdefault(loop, {})
     found = asked.get((host, port))
     if found is None:
-        found = asked[host, port] = loop.create_future()
-        found.add_done_callback(lambda done: (asked.pop((host, port)), done.exception()))
+        found = loop.create_future()
         asking = threading.Thread(
             target=_ask, args=(loop, found, host, port), name="aiodlock: resolver", daemon=True
         )
-        asking.start()
+        try:
+            asking.start()
+        except RuntimeError as exhausted:  # no thread can be started
+            raise OSError(f"{host!r} cannot be looked up: {exhausted}") from None
+        asked[host, port] = found
+        found.add_done_callback(lambda done: (asked.pop((host, port)), done.exception()))
     return await asyncio.shield(found)
 
 
