@@ -19,8 +19,7 @@ from ._errors import (
     concerning,
 )
 from ._lease import Lease
-from ._model import IMPATIENT, Gone, Granted, RequestInfo, Terms, Waiting
-from ._model import Refused as RefusedAnswer
+from ._model import IMPATIENT, Gone, Granted, Refused, RequestInfo, Terms, Waiting
 from ._options import LockOptions
 from ._patience import soon
 from ._request import ASKING, HELD, LEAVING, OVER, AlreadyDone, Request
@@ -400,7 +399,7 @@ class Acquisition:
         request.failures = 0
         if session.closing:
             raise session.closed_error(self._name)
-        if isinstance(answer, RefusedAnswer):
+        if isinstance(answer, Refused):
             raise self._refused(answer)
         if isinstance(answer, Granted):
             request.hold()
@@ -408,7 +407,7 @@ class Acquisition:
                 request.recalled()
         return answer
 
-    def _refused(self, answer: RefusedAnswer) -> Exception:
+    def _refused(self, answer: Refused) -> Exception:
         """The store has taken nothing in; return what to raise."""
         request, session = self._request, self._session
         if answer.unsure:

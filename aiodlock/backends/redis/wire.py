@@ -101,7 +101,7 @@ class Wire:
     answered; ``lost`` (done when it is over).
 
     :param patience: how long a reply may take; it learns from the replies.
-    :param longest: what is known without replies for a third of this (seconds) is that it is dead.
+    :param longest: seconds; without any reply for a third of this the connection counts as dead.
     """
 
     def __init__(
