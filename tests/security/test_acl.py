@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -14,24 +16,28 @@ import redis.asyncio
 import aiodlock
 from aiodlock.backends.redis.backend import RedisBackend
 from aiodlock.backends.redis.permissions import CHECKED, CHECKED_VOTING
+from aiodlock.cli._doctor_redis import examine_server
+from aiodlock.cli._hand_overs import counting
 
 from ..scenes import soon, store_of, until
 from ..servers import Store, embedded
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "production.md"
+FILES = ROOT / "examples" / "operators"
 USER, PASSWORD = "locks", "pass-of-locks"
 
 SetUser = Callable[[list[str]], Awaitable[str]]
 
 
-def documented() -> list[str]:
-    """Return the arguments of the page's ACL SETUSER."""
-    page = PAGE.read_text()
-    (block,) = re.findall(r"```text\n(ACL SETUSER .*?)```", page, re.DOTALL)
-    words = str(block).replace(">PASSWORD", f">{PASSWORD}").split()
-    assert words[:3] == ["ACL", "SETUSER", USER]
-    return words[3:]
+def documented(file: str = "locks.acl") -> list[str]:
+    """Return the rules of a file that the page shows, of all its lines."""
+    rules = []
+    for line in (FILES / file).read_text().splitlines():
+        command, setuser, _, *words = line.replace(">PASSWORD", f">{PASSWORD}").split()
+        assert (command, setuser) == ("ACL", "SETUSER")
+        rules += words
+    return rules
 
 
 def commands() -> list[str]:
@@ -219,3 +225,44 @@ async def test_user_of_a_quorums_node_needs_what_the_page_says_besides(
                 async with client.lock("name", ttl=1, timeout=10) as lease:
                     assert lease.held
             caplog.clear()
+
+
+@pytest.mark.stores("valkey9", "redis70", "redis62")
+@pytest.mark.skipif(shutil.which("redis-cli") is None, reason="this machine has no redis-cli")
+@pytest.mark.parametrize("file", ["locks.acl", "doctor.acl"])
+async def test_lines_of_the_page_can_be_typed_into_redis_cli(real_store: Store, file: str) -> None:
+    """As a file, and so as lines that are pasted: it reads both from its standard input."""
+    raw = await real_store.raw()
+    user = file.partition(".")[0]
+    place = await raw.config_get("unixsocket")
+    typed = (FILES / file).read_text().replace("PASSWORD", PASSWORD)
+    done = subprocess.run(
+        ["redis-cli", "-s", str(place["unixsocket"])],
+        input=typed,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    try:
+        assert done.stdout.split() == ["OK"] * len(typed.splitlines())
+        url = real_store.url.replace("://", f"://{user}:{PASSWORD}@", 1)
+        async with aiodlock.Client(url) as client:
+            await use_everything(client, raw)
+    finally:
+        await raw.acl_deluser(user)
+
+
+@pytest.mark.stores("valkey9", "redis70", "redis62")
+async def test_user_of_the_page_lets_doctor_see_everything(real_store: Store) -> None:
+    raw = await real_store.raw()
+    await raw.execute_command("ACL", "SETUSER", "doctor", *documented("doctor.acl"))  # type: ignore[no-untyped-call]
+    try:
+        url = real_store.url.replace("://", f"://doctor:{PASSWORD}@", 1)
+        found = {one.subject: one for one in await examine_server(url, "aiodlock", fix=False)}
+        assert "doctor" in found["acl"].found
+        assert not [one for one in found.values() if "unknown" in one.found]
+        async with counting(url, "aiodlock") as hand_overs:  # of `aiodlock top`
+            assert await hand_overs.per_second() is not None
+    finally:
+        await raw.acl_deluser("doctor")

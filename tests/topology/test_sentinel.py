@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -132,12 +131,17 @@ async def test_servers_and_sentinels_have_passwords_of_their_own(tmp_path: Path)
 async def test_user_of_the_sentinels_that_the_page_lists_is_enough(
     service: SentinelService,
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "production.md").read_text()
-    listed = re.search(r"\*\*Sentinel\*\*: .* need `([^`]*)`", page)
-    assert listed is not None
+    examples = Path(__file__).parents[2] / "examples" / "operators"
     for sentinel in service.sentinels:
-        sentinel.call("ACL", "SETUSER", "asks", "reset", "on", ">secret", *listed[1].split())
-    url = f"{service.url}?sentinel_username=asks&sentinel_password=secret"
+        for line in (examples / "sentinel.acl").read_text().splitlines():
+            sentinel.call(*line.split())
+    servers = [service.primary, *service.followers]
+    for server in servers:
+        for line in (examples / "locks.acl").read_text().splitlines():
+            server.call(*line.split())
+        server.call("ACL", "SETUSER", "locks", "+hello")
+    url = service.url.replace("//", "//locks:PASSWORD@", 1)
+    url += "?sentinel_username=locks&sentinel_password=PASSWORD"
     async with aiodlock.Client(url) as client, client.lock("name") as lease:
         assert lease.held
 
