@@ -53,6 +53,22 @@ async def test_doctor_looks_at_everything_and_fixes_notifications(store: Store) 
 
 
 @pytest.mark.stores("valkey9")
+async def test_doctor_tells_how_often_the_append_only_file_is_synced(store: Store) -> None:
+    server = await store.raw()
+    await server.config_set("appendonly", "yes")
+    try:
+        for fsync, level in (("always", "ok"), ("everysec", "ok"), ("no", "note")):
+            await server.config_set("appendfsync", fsync)
+            found = (await findings(store))["persistence"]
+            assert fsync in found["found"]
+            assert found["level"] == level
+            assert ("may lose the grants" in found["meaning"]) == (fsync != "always")
+    finally:
+        await server.config_set("appendfsync", "everysec")
+        await server.config_set("appendonly", "no")
+
+
+@pytest.mark.stores("valkey9")
 async def test_doctor_warns_of_eviction_and_ends_with_1(store: Store) -> None:
     server = await store.raw()
     try:

@@ -62,6 +62,27 @@ asyncio.run(main())
     assert run(code) == "True False True"
 
 
+def test_body_is_cancelled_soon_after_a_sleep_though_the_loops_timers_slept_too() -> None:
+    code = """
+import asyncio
+clock = time.clock_gettime
+slept = 0.0
+time.clock_gettime = lambda which: clock(which) + (slept if which == time.CLOCK_MONOTONIC else 0.0)
+import aiodlock
+async def main():
+    global slept
+    async with aiodlock.Client("memory://") as client, asyncio.timeout(20):
+        try:
+            async with client.lock("nap", ttl=60):
+                slept = 61.0
+                await asyncio.Event().wait()
+        except aiodlock.LockLost as lost:
+            print(lost.reason)
+asyncio.run(main())
+"""
+    assert run(code) == "expired"
+
+
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="not Linux")
 def test_clock_of_linux_is_that_of_the_boot() -> None:
     assert _clock.CLOCK == time.CLOCK_BOOTTIME
