@@ -13,11 +13,14 @@ import h2.config
 import h2.connection
 import h2.events
 import h2.settings
+import hpack
 import hyperframe.frame as theirs
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from aiodlock.backends.etcd import connection as ours
-from aiodlock.backends.etcd import frames as f
+from aiodlock.backends.etcd import framing as f
 from aiodlock.backends.etcd.connection import Connection, connect
 from aiodlock.backends.etcd.exchange import Exchange, Lost, NotSent, Status
 from aiodlock.backends.etcd.link import Link
@@ -465,7 +468,15 @@ async def test_server_that_gives_no_sign_of_life_is_given_up(
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    return f.frame(kind, flags, stream, payload)
+    head = struct.pack("!BHBBI", len(payload) >> 16, len(payload) & 0xFFFF, kind, flags, stream)
+    return head + payload
+
+
+def _bomb() -> bytes:
+    """Few bytes that say much: headers that the table knows, again and again."""
+    encoder = hpack.Encoder()
+    known = encoder.encode([("x", "y" * 4000)])
+    return known + encoder.encode([("x", "y" * 4000)]) * 1000  # one byte each
 
 
 _SETTINGS = _frame(4, 0, 0)
@@ -475,30 +486,39 @@ _BROKEN = {
     "no settings first": (_frame(6, 0, 0, bytes(8)), "settings"),
     "confirmation first": (_frame(4, 1, 0), "settings"),
     "large frame": (_SETTINGS + b"\x00\x40\x01\x00\x00\x00\x00\x00\x01", "16385 bytes"),
-    "settings of a stream": (_frame(4, 0, 1), "stream 1"),
-    "odd settings": (_frame(4, 0, 0, bytes(5)), "pairs"),
-    "confirmation with settings": (_SETTINGS + _frame(4, 1, 0, bytes(6)), "confirmation"),
+    "settings of a stream": (_frame(4, 0, 1), "must be zero"),
+    "odd settings": (_frame(4, 0, 0, bytes(5)), "Invalid SETTINGS"),
+    "confirmation with settings": (_SETTINGS + _frame(4, 1, 0, bytes(6)), "SETTINGS ack"),
     "large window": (_frame(4, 0, 0, struct.pack("!HI", 4, 1 << 31)), "window"),
     "small frames": (_frame(4, 0, 0, struct.pack("!HI", 5, 100)), "frames of 100"),
-    "data for none": (_SETTINGS + _frame(0, 0, 0), "stream 0"),
+    "data for none": (_SETTINGS + _frame(0, 0, 0), "must be non-zero"),
     "data before headers": (_SETTINGS + _frame(0, 0, 1, b"x"), "before headers"),
     "data of a later stream": (_SETTINGS + _frame(0, 0, 9, b"x"), "never begun"),
     "headers of the server's": (_SETTINGS + _frame(1, 4, 2, b"\x88"), "never begun"),
     "end of a later stream": (_SETTINGS + _frame(3, 0, 9, bytes(4)), "never begun"),
-    "much padding": (_SETTINGS + _HEADERS + _frame(0, 8, 1, b"\x05abcd"), "padding"),
-    "no padding": (_SETTINGS + _frame(0, 8, 1), "padding"),
-    "no priority": (_SETTINGS + _frame(1, 0x24, 1, b"ab"), "priority"),
-    "short ping": (_SETTINGS + _frame(6, 0, 0, b"1234567"), "7 bytes"),
-    "short end": (_SETTINGS + _frame(3, 0, 1, b"1"), "1 bytes"),
+    "much padding": (_SETTINGS + _HEADERS + _frame(0, 8, 1, b"\x05abcd"), "Padding"),
+    "no padding": (_SETTINGS + _frame(0, 8, 1), "Padding"),
+    "no priority": (_SETTINGS + _frame(1, 0x24, 1, b"ab"), "Priority"),
+    "short ping": (_SETTINGS + _frame(6, 0, 0, b"1234567"), "8 byte length: got 7"),
+    "short end": (_SETTINGS + _frame(3, 0, 1, b"1"), "actual length 1"),
     "short goaway": (_SETTINGS + _frame(7, 0, 0, b"1"), "GOAWAY"),
-    "no more window": (_SETTINGS + _frame(8, 0, 0, bytes(4)), "by nothing"),
+    "no more window": (_SETTINGS + _frame(8, 0, 0, bytes(4)), "increment must be"),
     "too much window": (_SETTINGS + _frame(8, 0, 0, b"\x7f\xff\xff\xff"), "too large"),
     "too much of a stream": (_SETTINGS + _frame(8, 0, 1, b"\x7f\xff\xff\xff"), "too large"),
-    "promise": (_SETTINGS + _frame(5, 4, 1, bytes(4)), "push"),
+    "promise": (_SETTINGS + _frame(5, 4, 1, b"\0\0\0\2"), "push"),
+    "promise of nothing": (_SETTINGS + _frame(5, 4, 1, bytes(4)), "PUSH_PROMISE"),
     "continuation of nothing": (_SETTINGS + _frame(9, 4, 1), "continued"),
     "continuation of another": (_SETTINGS + _frame(1, 0, 1) + _frame(9, 4, 3), "continued"),
     "no continuation": (_SETTINGS + _frame(1, 0, 1) + _frame(6, 0, 0, bytes(8)), "continued"),
     "endless headers": (_SETTINGS + _frame(1, 0, 1) + _frame(9, 0, 1, bytes(16000)) * 5, "no end"),
+    "endless nothing": (_SETTINGS + _frame(1, 0, 1) + _frame(9, 0, 1) * 8000, "no end"),
+    "header bomb": (_SETTINGS + _frame(1, 4, 1, _bomb()), "larger than"),
+    "endless number": (_SETTINGS + _frame(1, 4, 1, b"\xff" + b"\x80" * 99), "cannot be read"),
+    "number of nothing": (_SETTINGS + _frame(1, 4, 1, b"\xbe"), "cannot be read"),
+    "large table": (_SETTINGS + _frame(1, 4, 1, b"\x3f\xe2\x1f"), "cannot be read"),
+    "late size of the table": (_SETTINGS + _frame(1, 4, 1, b"\x88\x20"), "cannot be read"),
+    "text without end": (_SETTINGS + _frame(1, 4, 1, b"\x00\x03ab"), "cannot be read"),
+    "bad Huffman": (_SETTINGS + _frame(1, 4, 1, b"\x00\x81\x00\x00"), "cannot be read"),
     "headers between": (_SETTINGS + _HEADERS + _HEADERS, "between"),
     "headers without status": (_SETTINGS + _frame(1, 4, 1, f_literal(b"a", b"b")), "status"),
     "unreadable headers": (_SETTINGS + _frame(1, 4, 1, b"\xff\xff"), "cannot be read"),
@@ -526,7 +546,7 @@ class Peer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.received += data
-        if b"/p" in self.received:
+        if _frame(0, 1, 1, _packed(b"x")) in self.received:  # the request is whole
             self._say()
 
     def _say(self) -> None:
@@ -560,7 +580,7 @@ async def test_broken_rule_ends_the_connection_and_is_told(
     peer = Peer(data)
     if broken == "too much data":  # who takes everything at once never gets that much
         monkeypatch.setattr(ours, "_WINDOW", 1 << 24)
-        monkeypatch.setattr(f, "window_update", lambda *_: b"")
+        monkeypatch.setattr(ours, "_window_update", lambda *_: b"")
         monkeypatch.setattr(Exchange, "on_data", lambda *_, **__: None)
         real = Connection._on_data
 
@@ -568,7 +588,7 @@ async def test_broken_rule_ends_the_connection_and_is_told(
             call = self._calls[1]
             before = call.unconfirmed
             real(self, *args)
-            call.unconfirmed = before + args[3]
+            call.unconfirmed = before + args[0].flow_controlled_length
 
         monkeypatch.setattr(Connection, "_on_data", forgetful)
     async with _meeting(peer) as connection:
@@ -612,22 +632,50 @@ async def test_server_that_says_nothing_is_no_connection() -> None:
 # -- frames ------------------------------------------------------------------------------------------
 
 
-def test_frames_are_those_of_another_implementation() -> None:
-    data = theirs.DataFrame(5, b"abc", flags=["END_STREAM"])
-    update = theirs.WindowUpdateFrame(5, 77)
-    reset = theirs.RstStreamFrame(5, 8)
-    away = theirs.GoAwayFrame(0, 0, 1)
-    settings = theirs.SettingsFrame(0, {2: 0, 4: 1000})
-    assert f.frame(f.DATA, f.END_STREAM, 5, b"abc") == data.serialize()
-    assert f.window_update(5, 77) == update.serialize()
-    assert f.rst_stream(5, 8) == reset.serialize()
-    assert f.goaway(1) == away.serialize()
-    assert f.settings((2, 0), (4, 1000)) == settings.serialize()
-    headers = theirs.HeadersFrame(5, b"h" * 10)
-    more = theirs.ContinuationFrame(5, b"h" * 10)
-    last = theirs.ContinuationFrame(5, b"h" * 3, flags=["END_HEADERS"])
-    both = headers.serialize() + more.serialize() + last.serialize()
-    assert f.headers(5, b"h" * 23, 10) == both
+async def test_headers_longer_than_a_frame_are_continued(make: Any) -> None:
+    connection, server = await make()
+    token = "".join(random.Random(1).choices("abcdefghijklmnop", k=60_000))
+    server.h2.decoder.max_header_list_size = 1 << 20
+    assert await _call(connection, b"x", metadata=(("token", token),)) == b"x"
+    assert server.requests[1][0]["token"] == token
+
+
+async def test_token_is_kept_by_no_proxy() -> None:
+    block = Connection("there")._block("/p", None, (("token", "secret"),))
+    headers = {header[0]: header for header in hpack.Decoder().decode(block, raw=True)}
+    assert isinstance(headers[b"token"], hpack.NeverIndexedHeaderTuple)
+    assert not isinstance(headers[b"te"], hpack.NeverIndexedHeaderTuple)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    messages=st.lists(
+        st.tuples(
+            st.lists(
+                st.tuples(
+                    st.sampled_from([b":status", b"grpc-status", b"x", b""]),
+                    st.binary(max_size=200),
+                ),
+                max_size=8,
+            ),
+            st.booleans(),
+            st.sampled_from([None, 0, 60, 500, 4096]),
+        ),
+        max_size=8,
+    )
+)
+def test_headers_that_were_read_before_mean_what_they_say_now(
+    messages: list[tuple[list[tuple[bytes, bytes]], bool, int | None]],
+) -> None:
+    async def read() -> None:
+        connection, encoder = Connection("there"), hpack.Encoder()
+        for headers, huffman, size in messages:
+            if size is not None:
+                encoder.header_table_size = size
+            for _ in range(3):  # from the second time on the table knows them
+                assert connection._headers(encoder.encode(headers, huffman=huffman)) == headers
+
+    asyncio.run(read())
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -635,7 +683,7 @@ def test_frames_of_another_implementation_are_read_in_any_pieces(seed: int) -> N
     chance = random.Random(seed)
     out, expected = b"", []
     for _ in range(20):
-        stream, body = chance.randrange(1, 99), chance.randbytes(chance.randrange(50))
+        stream, body = chance.randrange(1, 99), chance.randbytes(chance.randrange(1, 50))
         padding = chance.choice([0, 0, 3])
         flags = ["END_STREAM"] + (["PADDED"] if padding else [])
         kind = chance.choice([0, 1, 9])
@@ -646,16 +694,19 @@ def test_frames_of_another_implementation_are_read_in_any_pieces(seed: int) -> N
             frame.flags.add("END_HEADERS")
             out += frame.serialize()
         else:
-            kind, cut = 1, chance.randrange(51)
+            kind, cut = 1, chance.randrange(1, 51)
             frame = theirs.HeadersFrame(stream, body[:cut], pad_length=padding, flags=flags)
             out += frame.serialize()
             out += theirs.ContinuationFrame(stream, b"").serialize()
             out += theirs.ContinuationFrame(stream, body[cut:], flags=["END_HEADERS"]).serialize()
         expected.append((kind, stream, body))
-    reader, found = f.Reader(), []
+    reader = f.Reader()
+    found: list[tuple[int | None, int, bytes]] = []
     while out:
         size = chance.choice([1, 2, 9, 30, 1000])
-        found += [(one.kind, one.stream, one.payload) for one in reader.feed(out[:size])]
+        for one in reader.feed(out[:size]):
+            assert isinstance(one, theirs.DataFrame | theirs.HeadersFrame)
+            found.append((one.type, one.stream_id, one.data))
         out = out[size:]
     assert found == expected
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from aiodlock import Client, Unsupported
@@ -16,6 +18,15 @@ def test_url_names_members_user_and_files() -> None:
     assert (access.tls, access.ca, access.cert, access.key) == (True, "/ca.pem", "/c", "/k")
     assert described == "etcds://one,two:2000"
     assert read_url("etcd://[::1]:2379")[0].endpoints == ("[::1]:2379",)
+
+
+@pytest.mark.parametrize("missing", ["hpack", "hyperframe.frame"])
+def test_client_says_what_to_install(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [name for name in sys.modules if name.startswith("aiodlock.backends.etcd")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ImportError, match=r"pip install 'aiodlock\[etcd\]'"):
+        Client("etcd://one")
 
 
 @pytest.mark.parametrize(

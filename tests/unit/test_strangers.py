@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd import recipe
 from aiodlock.backends.etcd.connection import Connection as EtcdConnection
-from aiodlock.backends.etcd.frames import ProtocolError, Reader
-from aiodlock.backends.etcd.hpack import Decoder, MalformedHeaders
+from aiodlock.backends.etcd.framing import ProtocolError, Reader
 from aiodlock.backends.zookeeper import jute
 from aiodlock.backends.zookeeper.about import About, read_about, write_about
 from aiodlock.backends.zookeeper.connection import Connection as ZooKeeperConnection
@@ -192,13 +191,23 @@ def _sized(number: int, data: bytes) -> bytes:
     return bytes(out) + bytes([size]) + data
 
 
-@settings(max_examples=300)
-@given(st.lists(st.binary(max_size=80), max_size=4))
-def test_headers_are_read_or_refused(blocks: list[bytes]) -> None:
-    decoder = Decoder()
-    with contextlib.suppress(MalformedHeaders):
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.binary(max_size=80), max_size=4), st.booleans())
+@example([b"\xff\xff\xff\xff\xff\xff\xff\xff"], True)
+@example([b"\x00\x81\xff\x01y"], True)
+def test_headers_are_read_or_refused(blocks: list[bytes], whole: bool) -> None:
+    async def hear() -> None:
+        connection = EtcdConnection("there")
+        connection.connection_made(Wire())
+        connection.data_received(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+        call = connection.begin("/a/b", lambda message: None, b"message")
         for block in blocks:
-            decoder.decode(block)
+            head = len(block).to_bytes(3, "big") + (b"\1\4" if whole else b"\1\0")
+            connection.data_received(head + bytes([0, 0, 0, 1]) + block)
+        connection.connection_lost(None)
+        assert call.ended.done()
+
+    asyncio.run(hear())
 
 
 _FRAMES = st.builds(

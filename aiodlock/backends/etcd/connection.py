@@ -12,10 +12,23 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from . import frames as f
-from .exchange import Exchange, Lost, NotSent, pack
-from .frames import Frame, ProtocolError
-from .hpack import NO_TABLE, Decoder, MalformedHeaders, encode
+from hpack import Decoder, Encoder, HPACKError
+from hyperframe.frame import (
+    ContinuationFrame,
+    DataFrame,
+    Frame,
+    GoAwayFrame,
+    HeadersFrame,
+    PingFrame,
+    PushPromiseFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
+
+from . import framing as f
+from .exchange import Exchange, Header, Lost, NotSent, pack
+from .framing import ProtocolError
 
 #: The server may send so many bytes ahead: on one stream, and on all together.
 _STREAM_WINDOW, _WINDOW = 1 << 20, 1 << 23
@@ -23,6 +36,8 @@ _STREAM_WINDOW, _WINDOW = 1 << 20, 1 << 23
 #: five seconds for an attack. The connection is lost so long after that (seconds).
 PING_AFTER, PONG_WITHIN = 10.0, 5.0
 _NEVER_LIMITED = 1 << 31
+#: All headers of one message together, as HPACK counts them.
+_MOST_HEADERS = 1 << 16
 #: grpc-go sends a ping with every answer, to measure the way. What is owed to it goes along with the next
 #: call, or so much later (seconds), instead of being a packet of its own.
 _PONG_SOON = 0.05
@@ -37,21 +52,25 @@ class Connection(asyncio.Protocol):
     Mutable state: ``_transport``; ``_calls`` by stream; ``_queued`` (calls that wait for others to end);
     ``_next`` (stream); ``_window`` (the server takes so many bytes more), and what its settings say:
     ``_first_window``, ``_largest``, ``_most``; ``_unconfirmed`` (received bytes that the server was not
-    told to send again); ``_said`` (whether headers were sent); ``_heard_at``, ``_pinged_at``, ``_timer``
+    told to send again); ``_heard_at``, ``_pinged_at``, ``_timer``
     (signs of life); ``_owed`` (answers to pings, which go out with the next bytes); ``_blocks`` (headers as
-    bytes, by what they say); ``_closed`` (why it is closed), ``_gone`` (set when the transport is closed,
-    too).
+    bytes, by what they say), ``_read`` (the other way round); ``_closed`` (why it is closed), ``_gone``
+    (set when the transport is closed, too).
     """
 
     def __init__(self, authority: str, scheme: str = "http") -> None:
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[Exception] = self._loop.create_future()
         self.ready: asyncio.Future[None] = self._loop.create_future()
-        self._authority = authority.encode()
-        self._scheme = scheme.encode()
+        self._authority = authority
+        self._scheme = scheme
         self._transport: asyncio.Transport | None = None
         self._reader = f.Reader()
-        self._decoder = Decoder()
+        self._decoder = Decoder(_MOST_HEADERS)
+        # It remembers nothing, so what it has written once can be sent again.
+        self._encoder = Encoder()
+        self._encoder.header_table_size = 0
+        self._no_table = self._encoder.encode(())
         self._calls: dict[int, Exchange] = {}
         self._queued: deque[Exchange] = deque()
         self._next = 1
@@ -59,17 +78,17 @@ class Connection(asyncio.Protocol):
         self._largest = f.LARGEST
         self._most = _NEVER_LIMITED
         self._unconfirmed = 0
-        self._said = False
         self._heard_at = self._loop.time()
         self._pinged_at = 0.0
         self._owed = b""
         self._timer: asyncio.TimerHandle | None = None
         self._blocks: dict[tuple[object, ...], bytes] = {}
+        self._read: dict[bytes, list[Header]] = {}
         self._closed: Exception | None = None
         self._gone = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<Connection to {self._authority.decode()} with {len(self._calls)} calls>"
+        return f"<Connection to {self._authority} with {len(self._calls)} calls>"
 
     @property
     def calls(self) -> int:
@@ -124,7 +143,7 @@ class Connection(asyncio.Protocol):
         """End a call here, with this error. What it was to do may be done all the same."""
         if call.id:
             if self._calls.pop(call.id, None) is not None:
-                self._write(f.rst_stream(call.id, f.CANCEL))
+                self._write(RstStreamFrame(call.id, f.CANCEL).serialize())
                 self._start_queued()
         elif call in self._queued:
             self._queued.remove(call)
@@ -137,35 +156,45 @@ class Connection(asyncio.Protocol):
         key = path, within, metadata
         block = self._blocks.get(key)
         if block is None:
-            headers = [
-                (b":method", b"POST"),
-                (b":scheme", self._scheme),
-                (b":path", path.encode()),
-                (b":authority", self._authority),
-                (b"te", b"trailers"),
-                (b"content-type", b"application/grpc"),
-                (b"user-agent", b"aiodlock"),
-            ]
-            if within is not None:
-                headers.append((b"grpc-timeout", b"%dm" % max(1, round(within * 1000))))
-            headers += [(name.encode(), value.encode()) for name, value in metadata]
-            secret = frozenset(name.encode() for name, _ in metadata)
+            timeout = (
+                () if within is None else (("grpc-timeout", f"{max(1, round(within * 1000))}m"),)
+            )
+            headers = (
+                (":method", "POST"),
+                (":scheme", self._scheme),
+                (":path", path),
+                (":authority", self._authority),
+                ("te", "trailers"),
+                ("content-type", "application/grpc"),
+                ("user-agent", "aiodlock"),
+                *timeout,
+                *((*secret, True) for secret in metadata),  # no proxy may remember it
+            )
             if len(self._blocks) > 64:  # tokens of users end
                 self._blocks.clear()
-            block = self._blocks[key] = encode(headers, secret)
+            block = self._blocks[key] = self._encoder.encode(headers)
         return block
 
     def _start(self, call: Exchange) -> None:
         call.id, self._next = self._next, self._next + 2
         call.window = self._first_window
-        block = call.block
-        if not self._said:
-            self._said, block = True, NO_TABLE + block
         self._calls[call.id] = call
         # In one piece: most calls are one packet.
-        self._write(f.headers(call.id, block, self._largest) + self._data(call))
+        self._write(self._head(call) + self._data(call))
         if self._next > f.LAST_STREAM:
             self._end(NotSent("the connection is worn out"))
+
+    def _head(self, call: Exchange) -> bytes:
+        """Return a call's headers as frames, which data will follow."""
+        largest = self._largest
+        block = self._no_table + call.block if call.id == 1 else call.block
+        frame: HeadersFrame | ContinuationFrame = HeadersFrame(call.id, block[:largest])
+        out = b""
+        for at in range(largest, len(block), largest):
+            out += frame.serialize()
+            frame = ContinuationFrame(call.id, block[at : at + largest])
+        frame.flags.add("END_HEADERS")
+        return out + frame.serialize()
 
     def _start_queued(self) -> None:
         while self._queued and len(self._calls) < self._most and not self.over.done():
@@ -183,7 +212,8 @@ class Connection(asyncio.Protocol):
             self._window -= len(part)
             call.window -= len(part)
             call.finished = call.finishing and not call.unsent
-            out += f.frame(f.DATA, f.END_STREAM if call.finished else 0, call.id, part)
+            flags = ("END_STREAM",) if call.finished else ()
+            out += DataFrame(call.id, part, flags=flags).serialize()
         return out
 
     def _send_more(self) -> None:
@@ -224,7 +254,7 @@ class Connection(asyncio.Protocol):
         """Close at once. Calls that are not over end with this reason."""
         if self._closed is None:
             self._closed = reason
-            self._write(f.goaway(code))
+            self._write(GoAwayFrame(error_code=code).serialize())
             if self._transport is not None:
                 self._transport.close()
         self._end(reason)
@@ -265,8 +295,9 @@ class Connection(asyncio.Protocol):
         if tls is not None and tls.selected_alpn_protocol() != "h2":
             self.close(Lost("the server speaks no HTTP/2"))
             return
-        ours = f.settings((f.ENABLE_PUSH, 0), (f.INITIAL_WINDOW, _STREAM_WINDOW))
-        self._write(f.PREFACE + ours + f.window_update(0, _WINDOW - f.WINDOW))
+        settings = {SettingsFrame.ENABLE_PUSH: 0, SettingsFrame.INITIAL_WINDOW_SIZE: _STREAM_WINDOW}
+        ours = SettingsFrame(settings=settings).serialize()
+        self._write(f.PREFACE + ours + _window_update(0, _WINDOW - f.WINDOW))
         self._timer = self._loop.call_later(PONG_WITHIN, self._look_for_life)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -285,7 +316,7 @@ class Connection(asyncio.Protocol):
                 self._take(frame)
         except ProtocolError as wrong:
             self.close(Lost(f"the server broke a rule of HTTP/2: {wrong}"), wrong.code)
-        except MalformedHeaders as wrong:
+        except HPACKError as wrong:
             self.close(
                 Lost(f"the server sent headers that cannot be read: {wrong}"), f.COMPRESSION_ERROR
             )
@@ -298,41 +329,40 @@ class Connection(asyncio.Protocol):
                 return
         elif self._calls and silent >= PING_AFTER:
             self._pinged_at = self._loop.time()
-            self._write(f.frame(f.PING, 0, 0, b"aiodlock"))
+            self._write(PingFrame(opaque_data=b"aiodlock").serialize())
         self._timer = self._loop.call_later(PONG_WITHIN, self._look_for_life)
 
     # -- frames ----------------------------------------------------------------------------------
 
     def _take(self, frame: Frame) -> None:
-        kind, flags, stream, payload, length = frame
-        if not self.ready.done() and (kind != f.SETTINGS or flags & f.ACK):
+        stream = frame.stream_id
+        if not self.ready.done() and not (
+            isinstance(frame, SettingsFrame) and "ACK" not in frame.flags
+        ):
             raise ProtocolError("it does not begin with its settings")
-        if kind == f.DATA:
-            self._on_data(flags, stream, payload, length)
-        elif kind == f.HEADERS:
-            headers = self._decoder.decode(payload)  # in any case: it changes the table
-            call = self._call(stream)
-            if call is not None:
-                last = bool(flags & f.END_STREAM)
-                call.on_headers(headers, last=last)
-                self._after(call, last=last)
-        elif kind == f.RST_STREAM:
-            call = self._call(stream)
-            if call is not None:
-                call.on_reset(f.read_number(payload))
-                del self._calls[stream]
-                self._start_queued()
-        elif kind == f.WINDOW_UPDATE:
-            self._on_window(stream, f.read_number(payload) & f.LARGEST_WINDOW)
-        elif kind == f.SETTINGS:
-            self._on_settings(flags, payload)
-        elif kind == f.PING:
-            if not flags & f.ACK:
-                self._owe(f.frame(f.PING, f.ACK, 0, payload))
-        elif kind == f.GOAWAY:
-            self._on_goaway(*f.read_goaway(payload))
-        elif kind == f.PUSH_PROMISE:
-            raise ProtocolError("a promise to push, which was forbidden")
+        match frame:
+            case DataFrame():
+                self._on_data(frame)
+            case HeadersFrame():
+                self._on_headers(frame)
+            case RstStreamFrame():
+                call = self._call(stream)
+                if call is not None:
+                    call.on_reset(frame.error_code)
+                    del self._calls[stream]
+                    self._start_queued()
+            case WindowUpdateFrame():
+                self._on_window(stream, frame.window_increment)
+            case SettingsFrame():
+                if "ACK" not in frame.flags:
+                    self._on_settings(frame.settings)
+            case PingFrame():
+                if "ACK" not in frame.flags:
+                    self._owe(PingFrame(opaque_data=frame.opaque_data, flags=["ACK"]).serialize())
+            case GoAwayFrame():
+                self._on_goaway(frame)
+            case PushPromiseFrame():
+                raise ProtocolError("a promise to push, which was forbidden")
         # Of PRIORITY nothing follows here, and what is not known has to be ignored.
 
     def _call(self, stream: int) -> Exchange | None:
@@ -342,12 +372,32 @@ class Connection(asyncio.Protocol):
             raise ProtocolError(f"stream {stream} was never begun")
         return call
 
-    def _on_data(self, flags: int, stream: int, payload: bytes, length: int) -> None:
+    def _on_headers(self, frame: HeadersFrame) -> None:
+        headers = self._headers(frame.data)  # in any case: it changes the table
+        call = self._call(frame.stream_id)
+        if call is not None:
+            last = "END_STREAM" in frame.flags
+            call.on_headers(headers, last=last)
+            self._after(call, last=last)
+
+    def _headers(self, block: bytes) -> list[Header]:
+        """Return what the bytes say. A server answers each call with the same few, of its table alone."""
+        if (known := self._read.get(block)) is not None:
+            return known
+        headers = [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, True)]
+        if not all(0x80 < byte < 0xFF for byte in block):
+            self._read.clear()  # the table may have changed
+        elif len(self._read) < 16:
+            self._read[block] = headers
+        return headers
+
+    def _on_data(self, frame: DataFrame) -> None:
+        stream, length = frame.stream_id, frame.flow_controlled_length
         self._unconfirmed += length
         if self._unconfirmed > _WINDOW:
             raise ProtocolError("more data than was allowed", f.FLOW_CONTROL_ERROR)
         if self._unconfirmed >= _WINDOW // 2:
-            self._write(f.window_update(0, self._unconfirmed))
+            self._write(_window_update(0, self._unconfirmed))
             self._unconfirmed = 0
         call = self._call(stream)
         if call is None:
@@ -355,10 +405,10 @@ class Connection(asyncio.Protocol):
         call.unconfirmed += length
         if call.unconfirmed > _STREAM_WINDOW:
             raise ProtocolError("more data on a stream than was allowed", f.FLOW_CONTROL_ERROR)
-        last = bool(flags & f.END_STREAM)
-        call.on_data(payload, last=last)
+        last = "END_STREAM" in frame.flags
+        call.on_data(frame.data, last=last)
         if call.unconfirmed >= _STREAM_WINDOW // 2 and not last and not call.ended.done():
-            self._write(f.window_update(stream, call.unconfirmed))
+            self._write(_window_update(stream, call.unconfirmed))
             call.unconfirmed = 0
         self._after(call, last=last)
 
@@ -368,12 +418,10 @@ class Connection(asyncio.Protocol):
             return
         if not (last and call.finished):
             # It answered without waiting for the rest, or what it sends means nothing any more.
-            self._write(f.rst_stream(call.id, f.CANCEL))
+            self._write(RstStreamFrame(call.id, f.CANCEL).serialize())
         self._start_queued()
 
     def _on_window(self, stream: int, more: int) -> None:
-        if not more:
-            raise ProtocolError("a window grows by nothing")
         if not stream:
             self._window += more
             if self._window > f.LARGEST_WINDOW:
@@ -387,36 +435,38 @@ class Connection(asyncio.Protocol):
                 raise ProtocolError("a stream's window is too large", f.FLOW_CONTROL_ERROR)
             self._write(self._data(call))
 
-    def _on_settings(self, flags: int, payload: bytes) -> None:
-        if flags & f.ACK:
-            if payload:
-                raise ProtocolError("a confirmation with settings", f.FRAME_SIZE_ERROR)
-            return
-        for what, value in f.read_settings(payload):
-            if what == f.CONCURRENT:
-                self._most = value
-            elif what == f.FRAME_SIZE:
-                self._largest = value
-            elif what == f.INITIAL_WINDOW:
-                more, self._first_window = value - self._first_window, value
-                for call in self._calls.values():
-                    call.window += more
-                    if call.window > f.LARGEST_WINDOW:
-                        raise ProtocolError("a stream's window is too large", f.FLOW_CONTROL_ERROR)
-        self._write(f.frame(f.SETTINGS, f.ACK, 0))
+    def _on_settings(self, settings: dict[int, int]) -> None:
+        self._most = settings.get(SettingsFrame.MAX_CONCURRENT_STREAMS, self._most)
+        self._largest = settings.get(SettingsFrame.MAX_FRAME_SIZE, self._largest)
+        if not f.LARGEST <= self._largest < 1 << 24:
+            raise ProtocolError(f"frames of {self._largest} bytes")
+        before = self._first_window
+        self._first_window = settings.get(SettingsFrame.INITIAL_WINDOW_SIZE, before)
+        for call in self._calls.values():
+            call.window += self._first_window - before
+        windows = (self._first_window, *(call.window for call in self._calls.values()))
+        if max(windows) > f.LARGEST_WINDOW:
+            raise ProtocolError("a stream's window is too large", f.FLOW_CONTROL_ERROR)
+        self._write(SettingsFrame(flags=["ACK"]).serialize())
         if not self.ready.done():
             self.ready.set_result(None)
         self._start_queued()
         self._send_more()
 
-    def _on_goaway(self, last: int, code: int, text: str) -> None:
+    def _on_goaway(self, frame: GoAwayFrame) -> None:
         """The server ends the connection; calls after the last one it looked at were not carried out."""
-        reason = Lost(f"the server ends the connection (error {code}){f': {text}' if text else ''}")
+        text = frame.additional_data[:192].decode(errors="replace")
+        why = f" (error {frame.error_code}){f': {text}' if text else ''}"
+        reason = Lost(f"the server ends the connection{why}")
         self._end(reason)
         for stream, call in list(self._calls.items()):
-            if stream > last:
+            if stream > frame.last_stream_id & f.LAST_STREAM:
                 del self._calls[stream]
                 call.end(NotSent(str(reason)))
+
+
+def _window_update(stream: int, more: int) -> bytes:
+    return WindowUpdateFrame(stream, more).serialize()
 
 
 async def connect(

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
-from . import frames as f
-from .frames import ProtocolError
-from .hpack import Header
+from . import framing as f
+from .framing import ProtocolError
+
+#: Its name and its value.
+Header = tuple[bytes, bytes]
 
 # Of gRPC's statuses those that mean something here.
 OK: Final = 0

@@ -8,8 +8,16 @@ from ..._errors import Unsupported
 from ..._model import Capabilities
 from .._urls import check_host, without_password
 from ..sources import StoreOptions
-from .link import Access
-from .store import EtcdBackend
+
+try:
+    from .link import Access
+    from .store import EtcdBackend
+except ImportError as _missing:
+    if _missing.name is None or not _missing.name.startswith(("hpack", "hyperframe")):
+        raise
+    raise ImportError(
+        "etcd:// needs the packages hpack and hyperframe: pip install 'aiodlock[etcd]'"
+    ) from _missing
 
 _PORT = 2379
 _FILES = ("ca", "cert", "key")
