@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import trustme
 
 from aiodlock import BackendError, BackendUnavailable, Client, LockLost, Unsupported, WouldBlock
 from aiodlock.backends.postgres.schema import VERSION, create_statements
-from aiodlock.cli import _init
+from aiodlock.cli import _doctor_postgres, _init
 
 from ..postgres import PostgresServer
 from ..scenes import until, until_cancelled
@@ -133,12 +134,26 @@ def sql_of_the_page(heading: str) -> list[str]:
     return re.findall(r"```sql\n(.*?)```", section, re.DOTALL)
 
 
-async def test_grants_of_the_page_let_a_role_lock(empty: PostgresServer) -> None:
-    install(empty)
-    _, grants = sql_of_the_page("Rights")  # the roles are there
-    empty.execute(grants)
-    async with Client(empty.url_of("locker")) as client, client.lock(NAME):
-        pass
+async def test_roles_and_grants_of_the_page_lead_from_nothing_to_a_lock(
+    empty: PostgresServer,
+) -> None:
+    operators = Path(__file__).parents[2] / "examples" / "operators"
+    empty.execute("drop role locker;")
+    empty.execute((operators / "roles.sql").read_text())
+    try:
+        assert "created" in await _init.create(empty.url_of("aiodlock_owner"), None)
+        empty.execute((operators / "grants.sql").read_text(), role="aiodlock_owner")
+        url = empty.url_of("locker")
+        async with Client(url) as client, client.lock(NAME):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await asyncio.to_thread(
+                    partial(empty.execute, "select * from aiodlock.name", role="locker")
+                )
+        found = {one.subject: one.level for one in await _doctor_postgres.examine(url)}
+        assert "error" not in found.values(), found
+    finally:
+        empty.execute("drop schema if exists aiodlock cascade;")
+        empty.execute("drop owned by aiodlock_owner, locker; drop role aiodlock_owner;")
 
 
 async def test_guards_of_the_page_refuse_a_stale_token(empty: PostgresServer) -> None:

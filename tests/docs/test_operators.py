@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client import REGISTRY
 
 from aiodlock import Client, LockLost, RequestInfo, otel
+from aiodlock._embedded import find_valkey9
 
 from ..scenes import STARTING
 from ..servers import Store
@@ -237,6 +239,110 @@ async def test_pod_that_follows_a_killed_one_makes_the_report(store: Store) -> N
     successor = start("echo", "made")
     told, _ = await asyncio.to_thread(successor.communicate, timeout=STARTING)
     assert (successor.returncode, told) == (0, "made\n")
+
+
+def leading() -> list[str]:
+    """Return what the container of the Deployment runs."""
+    deployment: dict[str, Any] = yaml.safe_load((FILES / "leader-deployment.yaml").read_text())
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    command: list[str] = container["command"]
+    return command
+
+
+@pytest.mark.stores("valkey9")
+async def test_second_pod_of_the_deployment_leads_when_the_first_one_is_ended(store: Store) -> None:
+    environment = {**os.environ, "AIODLOCK_URL": store.url}
+
+    def start(name: str) -> subprocess.Popen[str]:
+        assert leading()[0] == "aiodlock"
+        return subprocess.Popen(
+            [f"{HERE}/aiodlock", *leading()[1:], "sh", "-c", f"echo {name}; exec sleep 60"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    pods = {}
+    async with Client(store.url) as client:
+        for name in ("first", "second"):
+            pods[name] = start(name)
+            async with asyncio.timeout(STARTING):
+                while True:
+                    info = await client.inspect("scheduler")
+                    if len(info.holders) + len(info.waiters) == len(pods):
+                        break
+                    await asyncio.sleep(0.05)
+        for name, pod in pods.items():  # as Kubernetes does it
+            assert pod.stdout is not None
+            assert await asyncio.to_thread(pod.stdout.readline) == f"{name}\n"
+            pod.terminate()
+            await asyncio.to_thread(pod.wait, STARTING)
+            pod.stdout.close()
+
+
+def test_deployment_ends_old_pods_before_it_starts_new_ones() -> None:
+    deployment: dict[str, Any] = yaml.safe_load((FILES / "leader-deployment.yaml").read_text())
+    spec = deployment["spec"]
+    assert (deployment["apiVersion"], deployment["kind"]) == ("apps/v1", "Deployment")
+    assert spec["strategy"] == {"type": "Recreate"}
+    assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
+    assert spec["template"]["spec"]["shareProcessNamespace"] is True
+    (container,) = spec["template"]["spec"]["containers"]
+    assert [variable["name"] for variable in container["env"]] == ["AIODLOCK_URL"]
+
+
+COMPOSE = sorted((FILES / "compose").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", COMPOSE, ids=lambda file: file.stem)
+def test_compose_file_names_its_images_and_opens_ports_here_alone(file: Path) -> None:
+    services: dict[str, Any] = yaml.safe_load(file.read_text())["services"]
+    for service in services.values():
+        assert re.search(r":v?[0-9]", service["image"])  # a version
+        for port in service.get("ports", []):
+            assert port.startswith("127.0.0.1:")
+
+
+@pytest.mark.parametrize("file", COMPOSE, ids=lambda file: file.stem)
+def test_url_of_the_compose_file_leads_to_its_ports(file: Path) -> None:
+    text = file.read_text()
+    (url,) = re.findall(r"AIODLOCK_URL[=:]\s*(\S+)", text)
+    services: dict[str, Any] = yaml.safe_load(text)["services"]
+    nodes = url if "," in url and url.count("://") > 1 else [url]
+    nodes = nodes.split(",") if isinstance(nodes, str) else nodes
+    Client(nodes if len(nodes) > 1 else nodes[0])  # it is a URL of ours
+    opened = {port.split(":")[1] for one in services.values() for port in one.get("ports", [])}
+    if opened:
+        assert set(re.findall(r"localhost:(\d+)", url)) == opened
+    else:  # reached from inside of the network
+        assert set(re.findall(r"[/,]([a-z]+\d):", url)) <= set(services)
+
+
+@pytest.mark.parametrize("name", ["valkey", "quorum"])
+def test_server_takes_the_settings_of_the_compose_file(name: str, tmp_path: Path) -> None:
+    services = yaml.safe_load((FILES / "compose" / f"{name}.yaml").read_text())["services"]
+    service = next(iter(services.values()))
+    _, *words = shlex.split(service["command"])
+    program = find_valkey9()
+    assert program is not None
+    done = subprocess.Popen(
+        [str(program), *words, "--port", "0", "--unixsocket", "socket"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert done.stdout is not None
+    try:
+        for line in done.stdout:
+            assert "FATAL" not in line
+            if "Ready to accept connections" in line:
+                break
+        else:
+            pytest.fail("the server ended")
+    finally:
+        done.terminate()
+        done.wait()
+        done.stdout.close()
 
 
 def test_cron_job_of_kubernetes_says_what_the_page_says() -> None:

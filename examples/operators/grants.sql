@@ -1,0 +1,2 @@
+GRANT USAGE ON SCHEMA aiodlock TO locker;
+GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA aiodlock TO locker;
