@@ -628,7 +628,7 @@ async def test_full_store_refuses_and_releases(
     assert isinstance(await waiter.acquire(wait=True), Waiting)
     unsure, _ = direct.place(ttl=2.0)
     assert isinstance(await unsure.acquire(wait=True), Waiting)
-    unsure.ambiguous = True  # as after a lost answer
+    unsure.own.ambiguous = True  # as after a lost answer
     put = m.RequestOp(request_put=m.PutRequest(b"ballast", bytes(1_000_000)))
 
     async def fill() -> None:

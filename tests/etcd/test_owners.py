@@ -108,7 +108,7 @@ async def test_readers_of_one_owner_that_are_let_in_together_have_the_first_ones
     await writer.leave(ENDED)
     for place, heard in readers:
         await heard.until("granted")
-        assert place.token == readers[0][0].created
+        assert place.token == readers[0][0].own.created
     for place, _ in readers:
         await place.leave(ENDED)
 

@@ -1,4 +1,5 @@
-"""The keys of one request: with which leases they end, and how they move from one lease to another.
+"""The keys of one request: how they are made, with which leases they end, how they move from one lease to
+another, and how they are deleted. (Above 400 lines: their state has one owner.)
 
 A message that moves them may have no answer. Until the next one has, they may end with either lease, and
 the deadline is the earlier one.
@@ -15,11 +16,14 @@ from typing import TYPE_CHECKING
 
 from ..._clock import local_deadline, now
 from ..._errors import BackendError, BackendUnavailable
+from ..._model import End, Left
+from ..base import Unanswered
+from . import link as api
 from . import messages as m
 from . import transactions
 from .leases import SharedLease
-from .recipe import Queue
-from .refusals import LeaseNotFound
+from .recipe import Queue, Record, Turn, value_of_success
+from .refusals import LeaseNotFound, NoSpace
 
 if TYPE_CHECKING:
     from .place import EtcdPlace
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 _MOVE_AFTER = 0.05
 #: Pauses between repetitions in the background (seconds).
 PAUSE = 0.1
+#: The lease that keeps a name closed is so much longer than asked for: two writes take time (seconds).
+_SPARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +49,29 @@ class Move:
 class OwnKeys:
     """Mutable state:
 
-    ``lease`` (that its key ends with); ``_maybe`` (leases that it may end with instead: a move to them had
-    no answer); ``written`` (the revision in which its key was written last, 0 if it is not known to be
-    there); ``_writer`` (held while it is being written); ``delay_lease`` (the same as ``lease`` for its
-    lock-delay; None without); ``ttl`` (of a holder); ``until`` (the end of what is not extended by itself);
-    ``_deadline`` (the latest that was told); ``_order`` (that its key was found with, if it had joined).
+    ``created`` (the revision in which its key was made, 0 if not known); ``ambiguous`` (a message that
+    makes the key may be carried out later); ``lease`` (that its key ends with); ``_maybe`` (leases that it
+    may end with instead: a move to them had no answer); ``written`` (the revision in which its key was
+    written last, 0 if it is not known to be there); ``_writer`` (held while it is being written);
+    ``delay_lease`` (the same as ``lease`` for its lock-delay; None without); ``ttl`` (of a holder);
+    ``until`` (the end of what is not extended by itself); ``_deadline`` (the latest that was told);
+    ``_order`` (that its key was found with, if it had joined); ``_closes`` (its ``hold_at_least`` was
+    written), ``_hold_lease`` (with which that ends); ``_record_leases`` (one of which its success may end
+    with); ``_leaves`` (how many leaves were sent).
     """
 
     __slots__ = (
+        "_closes",
         "_deadline",
+        "_hold_lease",
+        "_leaves",
         "_maybe",
         "_order",
         "_place",
+        "_record_leases",
         "_writer",
+        "ambiguous",
+        "created",
         "delay_lease",
         "lease",
         "ttl",
@@ -74,6 +90,12 @@ class OwnKeys:
         self.until: float = math.inf
         self._deadline: float = 0.0
         self._order: int = 0
+        self.created: int = 0
+        self.ambiguous: bool = False
+        self._closes: bool = False
+        self._hold_lease: SharedLease | None = None
+        self._record_leases: tuple[SharedLease, ...] = ()
+        self._leaves: int = 0
 
     # -- where they are --------------------------------------------------------------------------
 
@@ -213,6 +235,113 @@ class OwnKeys:
     def _are_at(self, lease: SharedLease, delay: SharedLease | None) -> bool:
         return lease is self.lease and delay is self.delay_lease and not self._maybe
 
+    # -- making them -----------------------------------------------------------------------------
+
+    async def send(self, request: m.TxnRequest, *leases: SharedLease | None) -> m.TxnResponse:
+        """Send what may make the key, with one of these leases. Without an answer it may still be carried
+        out, now or later."""
+        store, before, self.ambiguous = self._place.store, self.ambiguous, True
+        try:
+            answer = await store.transact(self._place.keys, request)
+        except Unanswered:
+            raise
+        except BackendError as refused:
+            self.ambiguous = before
+            if isinstance(refused, LeaseNotFound):
+                await store.look_for(*leases)
+            raise
+        self.ambiguous = before
+        return answer
+
+    def were_made(self, found: Record) -> SharedLease:
+        """Return the lease that the key was found with, which may be that of an earlier attempt."""
+        lease = self._place.store.leases.by_id(found.lease)
+        if lease is None:
+            raise BackendUnavailable("a key ends with a lease that is renewed no more: ask again")
+        self.created, self.written = found.created, found.written
+        return lease
+
+    def delay_in(self, queue: Queue) -> SharedLease | None:
+        """Return the lease that its lock-delay was found with."""
+        found = queue.delays.get(self._place.id)
+        return None if found is None else self._place.store.leases.by_id(found.lease)
+
+    async def grant(
+        self, turn: Turn, record: Record, queue: Queue
+    ) -> tuple[int, SharedLease, SharedLease | None] | None:
+        """Write what a grant needs, if it needs anything; return the token and the leases, or None if it is
+        no grant."""
+        async with self.alone():
+            place = self._place
+            if place.state not in ("asking", "waiting"):
+                return None  # it has left while its key was moved, or it holds
+            if turn.what == "joins":
+                return await self._join(turn, record, queue)
+            if place.terms.lock_delay and not record.joined:
+                holder, delay = await self.wanted(granted=True)
+                if not await self.write(place.value(), place.value(turn.order), holder, delay):
+                    return None
+                return turn.order, holder, delay
+            assert self.lease is not None
+            # The message by which it joined has written its lock-delay.
+            return turn.order, self.lease, self.delay_in(queue)
+
+    async def _join(
+        self, turn: Turn, record: Record, queue: Queue
+    ) -> tuple[int, SharedLease, SharedLease | None] | None:
+        """Get in beside the owner's other request."""
+        place, order, mate = self._place, turn.order, queue.find(turn.mate)
+        if mate is None:
+            return None
+        holder, delay = await self.wanted(granted=True)
+        if not self.written:
+            return None  # gone meanwhile
+        leases = transactions.Leases(holder.id, 0, delay.id if delay else 0)
+        value = place.value(order)
+        joining = transactions.join(place.keys, record, self.written, mate, value, leases)
+        with self.writing(holder):
+            answer = await self.send(joining, holder, delay)
+        if place.state == "left":
+            return None  # its leave has overtaken this answer
+        assert answer.header is not None
+        if answer.succeeded:
+            self.is_at(holder, answer.header.revision)
+            return order, holder, delay
+        assert answer.responses[0].response_range is not None
+        there = Queue(place.keys, 0, answer.responses[0].response_range.kvs)
+        mine = there.find(place.id)
+        if mine is not None:
+            self.found(mine.lease, mine.written)
+        if mine is None or not mine.joined:
+            return None
+        return mine.order, self.lease or holder, self.delay_in(there) or delay
+
+    async def close_after(self) -> bool:
+        """Keep the name closed for ``hold_at_least`` from now on; False if the key is gone."""
+        place, store, least = self._place, self._place.store, self._place.terms.hold_at_least
+        while least and not self._closes:
+            # Never renewed: it has to last for that long from now on, when the body is told.
+            before = self._hold_lease
+            spare = _SPARE if before is None else 2 * (now() - before.renewed_at)
+            lease = await store.leases.make(least + spare)
+            instead_of = 0 if before is None else before.id
+            value = place.value(place.token)
+            closing = transactions.close_after(
+                place.keys, place.id, self.created, value, lease.id, instead_of=instead_of
+            )
+            answer = await store.transact(place.keys, closing)
+            if answer.succeeded:
+                self._hold_lease = lease
+                if before is not None:
+                    store.start(store.leases.revoke, before)
+            else:
+                store.start(store.leases.revoke, lease)
+                found = answer.responses[0].response_range
+                if found is None or not found.kvs:
+                    return False
+            self._closes = not answer.succeeded or now() + least <= lease.renewed_at + lease.seconds
+        return True
+
     # -- moving them -----------------------------------------------------------------------------
 
     def alone(self) -> asyncio.Lock:
@@ -295,7 +424,7 @@ class OwnKeys:
     def _value(self) -> bytes:
         place = self._place
         order = place.token or self._order
-        return place.value(order if order not in (0, place.created) else None)
+        return place.value(order if order not in (0, self.created) else None)
 
     @contextmanager
     def writing(self, lease: SharedLease) -> Iterator[None]:
@@ -330,3 +459,98 @@ class OwnKeys:
             if mine is not None and mine.joined:
                 self._order = mine.order  # the room may not have heard of that yet
         return False
+
+    # -- deleting them ---------------------------------------------------------------------------
+
+    async def leave(self, end: End, *, passed: bool = False) -> Left:
+        """Send one leave. An earlier one may have been carried out.
+
+        ``passed``: requests of this client alone wait for it, and they do not wait for its answer.
+        """
+        place, store, terms = self._place, self._place.store, self._place.terms
+        repeated, self._leaves = self._leaves > 0, self._leaves + 1
+        keys, id, message = place.keys, place.id, store.message_key(place.id)
+        if end.record is not None:
+            return await self._record(message, *end.record)
+        if end.lost and self.delay_lease is not None:
+            return await self._close(message)
+        delayed, opens = terms.lock_delay > 0, end.unused and terms.hold_at_least > 0
+        try:
+            marker = await self._marker_lease()
+            leaving = transactions.leave(
+                keys, id, message, delay=delayed, opens=opens, marker_lease=marker
+            )
+            answer = await store.transact(keys, leaving, own=True, gather=passed)
+        except NoSpace:
+            # Nothing can be written, so no late duplicate either: delete alone.
+            leaving = transactions.leave(keys, id, message, delay=delayed, opens=opens)
+            answer = await store.transact(keys, leaving)
+        if opens and self._hold_lease is not None:
+            store.start(store.leases.revoke, self._hold_lease)  # nothing ends with it any more
+        if answer.succeeded:
+            self._keep_record_lease(0)  # no attempt to record a success can be carried out any more
+        found = None if answer.succeeded else answer.responses[0].response_range
+        if found is not None and found.kvs:
+            return Left("gone", "broken")
+        if answer.succeeded or repeated:
+            return Left("released" if place.token else "withdrawn")
+        if self.delay_lease is not None:
+            # It ended before, so the name is closed for a while: from now on, as this client keeps that
+            # lease.
+            await self._close(message)
+        return self._gone
+
+    @property
+    def _gone(self) -> Left:
+        return Left("gone", "gone" if self.lease is None or self.lease.alive else "expired")
+
+    async def _marker_lease(self) -> int:
+        """Return the lease of the marker that refuses late duplicates; 0 if there are none to come."""
+        store = self._place.store
+        return (await store.leases.make(store.marker_ttl)).id if self.ambiguous else 0
+
+    async def _record(self, message: bytes, result: bytes, keep: float) -> Left:
+        """Put a success on record. Each attempt has a lease of its own: the record is kept for so long
+        from then on, and an attempt whose answer was lost may have been carried out."""
+        place, store = self._place, self._place.store
+        lease = await store.leases.make(keep + api.CALL_WITHIN)
+        self._record_leases += (lease,)
+        value, marker = value_of_success(place.id, result), await self._marker_lease()
+        recording = transactions.record(place.keys, place.id, message, value, lease.id, marker)
+        answer = await store.transact(place.keys, recording)
+        if answer.succeeded:
+            self._keep_record_lease(lease.id)
+            return Left("recorded")
+        broken, there = (step.response_range for step in answer.responses[:2])
+        if there is not None and there.kvs:
+            success = Queue(place.keys, 0, there.kvs).success
+            if success is not None and success.request == place.id:
+                self._keep_record_lease(success.lease)
+                return Left("recorded")
+        self._keep_record_lease(0)
+        return Left("gone", "broken") if broken is not None and broken.kvs else self._gone
+
+    def _keep_record_lease(self, id: int) -> None:
+        """End the other leases of attempts to record a success: they found its key gone. It was deleted for
+        good, so a late duplicate of them records nothing."""
+        leases, self._record_leases = self._record_leases, ()
+        store = self._place.store
+
+        async def revoke() -> None:
+            for lease in leases:
+                if lease.id != id:
+                    await store.leases.revoke(lease)
+
+        if leases:
+            store.start(revoke)
+
+    async def _close(self, message: bytes) -> Left:
+        """Delete the key, and have the lock-delay end so much later."""
+        place, store = self._place, self._place.store
+        marker = await self._marker_lease()
+        delay = await store.leases.make(place.terms.lock_delay)
+        value = place.value(place.token)
+        closing = transactions.leave_closed(place.keys, place.id, value, message, delay.id, marker)
+        answer = await store.transact(place.keys, closing)
+        found = None if answer.succeeded else answer.responses[1].response_range
+        return Left("gone", "broken" if found is not None and found.kvs else "expired")

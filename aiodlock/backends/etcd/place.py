@@ -1,11 +1,13 @@
 """One request's place: its state, what the core asks of it, and what it is told.
 
-``asking`` gets it in, ``own_keys`` keeps its keys on leases that count, ``leaving`` deletes them.
+What is sent about its keys, and what the answers mean for them, is in ``own_keys``. (Above 400 lines: a
+place is one machine of states.)
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Callable
@@ -16,10 +18,11 @@ from ..._clock import local_deadline, now
 from ..._errors import BackendError, BackendUnavailable, LossReason
 from ..._model import LOST, End, Gone, Granted, Left, Refused, Terms, Waiting, first_request
 from ..base import Listener, Unanswered
-from . import asking, audit, leaving, recipe
+from . import audit, recipe, transactions
+from . import messages as m
 from .leases import SharedLease
 from .own_keys import PAUSE, Move, OwnKeys
-from .recipe import Keys, Turn
+from .recipe import Keys, Queue, Record, Success, Turn
 from .refusals import LeaseNotFound
 from .room import Room
 from .successors import Successors
@@ -32,6 +35,8 @@ _logger = logging.getLogger("aiodlock")
 #: So much is left for a body when it begins, beside the margin (seconds; of a short lease a tenth): a
 #: waiter's key is moved to the lease of a holder a moment after that.
 _FOR_A_BODY = 0.5
+#: So often a single try is repeated when others change the name meanwhile.
+_TRIES = 5
 
 State = Literal["new", "asking", "waiting", "held", "left"]
 
@@ -39,35 +44,25 @@ State = Literal["new", "asking", "waiting", "held", "left"]
 class EtcdPlace:
     """A request. Mutable state:
 
-    ``state``; ``token``; ``created`` (the revision in which its key was made, 0 if not known); ``own``
-    (where its keys are); ``ambiguous`` (a message that makes the key may be carried out later); ``room``
-    (while it waits); ``record_leases`` (one of which its success may end with); ``closes`` (its
-    ``hold_at_least`` was written), ``hold_lease`` (with which that ends); ``_leaves`` (how many leaves
-    were sent); ``_failed`` (the last message had no answer); ``_timer`` (of what is due); ``_successors``
-    (of a holder that lingers), ``recalled`` (others want what it has), ``_answered`` (the core knows that
-    it waits or holds), ``_closes`` (when its ``max_hold`` is over), ``_was_ended`` (its lease was lost,
-    and its key was deleted when due).
+    ``state``; ``token``; ``own`` (its keys); ``room`` (while it waits); ``_failed`` (the last message had
+    no answer); ``_timer`` (of what is due); ``_successors`` (of a holder that lingers), ``recalled``
+    (others want what it has), ``_answered`` (the core knows that it waits or holds), ``_closes`` (when its
+    ``max_hold`` is over), ``_was_ended`` (its lease was lost, and its key was deleted when due).
     """
 
     __slots__ = (
         "_answered",
         "_closes",
         "_failed",
-        "_leaves",
         "_listener",
         "_successors",
         "_timer",
         "_was_ended",
-        "ambiguous",
-        "closes",
-        "created",
-        "hold_lease",
         "id",
         "keys",
         "own",
         "owner",
         "recalled",
-        "record_leases",
         "room",
         "state",
         "store",
@@ -85,15 +80,9 @@ class EtcdPlace:
         self.keys: Keys = store.keys(terms.kind, terms.name)
         self.state: State = "new"
         self.token: int = 0
-        self.created: int = 0
         self.own: OwnKeys = OwnKeys(self)
-        self.ambiguous: bool = False
         self.room: Room | None = None
-        self.record_leases: tuple[SharedLease, ...] = ()
         self._listener = listener
-        self.closes: bool = False
-        self.hold_lease: SharedLease | None = None
-        self._leaves = 0
         self._failed = False
         self._timer: asyncio.TimerHandle | None = None
         self._successors: Successors | None = None
@@ -177,7 +166,7 @@ class EtcdPlace:
             else:
                 self.state = "asking"
                 self.store.add(self)
-                answer = await asking.queue(self) if wait else await asking.try_once(self)
+                answer = await (self._queue() if wait else self._try_once())
             if isinstance(answer, Granted):
                 answer = await self._begin_at_once()
         except BackendUnavailable:
@@ -196,11 +185,131 @@ class EtcdPlace:
                 answer.recalled = True
         return answer
 
+    async def _queue(self) -> Granted | Waiting | Refused | Gone:
+        """Take a free name, or a place in its queue. The key is made once, so it may be sent again."""
+        keys, own = self.keys, self.own
+        holder, waiter, delay = await own.leases()
+        leases = transactions.Leases(holder.id, waiter.id, delay.id if delay else 0)
+        self.room = room = self.store.rooms.of(keys)
+        room.add(self)
+        sent, once = now(), self.terms.kind == "once"
+        with room.opening() as opens:
+            value = self.value()
+            request = transactions.enter(keys, self.id, value, leases, read=opens, once=once)
+            answer = await own.send(request, holder, waiter, delay)
+            assert answer.header is not None
+            if opens and not answer.succeeded:
+                room.begin(_queue_in(keys, answer, 1))
+        if answer.succeeded:
+            own.created = own.written = answer.header.revision
+            return self.hold(own.created, holder, delay, sent)
+        if once:
+            there = _queue_in(keys, answer, 1)
+            if there.success is not None:
+                return self._recorded(there.success)
+            there.check()  # behind a record that cannot be read nobody is queued
+        nested = answer.responses[0].response_txn
+        assert nested is not None
+        await room.open()
+        made = answer.header.revision
+        if not nested.succeeded:
+            # An earlier attempt has made the key, or it has left.
+            found = (await self.store.read(keys)).find(self.id)
+            if found is None:
+                return Gone("gone")
+            made = found.created
+        return await self._see(await room.reached(made), waiter)
+
+    async def _see(self, known: Queue, waiter: SharedLease) -> Granted | Waiting | Refused | Gone:
+        """Do what the state of the queue means for a request that was just queued."""
+        found = known.find(self.id)
+        if known.success is not None:
+            return self._recorded(known.success)
+        if found is None:
+            return Gone("gone" if waiter.alive else "expired")
+        self.own.use(self.own.were_made(found))
+        turn = known.turn_of(found)
+        match turn.what:
+            case "gone":
+                return Gone("gone")
+            case "deadlock" | "limit":
+                unsure = True
+                with contextlib.suppress(BackendError):
+                    await self.leave(LOST)
+                    unsure = self.own.ambiguous
+                return Refused(turn.what, turn.used, unsure=unsure)
+            case "waits":
+                known.check()
+            case _:
+                held = await self._confirm(turn, found, known)
+                if held is not None:
+                    return held
+                # What it was to join is gone, or its key is not as it was known. What the room heard
+                # meanwhile it has told to nobody.
+                self._look_again()
+        self.state = "waiting"
+        return Waiting(self.deadline, None)
+
+    async def _try_once(self) -> Granted | Refused | Gone:
+        """Be granted at once, or leave nothing behind."""
+        store, keys, own = self.store, self.keys, self.own
+        await store.until_left(keys)
+        holder, waiter, delay = await own.leases()
+        leases = transactions.Leases(holder.id, waiter.id, delay.id if delay else 0)
+        sent = now()
+        request = transactions.enter_if_free(keys, self.id, self.value(), leases)
+        joins = 0
+        for _ in range(_TRIES):
+            answer = await own.send(request, holder, delay)
+            assert answer.header is not None
+            if answer.succeeded:
+                own.created = own.written = answer.header.revision
+                return self.hold(joins or own.created, holder, delay, sent)
+            known = _queue_in(keys, answer, 0)
+            mine = known.find(self.id)
+            if mine is not None:  # an earlier attempt was carried out
+                lease = own.were_made(mine)
+                return self.hold(mine.order, lease, own.delay_in(known) or delay, sent)
+            if known.success is not None:
+                return self._recorded(known.success)
+            joins, far = 0, store.far_future  # as one that comes now
+            limit, label = self.terms.limit, store.label
+            record = Record(self.id, self.terms.mode, self.owner, label, limit, far, far)
+            turn = known.turn_of(record)
+            if turn.what == "deadlock" or turn.what == "limit":
+                return Refused(turn.what, turn.used, unsure=own.ambiguous)
+            if turn.what == "joins":
+                mate = known.find(turn.mate)
+                assert mate is not None
+                joins = turn.order
+                joining = Record(self.id, record.mode, self.owner, label, 0, joins, 0)
+                value = self.value(joins)
+                request = transactions.join(keys, joining, 0, mate, value, leases)
+            elif known.would_hold(record):
+                request = transactions.enter_unless_changed(
+                    keys, self.id, self.value(), leases, known.revision
+                )
+            else:
+                known.check()
+                # Nothing is queued, so a holder that lingers is not told by that.
+                for blocker in known.holders():
+                    if blocker.lingers:
+                        store.start(store.recall, keys, blocker)
+                break
+        return Refused("busy", unsure=own.ambiguous)
+
+    async def _confirm(self, turn: Turn, record: Record, queue: Queue) -> Granted | None:
+        granted = await self.own.grant(turn, record, queue)
+        return None if granted is None else self.hold(*granted, now())
+
+    def _recorded(self, success: Success) -> Refused:
+        return Refused("recorded", unsure=self.own.ambiguous, result=success.result)
+
     async def _begin_at_once(self) -> Granted | Gone:
         """Do what a body needs that begins with the answer to ``acquire``."""
         if not self._lasts:
             await self._renew()  # it is at the lease of a waiter still
-        if self.terms.begins and not await asking.close_after(self):
+        if self.terms.begins and not await self.own.close_after():
             return Gone("gone")
         # It may be gone since an earlier attempt: until this one is answered the core heeds nothing else.
         if not self.own.written:
@@ -218,7 +327,7 @@ class EtcdPlace:
     ) -> Granted:
         """Be the holder, whose keys end with these leases."""
         own = self.own
-        self.created = self.created or order
+        own.created = own.created or order
         self.token, self.state = order, "held"
         own.use(lease)
         if delay is not None:
@@ -290,7 +399,7 @@ class EtcdPlace:
             else:
                 self._listener.gone("expired")
 
-    def look_again(self) -> None:
+    def _look_again(self) -> None:
         """It waits from now on: see to what the room told while it was asking."""
         self.set_timer(0.0, lambda: self.store.start(self._confirm_waiting))
 
@@ -310,11 +419,11 @@ class EtcdPlace:
             if turn.what not in ("holds", "joins"):
                 return
             try:
-                token = await asking.confirm(self, turn, record, queue)
+                granted = await self._confirm(turn, record, queue)
             except BackendError as failed:
                 self.on_failed(failed)
             else:
-                if token is not None:
+                if granted is not None:
                     await self._begin_waiting()
                     return
             await asyncio.sleep(PAUSE)
@@ -323,7 +432,7 @@ class EtcdPlace:
         """Tell a waiter its grant, once the name stays closed if it has to."""
         while self.state == "held":
             try:
-                if not self.terms.begins or await asking.close_after(self):
+                if not self.terms.begins or await self.own.close_after():
                     self._tell_granted()
                 else:
                     self.on_gone("gone")
@@ -355,7 +464,7 @@ class EtcdPlace:
         """A success is on record: the store has forgotten this waiter, and all others."""
         if self.state != "waiting":
             return  # who is asking is told in the answer
-        unsure = self.ambiguous
+        unsure = self.own.ambiguous
         if unsure:
             self._stop()
             self.own.vanished()
@@ -406,7 +515,7 @@ class EtcdPlace:
 
     async def begin(self) -> None:
         """A body begins: keep the name closed for ``hold_at_least`` from now on."""
-        if self.state == "held" and not await asking.close_after(self):
+        if self.state == "held" and not await self.own.close_after():
             self.on_gone("gone")
 
     def run_out(self) -> None:
@@ -418,7 +527,7 @@ class EtcdPlace:
     async def _end_overdue(self) -> None:
         while self.state == "held":
             try:
-                await self._leave_once(LOST)
+                await self.own.leave(LOST)
                 self._was_ended = True
                 self.own.vanished()
                 return
@@ -441,7 +550,7 @@ class EtcdPlace:
         passed = self._pass_on() if before == "held" and self._may_pass_on(end) else None
         try:
             async with asyncio.timeout(within):
-                left = await self._leave_once(end, passed=passed is not None)
+                left = await self.own.leave(end, passed=passed is not None)
         except TimeoutError as silent:
             raise Unanswered(f"no answer for {within:g} s") from silent
         finally:
@@ -471,10 +580,6 @@ class EtcdPlace:
         if room is None or not room.left(self.id):
             return None
         return self.store.leaving(self.keys)  # who inspects the name waits for that
-
-    async def _leave_once(self, end: End, *, passed: bool = False) -> Left:
-        self._leaves += 1
-        return await leaving.leave(self, end, repeated=self._leaves > 1, passed=passed)
 
     def leave_soon(self, end: End, done: Callable[[Left | BackendError], object]) -> bool:
         """Send a leave that nobody awaits."""
@@ -524,3 +629,11 @@ class EtcdPlace:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _queue_in(keys: Keys, answer: m.TxnResponse, step: int) -> Queue:
+    """Return what a step of a transaction has read of a name."""
+    read = answer.responses[step].response_range
+    assert answer.header is not None
+    assert read is not None
+    return Queue(keys, answer.header.revision, read.kvs)

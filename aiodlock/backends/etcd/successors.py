@@ -36,10 +36,10 @@ class Successors:
     def begin(self, known: Queue | None) -> None:
         """The place holds. ``known``: the name's requests, if that is newer than its key."""
         place = self._place
-        if known is not None and known.revision >= place.created:
+        if known is not None and known.revision >= place.own.created:
             self._look(known)
-        elif place.token == place.created:
-            self._follow(place.created + 1)  # before its key was made nobody waited
+        elif place.token == place.own.created:
+            self._follow(place.own.created + 1)  # before its key was made nobody waited
         else:
             self._read()  # it got in beside its owner's other request, perhaps past waiters
 

@@ -9,10 +9,10 @@ from typing import Any
 from aiodlock._clock import now
 from aiodlock._errors import BackendError
 from aiodlock._model import End, Left
-from aiodlock.backends.etcd import leaving, room, transactions, watching
 from aiodlock.backends.etcd import messages as m
+from aiodlock.backends.etcd import room, transactions, watching
 from aiodlock.backends.etcd.leases import Leases, SharedLease
-from aiodlock.backends.etcd.place import EtcdPlace
+from aiodlock.backends.etcd.own_keys import OwnKeys
 from aiodlock.backends.etcd.recipe import Queue, Record
 from aiodlock.backends.etcd.room import Room
 from aiodlock.backends.etcd.watching import Watch
@@ -68,14 +68,14 @@ def _begins_with_now(watch: Watch) -> m.WatchRequest:
     return request
 
 
-async def _leaves_once(place: EtcdPlace, end: End, **options: Any) -> Left:
+async def _leaves_once(self: OwnKeys, end: End, **options: Any) -> Left:
     try:
-        return await _LEAVE(place, end, **options)
+        return await _LEAVE(self, end, **options)
     except BackendError:
         return Left("released")
 
 
-_LEAVE = leaving.leave
+_LEAVE = OwnKeys.leave
 
 
 def _token_is_the_last_write(self: Queue, record: Record, holders: list[Record]) -> Any:
@@ -119,7 +119,7 @@ ETCD_VARIANTS = {
         ),
         (
             "a leave is sent once",
-            _patched(leaving, "leave", _leaves_once),
+            _patched(OwnKeys, "leave", _leaves_once),
             ("idle", "liveness", "ghost", "fairness"),
         ),
         (
