@@ -43,7 +43,7 @@ from ._options import (
 from ._patience import LEAST, soon
 from ._renewal import Renewal
 from ._session import Session
-from .backends.base import Backend, Unanswered
+from .backends.base import Backend, Follower, Unanswered
 from .backends.sources import StoreOptions, read_source
 
 if TYPE_CHECKING:
@@ -229,8 +229,11 @@ class Client:
                     self._session = None
 
     def _make_session(self, predecessor: Session | None = None) -> Session:
+        backend = self._make_backend()
+        if predecessor is not None and isinstance(backend, Follower):
+            backend.follow(predecessor.backend)
         return Session(
-            self._make_backend(),
+            backend,
             unavailable_after=self._unavailable_after,
             hooks=self._hooks,
             deadlock_after=self._deadlock_after,

@@ -9,9 +9,6 @@ import re
 
 #: By a pattern of the test's id: what is known.
 KNOWN_OPEN = {
-    r"test_cuts\.py::test_client_with_a_user_enters_past_a_member": (
-        "a login is waited for longer than entering takes: entering gives up after 5 s"
-    ),
     r"test_distributed_lock\.py::test_semaphore_reaches_its_limit.*zookeeper": (
         "failed once beside other work: whether three were ever inside is by chance"
     ),

@@ -42,7 +42,7 @@ class OtherStore(BackendUnavailable):
 
 
 class Known(Generic[IdentityT]):
-    """The store that a session knows.
+    """The store that a session knows. The client's next session, if this one dies, knows the same one.
 
     Mutable state: ``value`` (None before entering), ``_heard_at`` (when the known store last answered, on
     our clock), ``_told`` (places of which the log has told).
@@ -102,3 +102,7 @@ class Known(Generic[IdentityT]):
     def heard(self) -> None:
         """The known store has answered."""
         self._heard_at = now()
+
+    def follow(self, dead: Self) -> None:
+        """Know what the session of a client knew that has died."""
+        self.value, self._heard_at, self._told = dead.value, dead._heard_at, dead._told

@@ -15,7 +15,7 @@ did not happen is ``BackendUnavailable``, what the store refuses for good is ``B
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from .._errors import BackendError, BackendUnavailable, LossReason
 from .._model import (
@@ -144,6 +144,14 @@ class Place(Protocol):
 
     def abandon(self) -> None:
         """Forget what is kept of the request on this side: nobody will ask again."""
+
+
+@runtime_checkable
+class Follower(Protocol):
+    """A backend that knows its store again."""
+
+    def follow(self, dead: Any) -> None:
+        """Before it runs: know the store that the backend of the client's dead session knew."""
 
 
 class Backend(Protocol):

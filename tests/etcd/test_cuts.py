@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from aiodlock import BackendError, BackendUnavailable, Client, Lease, LockLost
+from aiodlock import BackendError, BackendUnavailable, Client, Lease, LockLost, WouldBlock
 from aiodlock._clock import now
 from aiodlock._model import LOST, Waiting
 from aiodlock.backends.etcd import link as api
@@ -27,6 +27,7 @@ from aiodlock.backends.etcd import messages as m
 from aiodlock.cli._doctor_etcd import examine
 
 from ..ports import free_ports
+from ..scenes import until
 from .conftest import Direct
 from .cuts import Cut
 from .servers import EtcdCluster, EtcdNode, find_etcd
@@ -509,4 +510,29 @@ async def test_endpoint_of_another_cluster_is_not_used(
                 async with client.lock("another", timeout=10.0):
                     assert link.endpoint == at
             assert lease.held
+    assert len(_told(caplog, "other_store")) == 1
+
+
+async def test_next_session_of_a_client_knows_the_cluster_that_the_dead_one_knew(
+    one_node: EtcdCluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.randrange", lambda _: 0)
+    with EtcdCluster() as other:
+        url = f"{one_node.url},{other.nodes[0].endpoint}"
+        async with (
+            Client(url) as client,
+            Client(one_node.url) as ours,
+            ours.lock("name", ttl=60.0),
+        ):
+            session = client._session
+            assert session is not None
+            monkeypatch.setattr("random.randrange", lambda _: 1)  # the foreign one is asked first
+
+            async def bug() -> None:
+                raise ZeroDivisionError("a bug of ours")
+
+            session.start_soon(bug)
+            await until(lambda: session.death is not None, "death")
+            with pytest.raises(WouldBlock):
+                await client.lock("name").acquire_nowait()
     assert len(_told(caplog, "other_store")) == 1

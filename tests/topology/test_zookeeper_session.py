@@ -18,7 +18,7 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from aiodlock import BackendError, BackendUnavailable, Client
+from aiodlock import BackendError, BackendUnavailable, Client, WouldBlock
 from aiodlock._clock import now
 from aiodlock.backends.zookeeper import jute
 from aiodlock.backends.zookeeper.address import read_url
@@ -754,3 +754,33 @@ def test_backend_that_is_run_again_on_another_loop_watches_its_nodes(
 
     asyncio.run(hold(breaks=False))
     asyncio.run(hold(breaks=True))
+
+
+async def test_next_session_of_a_client_knows_the_servers_that_the_dead_one_knew(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.shuffle", lambda hosts: None)
+    with ZooKeeperServer(tick=TICK) as server, ZooKeeperServer(tick=TICK) as foreign:
+        options = f"?tick_time={TICK}"
+        async with Client(f"{foreign.url}{options}") as busy:  # it has seen more transactions
+            for _ in range(30):
+                async with busy.lock("name"):
+                    pass
+        both = f"zookeeper://127.0.0.1:{server.port},127.0.0.1:{foreign.port}{options}"
+        async with (
+            Client(both, ttl=TTL) as client,
+            Client(f"{server.url}{options}", ttl=TTL) as ours,
+            ours.lock("name"),
+        ):
+            session = client._session
+            assert session is not None
+            monkeypatch.setattr("random.shuffle", lambda hosts: hosts.reverse())
+
+            async def bug() -> None:
+                raise ZeroDivisionError("a bug of ours")
+
+            session.start_soon(bug)
+            await until(lambda: session.death is not None, "death")
+            with pytest.raises(WouldBlock):
+                await client.lock("name").acquire_nowait()
+    assert sum(getattr(one, "event", "") == "other_store" for one in caplog.records) == 1

@@ -199,7 +199,6 @@ class Link:
         self.failure: Exception | None = None
         self.entered: bool = False
         self.patience: Patience = Patience()
-        #: Counts every answer of a leader: while there is none, nothing comes further.
         self.further: Further = Further()
         self._answers = 0
         self.known: Known[Seen] = Known(described, silence=silence, may_hold=may_hold)
@@ -235,6 +234,11 @@ class Link:
     def within(self) -> float:
         """How long a call is waited for on which no lease hangs."""
         return max(CALL_WITHIN, self.patience.learned)
+
+    def follow(self, dead: Link) -> None:
+        """Know the cluster that a dead session's link knew."""
+        self.known.follow(dead.known)
+        self._revision = dead._revision
 
     async def opened(self) -> None:
         """Wait until calls can be sent."""
@@ -399,11 +403,15 @@ class Link:
 
     # -- patience --------------------------------------------------------------------------------
 
+    def came_further(self) -> None:
+        """An answer came that brings entering further: one of a leader, or to a password."""
+        self._answers += 1
+        self.further.reach(self._answers)
+
     def answered(self, sent: float) -> None:
         """What needs a leader was answered, late or not."""
         self._heard_at = now()
-        self._answers += 1
-        self.further.reach(self._answers)
+        self.came_further()
         self.patience.answered(self._heard_at - sent)
         self._switches = 0
 
@@ -575,12 +583,16 @@ class Link:
 
         async def authenticate() -> str:
             patience = AUTHENTICATED_WITHIN
+            watching = tasks.create_task(self._until_no_leader(way, connection, generation))
             try:
                 answer = await self._ask(way, connection, AUTHENTICATE, request, patience, None)
             except BackendUnavailable as error:
                 if not isinstance(error, Denied):
                     self.failed(generation, error)
                 raise
+            finally:
+                watching.cancel()
+            self.came_further()
             return answer.token
 
         try:
@@ -590,6 +602,23 @@ class Link:
         except Denied as refused:
             self._tell_down(refused)
             raise
+
+    async def _until_no_leader(self, way: _Way, connection: Connection, generation: int) -> None:
+        """While a password is checked, see that it can be: a member without a leader says nothing of that.
+        Then go on with another one."""
+        while not self._alone:
+            try:
+                status = await self._ask(
+                    way, connection, STATUS, m.StatusRequest(), self.within, None
+                )
+                if not status.leader:
+                    raise BackendUnavailable(f"{self._where(way)} has no leader")
+            except BackendUnavailable as away:
+                self.failed(generation, away)
+                return
+            except BackendError as refused:  # which is an answer, too
+                _logger.debug("etcd: %s", refused)
+            await asyncio.sleep(self.within)
 
     def _translate(self, failed: CallFailed, way: _Way, method: Method[_Q, _A]) -> BackendError:
         # Who was never let write is told at once: that is no outage.

@@ -113,6 +113,10 @@ class EtcdBackend:
 
     # -- life ------------------------------------------------------------------------------------
 
+    def follow(self, dead: EtcdBackend) -> None:
+        """Know the cluster that the backend of the client's dead session knew."""
+        self._link.follow(dead._link)
+
     async def run(self, ready: Callable[[], None]) -> None:
         """Keep everything running until cancelled."""
         async with asyncio.TaskGroup() as outermost:

@@ -50,6 +50,11 @@ class Acquaintance:
         self.zxid: int = 0
         self._known: Known[Seen] = Known(described, silence=silence, may_hold=may_hold)
 
+    def follow(self, dead: Acquaintance) -> None:
+        """Know what a dead session of the client knew."""
+        self._known.follow(dead._known)
+        self.zxid = dead.zxid
+
     @property
     def id(self) -> str | None:
         """The servers' id; None before they were met, "" where it could not be written."""

@@ -83,7 +83,9 @@ class ZooKeeperBackend:
         self.was_let_in: bool = False
         self._down: set[Session] = set()
         self._observing: list[Callable[[], object]] = []
-        self._acquaintance = self._get_acquainted()
+        self._acquaintance = Acquaintance(
+            self.described, silence=unavailable_after, may_hold=self._may_hold
+        )
         self._inspection = Inspection(self, lambda: self._main)
         self._waits = Waits(self, lambda: self._main)
 
@@ -94,7 +96,6 @@ class ZooKeeperBackend:
 
     async def run(self, ready: Callable[[], None]) -> None:
         self._sessions.clear()
-        self._acquaintance = self._get_acquainted()
         self._down.clear()
         self._known.clear()
         self.stands = Stands()
@@ -119,8 +120,9 @@ class ZooKeeperBackend:
             for changed in list(self._observing):
                 changed()  # nothing more is told
 
-    def _get_acquainted(self) -> Acquaintance:
-        return Acquaintance(self.described, silence=self.unavailable_after, may_hold=self._may_hold)
+    def follow(self, dead: ZooKeeperBackend) -> None:
+        """Know the servers that the backend of the client's dead session knew."""
+        self._acquaintance.follow(dead._acquaintance)
 
     def _may_hold(self) -> bool:
         sessions = self._sessions.values()
