@@ -274,7 +274,7 @@ def inspected(name: Name | None, now_us: int, *, queues: bool) -> list[Row]:
     for asked, token, left, length in seen.holders:
         more: dict[str, Any] = {
             "client": asked.client,
-            "ago_ms": (now_us - token) // 1000,
+            "ago_ms": int((now_us - token) / 1000),
             "length_ms": length,
         }
         rows.append(_row("holder", left, asked=asked, token=token, **more))
