@@ -1,19 +1,33 @@
-"""One seed on PostgreSQL: one server, or a primary and its standby, and what goes wrong with them."""
+"""One seed on PostgreSQL: one server, alone or behind a pooler, or a primary and its standby; what goes
+wrong with them, and what must be left.
+"""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from urllib.parse import quote
+from dataclasses import replace
+from typing import Any
 
+import aiodlock
+from aiodlock._lock import Acquirable
 from aiodlock._request import Request
 from aiodlock.backends.memory.machine import Asked
 from aiodlock.backends.postgres import link
 
-from ..scenario import Simulation
+from ..scenario import SimClient, Simulation
+from ..world import Process
+from . import postgres_pooler as pooler
 from .postgres_connection import connect
+from .postgres_faults import PAIR, SINGLE, PostgresFaults
+from .postgres_pooler import Pooler
+from .postgres_promises import PostgresPromises
 from .postgres_servers import Cluster, Server, Transaction
 from .promises import Stood
-from .scene import Scene, StoreFaults
+from .scene import Scene
+
+_DEPLOYMENTS = ("single", "single", "unlogged", "pair", "pair", "pair", "pooled", "pooled")
+_LOOKS_EVERY = 0.25
 
 
 class Records:
@@ -23,7 +37,7 @@ class Records:
         self._cluster = cluster
 
     def queue(self, kind: str, name: str) -> list[Stood]:
-        found = self._cluster.primary.seen(f"aiodlock:{kind[0]}:{quote(name, safe='')}")
+        found = self._cluster.primary.seen(self._cluster.key_of(kind, name))
         if found is None:
             return []
         now = self._cluster.primary.clock_us() // 1000
@@ -35,6 +49,7 @@ class Records:
         ]
 
     def is_closed(self, kind: str, name: str) -> bool:
+        """What keeps a name closed is in its queue."""
         return False
 
     def id_of(self, request: Request) -> str:
@@ -48,19 +63,66 @@ def _mode(asked: Asked) -> str:
 class PostgresScene(Scene):
     """One seed."""
 
+    lock_delays = (0.0, 0.3)
+    fault_class = PostgresFaults
+
     def __init__(self, seed: int, prepare: Callable[[Simulation], None] | None = None) -> None:
+        #: Of its own, so that schedules stay what they are.
+        self.chance = random.Random(f"{seed} postgres")
+        self.deployment = self.chance.choice(_DEPLOYMENTS)
+        self.lingers = self.chance.choice((0.0, 0.0, 0.6))
+        self.holds = self.chance.choice(((0.0,), (0.0,), (0.0, 0.3)))
+        self.once_share = self.chance.choice((0.0, 0.0, 0.3, 0.7))
         super().__init__(seed, prepare)
         self.patch(link, "connect", connect)
+        if self.deployment == "pair":
+            self.chaos_ends *= 2
+
+    # -- servers -------------------------------------------------------------------------------------
+
+    def _restyle(self) -> None:
+        pair = self.deployment == "pair"
+        self.faults_of_servers = PAIR if pair else SINGLE
+        self.rare_faults = ("lose_waits", "lose_waits", "cancel_waits") if pair else ()
+        super()._restyle()
+        if self.deployment == "pooled":
+            # Waiters poll each second: what extends them must not do it for them.
+            self.style = replace(self.style, waiter_ttl=6.0)
+            self.idle_patience = 1.8
 
     def make_servers(self) -> Records:
-        self.cluster = Cluster(self.world, self.wire, self.random.choice((1, 2)), unlogged=False)
+        servers, unlogged = 1 + (self.deployment == "pair"), self.deployment == "unlogged"
+        self.cluster = Cluster(self.world, self.wire, servers, unlogged=unlogged)
         self.cluster.on_commit = self._on_commit
+        self.cluster.on_promotion = lambda: self.checkers.check_all()
+        if self.deployment == "pooled":
+            Pooler(self.cluster.primary)
         return Records(self.cluster)
+
+    def make_world(self) -> None:
+        super().make_world()
+        self.world.after_turn.clear()
+        self.checkers = PostgresPromises(self.world, self.truth)
+        self.checkers.cluster = self.cluster
+        self.wire.on_send = self.checkers.on_send
+        self.world.after(_LOOKS_EVERY, self._look_at_sessions)
+
+    def _look_at_sessions(self) -> None:
+        self.checkers.check_sessions()
+        self.world.after(_LOOKS_EVERY, self._look_at_sessions)
 
     @property
     def url(self) -> str:
         hosts = ",".join(f"{server.address}:5432" for server in self.cluster.servers)
-        return f"postgresql://user@{hosts}/db"
+        if self.deployment == "pooled":
+            hosts = f"{pooler.ADDRESS}:5432"
+        attributes = "?target_session_attrs=read-write" if self.seed % 3 == 0 else ""
+        return f"postgresql://user@{hosts}/db{attributes}"
+
+    def make_client(self, process: Process, **options: Any) -> aiodlock.Client:
+        if self.deployment == "pooled" and self.seed % 2:
+            options["listen_source"] = f"postgresql://user@{self.cluster.primary.address}:5432/db"
+        return super().make_client(process, **options)
 
     def _on_commit(self, server: Server, transaction: Transaction) -> None:
         """A transaction is visible: which requests has it ended?"""
@@ -71,11 +133,14 @@ class PostgresScene(Scene):
                 continue
             after = server.tables.names.get(key)
             known = set() if after is None else {*after.holders, *after.waiters}
-            gone = [id for id in (*before.holders, *before.waiters) if id not in known]
             if after is not None:
                 self.checkers.excused.update(after.broken)
-            for id in gone:
-                self.checkers.removed(id)
+            for id in (*before.holders, *before.waiters):
+                if id not in known:
+                    self.checkers.removed(id)
+
+    def calm_servers(self) -> None:
+        self.cluster.calm()
 
     def check_servers(self) -> None:
         """What the dead have left is over by now."""
@@ -90,9 +155,45 @@ class PostgresScene(Scene):
         if left:
             self.checkers.wrong("ghost", f"requests are left: {left}")
 
+    # -- users ---------------------------------------------------------------------------------------
 
-class PostgresFaults(StoreFaults):
-    """What goes wrong."""
+    def _hold_at_least(self) -> float:
+        return self.chance.choice(self.holds) if len(self.holds) > 1 else 0.0
 
+    def _some_lock(self, client: SimClient) -> tuple[Acquirable, Acquirable]:
+        lock, weaker = super()._some_lock(client)
+        if not self.lingers or self.chance.random() > self.lingers:
+            return lock, weaker
+        known = lock._options
+        if not isinstance(lock, aiodlock.Lock) or not known.auto_extend or known.hold_at_least:
+            return lock, weaker
+        options = replace(known, linger=self.chance.choice((0.05, 0.5)))
+        return aiodlock.Lock(client, lock.name, lock.mode, options), weaker
 
-PostgresScene.fault_class = PostgresFaults
+    async def _turn(self, process: Process, client: SimClient) -> None:
+        if self.once_share and self.chance.random() < self.once_share:
+            await self._do_once(process, client)
+        else:
+            await super()._turn(process, client)
+
+    async def _do_once(self, process: Process, client: SimClient) -> None:
+        chance, style = self.chance, self.style
+        name, keep = f"o{chance.randrange(2)}", chance.choice((0.3, 3.0, 30.0))
+        session = client._session
+        assert session is not None
+        options: dict[str, Any] = {
+            "ttl": chance.choice(style.ttls),
+            "timeout": chance.choice((None, None, 1.0, 3.0)),
+        }
+        over = self.world.time
+        async with client.once(name, keep=keep, **options) as run:
+            if run.first:
+                assert run.lease is not None
+                self.checkers.begins(process, session, name)
+                async with self._body(process, run.lease):
+                    await self._hold(run.lease, f"once {name}")
+                run.result = f"{run.lease.token}"
+                over = self.world.time
+        # Of another's success it is not known for how long it is kept: until now, at least.
+        until = over + keep if run.lease is not None else self.world.time
+        self.checkers.told(process, session, name, run.result, until)

@@ -128,6 +128,11 @@ class SimConnection(asyncio.Protocol):
         say()
         try:
             return await self._answer
+        except asyncio.CancelledError:
+            if self._asked:  # asyncpg would have the server cancel it, from a task of its own
+                process = self._transport._stream.process
+                process.failures.append(f"an await of {self!r} was cancelled")
+            raise
         finally:
             self._answer = None
 

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from itertools import count
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
 
 from ..world import World
 from . import postgres_statements as statements
@@ -382,6 +383,11 @@ class Server:
     def clock_us(self) -> int:
         return round((self.world.time + _EPOCH) * 1_000_000)
 
+    @staticmethod
+    def true_time_of(ms: float) -> float:
+        """Return when its clock shows that."""
+        return ms / 1000 - _EPOCH
+
     # -- running -------------------------------------------------------------------------------------
 
     def do(self, call: Callable[..., None], *args: Any) -> None:
@@ -462,10 +468,12 @@ class Server:
         self.set_standby(False)
         self.role = "primary"
         self.cluster.primary = self
+        self.cluster.on_promotion()
 
     def follow(self, primary: Server) -> None:
         """Be its standby, with all that it has."""
-        self.crash()
+        if self.role != "down":
+            self.crash()
         self.log = list(primary.log[: primary.flushed])
         self.flushed, self.acknowledged = len(self.log), 0
         self.timeline = primary.timeline
@@ -475,6 +483,7 @@ class Server:
     def set_standby(self, waits: bool) -> None:
         """Commits wait for a standby from now on, or no longer."""
         self.standby_names = self.tables.hints_only = waits
+        self.acknowledged = 0
         if not waits:
             waiting, self._unreplicated = self._unreplicated, []
             for _, go_on in waiting:
@@ -673,7 +682,8 @@ class Greeter:
 class Cluster:
     """One server, or a primary and its standby.
 
-    Mutable state: ``primary`` (that of the newest timeline), ``stalled`` (the standby receives nothing).
+    Mutable state: ``primary`` (that of the newest timeline), ``stalled`` (the standby receives nothing),
+    ``alone`` (an old primary has worked without a standby beside a newer one).
     """
 
     def __init__(self, world: World, wire: Wire, servers: int, *, unlogged: bool) -> None:
@@ -683,15 +693,21 @@ class Cluster:
         self.pids = count(100)
         self.disk = world.random.uniform(0.0001, 0.002)
         self.between = world.random.choice((0.0002, 0.003, 0.015))
-        self.stalled = False
+        self.stalled = self.alone = False
         #: Told of each transaction that is visible now.
         self.on_commit: Callable[[Server, Transaction], None] = lambda server, transaction: None
+        #: Told when there is a new primary.
+        self.on_promotion: Callable[[], None] = lambda: None
         self.servers = [Server(self, number) for number in range(servers)]
         self.primary = self.servers[0]
         self.primary.start("primary")
         for server in self.servers[1:]:
             server.follow(self.primary)
         self.primary.set_standby(servers > 1)
+
+    @staticmethod
+    def key_of(kind: str, name: str) -> str:
+        return f"aiodlock:{kind[0]}:{quote(name, safe='')}"
 
     @property
     def standby(self) -> Server | None:
@@ -709,3 +725,23 @@ class Cluster:
         self.stalled = stalled
         if not stalled:
             self.primary.ship()
+
+    def rejoin(self) -> None:
+        """Whoever is not the primary becomes its standby."""
+        for server in self.servers:
+            if server is not self.primary and server.role != "standby":
+                server.set_standby(False)
+                server.follow(self.primary)
+                self.primary.set_standby(True)
+
+    def calm(self) -> None:
+        """All is well again."""
+        for server in self.servers:
+            server.refuses = server.refuses_calls = None
+            server.quiet, server.disk = False, self.disk
+            if server.paused:
+                server.resume()
+        if self.primary.role == "down":
+            self.primary.start("primary")
+        self.stall(False)
+        self.rejoin()

@@ -1,0 +1,131 @@
+"""What must hold on PostgreSQL besides what must on every store.
+
+honesty     a client believes in no lease for longer than the newest primary has it, also when that one has
+            just been promoted
+record      what was told to be done is not done again while it is on record, and has one result
+sessions    a client has no more sessions at a server than its connections and those that it gives up
+
+A client that has never heard of the newest primary, while an old one works alone, is nobody's fault:
+nothing is asked of its leases (``is_stranger``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from aiodlock._request import HELD, Request
+from aiodlock._session import Session
+
+from ..world import Process
+from .postgres_servers import Cluster
+from .promises import Promises
+
+#: So many sessions of one client may be open at one server.
+_MOST_SESSIONS = 8
+
+
+class _Done(NamedTuple):
+    result: object
+    #: True time until which it is certainly on record.
+    until: float
+
+
+class PostgresPromises(Promises):
+    """Mutable state besides: ``_met`` (the newest timeline that each session has met), ``_done`` (by name,
+    what users were told)."""
+
+    cluster: Cluster
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._met: dict[Session, int] = {}
+        self._done: dict[str, _Done] = {}
+        self.most_sessions = 0
+
+    # -- strangers -----------------------------------------------------------------------------------
+
+    def _after_turn(self, process: Process) -> None:
+        for session in self.sessions.get(process, ()):
+            known = session.backend.store._known.value  # type: ignore[attr-defined]
+            if known is not None and known.timeline > self._met.get(session, 0):
+                self._met[session] = known.timeline
+        super()._after_turn(process)
+
+    def is_stranger(self, session: Session) -> bool:
+        """Whether it cannot know that there is a newer primary than the one that works alone."""
+        met = self._met.get(session, 0)
+        return bool(self.cluster.alone) and met < self.cluster.primary.timeline
+
+    def _believes(self, process: Process, request: Request) -> bool:
+        if not super()._believes(process, request):
+            return False
+        return not self.cluster.alone or not any(
+            self.is_stranger(session)
+            for session in self.sessions.get(process, ())
+            if request.id in session.requests
+        )
+
+    # -- leases against the records ------------------------------------------------------------------
+
+    def _check_record(self, process: Process, request: Request) -> None:
+        server, ends = self.cluster.primary, process.true_time_of(request.ends_at)
+        if server.tables.unlogged:
+            opened_at = server.tables.opened_at
+            if opened_at is None or ends <= server.true_time_of(opened_at):
+                return  # the tables were emptied, and nobody is let in until then
+        super()._check_record(process, request)
+        name = server.seen(self.cluster.key_of(request.terms.kind, request.name))
+        entry = name.holders.get(request.id)
+        if entry is None:
+            self.wrong("honesty", f"{process} believes in {request.id}, which waits")
+        early = ends - server.true_time_of(entry.deadline)
+        if early > 0:
+            self.wrong("honesty", f"{process} believes in {request.id} {early:.6f} s too long")
+
+    def check_all(self) -> None:
+        """There is a new primary: whoever believes in a lease has it there."""
+        for process, sessions in self.sessions.items():
+            if process.dead:
+                continue
+            for session in sessions:
+                for request in session.requests.values():
+                    if request.state is HELD and self._believes(process, request):
+                        self._check_record(process, request)
+
+    # -- what is done once ---------------------------------------------------------------------------
+
+    def begins(self, process: Process, session: Session, name: str) -> None:
+        """A body of what is to be done once begins."""
+        done = self._done.get(name)
+        if done is None or self.is_stranger(session) or self.cluster.primary.tables.unlogged:
+            return
+        if self.world.time < done.until:
+            self.wrong("record", f"{process} does {name} again, of which {done.result} was told")
+
+    def told(
+        self, process: Process, session: Session, name: str, result: object, until: float
+    ) -> None:
+        """A user was told that it is done, which is on record until then at least."""
+        if self.is_stranger(session) or self.cluster.primary.tables.unlogged:
+            return
+        done = self._done.get(name)
+        if done is not None and self.world.time < done.until and done.result != result:
+            self.wrong("record", f"{process} was told {result} of {name}, others {done.result}")
+        if done is None or until > done.until:
+            self._done[name] = _Done(result, until)
+
+    # -- sessions ------------------------------------------------------------------------------------
+
+    def check_sessions(self) -> None:
+        """A client that makes new connections ends the sessions of those that it gave up."""
+        for process in self.sessions:
+            if process.dead:
+                continue
+            for server in self.cluster.servers:
+                count = sum(
+                    getattr(session.peer, "process", None) is process
+                    for session in server.sessions.values()
+                )
+                self.most_sessions = max(self.most_sessions, count)
+                if count > _MOST_SESSIONS:
+                    self.wrong("sessions", f"{process} has {count} sessions at {server!r}")
