@@ -12,6 +12,7 @@ from typing import Any
 import aiodlock
 from aiodlock._lock import Acquirable
 from aiodlock._request import Request
+from aiodlock._session import Session
 from aiodlock.backends.memory.machine import Asked
 from aiodlock.backends.postgres import link
 
@@ -28,6 +29,13 @@ from .scene import Scene
 
 _DEPLOYMENTS = ("single", "single", "unlogged", "pair", "pair", "pair", "pooled", "pooled")
 _LOOKS_EVERY = 0.25
+#: What most seeds with a standby have, undisturbed by most others.
+_FAILOVERS = (
+    ("lose_waits",),
+    ("lose_waits", "cut", "pause"),
+    ("promote", "promote", "cancel_waits", "stall_standby"),
+    ("promote", "restart_client", "crash"),
+)
 
 
 class Records:
@@ -83,8 +91,10 @@ class PostgresScene(Scene):
     def _restyle(self) -> None:
         pair = self.deployment == "pair"
         self.faults_of_servers = PAIR if pair else SINGLE
-        self.rare_faults = ("lose_waits", "lose_waits", "cancel_waits") if pair else ()
         super()._restyle()
+        if pair and self.chance.random() < 0.6:
+            network = () if self.chance.random() < 0.5 else ("slow", "distant", "partition")
+            self.style = replace(self.style, faults=(*self.chance.choice(_FAILOVERS), *network))
         if self.deployment == "pooled":
             # Waiters poll each second: what extends them must not do it for them.
             self.style = replace(self.style, waiter_ttl=6.0)
@@ -171,16 +181,15 @@ class PostgresScene(Scene):
         return aiodlock.Lock(client, lock.name, lock.mode, options), weaker
 
     async def _turn(self, process: Process, client: SimClient) -> None:
-        if self.once_share and self.chance.random() < self.once_share:
-            await self._do_once(process, client)
+        session = client._session
+        if session is not None and self.chance.random() < self.once_share:
+            await self._do_once(process, client, session)
         else:
             await super()._turn(process, client)
 
-    async def _do_once(self, process: Process, client: SimClient) -> None:
+    async def _do_once(self, process: Process, client: SimClient, session: Session) -> None:
         chance, style = self.chance, self.style
         name, keep = f"o{chance.randrange(2)}", chance.choice((0.3, 3.0, 30.0))
-        session = client._session
-        assert session is not None
         options: dict[str, Any] = {
             "ttl": chance.choice(style.ttls),
             "timeout": chance.choice((None, None, 1.0, 3.0)),

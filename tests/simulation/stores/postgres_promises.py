@@ -45,7 +45,8 @@ class PostgresPromises(Promises):
     # -- strangers -----------------------------------------------------------------------------------
 
     def _after_turn(self, process: Process) -> None:
-        for session in self.sessions.get(process, ()):
+        several = len(self.cluster.servers) > 1
+        for session in self.sessions.get(process, ()) if several else ():
             known = session.backend.store._known.value  # type: ignore[attr-defined]
             if known is not None and known.timeline > self._met.get(session, 0):
                 self._met[session] = known.timeline

@@ -248,7 +248,8 @@ class Session:
 
     def _run(self, sql: str, args: tuple[Any, ...]) -> Steps:
         refuses = self.server.refuses_calls
-        if refuses is not None and sql != "rollback":
+        # Who enters and has no rights is told so, for good.
+        if refuses is not None and (sql in statements.TURNS or not refuses[0].startswith("42")):
             if self.transaction is not None:
                 self.transaction.aborted = True
             raise Refused(*refuses)
@@ -285,7 +286,9 @@ class Session:
         for key in sorted({line.split("\t", 2)[1] for line in text.split("\n")}):
             if key not in transaction.before:
                 yield from self._wait("lock", server.locker(key, self))
-                transaction.before[key] = copy_of(server.tables.names.get(key))
+                # A call of its own is carried out at once, and what it has read is not undone.
+                deep = transaction.explicit or server.standby_names
+                transaction.before[key] = copy_of(server.tables.names.get(key), deep=deep)
         call = Call(server.clock_us(), caller, retention, text)
         turned = server.carry_out(call)
         transaction.calls.append(call)

@@ -15,7 +15,8 @@ from .postgres_tables import Notified, Row
 if TYPE_CHECKING:
     from .postgres_servers import Server, Session, Steps
 
-_TURNS = (store._TURN, store._TURN_MANY, store._ACQUIRE_ONE, store._LEAVE_ONE)
+#: What carries messages out.
+TURNS = (store._TURN, store._TURN_MANY, store._ACQUIRE_ONE, store._LEAVE_ONE)
 _IDLE = re.compile(r"idle_in_transaction_session_timeout = (\d+)")
 _NOTIFY = re.compile(r"pg_notify\('(.*)', '(.*)'\)$")
 _SAME = re.compile(r"select where pg_catalog\.pg_backend_pid\(\) = (\d+)$")
@@ -24,7 +25,7 @@ _TIMED_OUT = ("25006", "cannot execute INSERT in a read-only transaction")
 
 def run(session: Session, sql: str, args: tuple[Any, ...]) -> Steps:
     """Carry one statement out."""
-    if sql in _TURNS:
+    if sql in TURNS:
         return (yield from _turn(session, args))
     if sql.startswith("begin; "):
         found = _IDLE.search(sql)

@@ -13,11 +13,11 @@ a free name are forgotten at their time, not by the sweep after it.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from copy import copy
 from typing import Any, NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from aiodlock.backends.memory.machine import Asked, Message, Name
+from aiodlock.backends.memory.machine import Asked, Entry, Message, Name
 from aiodlock.backends.postgres.notifications import channel
 from aiodlock.backends.postgres.schema import VERSION
 
@@ -328,16 +328,17 @@ def _payload(message: Message, key: str) -> str:
     return text + "r" if message.word == "granted" and message.recalled else text
 
 
-def copy_of(name: Name | None) -> Name | None:
-    """Return a name as it is now."""
+def copy_of(name: Name | None, *, deep: bool) -> Name | None:
+    """Return a name as it is now; unless ``deep``, only who holds and waits is certain to stay so."""
     if name is None:
         return None
-    twin = Name()
-    for what in vars(twin):
-        value = getattr(name, what)
-        if what in ("holders", "waiters"):
-            value = {id: replace(entry) for id, entry in value.items()}
-        elif isinstance(value, dict):
-            value = dict(value)
-        setattr(twin, what, value)
+    twin = copy(name)
+    entry_of = copy if deep else _same
+    twin.holders = {id: entry_of(entry) for id, entry in name.holders.items()}
+    twin.waiters = {id: entry_of(entry) for id, entry in name.waiters.items()}
+    twin.markers, twin.broken = dict(name.markers), dict(name.broken)
     return twin
+
+
+def _same(entry: Entry) -> Entry:
+    return entry
