@@ -168,7 +168,7 @@ async def ask(connection: Connection, query: Coroutine[Any, Any, _T], within: fl
             silent = True
             connection.terminate()
             await asyncio.wait({task})
-            task.exception()  # it is told that the connection was closed
+        task.exception()  # nobody asks for it when the connection was given up, or the caller was cancelled
     if silent:
         raise TimeoutError(f"no answer for {within:g} s")
     if connection.is_closed() and task.exception() is not None:

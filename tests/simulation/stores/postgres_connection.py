@@ -73,8 +73,10 @@ class SimConnection(asyncio.Protocol):
                 self._tell_log(notices)
                 if serial == self._asked:
                     self._fail(_error(code, text))
-            case ("fatal", code, text):
-                self._fail(_error(code, text))
+            case ("fatal", code, text) if not self._pid:
+                self._fail(_error(code, text))  # later asyncpg waits for what never comes
+            case ("notice", function):
+                self._tell_log([function])
             case ("notified", pid, channel, payload):
                 for listener in self._listeners.get(channel, ()):
                     self._loop.call_soon(listener, self, pid, channel, payload)

@@ -225,7 +225,8 @@ class Session:
             )
             self._go_on(Ended())
         elif self.waits == "standby":
-            self._dying = True  # the commit stands, and nobody is told
+            self._dying = True  # the commit stands, and there is no answer
+            self.peer.send(("notice", _NO_STANDBY))
             self._go_on()
         elif self.waits == "disk":
             self._dying = True
@@ -477,6 +478,7 @@ class Server:
         """Be its standby, with all that it has."""
         if self.role != "down":
             self.crash()
+        self.set_standby(False)
         self.log = list(primary.log[: primary.flushed])
         self.flushed, self.acknowledged = len(self.log), 0
         self.timeline = primary.timeline
@@ -733,7 +735,6 @@ class Cluster:
         """Whoever is not the primary becomes its standby."""
         for server in self.servers:
             if server is not self.primary and server.role != "standby":
-                server.set_standby(False)
                 server.follow(self.primary)
                 self.primary.set_standby(True)
 
