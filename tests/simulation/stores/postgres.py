@@ -95,9 +95,14 @@ class PostgresScene(Scene):
         if pair and self.chance.random() < 0.6:
             network = () if self.chance.random() < 0.5 else ("slow", "distant", "partition")
             self.style = replace(self.style, faults=(*self.chance.choice(_FAILOVERS), *network))
+            if "lose_waits" in self.style.faults:
+                # What was told too early has to last until the standby takes over.
+                self.style = replace(self.style, ttls=(2.0,), hold=self.chance.choice((0.1, 0.5)))
         if self.deployment == "pooled":
             # Waiters poll each second: what extends them must not do it for them.
-            self.style = replace(self.style, waiter_ttl=6.0)
+            self.style = replace(self.style, waiter_ttl=9.0)
+            if self.chance.random() < 0.4:
+                self.style = replace(self.style, faults=())
             self.idle_patience = 1.8
 
     def make_servers(self) -> Records:

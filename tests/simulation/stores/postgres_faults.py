@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..network import Path
 from .postgres_servers import Server, Session
 from .scene import StoreFaults
 
@@ -122,10 +123,10 @@ class PostgresFaults(StoreFaults):
             return
         self._log("the standby receives nothing")
         cluster.stall(True)
-        when = self.random.uniform(0.05, 0.6)
+        when = self.random.uniform(0.02, 0.3)
         for _ in range(self.random.choice((1, 2, 3))):
             self.world.after(when, self._cancel_waits)
-            when += self.random.uniform(0.05, 0.6)
+            when += self.random.uniform(0.01, 0.3)
         self.world.after(when, self._fail_over)
 
     def _promote(self) -> None:
@@ -142,7 +143,7 @@ class PostgresFaults(StoreFaults):
         self._log(f"{new!r} takes over, {old!r}: {how}")
         if how != "waits":
             old.crash()
-        self.world.after(self.random.choice((0.0, 0.2, 1.0)), self._take_over, new, old, how)
+        self.world.after(self.random.choice((0.0, 0.1, 0.8)), self._take_over, new, old, how)
 
     def _take_over(self, new: Server, old: Server, how: str) -> None:
         cluster = self.simulation.cluster
@@ -161,3 +162,12 @@ class PostgresFaults(StoreFaults):
             self.simulation.cluster.alone = True
             old.set_standby(False)
             old.start("primary")
+            process, length = self._someone(), self.random.choice((0.3, 1.0, 3.0))
+            path = self.simulation.wire.path(process, self._primary.address)
+            path.out_blocked = path.in_blocked = True
+            self._log(f"{process} does not reach the new primary for {length} s")
+            self.world.after(length, self._heal, path)
+
+    def _heal(self, path: Path) -> None:
+        path.out_blocked = path.in_blocked = False
+        self.simulation.wire.released()

@@ -11,6 +11,7 @@ nothing is asked of its leases (``is_stranger``).
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NamedTuple
 
 from aiodlock._request import HELD, Request
@@ -32,7 +33,7 @@ class _Done(NamedTuple):
 
 class PostgresPromises(Promises):
     """Mutable state besides: ``_met`` (the newest timeline that each session has met), ``_done`` (by name,
-    what users were told)."""
+    what users were told), ``_replaced`` (whose clients have gone on with another store)."""
 
     cluster: Cluster
 
@@ -40,6 +41,7 @@ class PostgresPromises(Promises):
         super().__init__(*args)
         self._met: dict[Session, int] = {}
         self._done: dict[str, _Done] = {}
+        self._replaced: set[Process] = set()
         self.most_sessions = 0
 
     # -- strangers -----------------------------------------------------------------------------------
@@ -52,16 +54,23 @@ class PostgresPromises(Promises):
                 self._met[session] = known.timeline
         super()._after_turn(process)
 
-    def is_stranger(self, session: Session) -> bool:
-        """Whether it cannot know that there is a newer primary than the one that works alone."""
+    def on_log(self, process: Process, record: logging.LogRecord) -> None:
+        super().on_log(process, record)
+        if getattr(record, "event", "") == "store_replaced":
+            self._replaced.add(process)
+
+    def is_stranger(self, process: Process, session: Session) -> bool:
+        """Whether it cannot know that there is a newer primary than the one that works alone; or has held
+        nothing and heard nothing of it for so long that it goes on with the one that is there."""
         met = self._met.get(session, 0)
-        return bool(self.cluster.alone) and met < self.cluster.primary.timeline
+        unknown = met < self.cluster.primary.timeline or process in self._replaced
+        return self.cluster.alone and unknown
 
     def _believes(self, process: Process, request: Request) -> bool:
         if not super()._believes(process, request):
             return False
         return not self.cluster.alone or not any(
-            self.is_stranger(session)
+            self.is_stranger(process, session)
             for session in self.sessions.get(process, ())
             if request.id in session.requests
         )
@@ -98,7 +107,11 @@ class PostgresPromises(Promises):
     def begins(self, process: Process, session: Session, name: str) -> None:
         """A body of what is to be done once begins."""
         done = self._done.get(name)
-        if done is None or self.is_stranger(session) or self.cluster.primary.tables.unlogged:
+        if (
+            done is None
+            or self.is_stranger(process, session)
+            or self.cluster.primary.tables.unlogged
+        ):
             return
         if self.world.time < done.until:
             self.wrong("record", f"{process} does {name} again, of which {done.result} was told")
@@ -107,7 +120,7 @@ class PostgresPromises(Promises):
         self, process: Process, session: Session, name: str, result: object, until: float
     ) -> None:
         """A user was told that it is done, which is on record until then at least."""
-        if self.is_stranger(session) or self.cluster.primary.tables.unlogged:
+        if self.is_stranger(process, session) or self.cluster.primary.tables.unlogged:
             return
         done = self._done.get(name)
         if done is not None and self.world.time < done.until and done.result != result:

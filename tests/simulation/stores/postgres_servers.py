@@ -353,6 +353,9 @@ class Server:
     often it was started).
     """
 
+    #: What broken variants take away: a call that only reads waits for the standby, too.
+    reads_wait = True
+
     def __init__(self, cluster: Cluster, number: int) -> None:
         self.cluster = cluster
         self.world = cluster.world
@@ -369,8 +372,6 @@ class Server:
         self.refuses_calls: tuple[str, str] | None = None
         self.disk = cluster.disk
         self.life = 0
-        #: What broken variants take away: a call that only reads waits for the standby, too.
-        self.reads_wait = True
         self._later: list[tuple[Callable[..., None], tuple[Any, ...], int]] = []
         self._locks: dict[str, deque[tuple[Session, Callable[[], None]]]] = {}
         self._unflushed: list[tuple[int, Callable[[], None]]] = []
@@ -444,7 +445,6 @@ class Server:
         """Make the tables of the log."""
         before = self.tables
         self.tables = Tables(unlogged=before.unlogged)
-        self.tables.records_are_durable = before.records_are_durable
         self.tables.hints_only = before.hints_only
         self.tables.histories = before.histories
         self.tables.longest, self.tables.opened_at = before.longest, before.opened_at
@@ -463,12 +463,10 @@ class Server:
         self.log = self.log[: self.flushed]
         self.timeline = max(server.timeline for server in self.cluster.servers) + 1
         self.tables = Tables(unlogged=self.cluster.unlogged)
-        self.tables.records_are_durable = old.tables.records_are_durable
         self.tables.histories = dict(old.tables.histories)
         self.tables.longest = old.tables.longest
         self._rebuild()
         self.tables.crash()  # unlogged tables are empty on a standby
-        self.reads_wait = old.reads_wait
         self.set_standby(False)
         self.role = "primary"
         self.cluster.primary = self

@@ -55,6 +55,9 @@ class Tables:
     :param unlogged: so were they installed.
     """
 
+    #: What broken variants leave out: what tells a record is waited for, and grants are told as hints.
+    records_are_durable, hints = True, True
+
     def __init__(self, *, unlogged: bool) -> None:
         self.unlogged = unlogged
         self.names: dict[str, Name] = {}
@@ -68,8 +71,6 @@ class Tables:
         self.waits: dict[str, tuple[int, bytes, int]] = {}
         #: Whether there is a synchronous standby: grants are told to others as hints then.
         self.hints_only = False
-        #: What broken variants leave out.
-        self.records_are_durable = True
 
     def crash(self) -> None:
         """The server was killed: unlogged tables are empty."""
@@ -102,7 +103,7 @@ class Tables:
                 if message.client == caller:
                     heard.append(payload)
                 else:
-                    if self.hints_only and message.word == "granted":
+                    if self.hints_only and self.hints and message.word == "granted":
                         payload = "look" + payload.removeprefix("granted")
                     told.append(Notified(channel(message.client), payload))
         if sum(len(one) + 1 for one in heard) > _MOST_HEARD:

@@ -123,7 +123,7 @@ def _records_do_not_wait(simulation: Simulation) -> None:
 
 def _grants_are_told(simulation: Simulation) -> None:
     """Beside a standby, others are told of grants, not to look."""
-    simulation.patch(Tables, "hints_only", property(lambda _: False, lambda _, __: None))
+    simulation.patch(Tables, "hints", False)
 
 
 def _variant(*by: str, prepare: Prepare, seed: int = 0) -> Variant:

@@ -1,4 +1,4 @@
-"""The fake sessions do as real ones do: locks, cancelling and ending in each step, and when others are told."""
+"""The fake sessions do as real ones do: locks, cancelling and ending in each step, and who is told when."""
 
 from __future__ import annotations
 
