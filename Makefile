@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # The tests start some hundred Pythons. Without byte code on disk, each compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup check format test test-suite test-scripts test-servers test-topologies test-zookeeper test-etcd test-postgres \
+.PHONY: setup check format test test-suite test-scripts test-stores test-long test-servers test-zookeeper test-etcd test-postgres \
 	test-recipes soak simulate model test-oldest test-environments docs dist demo bench clean
 
 setup: $(STAMP)
@@ -33,39 +33,42 @@ format: setup
 # servers of its own; who has nothing left takes tests from another. With options, the suite alone:
 # make test ARGS="-x -k fairness --store memory"
 test: test-suite
-	$(if $(ARGS),,$(MAKE) test-scripts test-topologies test-recipes)
+	$(if $(ARGS),,$(MAKE) test-scripts test-stores test-recipes)
+
+PYTEST := $(BIN)/python -m pytest --dist worksteal
+QUICK := -m "not long"
 
 # On the memory store and on one server: what a change needs in the first place.
 test-suite: setup
-	$(BIN)/python -m pytest --numprocesses 8 --dist worksteal --ignore=tests/topology --ignore=tests/recipes \
-		--ignore=tests/etcd --store memory,valkey9 $(ARGS)
+	$(PYTEST) --numprocesses 8 $(QUICK) --ignore=tests/topology --ignore=tests/recipes --ignore=tests/etcd \
+		--store memory,valkey9 $(ARGS)
 
 # The scripts and the heart of the contract on the other servers, which differ in little but their Lua.
 test-scripts: setup
-	$(BIN)/python -m pytest --numprocesses 8 --dist worksteal --store fakeredis,redis62,redis70 tests/protocol \
+	$(PYTEST) --numprocesses 8 $(QUICK) --store fakeredis,redis62,redis70 tests/protocol \
 		tests/contract/test_locking.py tests/contract/test_lock_delay.py tests/fault/test_lost_replies.py $(ARGS)
 
-# The whole suite on the other servers, before a release: twice as long as the suite.
-test-servers: setup
-	$(BIN)/python -m pytest --numprocesses 8 --dist worksteal --ignore=tests/topology --ignore=tests/recipes \
-		--store fakeredis,redis62,redis70 -k "fakeredis or redis62 or redis70" $(ARGS)
+# What only several servers together can go through; and the heart of the contract on every other store.
+HEART := tests/contract/test_locking.py tests/contract/test_shared.py tests/contract/test_semaphore.py \
+	tests/contract/test_lock_delay.py tests/contract/test_once.py tests/contract/test_linger.py \
+	tests/acceptance/test_client.py
+test-stores: setup
+	$(PYTEST) --dist loadfile --numprocesses 6 $(QUICK) tests/topology tests/etcd $(ARGS)
+	$(PYTEST) --numprocesses 6 $(QUICK) $(HEART) \
+		--store cluster,sentinel,replicated,quorum,quorum5,postgres,postgres18,pgbouncer,etcd,zookeeper $(ARGS)
+	$(PYTEST) --numprocesses 6 $(QUICK) tests/fault tests/compat --store etcd,zookeeper -k "etcd or zookeeper" $(ARGS)
 
-# What only several servers together can go through, and the contract on them. Failovers take their time.
-# Last, in less than a minute: the faults, and what others test of their locks, on one server each of etcd and ZooKeeper.
-test-topologies: setup
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile tests/topology $(ARGS)
-	$(BIN)/python -m pytest --numprocesses 4 tests/contract --store cluster,sentinel,replicated,quorum,quorum5 $(ARGS)
-	$(BIN)/python -m pytest --numprocesses 4 tests/contract tests/acceptance --store postgres,postgres18 $(ARGS)
-	$(BIN)/python -m pytest --numprocesses 4 tests/contract/test_locking.py tests/contract/test_shared.py \
-		tests/contract/test_semaphore.py tests/contract/test_lock_delay.py --store pgbouncer $(ARGS)
-	$(BIN)/python -m pytest --numprocesses 4 tests/etcd tests/contract/test_locking.py tests/contract/test_shared.py \
-		tests/contract/test_semaphore.py tests/contract/test_hold_at_least.py tests/contract/test_once.py tests/contract/test_election.py \
-		--store etcd $(ARGS)
-	$(BIN)/python -m pytest --numprocesses 4 tests/contract/test_locking.py tests/contract/test_shared.py \
-		tests/contract/test_semaphore.py tests/contract/test_multilock.py tests/contract/test_client_life.py \
-		tests/contract/test_linger.py tests/acceptance/test_client.py --store zookeeper $(ARGS)
-	$(BIN)/python -m pytest --numprocesses 6 --dist worksteal tests/fault tests/compat \
-		--store etcd,zookeeper -k "etcd or zookeeper" $(ARGS)
+# What `make test` leaves out, before a release: what is marked as long, and all that is for every store on
+# the stores of several servers. An hour. The clusters of etcd and ZooKeeper and all of PostgreSQL have targets below.
+test-long: setup
+	$(PYTEST) --numprocesses 4 -m long $(ARGS)
+	$(PYTEST) --numprocesses 4 tests/contract tests/acceptance --store cluster,sentinel,replicated,quorum,quorum5 $(ARGS)
+	$(MAKE) test-servers test-postgres test-zookeeper test-etcd model
+
+# The whole suite on the other single servers: twice as long as the suite.
+test-servers: setup
+	$(PYTEST) --numprocesses 8 --ignore=tests/topology --ignore=tests/recipes \
+		--store fakeredis,redis62,redis70 -k "fakeredis or redis62 or redis70" $(ARGS)
 
 # All that is for every store, on ZooKeeper: one server, and an ensemble of three. A quarter of an hour.
 test-zookeeper: setup
@@ -86,7 +89,7 @@ test-postgres: setup
 # The recipes, with the frameworks that they are for.
 test-recipes: setup
 	$(BIN)/python -m pip install --quiet --editable '.[recipes]'
-	$(BIN)/python -m pytest --numprocesses 2 tests/recipes $(ARGS)
+	$(PYTEST) --numprocesses 2 $(QUICK) tests/recipes $(ARGS)
 
 # Ten minutes of everything that goes wrong, on a real server: make soak ARGS="--minutes 60 --store redis70"
 soak: setup

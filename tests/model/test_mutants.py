@@ -8,6 +8,7 @@ missed are not here: tests/protocol/test_guards.py has a history for each of the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -396,10 +397,18 @@ MACHINE_MUTANTS = [
 ]
 
 
+def _some(mutants: Sequence[Mutant | MachineMutant]) -> list[Any]:
+    """Mark all but each fourth as long: what the test of the machine notices, it notices of all or none."""
+    return [
+        pytest.param(mutant, id=mutant.rule, marks=pytest.mark.long if number % 4 else ())
+        for number, mutant in enumerate(mutants)
+    ]
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("_constants_of_no_module")
 @pytest.mark.stores("valkey9")
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.rule)
+@pytest.mark.parametrize("mutant", _some(MUTANTS))
 def test_model_test_notices_a_rule_taken_out(mutant: Mutant, store: Store) -> None:
     _is_noticed(mutant.machine, store, sources=mutant.sources())
 
@@ -407,7 +416,7 @@ def test_model_test_notices_a_rule_taken_out(mutant: Mutant, store: Store) -> No
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("_constants_of_no_module")
 @pytest.mark.stores("valkey9")
-@pytest.mark.parametrize("mutant", MACHINE_MUTANTS, ids=lambda mutant: mutant.rule)
+@pytest.mark.parametrize("mutant", _some(MACHINE_MUTANTS))
 def test_model_test_notices_a_rule_taken_out_of_the_machine(
     mutant: MachineMutant, store: Store
 ) -> None:

@@ -144,6 +144,7 @@ CONDITIONS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)  # half a minute, where nothing else runs
 @pytest.mark.parametrize(
     ("pair", "mutation"),

@@ -59,6 +59,7 @@ def lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
+@pytest.mark.long
 async def test_recipe_runs_once_in_each_of_twenty_periods_and_again_where_it_failed(
     store: Store, tmp_path: Path
 ) -> None:

@@ -11,6 +11,15 @@ from .run import run_seed
 from .thread_variants import THREAD_VARIANTS
 from .threads import Threads
 
+#: Caught after many seeds.
+_LONG = (
+    "a turn inside a lost block is kept",
+    "a body begins before its thread has the lease",
+    "a block whose lease was lost ends well",
+    "a hold outlives its thread while somebody watches over it",
+    "no function is told of a loss",
+)
+
 
 @pytest.fixture(autouse=True)
 def collected() -> None:
@@ -18,7 +27,7 @@ def collected() -> None:
 
 
 def test_promises_hold_for_threads() -> None:
-    for seed in range(30):
+    for seed in range(15):
         outcome = run_seed(seed, kind=Threads)
         assert not outcome.checker, (
             f"replay it: python -m tests.simulation --threads --store memory --seed {seed}\n{outcome}"
@@ -27,7 +36,7 @@ def test_promises_hold_for_threads() -> None:
 
 def test_there_is_something_to_look_at() -> None:
     seen = {"interrupted": 0, "on_lost": 0, "grants": 0}
-    for seed in range(30):
+    for seed in range(12):
         simulation = Threads(seed)
         simulation.run()
         seen["grants"] += simulation.checkers.grants
@@ -42,6 +51,13 @@ def test_seed_replays_exactly(seed: int) -> None:
     assert first.schedule == second.schedule
 
 
-@pytest.mark.parametrize("name", THREAD_VARIANTS)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long if name in _LONG else ())
+        for name in THREAD_VARIANTS
+    ],
+)
 def test_broken_locks_for_threads_are_caught(name: str) -> None:
     assert_caught(THREAD_VARIANTS[name], 60)

@@ -9,13 +9,31 @@ import pytest
 from .configurations import CONFIGURATIONS
 from .run import Configuration, check, missing
 
+#: What takes seconds, of each model; the other small ones are long.
+_QUICK = (
+    "two requests, nothing fails",
+    "old rule 17",
+    "etcd: two requests, three faults",
+    "etcd: a request leaves no marker",
+    "session: it lives as long as said",
+    "liveness: the older client can never count, one fault",
+)
+
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"{missing()} is not installed")
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "configuration",
-    [one for one in CONFIGURATIONS if one.small],
-    ids=lambda configuration: configuration.name.replace(" ", "-"),
+    [
+        pytest.param(
+            one,
+            id=one.name.replace(" ", "-"),
+            marks=() if one.name.startswith(_QUICK) else pytest.mark.long,
+        )
+        for one in CONFIGURATIONS
+        if one.small
+    ],
 )
 def test_model_holds_and_old_rules_are_refuted(
     configuration: Configuration, tmp_path: Path

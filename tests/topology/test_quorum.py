@@ -57,7 +57,14 @@ async def make_client(no_stray_tasks: None) -> AsyncIterator[MakeClient]:
 # -- under load --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["kill", "stop", "cut"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "kill",
+        pytest.param("stop", marks=pytest.mark.long),
+        pytest.param("cut", marks=pytest.mark.long),
+    ],
+)
 async def test_any_two_of_five_lost_under_load_violate_nothing_and_all_go_on(
     nodes: list[EmbeddedServer], tmp_path: Path, how: str
 ) -> None:
