@@ -51,6 +51,10 @@ class Further:
         self.at: float = 0.0
         self._steps = 0
 
+    def step(self) -> None:
+        """One more answer has come, of those that come once."""
+        self.reach(self._steps + 1)
+
     def reach(self, steps: int) -> None:
         """So many answers have come, on one connection."""
         if steps > self._steps:

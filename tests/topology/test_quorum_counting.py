@@ -92,6 +92,21 @@ async def test_node_that_came_back_empty_waits_for_the_longest_lease_of_anybody(
             await way.heal()
 
 
+async def test_each_answer_of_far_nodes_brings_entering_further(
+    nodes: list[EmbeddedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiodlock._patience.ENTERS_WITHIN", 2.5)
+    async with AsyncExitStack() as stack:
+        ways = [await stack.enter_async_context(FaultProxy(node.url)) for node in nodes]
+        for way in ways:
+            way.delay(1.2)
+        async with aiodlock.Client([way.url for way in ways], ttl=60.0) as client:
+            for way in ways:
+                way.delay(0.0)
+            async with client.lock("name", timeout=PATIENCE) as lease:
+                assert lease.held
+
+
 async def test_far_nodes_are_waited_for_as_long_as_they_need(nodes: list[EmbeddedServer]) -> None:
     async with AsyncExitStack() as stack:
         ways = [await stack.enter_async_context(FaultProxy(node.url)) for node in nodes]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from itertools import count
 
 from redis.exceptions import RedisError
 
@@ -51,14 +52,21 @@ async def _add_classes(link: Link, translate: Callable[[Wire, ReplyError], Backe
         ) from refused
 
 
-async def arrive(link: Link, wakeups: Wakeups, key: str, allowed: asyncio.Event) -> bool:
+async def arrive(
+    link: Link,
+    wakeups: Wakeups,
+    key: str,
+    allowed: asyncio.Event,
+    on_round: Callable[[int], object],
+) -> bool:
     """See whether events arrive; a subscription alone succeeds also when they do not.
 
     :param allowed: set when the user may write; the key is not written before.
+    :param on_round: called after each question to the server, with the number of them.
     """
     while True:
         try:
-            if await _hears_of_an_expiry(link, wakeups, key, allowed):
+            if await _hears_of_an_expiry(link, wakeups, key, allowed, on_round):
                 return True
             why: object = "turned off"
         except ReplyError as refused:
@@ -78,15 +86,18 @@ async def arrive(link: Link, wakeups: Wakeups, key: str, allowed: asyncio.Event)
 
 
 async def _hears_of_an_expiry(
-    link: Link, wakeups: Wakeups, key: str, allowed: asyncio.Event
+    link: Link,
+    wakeups: Wakeups,
+    key: str,
+    allowed: asyncio.Event,
+    on_round: Callable[[int], object],
 ) -> bool:
     try:
         heard = await wakeups.expect(key)
         await allowed.wait()
         wire = await link.wait_up()
         setting = wire.send("SET", key, "1", "PX", 1)
-        gone = False
-        while not gone:
+        for asked in count(1):
             # When this arrives the key has expired, unless the network brings both together.
             await asyncio.sleep(_PROBED_AFTER)
             left = wire.send("EXISTS", key)  # touching it makes an expired key fire
@@ -95,6 +106,9 @@ async def _hears_of_an_expiry(
             gone = not await left
             if not arrived:
                 raise BackendUnavailable("a connection was lost")
+            on_round(asked)
+            if gone:
+                break
         return heard.is_set()
     finally:
         wakeups.stop_expecting(key)

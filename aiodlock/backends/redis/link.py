@@ -36,6 +36,7 @@ class Link:
 
     :param longest: seconds for which waiters go on without an answer: what is silent for a third of them
         is dead.
+    :param patience: how long replies take, where the owner knows that already.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Link:
         on_up: Callable[[Wire], None] | None = None,
         on_message: Callable[[Any], None] | None = None,
         longest: float = float("inf"),
+        patience: Patience | None = None,
     ) -> None:
         self._source = source
         self._longest = longest
@@ -58,7 +60,7 @@ class Link:
         self.lead: Link | None = None
         self._attempts = Attempts()
         # With a small ``unavailable_after`` waiters have to learn of an outage sooner.
-        self.patience: Patience = Patience(min(LEAST, longest / 2))
+        self.patience: Patience = patience or Patience(min(LEAST, longest / 2))
         self._login = logging_in()
         self.further: Further = Further()
         self._steps = 0

@@ -15,7 +15,7 @@ import anyio
 import hiredis
 
 from ..._errors import BackendError, BackendUnavailable
-from ..._patience import LEAST, Further
+from ..._patience import LEAST, Further, Patience
 from ..kept import Notices
 from . import events, permissions, versions
 from .connections import Connections
@@ -76,6 +76,8 @@ class Server:
         self._on_channel_moved = on_channel_moved
         self._probes = notifications is None
         self._further = Further()
+        #: How long its answers take. It outlives connections.
+        self.patience: Patience = Patience(min(LEAST, settings.unavailable_after / 2))
         self._scripts = scripts
         self._checked = checked
         #: The command that scripts notify clients with.
@@ -110,6 +112,7 @@ class Server:
             prepare=self._on_connected,
             on_up=self._tell_of_connections(listener, connections),
             longest=self.settings.unavailable_after,
+            patience=self.patience,
         )
         wakeups = self.wakeups = connections.wakeups = Wakeups(
             self.source,
@@ -139,7 +142,9 @@ class Server:
                     if self._probes:
                         # Before anybody can list the store, and would find the probe's key.
                         key = probe_key(self.settings.prefix, self.label)
-                        self.notifications = await events.arrive(commands, wakeups, key, allowed)
+                        self.notifications = await events.arrive(
+                            commands, wakeups, key, allowed, self._on_probed
+                        )
                 connections.entered()
                 ready()
                 await connections.keep_alive()
@@ -202,6 +207,9 @@ class Server:
         if self._prepare is not None:
             await self._prepare(wire)
 
+    def _on_probed(self, times: int) -> None:
+        self._further.reach(2 + times)
+
     async def _check_permissions(self, allowed: asyncio.Event) -> None:
         settings = self.settings
         while True:
@@ -240,7 +248,7 @@ class Server:
     @property
     def answers_within(self) -> float:
         """How long the next answer may take (seconds)."""
-        return LEAST if self.commands is None else self.commands.patience.typical
+        return self.patience.typical
 
     @property
     def wire(self) -> Wire | None:

@@ -106,7 +106,7 @@ class QuorumBackend:
     @property
     def further_at(self) -> float:
         """When entering has last come further; see ``Backend``."""
-        return max(voter.server.further_at for voter in self.nodes.voters)
+        return max(voter.further_at for voter in self.nodes.voters)
 
     @property
     def answers_within(self) -> float:

@@ -28,7 +28,7 @@ from typing import Any
 
 from ...._clock import now
 from ...._errors import BackendError
-from ...._patience import Patience
+from ...._patience import Further, Patience
 from ...base import Unanswered
 from ..refusals import ReplyError
 from ..wire import DriverWire, Wire
@@ -62,11 +62,14 @@ class Trust:
     they were seen).
     """
 
-    def __init__(self, key: str, delays: Delays, retention_ms: int, patience: Patience) -> None:
+    def __init__(
+        self, key: str, delays: Delays, retention_ms: int, patience: Patience, further: Further
+    ) -> None:
         self.key = key
         self._delays = delays
         self._retention_ms = retention_ms
         self._patience = patience
+        self._further = further
         #: The run id of the server that answers at this address: two nodes with one are one server.
         self.server: bytes = b""
         self._run: bytes | None = None
@@ -121,14 +124,15 @@ class Trust:
         """
         heard_before = self._offset[2] if self._offset is not None else 0.0
         sent = now()
-        self._hear_time(await wire.send("TIME"), sent)
+        clock = wire.send("TIME")
+        about, kept = wire.send("INFO", "server"), wire.send("GET", self.key)
+        self._hear_time(await clock, sent)
         # A store inside a process (fakeredis) has no INFO, and is never restarted.
         if isinstance(wire, DriverWire):
             self._since = 0.0
             return False
         try:
-            facts = _facts(await wire.send("INFO", "server"))
-            mark = await wire.send("GET", self.key)
+            facts, mark = _facts(await about), await kept
         except ReplyError as refused:
             if refused.code in ("NOPERM", "ERR") and not self._delays.notes:
                 self._since = 0.0
@@ -302,23 +306,21 @@ class Trust:
 
     async def read_mark(self, wire: Wire) -> bool:
         """Look whether another client has marked the node meanwhile; return False if it does not answer."""
-        try:
-            mark = await wire.send("GET", self.key, within=self._patience.within())
-        except (ReplyError, Unanswered) as failed:  # it is asked again
-            _logger.debug("GET: %s", failed)
+        mark = await self._ask(wire, "GET", self.key, failed=False)
+        if mark is False:
             return False
         self.mark = mark or self.mark
         self._since, self._unsettled = self._since_of_mark(), self._came_lately
         return True
 
-    async def _ask(self, wire: Wire, *command: bytes | str | int) -> Any:
-        sent = now()
+    async def _ask(self, wire: Wire, *command: bytes | str | int, failed: Any = None) -> Any:
+        """Return the answer, or ``failed`` when there is none in time: the node is asked again later."""
         try:
             answer = await wire.send(*command, within=self._patience.within())
-        except (ReplyError, Unanswered) as failed:  # it is asked again
-            _logger.debug("%s: %s", command[0], failed)
-            return None
-        self._patience.answered(now() - sent)
+        except (ReplyError, Unanswered) as error:
+            _logger.debug("%s: %s", command[0], error)
+            return failed
+        self._further.step()
         return answer
 
     async def keep_mark(self, wire: Wire, *, quorum_is_new: bool, quorum_was_new: bool) -> None:

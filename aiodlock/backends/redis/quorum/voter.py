@@ -10,7 +10,7 @@ from typing import Any
 from ...._clock import now
 from ...._errors import BackendError
 from ...._model import Left, StoreRequest
-from ...._patience import Patience
+from ...._patience import Further, Patience
 from ...base import Unanswered
 from ..inspection import names_of
 from ..keys import Keys, keys_of, name_of
@@ -36,8 +36,8 @@ _OnAnswer = Callable[[Answer | Exception], None]
 class Voter:
     """One node: sends it what concerns it, and hands its answers on. Its only tasks are its connections.
 
-    Mutable state: ``up`` (set while it can be used), ``trust``, ``patience`` (how long its answers take),
-    ``_ran_out_at`` (when one did not come in time last).
+    Mutable state: ``up`` (set while it can be used), ``trust``, ``_further`` (answers about trust count for
+    entering, too), ``_ran_out_at`` (when an answer did not come in time last).
 
     :param on_restarted: called when another server answers than the one that was met before.
     :param on_met: called when it is known which server answers.
@@ -70,10 +70,14 @@ class Voter:
         self._on_restarted = on_restarted
         self._on_met = on_met
         self.up: asyncio.Event = asyncio.Event()
-        self.patience: Patience = Patience()
         self._ran_out_at = 0.0
+        self._further = Further()
         self.trust: Trust = Trust(
-            _key_of_members(settings.prefix), delays, settings.retention_ms, self.patience
+            _key_of_members(settings.prefix),
+            delays,
+            settings.retention_ms,
+            self.patience,
+            self._further,
         )
 
     def __repr__(self) -> str:
@@ -87,6 +91,16 @@ class Voter:
                 wakeups.link.wire.close()
             self._on_restarted(self)
         self._on_met(self)
+
+    @property
+    def patience(self) -> Patience:
+        """How long the node's answers take, late ones too."""
+        return self.server.patience
+
+    @property
+    def further_at(self) -> float:
+        """When entering has last come further; see ``Backend``."""
+        return max(self.server.further_at, self._further.at)
 
     @property
     def connecting(self) -> bool:
@@ -326,17 +340,9 @@ class Voter:
         sent = now()
 
         def heard(result: Any) -> None:
-            if not isinstance(result, Unanswered):
-                self.patience.answered(now() - sent)
-            elif not wire.lost.done():
+            if isinstance(result, Unanswered) and not wire.lost.done():
                 self._ran_out(sent)
             on_result(result)
-
-        def heard_late(result: Any) -> None:
-            if not isinstance(result, Unanswered):
-                self.patience.answered(now() - sent)
-            if on_late is not None:
-                on_late(result)
 
         self.server.call(
             wire,
@@ -345,7 +351,7 @@ class Voter:
             within=self.patience.within(lease),
             later=later,
             is_pointless=is_pointless,
-            on_late=heard_late,
+            on_late=on_late,
         )
 
     def _ran_out(self, sent: float) -> None:
@@ -357,7 +363,9 @@ class Voter:
     async def tell_lengths(self, told: Sequence[int]) -> Any:
         """Tell and ask for the leases in use; return what the node keeps, or raise."""
         async with asyncio.timeout(self.patience.learned):
-            return await self.server.eval(LENGTHS, (f"{self.trust.key}:lengths",), tuple(told))
+            kept = await self.server.eval(LENGTHS, (f"{self.trust.key}:lengths",), tuple(told))
+        self._further.step()
+        return kept
 
 
 def _left_late(ballot: Ballot, answer: Any) -> None:
