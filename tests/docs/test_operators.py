@@ -291,6 +291,13 @@ def test_deployment_ends_old_pods_before_it_starts_new_ones() -> None:
     assert [variable["name"] for variable in container["env"]] == ["AIODLOCK_URL"]
 
 
+def test_comments_are_seen_without_moving_sideways() -> None:
+    for file in FILES.rglob("*"):
+        if file.is_file():
+            comments = re.findall(r"^\s*# .*", file.read_text(), re.MULTILINE)
+            assert not [line for line in comments if len(line) > 88], file
+
+
 COMPOSE = sorted((FILES / "compose").glob("*.yaml"))
 
 
