@@ -56,10 +56,18 @@ def on_files(files: Files, *, config: Any, **_: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    page.meta.setdefault("search", _weight(page.file.src_uri))
     up = "../" * page.file.src_uri.count("/")
     for moved, source in FROM_ROOT.items():
         markdown = markdown.replace(f"]({up}../{source}", f"]({up}{moved}")
     return SECTION.sub(_directive, markdown)
+
+
+def _weight(page: str) -> dict[str, Any]:
+    """Return how much a page counts in the search: users' pages come first, and a list of changes never."""
+    if page == "project/changelog.md":
+        return {"exclude": True}
+    return {"boost": 0.3 if page.startswith(("internals/", "project/")) else 1}
 
 
 def _directive(found: re.Match[str]) -> str:

@@ -8,6 +8,7 @@ import codeop
 import importlib.util
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -27,7 +28,7 @@ from aiodlock.cli import _run
 from aiodlock.cli._app import app
 
 from ..servers import Store
-from .pages import ROOT, commands, included, pages, python, title
+from .pages import ROOT, blocks, commands, included, pages, python, title
 
 WITH_PYTHON = [page for page in pages() if python(page)]
 WITH_COMMANDS = [page for page in pages() if commands(page)]
@@ -87,6 +88,29 @@ async def test_tutorial_can_be_typed_at_the_prompt() -> None:
     typed = "\n".join(block.code for block in python(ROOT / "docs/tutorial.md"))
     printed = await _type_at_the_prompt(typed)
     assert "Error" not in printed, printed
+
+
+def test_session_wide_fixture_of_the_page_can_be_used(tmp_path: Path) -> None:
+    page = ROOT / "docs/how-to/testing.md"
+    (block,) = [one for one in blocks(page.read_text()) if "loop_scope=" in one.code]
+    mark = "@pytest.mark.asyncio(loop_scope='session')"
+    second = (
+        f"\n\n{mark}\nasync def test_again(locks):\n    async with locks.lock('x'):\n        pass\n"
+    )
+    (settings,) = [one for one in blocks(page.read_text()) if one.language == "toml"]
+    plain = re.sub(r"@pytest.mark.asyncio.*\n|, loop_scope=\"session\"", "", block.code + second)
+    for text, options in ((block.code + second, ""), (plain, settings.code)):
+        (tmp_path / "test_it.py").write_text(text)
+        (tmp_path / "pyproject.toml").write_text(options)
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert "2 passed" in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=title)
