@@ -1,4 +1,4 @@
-"""What a fail-over costs the locks, on stores that elect or promote by themselves or by hand.
+"""What a failover costs the locks, on stores that elect or promote by themselves or by hand.
 
     python -m benchmarks.failover [--rounds 5] [--stores etcd,zookeeper,postgres]
 

@@ -58,7 +58,7 @@ def on_files(files: Files, *, config: Any, **_: Any) -> Files:
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     page.meta.setdefault("search", _weight(page.file.src_uri))
     up = "../" * page.file.src_uri.count("/")
-    for moved, source in FROM_ROOT.items():
+    for moved, source in (FROM_ROOT | {"index.md": "README.md"}).items():
         markdown = markdown.replace(f"]({up}../{source}", f"]({up}{moved}")
     return SECTION.sub(_directive, markdown)
 
