@@ -53,7 +53,9 @@ class Election:
             )
         self._client = client
         self._options = options
-        self._name = client.lock(name, **options).name
+        lock = client.lock(name, **options)
+        self._name = lock.name
+        self._timeout = lock._options.timeout
 
     @property
     def name(self) -> str:
@@ -152,16 +154,16 @@ class Candidacy:
         self._entered: Blocks[Lease] = Blocks()
 
     async def __aenter__(self) -> Lease:
-        lease = await self._elect()
+        lease = await self._acquire(self._election._timeout)
         self._entered.enter(lease._arm(), lease, sys._getframe(1))
         return lease
 
-    async def _elect(self, own: OwnRequests | None = None) -> Lease:
+    async def _acquire(self, timeout: float | None, own: OwnRequests | None = None) -> Lease:
         election = self._election
         # A fresh owner each time: equal owners would lead together.
         owner = f"{CANDIDATE}{secrets.token_hex(8)}:{self._value}"
         lock = election._client.lock(election._name, **election._options, owner=owner)
-        lease = await lock._acquire(lock._options.timeout, own)
+        lease = await lock._acquire(timeout, own)
         lease._session.backend.announce("lock", election._name)
         return lease
 

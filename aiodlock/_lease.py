@@ -21,30 +21,14 @@ if TYPE_CHECKING:
     from ._session import Session
 
 
-class Lease(Body):
-    """One acquisition of a lock, from the grant to its release or loss.
+class LeaseView:
+    """What a lease tells, to tasks and to threads. Sends nothing."""
 
-    As an async context manager it arms ``on_lost`` in the entering task and releases on the way out.
-    Without, it is a bare lease: nobody is cancelled when it is lost, ``held``, ``ensure_held`` and
-    ``wait_lost`` tell. A bare lease belongs to the task that acquired it, whatever becomes of this object
-    while that task runs: ``await lock.release()`` there ends it. It is released with a ResourceWarning
-    when the task has ended and nobody references this object any more.
+    __slots__ = ()
 
-    ```python
-    lease = await client.lock("report").acquire()
-    async with lease:
-        print(lease.token, lease.held, lease.remaining())
-    ```
-    """
-
-    __slots__ = ("__weakref__", "_request", "_serial")
-
-    def __init__(self, session: Session, request: Request) -> None:
-        self._session = session
-        self._tasks = []
-        self._request = request
-        request.serial = self._serial = request.serial + 1
-        request.handles += (self._serial,)
+    _session: Session
+    _request: Request
+    _serial: int
 
     def __repr__(self) -> str:
         request = self._request
@@ -55,8 +39,6 @@ class Lease(Body):
         else:
             state = "released"
         return f"<Lease {self.name!r} {self.mode} token={self.token} {state}>"
-
-    # -- what it is --------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -75,7 +57,7 @@ class Lease(Body):
 
     @property
     def owner(self) -> str:
-        """Who reentrancy is judged by: the ``owner`` option, or a string made for this task."""
+        """Who reentrancy is judged by: the ``owner`` option, or a string made for this hold."""
         return self._request.options.owner or self._request.owner[1:]
 
     @property
@@ -110,8 +92,7 @@ class Lease(Body):
         """Return the seconds until the lease counts as lost if it is not extended; 0.0 once over.
 
         ```python
-        async with client.lock("report", ttl=10) as lease:
-            print(lease.remaining(), "s, unless it is extended")
+        print(lease.remaining(), "s, unless it is extended")
         ```
         """
         return max(0.0, self._request.ends_at - now()) if self.held else 0.0
@@ -120,14 +101,59 @@ class Lease(Body):
         """Return if the lease is held, else raise LockLost (or NotHeld after a release).
 
         ```python
-        async with client.lock("report", on_lost="flag") as lease:
-            for chunk in range(3):
-                lease.ensure_held()
-                ...  # write the chunk
+        for chunk in range(3):
+            lease.ensure_held()
+            ...  # write the chunk
         ```
         """
         if not self.held:
             raise self._why_not_held()
+
+    def _is_over(self) -> bool:
+        return self._serial not in self._request.handles
+
+    def _why_not_held(self) -> LockLost | NotHeld | BackendError:
+        self._session.check_process()
+        if asyncio._get_running_loop() is not self._session.loop:
+            # In a thread of the body's: what belongs to the loop is not touched.
+            if self._request.state is HELD and not self._is_over():
+                return self._request.overdue_error()
+        else:
+            self._session.lose_if_overdue(self._request)
+        if self._serial in self._request.lost_handles:
+            return self._request.error()
+        return self._not_held()
+
+    def _not_held(self) -> NotHeld:
+        return NotHeld(f"the lease on {self.name!r} was released before", name=self.name)
+
+
+class Lease(LeaseView, Body):
+    """One acquisition of a lock, from the grant to its release or loss.
+
+    As an async context manager it arms ``on_lost`` in the entering task and releases on the way out.
+    Without, it is a bare lease: nobody is cancelled when it is lost, ``held``, ``ensure_held`` and
+    ``wait_lost`` tell. A bare lease belongs to the task that acquired it, whatever becomes of this object
+    while that task runs: ``await lock.release()`` there ends it. It is released with a ResourceWarning
+    when the task has ended and nobody references this object any more.
+
+    ```python
+    lease = await client.lock("report").acquire()
+    async with lease:
+        print(lease.token, lease.held, lease.remaining())
+    ```
+    """
+
+    __slots__ = ("__weakref__", "_request", "_serial")
+
+    def __init__(self, session: Session, request: Request) -> None:
+        self._session = session
+        self._tasks = []
+        self._request = request
+        request.serial = self._serial = request.serial + 1
+        request.handles += (self._serial,)
+
+    # -- what can be done with it ------------------------------------------------------------------
 
     async def wait_lost(self) -> LockLost:
         """Wait until the lease is lost and return why. Raises NotHeld when it is released instead.
@@ -147,8 +173,6 @@ class Lease(Body):
             request.add_watcher(watcher)
             await watcher
         return lost
-
-    # -- what can be done with it ------------------------------------------------------------------
 
     async def extend(self, ttl: float | None = None, **wrong: Never) -> None:
         """Extend now; with ``ttl``, by that and from then on (the deadline never comes nearer).
@@ -260,24 +284,6 @@ class Lease(Body):
             return session.lost_on_leaving(request, left.reason, self._serial)
         session.telling.released(request, request.granted_at)
         return None
-
-    def _is_over(self) -> bool:
-        return self._serial not in self._request.handles
-
-    def _why_not_held(self) -> LockLost | NotHeld | BackendError:
-        self._session.check_process()
-        if asyncio._get_running_loop() is not self._session.loop:
-            # In a thread of the body's: what belongs to the loop is not touched.
-            if self._request.state is HELD and not self._is_over():
-                return self._request.overdue_error()
-        else:
-            self._session.lose_if_overdue(self._request)
-        if self._serial in self._request.lost_handles:
-            return self._request.error()
-        return self._not_held()
-
-    def _not_held(self) -> NotHeld:
-        return NotHeld(f"the lease on {self.name!r} was released before", name=self.name)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(f"{self!r} is one acquisition: it cannot be copied or pickled")

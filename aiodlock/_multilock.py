@@ -21,7 +21,7 @@ from ._acquire import OwnRequests
 from ._bodies import Blocks, Body
 from ._clock import now
 from ._errors import AcquireTimeout, BackendError, BackendUnavailable, LockLost, NotHeld
-from ._lease import Lease
+from ._lease import Lease, LeaseView
 from ._lock import _UNSET, Lock
 from ._options import check_timeout, refuse_keywords
 from ._request import Block, Request
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ._client import Client
 
 _T = TypeVar("_T")
+_L = TypeVar("_L", bound=LeaseView)
 
 #: So many leases are left in one turn of the event loop.
 _AT_ONCE = 100
@@ -229,7 +230,85 @@ def _shorter(one: float | None, other: float | None) -> float | None:
     return min((time for time in (one, other) if time is not None), default=None)
 
 
-class MultiLease(Body, Mapping[str, Lease]):
+class MultiLeaseView(Mapping[str, _L]):
+    """What the leases of a multilock tell, to tasks and to threads. Maps names to leases."""
+
+    __slots__ = ()
+
+    _leases: dict[str, _L]
+
+    def _is_over(self) -> bool:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        state = "held" if self.held else "lost" if self.lost else "released"
+        return f"<MultiLease {', '.join(map(repr, self._leases))} {state}>"
+
+    # -- a mapping; two are equal only when they are the same object -------------------------------
+
+    def __getitem__(self, name: str) -> _L:
+        return self._leases[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._leases)
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    # -- what it is --------------------------------------------------------------------------------
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """The fencing token of each name. They are comparable per name only."""
+        return {name: lease.token for name, lease in self._leases.items()}
+
+    @property
+    def held(self) -> bool:
+        """True only while the server certainly honours every one of the leases."""
+        return not self._is_over() and all(lease.held for lease in self._leases.values())
+
+    @property
+    def lost(self) -> LockLost | None:
+        """Why the first of them was lost; None while all are held and after a release."""
+        return next((lost for lease in self._leases.values() if (lost := lease.lost)), None)
+
+    def remaining(self) -> float:
+        """Return the seconds until the first of them is lost if not extended; 0.0 once over.
+
+        ```python
+        print(leases.remaining(), "s, unless they are extended")
+        ```
+        """
+        return min(lease.remaining() for lease in self._leases.values()) if self.held else 0.0
+
+    def ensure_held(self) -> None:
+        """Return if all are held, else raise LockLost (or NotHeld after a release).
+
+        ```python
+        leases.ensure_held()
+        ```
+        """
+        if not self.held:
+            raise self._not_held() if self.lost is None else self._error()
+
+    def _error(self) -> LockLost | BackendError:
+        # The clock may have told a loss that is not marked yet.
+        error = next(lease._why_not_held() for lease in self._leases.values() if lease.lost)
+        assert not isinstance(error, NotHeld)
+        return error
+
+    def _not_held(self) -> NotHeld:
+        names = ", ".join(map(repr, self._leases))
+        return NotHeld(f"the leases on {names} were released before: a lease is released once")
+
+
+class MultiLease(MultiLeaseView[Lease], Body):
     """The leases of a multilock: a mapping from each name to its ``Lease``, in the order taken.
 
     As an async context manager it arms ``on_lost`` in the entering task, for all together, and releases
@@ -255,64 +334,8 @@ class MultiLease(Body, Mapping[str, Lease]):
         self._over = False
         self._watchers: list[asyncio.Future[None]] = []
 
-    def __repr__(self) -> str:
-        state = "held" if self.held else "lost" if self.lost else "released"
-        return f"<MultiLease {', '.join(map(repr, self._leases))} {state}>"
-
-    # -- a mapping; two are equal only when they are the same object -------------------------------
-
-    def __getitem__(self, name: str) -> Lease:
-        return self._leases[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._leases)
-
-    def __len__(self) -> int:
-        return len(self._leases)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    # -- what it is --------------------------------------------------------------------------------
-
-    @property
-    def tokens(self) -> dict[str, int]:
-        """The fencing token of each name. They are comparable per name only."""
-        return {name: lease.token for name, lease in self._leases.items()}
-
-    @property
-    def held(self) -> bool:
-        """True only while the server certainly honours every one of the leases."""
-        return not self._over and all(lease.held for lease in self._leases.values())
-
-    @property
-    def lost(self) -> LockLost | None:
-        """Why the first of them was lost; None while all are held and after a release."""
-        return next((lost for lease in self._leases.values() if (lost := lease.lost)), None)
-
-    def remaining(self) -> float:
-        """Return the seconds until the first of them is lost if not extended; 0.0 once over.
-
-        ```python
-        async with client.multilock("account:1", "account:2") as leases:
-            print(leases.remaining())
-        ```
-        """
-        return min(lease.remaining() for lease in self._leases.values()) if self.held else 0.0
-
-    def ensure_held(self) -> None:
-        """Return if all are held, else raise LockLost (or NotHeld after a release).
-
-        ```python
-        async with client.multilock("account:1", "account:2") as leases:
-            leases.ensure_held()
-        ```
-        """
-        if not self.held:
-            raise self._not_held() if self.lost is None else self._error()
+    def _is_over(self) -> bool:
+        return self._over
 
     async def wait_lost(self) -> LockLost:
         """Wait until one is lost and return why. Raises NotHeld when all are released instead.
@@ -418,12 +441,6 @@ class MultiLease(Body, Mapping[str, Lease]):
     def _watch(lease: Lease, watcher: asyncio.Future[None]) -> None:
         lease._request.add_watcher(watcher)
 
-    def _error(self) -> LockLost | BackendError:
-        # The clock may have told a loss that is not marked yet.
-        error = next(lease._why_not_held() for lease in self._leases.values() if lease.lost)
-        assert not isinstance(error, NotHeld)
-        return error
-
     def _worth_another_try(self) -> bool:
         """Whether what was lost need not be lost again. (A hold from before is not taken anew: its loss
         is raised inside a block on it, and else counts no more.)"""
@@ -432,10 +449,6 @@ class MultiLease(Body, Mapping[str, Lease]):
             for request in self._requests
             if request.reason is not None and not request.handles
         )
-
-    def _not_held(self) -> NotHeld:
-        names = ", ".join(map(repr, self._leases))
-        return NotHeld(f"the leases on {names} were released before: a lease is released once")
 
 
 async def _together(

@@ -45,6 +45,8 @@ class Case:
     few: int
     many: int
     linger: float = 0.0
+    #: ``tasks``, or what blocks one thread: ``threads`` (``aiodlock.sync``) or ``redis-py``.
+    contender: str = "tasks"
 
 
 CASES: dict[str, Case] = {
@@ -53,6 +55,8 @@ CASES: dict[str, Case] = {
     "contended": Case("16 tasks on one name", 16, 1, 64, 704),
     "linger": Case("one task, `linger`", 1, 1, 200, 5_200, linger=600.0),
     "lingers": Case("64 tasks on 64 names, `linger`", 64, 64, 640, 6_400, linger=600.0),
+    "thread": Case("one thread, `aiodlock.sync`", 1, 1, 100, 600, contender="threads"),
+    "redis-py": Case("one thread, redis-py's `Lock`", 1, 1, 100, 600, contender="redis-py"),
 }
 
 
@@ -90,7 +94,7 @@ def count(python: str, case: Case) -> int:
 
 
 def _run(python: str, url: str, case: Case, pairs: int) -> int:
-    load = (url, _SLOWER, case.tasks, case.names, pairs, case.linger)
+    load = (url, case.contender, _SLOWER, case.tasks, case.names, pairs, case.linger)
     # Safe path: the modules beside the worker are not to be found by its imports.
     worker = [python, "-P", str(_WORKER), *map(str, load)]
     environment = {**os.environ, "PYTHONHASHSEED": "0"}

@@ -36,6 +36,21 @@ class PatientSelector(selectors.DefaultSelector):
         return super().select(timeout * self.factor if timeout else timeout)
 
 
+def work_in_thread(url: str, contender: str, pairs: int) -> None:
+    """Acquire and release so many times in this thread, by what blocks it."""
+    if contender == "redis-py":
+        import redis
+
+        lock: Any = redis.Redis.from_url(url).lock("instructions", timeout=600)
+    else:
+        from aiodlock import sync
+
+        lock = sync.Client(url, ttl=600.0, waiter_ttl=600.0).lock("instructions")
+    for _ in range(pairs):
+        with lock:
+            pass
+
+
 async def work(url: str, tasks: int, names: int, pairs: int, linger: float) -> None:
     """Acquire and release so many times, all tasks together."""
     import aiodlock
@@ -55,11 +70,12 @@ async def work(url: str, tasks: int, names: int, pairs: int, linger: float) -> N
 
 
 if __name__ == "__main__":
-    where, *numbers, how_long = sys.argv[1:]
+    where, contender, *numbers, how_long = sys.argv[1:]
     slower, tasks, names, pairs = map(int, numbers)
     slow_time_down(slower)
     PatientSelector.factor = slower
-    with asyncio.Runner(
-        loop_factory=lambda: asyncio.SelectorEventLoop(PatientSelector())
-    ) as runner:
-        runner.run(work(where, tasks, names, pairs, float(how_long)))
+    selectors.DefaultSelector = PatientSelector  # type: ignore[misc]  # of every loop from now on
+    if contender == "tasks":
+        asyncio.run(work(where, tasks, names, pairs, float(how_long)))
+    else:
+        work_in_thread(where, contender, pairs)

@@ -33,7 +33,7 @@ def described(path: str, *, bare: bool = False) -> str:
     parts = [anchor, f"## {name}"]
     parts += _prose(inspect.getdoc(named)) if bare else _about(last, named)
     if inspect.isclass(named):
-        for member, value in _members(named):
+        for member, value in _attributes_first(named):
             parts += [f'<a id="{path}.{member}"></a>', f"### {member}", *_about(member, value)]
     return "\n\n".join(parts)
 
@@ -136,6 +136,12 @@ def _wrapped(head: str, parameters: list[str], tail: str) -> str:
 
 def _fenced(code: str) -> str:
     return f"```py\n{code}\n```"
+
+
+def _attributes_first(owner: type) -> list[tuple[str, Any]]:
+    """Give the public members: what a base tells belongs in front of what its class does."""
+    kinds = property, cached_property
+    return sorted(_members(owner), key=lambda member: not isinstance(member[1], kinds))
 
 
 def _members(owner: type) -> Iterator[tuple[str, Any]]:

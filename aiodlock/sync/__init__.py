@@ -11,11 +11,14 @@ underneath is ``aiodlock.Client``, on one event loop in a background thread of t
 A map of the package::
 
     _portal.py     the background thread, and how a call gets there and back
-    _client.py     Client: connects on first use, in each process for itself
-    _lock.py       Lock, ReadWriteLock, Semaphore     _lease.py     Lease
-    _multilock.py  several locks as one               _election.py  Election
-    _once.py       what is to be done once
-    _blocks.py     the open blocks of each thread     _source.py    a redis.Redis as a source
+    _client.py     Client: what a user can ask for
+    _running.py    what runs of a client in one process: made on first use, in each process for itself
+    _described.py  how a thread acquires, whatever it is
+    _lock.py       Lock, ReadWriteLock, Semaphore     _multilock.py  several locks as one
+    _election.py   Election                           _once.py       what is to be done once
+    _lease.py      Lease, MultiLease: how a thread's body begins and ends
+    _blocks.py     the open blocks of each thread     _source.py     a redis.Redis as a source
+    _twin.py       types and docstrings, from the class for tasks
 """
 
 from .._errors import AcquireTimeout as AcquireTimeout
@@ -36,10 +39,10 @@ from .._model import WaiterInfo as WaiterInfo
 from ._client import Client as Client
 from ._election import Election as Election
 from ._lease import Lease as Lease
+from ._lease import MultiLease as MultiLease
 from ._lock import Lock as Lock
 from ._lock import ReadWriteLock as ReadWriteLock
 from ._lock import Semaphore as Semaphore
-from ._multilock import MultiLease as MultiLease
 from ._multilock import MultiLock as MultiLock
 from ._once import Once as Once
 from ._once import OnceRun as OnceRun

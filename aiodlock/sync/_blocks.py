@@ -19,8 +19,8 @@ from .._clock import now
 
 if TYPE_CHECKING:
     from .. import _lease as core
-    from ._client import Running
     from ._lease import Lease
+    from ._running import Running
 
 
 class _Opened(Protocol):
@@ -146,7 +146,7 @@ class Here:
             lease = ref()
             if lease is None or lease._running is not running or lease._is_over():
                 continue
-            request = lease._core._request
+            request = lease._request
             terms = request.terms
             if (terms.kind, terms.name, terms.mode) != (kind, name, mode):
                 continue
@@ -167,7 +167,7 @@ class Here:
             if lease._job != job:
                 continue
             inside.append(lease._core)
-            request = lease._core._request
+            request = lease._request
             if request.name in names and request.terms.kind != "semaphore":
                 named.setdefault(request.name, []).append(lease._core)
         for bare in tuple(self.bare.values()):
@@ -197,7 +197,7 @@ class Bare:
 
     def lets_in(self) -> bool:
         """Whether its own job may acquire the name again through it."""
-        return self.lease._core._request.terms.kind != "semaphore" and self.lease.held
+        return self.lease._request.terms.kind != "semaphore" and self.lease.held
 
     def tell_of_job(self) -> None:
         """Warn, once, that a job waits for what another one of the same thread holds."""

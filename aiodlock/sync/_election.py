@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from .. import _client as core_client
 from .. import _election as core
-from .. import _lease as core_lease
-from .._errors import LockLost
-from ._blocks import Enterable, here
+from .._acquire import OwnRequests
+from ._blocks import here
+from ._described import Described, OnLost
 from ._iterate import iterate
-from ._lease import Body, Lease, arm, call_when_lost, leave, wait_for_thread
+from ._lease import Lease
+from ._twin import like, said_of_threads
 
 if TYPE_CHECKING:
     from ._client import Client
+    from ._running import Running
 
 
 class Election:
-    """Made by ``Client.election``; may be used by many threads. It is the lock of the same name.
-
-    ```python
-    with locks.election("scheduler", ttl=10).lead("http://host-1:8080") as lease:
-        ...
-    ```
-    """
+    __doc__ = said_of_threads(core.Election)
 
     def __init__(
         self,
         client: Client,
-        name: str,
-        options: dict[str, Any],
-        on_lost: Callable[[LockLost], object] | None,
+        make: Callable[[core_client.Client], core.Election],
+        on_lost: OnLost | None,
     ) -> None:
         self._client = client
-        self._options = options
+        self._make = make
         self._on_lost = on_lost
-        self._name = name
-        self._on(client._template)  # checks what it is given
+        self._name = make(client._template).name  # checks what it is given
 
     @property
     def name(self) -> str:
@@ -46,9 +40,6 @@ class Election:
 
     def __repr__(self) -> str:
         return f"<Election {self._name!r} on {self._client!r}>"
-
-    def _on(self, client: core_client.Client) -> core.Election:
-        return client.election(self._name, **self._options)
 
     def lead(self, value: str = "") -> Candidacy:
         """Wait to be elected: ``with election.lead("host-1") as lease``; leaving resigns.
@@ -65,57 +56,37 @@ class Election:
         """
         return Candidacy(self, value)
 
+    @like(core.Election.observe)
     def observe(self, *, interval: float = 5.0) -> Iterator[str]:
-        """Iterate over the leaders' values: the present one's first, then that of each next one.
-
-        Each step waits until there is one.
-
-        ```python
-        def follow():
-            for address in locks.election("scheduler").observe():
-                print("the leader is at", address)
-        ```
-
-        :param interval: seconds between two looks, where announcements may be lost.
-        :raises BackendUnavailable: when nothing answered for the client's ``unavailable_after``.
-        :raises ClientClosed: when the client is closed.
-        """
         running = self._client._use(self._name)
-        leaders = self._on(running.inner).observe(interval=interval)
+        leaders = self._make(running.inner).observe(interval=interval)
         return iterate(self._client, running, leaders)
 
 
-class Candidacy(Enterable[Lease]):
+class Candidacy(Described[core.Candidacy, Lease]):
     """``with`` it to stand, lead and resign. May be entered again, and by several threads."""
 
+    _lease_type = Lease
+
     def __init__(self, election: Election, value: str) -> None:
-        super().__init__()
-        election._on(election._client._template).lead(value)  # checks it
+        super().__init__(
+            election._client,
+            lambda client: election._make(client).lead(value),
+            election._on_lost,
+        )
         self._election = election
         self._value = value
 
-    def _take(self) -> Lease:
-        election, body = self._election, Body()
-        running = election._client._use(election.name)
-        candidacy = election._on(running.inner).lead(self._value)
-        own = here().own(running)
+    @property
+    def _names(self) -> Sequence[str]:
+        return (self._election._name,)
 
-        async def elect() -> core_lease.Lease:
-            lease = await candidacy._elect(own)
-            wait_for_thread(lease)
-            await arm([lease._request], body)
-            if election._on_lost is not None:
-                call_when_lost(running.portal, lease, election._on_lost)
-            return lease
+    @property
+    def _default_timeout(self) -> float | None:
+        return self._core._election._timeout
 
-        lease = Lease(
-            election._client,
-            running,
-            running.call(elect, lambda lease: leave(lease, [lease._request], body)),
-            body,
-        )
-        here().acquired(lease)
-        return lease
+    def _own(self, running: Running) -> OwnRequests:
+        return here().own(running)  # each candidacy is an owner of its own
 
     def __repr__(self) -> str:
         return f"<Candidacy {self._value!r} in {self._election!r}>"

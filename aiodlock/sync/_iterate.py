@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from ._client import Client, Running
+    from ._client import Client
+    from ._running import Running
 
 _T = TypeVar("_T")
 

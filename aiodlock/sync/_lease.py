@@ -9,23 +9,24 @@ import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
 
 from .. import _lease as core
 from .. import _multilock as core_multilock
 from .._bodies import raise_loss
 from .._errors import BackendError, LockLost, NotHeld
-from .._model import Mode
-from .._options import refuse_keywords
 from .._request import Request, State
 from .._scope import BodyScope
 from ._blocks import Here, here
+from ._twin import asks, like
 
 if TYPE_CHECKING:
-    from ._client import Client, Running
+    from ._client import Client
     from ._portal import Portal
+    from ._running import Running
 
 _logger = logging.getLogger("aiodlock")
+_T = TypeVar("_T")
 
 
 class Held:
@@ -41,9 +42,6 @@ class Held:
         raise NotImplementedError
 
     def _parts(self) -> Sequence[Lease]:
-        raise NotImplementedError
-
-    def _requests(self) -> Sequence[Request]:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -90,6 +88,9 @@ class Held:
     def _begin(self) -> None:
         begin(self, self._requests())
 
+    def _requests(self) -> Sequence[Request]:
+        return [lease._request for lease in self._parts()]
+
     def _enter_block(self) -> None:
         for lease in self._parts():
             lease._enter_block()
@@ -98,9 +99,24 @@ class Held:
         for lease in self._parts():
             lease._leave_block()
 
+    def _keep(self) -> None:
+        for lease in self._parts():
+            lease._keep()
+
     def _let_go(self) -> None:
         for lease in self._parts():
             lease._let_go()
+
+    def _release(self) -> None:
+        self._check_here()
+        try:
+            self._running.portal.call(self._core.release, within=self._core.remaining())
+        finally:
+            for lease in self._parts():
+                if lease._is_over():
+                    lease._let_go()
+        for lease in self._parts():
+            here().released(lease)
 
     def _end(self) -> LockLost | BackendError | None:
         if asyncio._get_running_loop() is not None:
@@ -116,13 +132,29 @@ class Held:
             self._running.portal.start_soon(self._leave)
 
     def _leave(self) -> Coroutine[Any, Any, LockLost | BackendError | None]:
-        return leave(self._core, self._requests(), self._body)
+        return leave(self._core, self._body)
+
+    def _ask(self, call: Callable[[Any], Coroutine[Any, Any, _T]]) -> _T:
+        self._check_here()
+        return self._running.portal.call(lambda: call(self._core))
 
     def _is_here(self) -> bool:
         return self._running.pid == os.getpid()
 
+    def _check_here(self) -> None:
+        if not self._is_here():
+            raise self._not_here()
 
-class Lease(Held):
+    def _not_here(self) -> NotHeld:
+        names = [lease.name for lease in self._parts()]
+        return NotHeld(
+            f"the lease on {', '.join(map(repr, names))} was acquired by process {self._running.pid}, "
+            "before a fork: it stays with that process; acquire the lock here",
+            name=names[0] if len(names) == 1 else None,
+        )
+
+
+class Lease(core.LeaseView, Held):
     """One acquisition of a lock, from the grant to its release or loss.
 
     Any thread may ask it, extend it and release it. As a context manager it releases on the way out, and
@@ -138,160 +170,42 @@ class Lease(Held):
     ```
     """
 
-    __slots__ = ("_client", "_core", "_here", "_job", "_number", "_owner")
+    __slots__ = (
+        *("_client", "_core", "_here", "_job", "_number", "_owner"),
+        *("_request", "_serial", "_session"),
+    )
 
     _core: core.Lease
 
     def __init__(
-        self, client: Client | None, running: Running, lease: core.Lease, body: Body | None = None
+        self, client: Client | None, running: Running, lease: core.Lease, body: Body
     ) -> None:
         self._client = client  # a client that is collected is closed
         self._running = running
         self._core = lease
+        self._request = lease._request
+        self._serial = lease._serial
+        self._session = lease._session
         self._here: weakref.ref[Here] | None = None
         self._owner: weakref.ref[Here] | None = None
         self._number = 0
         self._job: object | None = None
-        self._body = body or Body()
+        self._body = body
 
     def __repr__(self) -> str:
         if not self._is_here():
             return f"<Lease {self.name!r} {self.mode} token={self.token} of process {self._running.pid}>"
-        return repr(self._core)
+        return super().__repr__()
 
-    # -- what it is --------------------------------------------------------------------------------
+    wait_lost = asks(core.Lease.wait_lost)
 
-    @property
-    def name(self) -> str:
-        """The lock's name."""
-        return self._core.name
-
-    @property
-    def mode(self) -> Mode:
-        """``"exclusive"`` or ``"shared"``."""
-        return self._core.mode
-
-    @property
-    def token(self) -> int:
-        """The fencing token: larger than that of every grant of this name before. Below 2**53.
-
-        Example::
-
-            with client.lock("order:42") as lease:
-                cursor.execute(UPDATE, {"fence": lease.token})
-        """
-        return self._core.token
-
-    @property
-    def owner(self) -> str:
-        """The ``owner`` option, or a string made for this hold."""
-        return self._core.owner
-
-    @property
-    def ttl(self) -> float:
-        """How long the lease lives without being extended, in seconds."""
-        return self._core.ttl
-
-    @property
-    def sequencer(self) -> str:
-        """Name, mode and token in one printable string, for ``Client.check_sequencer`` elsewhere."""
-        return self._core.sequencer
-
-    @property
-    def held(self) -> bool:
-        """True only while the server certainly honours the lease (less ``margin``). Sends nothing.
-
-        Example::
-
-            with client.lock("export") as lease:
-                for row in rows:
-                    if not lease.held:
-                        break
-                    write(row)
-        """
-        return self._is_here() and self._core.held
-
-    @property
-    def lost(self) -> LockLost | None:
-        """Why the lease was lost; None while it is held and after a release."""
-        return self._core.lost if self._is_here() else None
-
-    def remaining(self) -> float:
-        """Return the seconds until the lease counts as lost if it is not extended; 0.0 once over.
-
-        ```python
-        with locks.lock("report", ttl=10) as lease:
-            print(lease.remaining(), "s, unless it is extended")
-        ```
-        """
-        return self._core.remaining() if self._is_here() else 0.0
-
-    def ensure_held(self) -> None:
-        """Return if the lease is held, else raise LockLost (or NotHeld after a release).
-
-        ```python
-        with locks.lock("report") as lease:
-            for chunk in range(3):
-                lease.ensure_held()
-                ...  # write the chunk
-        ```
-        """
-        self._check_here()
-        self._core.ensure_held()
-
-    def wait_lost(self) -> LockLost:
-        """Wait until the lease is lost and return why; for a thread that watches over another.
-
-        ```python
-        def tell(lease):  # in a thread beside the work
-            lost = lease.wait_lost()
-            print("lost:", lost.reason)
-        ```
-
-        :raises NotHeld: when it is released instead.
-        """
-        self._check_here()
-        return self._running.portal.call(self._core.wait_lost)
-
-    # -- what can be done with it ------------------------------------------------------------------
-
+    @like(core.Lease.extend)
     def extend(self, ttl: float | None = None, **wrong: Never) -> None:
-        """Extend now; with ``ttl``, by that and from then on (the deadline never comes nearer).
+        self._ask(lambda lease: lease.extend(ttl, **wrong))
 
-        ```python
-        with locks.lock("report", ttl=10) as lease:
-            lease.extend(60)  # 60 s from now, and each time from now on
-        ```
-
-        :raises LockLost: when the lease is lost, before or meanwhile.
-        :raises NotHeld: after a release.
-        """
-        if wrong:
-            refuse_keywords("extend()", wrong, ["ttl"])
-        self._check_here()
-        self._running.portal.call(lambda: self._core.extend(ttl))
-
+    @like(core.Lease.release)
     def release(self) -> None:
-        """Release; from any thread. Retries until the local deadline.
-
-        ```python
-        lease = locks.lock("report").acquire()
-        try:
-            ...
-        finally:
-            lease.release()
-        ```
-
-        :raises NotHeld: when this lease was released before.
-        :raises LockLost: when it was lost before, or nothing answered until the local deadline.
-        """
-        self._check_here()
-        try:
-            self._running.portal.call(self._core.release, within=self._core.remaining())
-        finally:
-            if self._is_over():
-                self._let_go()
-        here().released(self)
+        self._release()
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -313,8 +227,8 @@ class Lease(Held):
     def _forget(self) -> None:
         """Release what an ended thread holds, in the background, with a warning."""
         if self._is_here():
-            session, request, serial = self._core._session, self._core._request, self._core._serial
-            self._running.portal.call_later(0, partial(session.dropped, request, serial))
+            drop = partial(self._session.dropped, self._request, self._serial)
+            self._running.portal.call_later(0, drop)
 
     def _check_thread(self) -> None:
         if self._here is not None and self._here() not in (None, here()):
@@ -326,11 +240,11 @@ class Lease(Held):
         thread = self._here() if self._here is not None else None
         return thread is not None and self in thread.blocks
 
-    def _requests(self) -> Sequence[Request]:
-        return [self._core._request]
-
     def _parts(self) -> Sequence[Lease]:
         return (self,)
+
+    def _requests(self) -> Sequence[Request]:
+        return (self._request,)
 
     def _enter_block(self) -> None:
         """Let this thread's acquisitions of the name be re-entries, until the block is left."""
@@ -343,16 +257,55 @@ class Lease(Held):
         if thread is not None and self in thread.blocks:
             thread.blocks.remove(self)
 
+    def _why_not_held(self) -> LockLost | NotHeld | BackendError:
+        return super()._why_not_held() if self._is_here() else self._not_here()
+
+
+class MultiLease(core_multilock.MultiLeaseView[Lease], Held):
+    """The leases of a multilock: a mapping from each name to its ``Lease``, in the order taken.
+
+    As a context manager it releases in reverse on the way out. Losing one loses all: ``held`` is false from
+    then on; the other names stay closed until this is released, so that nobody enters a half-done job.
+
+    ```python
+    with locks.multilock("account:1", "account:2") as leases:
+        assert leases.held
+    ```
+    """
+
+    __slots__ = ("_core", "_leases")
+
+    _core: core_multilock.MultiLease
+
+    def __init__(
+        self, client: Client, running: Running, leases: core_multilock.MultiLease, body: Body
+    ) -> None:
+        self._running = running
+        self._core = leases
+        self._body = body
+        self._leases = {name: Lease(client, running, lease, body) for name, lease in leases.items()}
+
+    wait_lost = asks(core_multilock.MultiLease.wait_lost)
+
+    @like(core_multilock.MultiLease.release)
+    def release(self) -> None:
+        self._release()
+
+    # -- inside ------------------------------------------------------------------------------------
+
     def _is_over(self) -> bool:
         return self._core._is_over()
 
-    def _check_here(self) -> None:
-        if not self._is_here():
-            raise NotHeld(
-                f"the lease on {self.name!r} was acquired by process {self._running.pid}, before a fork: "
-                "it stays with that process; acquire the lock here",
-                name=self.name,
-            )
+    def _parts(self) -> Sequence[Lease]:
+        return tuple(self._leases.values())
+
+    def _not_held(self) -> NotHeld:
+        return super()._not_held() if self._is_here() else self._not_here()
+
+
+def leases_of(acquired: core.Lease | core_multilock.MultiLease) -> Sequence[core.Lease]:
+    """Return the one, or all of a multilock."""
+    return (acquired,) if isinstance(acquired, core.Lease) else tuple(acquired.values())
 
 
 def wait_for_thread(lease: core.Lease) -> None:
@@ -392,10 +345,10 @@ async def disarm(requests: Sequence[Request], body: Body) -> None:
 
 
 async def leave(
-    acquired: core.Lease | core_multilock.MultiLease, requests: Sequence[Request], body: Body
+    acquired: core.Lease | core_multilock.MultiLease, body: Body
 ) -> LockLost | BackendError | None:
     """End a block; return the loss. In the loop's thread."""
-    await disarm(requests, body)
+    await disarm([lease._request for lease in leases_of(acquired)], body)
     return await acquired._leave(wait=True)
 
 

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Never
 
-from .. import _lease as core_lease
 from .. import _lock as core
 from .._errors import AcquireTimeout, NotHeld, WouldBlock
-from .._model import LockInfo, Mode
+from .._model import Mode
 from .._options import ATTRIBUTES_ELSEWHERE, Elsewhere, check_timeout, refuse_keywords
-from .._patience import LEAST, soon
-from ._blocks import Enterable, here, holding_threads
-from ._lease import Body, Lease, arm, call_when_lost, leave, wait_for_thread
+from ._blocks import here, holding_threads
+from ._described import Described
+from ._lease import Lease
 from ._options import UNSET
-
-if TYPE_CHECKING:
-    from ._client import Client, Description, Running
+from ._twin import asks, like, said_of_threads
 
 
-class Acquirable(Enterable[Lease]):
-    """What locks and semaphores share. Holds nothing itself; any number of threads may use one.
+class Acquirable(Described[core.Acquirable, Lease]):
+    """What locks and semaphores share. Holds nothing itself; any number of threads may use one."""
 
-    Mutable state: ``_made`` (the lock of the running client that this one was last used with).
-    """
-
-    def __init__(self, client: Client, description: Description) -> None:
-        super().__init__()
-        self._client = client
-        self._description = description
-        self._on_lost = description.on_lost
-        self._core: core.Acquirable = description.make(client._template)
-        self._made: tuple[Running, core.Acquirable] | None = None
+    _lease_type = Lease
 
     @property
     def name(self) -> str:
@@ -69,44 +57,19 @@ class Acquirable(Enterable[Lease]):
         """
         if wrong:
             refuse_keywords("acquire()", wrong, ["timeout"])
-        return self._acquire(self._timeout(timeout))
+        return self._take_bare(
+            self._default_timeout if timeout is UNSET else check_timeout(timeout)
+        )
 
+    @like(core.Acquirable.acquire_nowait)
     def acquire_nowait(self) -> Lease:
-        """Return the lease if the lock is free and nobody waits for it.
-
-        ```python
-        from aiodlock import WouldBlock
-
         try:
-            lease = locks.lock("report").acquire_nowait()
-        except WouldBlock:
-            print("somebody else holds it")
-        else:
-            with lease:
-                ...
-        ```
-
-        :raises WouldBlock: when it is held or waited for.
-        :raises BackendUnavailable: when nothing answers within 2 s.
-        """
-        try:
-            return self._acquire(0.0)
+            return self._take_bare(0.0)
         except AcquireTimeout as busy:
             raise WouldBlock(f"{self.name!r} is held or waited for", name=self.name) from busy
 
+    @like(core.Acquirable.release)
     def release(self) -> None:
-        """Release this thread's latest hold of that name and mode.
-
-        ```python
-        lock = locks.lock("report")
-        lease = lock.acquire()
-        lock.release()  # in the same thread
-        ```
-
-        :raises NotHeld: when this thread holds nothing of the kind.
-        :raises LockLost: once, when the thread has nothing left but what it has lost; or when nothing
-            answered until the lease's deadline.
-        """
         running, me = self._client._use(self.name), here()
         request, options = self._core, self._core._options
         described = (running, request._kind, self.name, request._mode, options.owner)
@@ -125,95 +88,19 @@ class Acquirable(Enterable[Lease]):
             me.forget(holds)  # what is raised here tells of all of them
         (live or holds[0]).release()
 
-    def locked(self) -> bool:
-        """Return whether anybody holds the name at this moment, in any mode.
-
-        ```python
-        if locks.lock("report").locked():
-            print("somebody holds it")
-        ```
-
-        :raises BackendUnavailable: when nothing answers within 2 s.
-        """
-        running = self._client._use(self.name)
-        made = self._made_for(running)
-        return running.call(made.locked)
-
-    def inspect(self) -> LockInfo:
-        """Return who holds it and who waits for it.
-
-        ```python
-        print(len(locks.semaphore("mail", limit=3).inspect().holders), "of 3 places are taken")
-        ```
-        """
-        running = self._client._use(self.name)
-        made = self._made_for(running)
-        return running.call(made.inspect)
-
-    def break_lock(self, *, tokens: Iterable[int] | None = None) -> int:
-        """Release all holders by force, or those with these tokens; return their number.
-
-        ```python
-        locks.lock("report").break_lock()
-        ```
-        """
-        running = self._client._use(self.name)
-        made = self._made_for(running)
-        return running.call(lambda: made.break_lock(tokens=tokens))
+    locked = asks(core.Acquirable.locked)
+    inspect = asks(core.Acquirable.inspect)
+    break_lock = asks(core.Acquirable.break_lock)
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _take(self) -> Lease:
-        return self._acquire(self._core._options.timeout, block=True)
+    @property
+    def _names(self) -> Sequence[str]:
+        return (self._core._name,)
 
-    def _timeout(self, timeout: float | None) -> float | None:
-        return self._core._options.timeout if timeout is UNSET else check_timeout(timeout)
-
-    def _made_for(self, running: Running) -> core.Acquirable:
-        made = self._made
-        if made is None or made[0] is not running:
-            self._made = made = (running, self._description.make(running.inner))
-        return made[1]
-
-    def _acquire(self, timeout: float | None, *, block: bool = False) -> Lease:
-        """Acquire by one call into the loop; for a block, what belongs to it is done in the same call."""
-        running = self._client._use(self.name)
-        lock = self._made_for(running)
-        me = here()
-        own = me.own(running, self.name)
-        body = Body()
-
-        async def acquire() -> core_lease.Lease:
-            left = timeout if running.is_open else await running.open_within(timeout)
-            lease = await lock._acquire(left, own)
-            wait_for_thread(lease)
-            if block:
-                await arm([lease._request], body)
-            if self._on_lost is not None:
-                call_when_lost(running.portal, lease, self._on_lost)
-            return lease
-
-        lease = Lease(
-            self._client,
-            running,
-            running.portal.call(
-                acquire,
-                lambda lease: leave(lease, [lease._request], body),
-                within=soon(LEAST) if timeout == 0 else timeout,
-            ),
-            body,
-        )
-        if block:
-            me.acquired(lease)
-            return lease
-        try:
-            lease._keep()
-            lease._begin()
-        except BaseException:  # lost on its way into this thread, or a signal handler raised
-            lease._let_go()
-            lease._leave_soon()
-            raise
-        return lease
+    @property
+    def _default_timeout(self) -> float | None:
+        return self._core._options.timeout
 
 
 class Lock(Acquirable):
@@ -241,16 +128,7 @@ class Lock(Acquirable):
 
 
 class ReadWriteLock:
-    """The two modes of one name. ``read`` may be held by many at a time, ``write`` by one alone.
-
-    ```python
-    page = locks.rwlock("page:7")
-    with page.read:
-        ...
-    with page.write:
-        ...
-    ```
-    """
+    __doc__ = said_of_threads(core.ReadWriteLock)
 
     def __init__(self, read: Lock, write: Lock) -> None:
         self._read = read
@@ -276,33 +154,14 @@ class ReadWriteLock:
 
 
 class Semaphore(Acquirable):
-    """A lock with ``limit`` holders, in the same fair queue. Not reentrant; made by ``Client.semaphore``.
-
-    ```python
-    mail = locks.semaphore("mail", limit=3)
-    with mail as lease:
-        ...
-    ```
-    """
+    __doc__ = said_of_threads(core.Semaphore)
 
     @property
     def limit(self) -> int:
         """How many may hold at a time."""
         return self._core._limit
 
-    def locked(self) -> bool:
-        """Return whether ``acquire_nowait`` would be refused at this moment: no place free, or waiters.
-
-        Judged by this object's limit; where others resize the semaphore, it is not known which is in use.
-
-        ```python
-        if locks.semaphore("mail", limit=3).locked():
-            print("all three places are taken")
-        ```
-
-        :raises BackendUnavailable: when nothing answers within 2 s.
-        """
-        return super().locked()
+    locked = asks(core.Semaphore.locked)
 
     def __repr__(self) -> str:
         return f"<Semaphore {self.name!r} limit={self.limit} on {self._client!r}>"

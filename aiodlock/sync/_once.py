@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from .. import _once as core
 from .._request import AlreadyDone
 from ._blocks import Enterable
 from ._lease import Lease
 from ._lock import Acquirable
-
-if TYPE_CHECKING:
-    from ._client import Client, Description
+from ._twin import said_of_threads
 
 
 class OnceRun(core.OnceRun):
-    """One entry of a ``Once``: whether it is the first, and the result; as ``aiodlock.OnceRun``.
-
-    ```python
-    with locks.once("invoice:7", keep=86400) as once:
-        if once.first:
-            once.result = "sent"
-    print(once.result)
-    ```
-    """
+    __doc__ = said_of_threads(core.OnceRun)
 
     __slots__ = ("_keep",)
 
@@ -60,19 +49,11 @@ class OnceRun(core.OnceRun):
 
 
 class Once(Enterable[OnceRun]):
-    """Something to be done once; made by ``Client.once``. May be used by many threads at once.
+    __doc__ = said_of_threads(core.Once)
 
-    ```python
-    with locks.once("order:42", keep=86400) as once:
-        if once.first:
-            once.result = "charged"
-    print(once.result)
-    ```
-    """
-
-    def __init__(self, client: Client, description: Description, keep: float) -> None:
+    def __init__(self, lock: Acquirable, keep: float) -> None:
         super().__init__()
-        self._lock = Acquirable(client, description)
+        self._lock = lock
         self._keep = keep
 
     def __repr__(self) -> str:

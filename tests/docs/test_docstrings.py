@@ -75,16 +75,29 @@ async def test_docstring_has_an_example_that_runs(name: str) -> None:
 
 
 async def run(code: str, name: str) -> None:
-    async with aiodlock.Client("memory://") as client, FakeRedis() as redis:
+    async with (
+        aiodlock.Client("memory://") as client,
+        FakeRedis() as redis,
+        aiodlock.Client("memory://") as holder,
+        holder.lock("given") as lease,
+        holder.multilock("given too", "and") as leases,
+    ):
         given = {"aiodlock": aiodlock, "asyncio": asyncio, "client": client, "redis": redis}
+        given |= {"lease": lease, "leases": leases}
         result = eval(compiled(code, name, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), given)
         if inspect.iscoroutine(result):
             await result
 
 
 def run_in_thread(code: str, name: str) -> None:
-    with sync.Client("memory://") as locks:
-        eval(compiled(code, name, 0), {"locks": locks})
+    with (
+        sync.Client("memory://") as locks,
+        sync.Client("memory://") as holder,
+        holder.lock("given") as lease,
+        holder.multilock("given too", "and") as leases,
+    ):
+        given = {"sync": sync, "locks": locks, "lease": lease, "leases": leases}
+        eval(compiled(code, name, 0), given)
 
 
 def compiled(code: str, name: str, flags: int) -> CodeType:

@@ -11,7 +11,7 @@ from aiodlock import LockLost
 from aiodlock._acquire import Acquisition
 from aiodlock._lease import Lease
 from aiodlock._request import State
-from aiodlock.sync import _blocks, _election, _lease, _lock, _multilock, _portal
+from aiodlock.sync import _blocks, _described, _election, _lease, _lock, _portal
 from aiodlock.sync._lease import start_thread
 
 from .scenario import Simulation
@@ -61,7 +61,7 @@ def _one_here(simulation: Simulation) -> None:
     """All threads of all processes share their open blocks."""
     shared = _blocks.Here()
     simulation.patch(_blocks, "_inside", _OneContext())
-    for module in (_blocks, _lease, _lock):
+    for module in (_blocks, _described, _election, _lease, _lock):
         simulation.patch(module, "here", lambda: shared)
 
 
@@ -87,8 +87,7 @@ def _begins_in_the_loop(simulation: Simulation) -> None:
     """A body counts as begun before its thread has the lease."""
     assert simulation.onces is not None
     simulation.onces.habits.holds = (0.3,)
-    for module in (_election, _lock, _multilock):
-        simulation.patch(module, "wait_for_thread", lambda _: None)
+    simulation.patch(_described, "wait_for_thread", lambda _: None)
 
 
 async def _is_right_again(*_: object) -> None:
@@ -129,7 +128,7 @@ THREAD_VARIANTS = {
     ),
     "a hold outlives its thread while somebody watches over it": Variant(
         both(
-            _without(_lock, "call_when_lost", _keeps_the_lease),
+            _without(_described, "call_when_lost", _keeps_the_lease),
             _without(_lease.Lease, "_forget", lambda _: None),
         ),
         ("leak", "liveness"),

@@ -1,0 +1,134 @@
+"""What runs of a client in one process: an ``aiodlock.Client`` on the portal's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .. import _client as core
+from .._clock import now
+from .._errors import BackendUnavailable, ClientClosed
+from .._patience import LEAST, soon
+from .._request import State
+from ._blocks import LOOK_EVERY, watch
+from ._portal import Portal, TakeBack
+
+if TYPE_CHECKING:
+    from ._lease import Lease
+
+_T = TypeVar("_T")
+
+#: Seconds for the first call to connect, before its thread asks whether the loop turns.
+_CONNECT_WITHIN = 5.0
+#: At the end of the process: seconds for waiters to leave. Daemon threads do not end their bodies any more.
+_CLOSE_AT_EXIT = 0.5
+
+
+class Running:
+    """One client in one process, from its first use to its closing.
+
+    Mutable state, all changed in the loop's thread: ``is_open``, ``_opening`` (the task that connects),
+    ``_closing``. In any: ``_watching``.
+    """
+
+    def __init__(self, inner: core.Client, portal: Portal) -> None:
+        self.inner = inner
+        self.portal = portal
+        self.pid: int = portal.pid
+        self.is_open: bool = False
+        self._opening: asyncio.Task[None] | None = None
+        self._closing = False
+        self._watching = False
+
+    def call(
+        self, call: Callable[[], Coroutine[Any, Any, _T]], take_back: TakeBack[_T] | None = None
+    ) -> _T:
+        """Connect if need be, then run the coroutine on the loop and wait for it."""
+
+        async def opened() -> _T:
+            if not self.is_open:
+                await self.open()
+            return await call()
+
+        return self.portal.call(opened, take_back, within=_CONNECT_WITHIN)
+
+    def watch(self) -> None:
+        """Look from time to time at what threads hold without a block. From any thread."""
+        if not self._watching:
+            self._watching = True
+            self.portal.call_later(LOOK_EVERY, self._look)
+
+    def _look(self) -> None:
+        self._watching = False
+        if self.is_open and watch(self):
+            self.watch()
+
+    async def open(self) -> None:
+        """Connect, once for all threads that need it."""
+        if self.is_open:
+            return
+        if self._closing:
+            raise ClientClosed("the client was closed: it does nothing more")
+        if self._opening is None or self._opening.done():  # it has failed: try again
+            self._opening = asyncio.create_task(self._open(), name="aiodlock.sync: connecting")
+            self._opening.add_done_callback(_look_at)
+        opening = self._opening
+        await asyncio.wait({opening})
+        if opening.cancelled():
+            raise ClientClosed("the client was closed while it connected")
+        error = opening.exception()
+        if error is not None:
+            # Several threads may wait: each gets an exception of its own.
+            fresh = copy.copy(error)
+            fresh.__cause__ = error.__cause__
+            raise fresh
+
+    async def open_within(self, timeout: float | None) -> float | None:
+        """Connect; return what is left of the timeout."""
+        if timeout is None:
+            await self.open()
+            return None
+        started, limit = now(), timeout or soon(LEAST)
+        try:
+            async with asyncio.timeout(limit):
+                await self.open()
+        except TimeoutError as elapsed:
+            raise BackendUnavailable(
+                f"{self.inner!r} was not connected within {limit:g} s"
+            ) from elapsed
+        return max(0.001, timeout - (now() - started)) if timeout else 0.0
+
+    async def _open(self) -> None:
+        await self.inner.__aenter__()
+        self.is_open = True
+        self.portal.at_exit(self, self._close_at_exit)
+
+    async def close(self, bodies: list[Lease]) -> None:
+        """Leave the client; ``bodies`` are those that the closing thread is inside of."""
+        self._closing = True
+        self.portal.closed(self)
+        if self._opening is not None and not self._opening.done():
+            self._opening.cancel()
+            await asyncio.wait({self._opening})
+        for lease in bodies:
+            if lease._request.armed:
+                lease._request.armed.pop(lease._body, None)  # type: ignore[call-overload]
+        self.is_open = False
+        await self.inner.__aexit__(None, None, None)
+
+    async def _close_at_exit(self) -> None:
+        self.inner._close_timeout = _CLOSE_AT_EXIT
+        session = self.inner._session
+        if session is not None:
+            for request in list(session.requests.values()):
+                if request.state is State.HELD and not request.armed:
+                    session.departure.in_background(request)  # released, not lost
+        await self.close([])
+
+
+def _look_at(opening: asyncio.Task[None]) -> None:
+    """Let asyncio log nothing: those who wait are told of the failure."""
+    if not opening.cancelled():
+        opening.exception()
