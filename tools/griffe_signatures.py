@@ -22,30 +22,17 @@ class PlainSignatures(griffe.Extension):  # type: ignore[misc]
                 del func.parameters[parameter.name]
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Let methods for threads show what they have from their twins for tasks."""
+        """Let what is for threads show the docstrings that it has from its twins for tasks."""
         for module in pkg["sync"].modules.values():
             for kind in module.classes.values():
                 if kind.docstring is None:
                     _document(kind)
-                for name, member in list(kind.members.items()):
-                    if str(getattr(member, "value", "")).startswith("asks("):
-                        kind[name] = _asked(pkg, member)
-                    elif member.is_function and member.docstring is None and name[0] != "_":
-                        _document(member)
+                for name, method in kind.functions.items():
+                    if method.docstring is None and not name.startswith("_"):
+                        _document(method)
 
 
 def _document(shown: griffe.Object) -> None:
     text = inspect.getdoc(pydoc.locate(shown.path))
     if text:
         shown.docstring = griffe.Docstring(text, parent=shown)
-
-
-def _asked(pkg: griffe.Module, attribute: griffe.Attribute) -> griffe.Function:
-    """Return the method that ``asks(core.Lease.wait_lost)`` makes."""
-    name, _, rest = str(attribute.value).removeprefix("asks(").rstrip(")").partition(".")
-    twin = pkg[f"{attribute.module.resolve(name)}.{rest}".removeprefix(f"{pkg.path}.")]
-    shown = griffe.Function(
-        attribute.name, parameters=twin.parameters, returns=twin.returns, parent=attribute.parent
-    )
-    _document(shown)
-    return shown

@@ -18,7 +18,7 @@ A map of the package::
     _election.py   Election                           _once.py       what is to be done once
     _lease.py      Lease, MultiLease: how a thread's body begins and ends
     _blocks.py     the open blocks of each thread     _source.py     a redis.Redis as a source
-    _twin.py       types and docstrings, from the class for tasks
+    _twin.py       docstrings, from the class for tasks
 """
 
 from .._errors import AcquireTimeout as AcquireTimeout

@@ -7,7 +7,7 @@ import copy
 import functools
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, Self, TypeVar, Unpack
 
@@ -29,7 +29,7 @@ from ._options import ClientOptions, LockOptions, OwnerlessOptions, UnnamedOptio
 from ._portal import check_no_loop, portal
 from ._running import Running
 from ._source import SourceLike, asynchronous
-from ._twin import asks, like
+from ._twin import like
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -235,7 +235,9 @@ class Client:
 
         return decorate
 
-    forget = asks(core.Client.forget)
+    @like(core.Client.forget)
+    def forget(self, name: str) -> bool:
+        return self._ask(lambda client: client.forget(name))
 
     @like(core.Client.election)
     def election(self, name: str, **options: Unpack[OwnerlessOptions]) -> Election:
@@ -323,15 +325,24 @@ class Client:
         """
         self._template.add_hooks(hooks)
 
-    inspect = asks(core.Client.inspect)
+    @like(core.Client.inspect)
+    def inspect(self, name: str, *, kind: Kind = "lock") -> LockInfo:
+        return self._ask(lambda client: client.inspect(name, kind=kind))
 
     @like(core.Client.locks)
     def locks(self, match: str = "*", *, kind: Kind | None = None) -> Iterator[LockInfo]:
         running = self._use()
         return iterate(self, running, running.inner.locks(match, kind=kind))
 
-    break_lock = asks(core.Client.break_lock)
-    check_sequencer = asks(core.Client.check_sequencer)
+    @like(core.Client.break_lock)
+    def break_lock(
+        self, name: str, *, kind: Kind = "lock", tokens: Iterable[int] | None = None
+    ) -> int:
+        return self._ask(lambda client: client.break_lock(name, kind=kind, tokens=tokens))
+
+    @like(core.Client.check_sequencer)
+    def check_sequencer(self, sequencer: str) -> bool:
+        return self._ask(lambda client: client.check_sequencer(sequencer))
 
     def _ask(self, call: Callable[[core.Client], Coroutine[Any, Any, _T]]) -> _T:
         running = self._use()

@@ -80,7 +80,7 @@ class Described(Enterable[_L], Generic[_C, _L]):
             self._made = made = (running, self._make(running.inner))
         return made[1]
 
-    def _ask(self, call: Callable[[Any], Coroutine[Any, Any, _T]]) -> _T:
+    def _ask(self, call: Callable[[_C], Coroutine[Any, Any, _T]]) -> _T:
         running = self._client._use(self._names[0])
         twin = self._twin(running)
         return running.call(lambda: call(twin))

@@ -18,7 +18,7 @@ from .._errors import BackendError, LockLost, NotHeld
 from .._request import Request, State
 from .._scope import BodyScope
 from ._blocks import Here, here
-from ._twin import asks, like
+from ._twin import like
 
 if TYPE_CHECKING:
     from ._client import Client
@@ -134,9 +134,9 @@ class Held:
     def _leave(self) -> Coroutine[Any, Any, LockLost | BackendError | None]:
         return leave(self._core, self._body)
 
-    def _ask(self, call: Callable[[Any], Coroutine[Any, Any, _T]]) -> _T:
+    def _ask(self, call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         self._check_here()
-        return self._running.portal.call(lambda: call(self._core))
+        return self._running.portal.call(call)
 
     def _is_here(self) -> bool:
         return self._running.pid == os.getpid()
@@ -197,11 +197,13 @@ class Lease(core.LeaseView, Held):
             return f"<Lease {self.name!r} {self.mode} token={self.token} of process {self._running.pid}>"
         return super().__repr__()
 
-    wait_lost = asks(core.Lease.wait_lost)
+    @like(core.Lease.wait_lost)
+    def wait_lost(self) -> LockLost:
+        return self._ask(self._core.wait_lost)
 
     @like(core.Lease.extend)
     def extend(self, ttl: float | None = None, **wrong: Never) -> None:
-        self._ask(lambda lease: lease.extend(ttl, **wrong))
+        self._ask(lambda: self._core.extend(ttl, **wrong))
 
     @like(core.Lease.release)
     def release(self) -> None:
@@ -285,7 +287,9 @@ class MultiLease(core_multilock.MultiLeaseView[Lease], Held):
         self._body = body
         self._leases = {name: Lease(client, running, lease, body) for name, lease in leases.items()}
 
-    wait_lost = asks(core_multilock.MultiLease.wait_lost)
+    @like(core_multilock.MultiLease.wait_lost)
+    def wait_lost(self) -> LockLost:
+        return self._ask(self._core.wait_lost)
 
     @like(core_multilock.MultiLease.release)
     def release(self) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Never
 
 from .. import _lock as core
 from .._errors import AcquireTimeout, NotHeld, WouldBlock
-from .._model import Mode
+from .._model import LockInfo, Mode
 from .._options import ATTRIBUTES_ELSEWHERE, Elsewhere, check_timeout, refuse_keywords
 from ._blocks import here, holding_threads
 from ._described import Described
 from ._lease import Lease
 from ._options import UNSET
-from ._twin import asks, like, said_of_threads
+from ._twin import like, said_of_threads
 
 
 class Acquirable(Described[core.Acquirable, Lease]):
@@ -88,9 +88,17 @@ class Acquirable(Described[core.Acquirable, Lease]):
             me.forget(holds)  # what is raised here tells of all of them
         (live or holds[0]).release()
 
-    locked = asks(core.Acquirable.locked)
-    inspect = asks(core.Acquirable.inspect)
-    break_lock = asks(core.Acquirable.break_lock)
+    @like(core.Acquirable.locked)
+    def locked(self) -> bool:
+        return self._ask(lambda lock: lock.locked())
+
+    @like(core.Acquirable.inspect)
+    def inspect(self) -> LockInfo:
+        return self._ask(lambda lock: lock.inspect())
+
+    @like(core.Acquirable.break_lock)
+    def break_lock(self, *, tokens: Iterable[int] | None = None) -> int:
+        return self._ask(lambda lock: lock.break_lock(tokens=tokens))
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -161,7 +169,9 @@ class Semaphore(Acquirable):
         """How many may hold at a time."""
         return self._core._limit
 
-    locked = asks(core.Semaphore.locked)
+    @like(core.Semaphore.locked)
+    def locked(self) -> bool:
+        return super().locked()
 
     def __repr__(self) -> str:
         return f"<Semaphore {self.name!r} limit={self.limit} on {self._client!r}>"

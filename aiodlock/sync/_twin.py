@@ -1,16 +1,13 @@
-"""The twin of a class for threads is the one for tasks: types and docstrings stand once, there."""
+"""The twin of a class for threads is the one for tasks. What is the same is described once, there."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-_Twin = TypeVar("_Twin")
 
 #: How the same is said of threads.
 _SAID = (
@@ -23,26 +20,8 @@ _SAID = (
 )
 
 
-def asks(
-    method: Callable[Concatenate[_Twin, _P], Coroutine[Any, Any, _T]],
-) -> Callable[Concatenate[Any, _P], _T]:
-    """Return the method for threads: the loop runs the coroutine of the twin, and the thread waits for it.
-
-    Its class says by ``_ask`` which twin that is.
-    """
-
-    def asked(self: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        answer: _T = self._ask(lambda twin: method(twin, *args, **kwargs))
-        return answer
-
-    asked.__name__, asked.__qualname__ = method.__name__, method.__qualname__
-    asked.__annotations__ = inspect.get_annotations(method)
-    asked.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
-    return like(method)(asked)
-
-
 def like(twin: object) -> Callable[[_F], _F]:
-    """Let a method or class have the docstring of its twin, said of threads."""
+    """Let a method have the docstring of its twin, said of threads."""
 
     def with_docstring(own: _F) -> _F:
         own.__doc__ = said_of_threads(twin)
