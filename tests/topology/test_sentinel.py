@@ -163,6 +163,21 @@ async def test_far_sentinels_that_want_a_login_are_reached(service: SentinelServ
             assert lease.held
 
 
+async def test_dial_goes_on_while_far_sentinels_bring_it_further(
+    service: SentinelService, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with AsyncExitStack() as stack:
+        ports = []
+        for sentinel in service.sentinels:
+            proxy = await stack.enter_async_context(FaultProxy(sentinel.url))
+            proxy.delay(0.7)
+            ports.append(f"127.0.0.1:{proxy.port}")
+        url = f"redis+sentinel://{','.join(ports)}/{SERVICE}/0"
+        async with aiodlock.Client(url) as client, client.lock("name") as lease:
+            assert lease.held
+    assert not [one for one in caplog.records if getattr(one, "event", "") == "no_connection"]
+
+
 @asynccontextmanager
 async def _slow(service: SentinelService) -> AsyncIterator[tuple[OneSentinel, FaultProxy]]:
     """Give one of the sentinels, which takes 1.2 s for each answer, and what makes it do so."""

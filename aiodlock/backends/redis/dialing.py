@@ -57,12 +57,20 @@ class Handshake:
 
     Mutable state: ``steps`` (the answers to the login), ``slowest`` of them (seconds: of two that come
     together, the second one takes no time).
+
+    :param found: when looking for the server has last come further.
     """
 
-    def __init__(self, connection: AbstractConnection, further: Further) -> None:
+    def __init__(
+        self,
+        connection: AbstractConnection,
+        further: Further,
+        found: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self.steps: int = 0
         self.slowest: float = 0.0
         self._connection = connection
+        self._found = found
         self._loop = asyncio.get_running_loop()
         read = connection.read_response
 
@@ -76,9 +84,9 @@ class Handshake:
 
         connection.read_response = read_response  # type: ignore[method-assign]
 
-    def progress(self) -> int:
+    def progress(self) -> object:
         """Return how far the connection has come."""
-        return self.steps + (self._connection._writer is not None)
+        return self.steps, self._connection._writer is not None, self._found()
 
     async def run(self, patience: Patience) -> None:
         """Connect, or raise a RedisError or an OSError; each step may take what ``patience`` says."""

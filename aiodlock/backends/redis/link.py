@@ -186,7 +186,7 @@ class Link:
 
     async def _connect(self) -> Wire:
         connection = self._source.make_connection()
-        handshake = Handshake(connection, self.further)
+        handshake = Handshake(connection, self.further, lambda: self._source.further_at)
         try:
             async with within(self._login.learned):
                 await self._source.look_up()

@@ -32,15 +32,18 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from ..._errors import BackendUnavailable
+from ..._patience import LONGEST
 from .._addresses import resolve
 from .deployment import Deployment
+from .dialing import within
 from .sentinel import Address, Named, Sentinel
 from .wire import Wire
 
 _logger = logging.getLogger("aiodlock")
 
-#: How long a new connection waits after the first answer for the other sentinels (seconds).
-_GRACE = 0.05
+#: How long a new connection waits for a first sentinel that comes further: less than a step of a dial, so
+#: that the failure says what each sentinel said. And after the first answer for the others (seconds).
+_FIRST, _GRACE = 3.6, 0.05
 #: Each sentinel is asked so often while a client is entered; sooner when something is suspicious (seconds).
 _ASK_EVERY, _ASK_AGAIN = 1.0, 0.1
 #: The answer of a sentinel that does not answer any more counts for so long (seconds).
@@ -127,24 +130,28 @@ class PrimaryLookup:
 
         answered: list[Sentinel] = []
         # Those that are asked all the time go on: what they answer later counts at the next attempt.
-        limit = max(one.patience.usual for one in sentinels) if self._sentinels else None
+        limit = LONGEST
+        if self._sentinels:
+            known = any(one.patience.knows for one in sentinels)
+            limit = max(one.patience.usual for one in sentinels) if known else _FIRST
         async with anyio.create_task_group() as tasks:
             for sentinel in sentinels:
                 tasks.start_soon(ask, sentinel)
-            with anyio.move_on_after(limit) as waiting:
-                await news.wait()
-                with anyio.move_on_after(_GRACE):
-                    while len(answered) < len(sentinels):  # noqa: ASYNC110
-                        await asyncio.sleep(_GRACE / 10)
-                # A sentinel of another deployment may have been the quickest.
-                while len(answered) < len(sentinels) and not self._deployment.settled(  # noqa: ASYNC110
-                    self._heard(sentinels), len(sentinels)
-                ):
-                    await asyncio.sleep(_GRACE)
+            try:
+                async with within(limit, lambda: self.further_at):
+                    await news.wait()
+                    with anyio.move_on_after(_GRACE):
+                        while len(answered) < len(sentinels):  # noqa: ASYNC110
+                            await asyncio.sleep(_GRACE / 10)
+                async with within(max(one.patience.usual for one in sentinels)):
+                    # A sentinel of another deployment may have been the quickest.
+                    while len(answered) < len(sentinels) and not self._deployment.settled(  # noqa: ASYNC110
+                        self._heard(sentinels), len(sentinels)
+                    ):
+                        await asyncio.sleep(_GRACE)
+            except TimeoutError as silent:
+                failures |= {one.address: silent for one in sentinels if one not in answered}
             tasks.cancel_scope.cancel()
-        if waiting.cancelled_caught:
-            silent = TimeoutError(f"no answer within {limit:.3g} s")
-            failures |= {one.address: silent for one in sentinels if one not in answered}
         return self._choose(sentinels, failures)
 
     def _choose(
