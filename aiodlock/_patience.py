@@ -60,6 +60,10 @@ class Further:
         if steps > self._steps:
             self._steps, self.at = steps, now()
 
+    def go_on(self) -> None:
+        """What is awaited now may take long, and the store shows that it works on it."""
+        self.at = now()
+
 
 class Patience:
     """How long the answers of one kind of call may take. Seconds everywhere; no clock of its own.

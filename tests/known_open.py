@@ -9,9 +9,6 @@ import re
 
 #: By a pattern of the test's id: what is known.
 KNOWN_OPEN = {
-    r"test_distributed_lock\.py::test_semaphore_reaches_its_limit.*zookeeper": (
-        "failed once beside other work: whether three were ever inside is by chance"
-    ),
     r"test_sentinel_identity\.py::test_sentinel_of_another_deployment": "not seen to be stable",
 }
 

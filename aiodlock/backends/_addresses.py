@@ -65,10 +65,12 @@ def _ask(
 class Addresses:
     """What a client knows of the addresses of its servers.
 
-    Mutable state: ``_in_vain`` (how often each was dialled, or lost, since it served).
+    Mutable state: ``number`` (of those that the name asked last has), ``_in_vain`` (how often each was
+    dialled, or lost, since it served).
     """
 
     def __init__(self) -> None:
+        self.number: int = 0
         self._in_vain: Counter[str] = Counter()
 
     async def choose(self, host: str, port: int) -> str:
@@ -79,6 +81,7 @@ class Addresses:
         :raises OSError: if the name cannot be looked up.
         """
         found = await resolve(host, port)
+        self.number = len(found)
         address = min((str(one[4][0]) for one in found), key=self._in_vain.__getitem__)
         self._in_vain[address] += 1
         return address

@@ -269,7 +269,7 @@ async def test_limit_is_what_was_asked_for(client: Client, limit: int) -> None:
 
 async def test_semaphore_reaches_its_limit_and_never_passes_it(client: Client) -> None:
     """TestConcurrencyHandling, TestSemaphoreParallelism."""
-    inside, seen = 0, set[int]()
+    inside, seen, full = 0, set[int](), asyncio.Event()
 
     async def work() -> None:
         nonlocal inside
@@ -278,6 +278,11 @@ async def test_semaphore_reaches_its_limit_and_never_passes_it(client: Client) -
             async with semaphore:
                 inside += 1
                 seen.add(inside)
+                if inside == 3:
+                    full.set()
+                await (
+                    full.wait()
+                )  # a store may take longer to let the next one in than a body lasts
                 await asyncio.sleep(0.005)
                 inside -= 1
 

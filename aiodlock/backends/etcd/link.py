@@ -30,7 +30,7 @@ from ..base import Unanswered
 from . import messages as m
 from .connection import Connection, connect
 from .exchange import CallFailed, Exchange, Lost
-from .login import AUTHENTICATED_WITHIN, Login
+from .login import Login
 from .refusals import Denied, TokenEnded, denied, translate
 
 _logger = logging.getLogger("aiodlock")
@@ -51,6 +51,8 @@ _CLOSE_WITHIN = 1.0
 _LISTENED_FOR = 60.0
 #: No more than one change of the endpoint in so many seconds.
 _SWITCH_PAUSE = 0.1
+#: How far entering has come with a connection. Each answer that counts is a step more.
+_CONNECTED = 1
 #: A reconnection's pauses (seconds): the first, and the longest.
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 
@@ -185,11 +187,13 @@ class Link:
         described: str,
         *,
         probe: m.RangeRequest | None = None,
+        examined: Callable[[m.RangeResponse], object] = lambda _: None,
         silence: float = 0.0,
         may_hold: Callable[[], bool] = lambda: False,
     ) -> None:
         """
         :param probe: what each connection is examined with; None: connections are not examined.
+        :param examined: is called with what that has read; what it raises refuses the connection.
         :param silence: seconds for which the cluster must have been silent before another is believed.
         :param may_hold: whether a lease of this client can still be held.
         """
@@ -203,6 +207,7 @@ class Link:
         self._answers = 0
         self.known: Known[Seen] = Known(described, silence=silence, may_hold=may_hold)
         self._probe = probe
+        self._examined = examined
         self._alone = len(access.endpoints) == 1
         least = _CONNECT_ALONE if self._alone else _CONNECT_WITHIN
         self._dialing = Patience(least, _LONGEST_CONNECT)
@@ -297,6 +302,7 @@ class Link:
             self._switch(way, BackendUnavailable(f"{self._where(way)} cannot be reached: {text}"))
             return
         self._dialing.answered(now() - began)
+        self.further.reach(_CONNECTED)
         self._addresses.served(address)
         try:
             await self._examine(way, connection)
@@ -330,6 +336,7 @@ class Link:
                 assert answer.header is not None
                 header = answer.header
                 self._meet(Seen(header.cluster_id, header.revision, known), way)
+                self._examined(answer)
                 return
             except TokenEnded as ended:
                 self._login.drop(token)
@@ -404,9 +411,9 @@ class Link:
     # -- patience --------------------------------------------------------------------------------
 
     def came_further(self) -> None:
-        """An answer came that brings entering further: one of a leader, or to a password."""
+        """An answer came that brings entering further."""
         self._answers += 1
-        self.further.reach(self._answers)
+        self.further.reach(_CONNECTED + self._answers)
 
     def answered(self, sent: float) -> None:
         """What needs a leader was answered, late or not."""
@@ -582,19 +589,17 @@ class Link:
         request = m.AuthenticateRequest(self.access.user, self.access.password or "")
 
         async def authenticate() -> str:
-            patience = AUTHENTICATED_WITHIN
-            watching = tasks.create_task(self._until_no_leader(way, connection, generation))
+            patience = login.patience.learned
             try:
                 answer = await self._ask(way, connection, AUTHENTICATE, request, patience, None)
             except BackendUnavailable as error:
                 if not isinstance(error, Denied):
                     self.failed(generation, error)
                 raise
-            finally:
-                watching.cancel()
             self.came_further()
             return answer.token
 
+        watching = tasks.create_task(self._until_no_leader(way, connection, generation))
         try:
             return await login.get(
                 authenticate, within, start=tasks.create_task, may_go_without=self.entered
@@ -602,23 +607,27 @@ class Link:
         except Denied as refused:
             self._tell_down(refused)
             raise
+        finally:
+            watching.cancel()
 
     async def _until_no_leader(self, way: _Way, connection: Connection, generation: int) -> None:
         """While a password is checked, see that it can be: a member without a leader says nothing of that.
-        Then go on with another one."""
-        while not self._alone:
+        Then go on with another one. While there is a leader, entering goes on."""
+        while True:
             try:
-                status = await self._ask(
-                    way, connection, STATUS, m.StatusRequest(), self.within, None
-                )
-                if not status.leader:
+                request = m.StatusRequest()
+                status = await self._ask(way, connection, STATUS, request, self.within, None)
+                if status.leader:
+                    self.further.go_on()
+                elif not self._alone:
                     raise BackendUnavailable(f"{self._where(way)} has no leader")
             except BackendUnavailable as away:
-                self.failed(generation, away)
-                return
+                if not self._alone:
+                    self.failed(generation, away)
+                    return
             except BackendError as refused:  # which is an answer, too
                 _logger.debug("etcd: %s", refused)
-            await asyncio.sleep(self.within)
+            await asyncio.sleep(CALL_WITHIN)
 
     def _translate(self, failed: CallFailed, way: _Way, method: Method[_Q, _A]) -> BackendError:
         # Who was never let write is told at once: that is no outage.

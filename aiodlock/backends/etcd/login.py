@@ -15,11 +15,13 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from ..._backoff import pause_after
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable
+from ..._patience import Patience
 from .refusals import Denied, NoUsers
 
-#: How long the answer to a password may take (seconds). A member that has died shows sooner: its connection
-#: gives no sign of life.
-AUTHENTICATED_WITHIN = 60.0
+#: How long the answer to a password may take (seconds): longer than etcd itself waits for a majority, which
+#: is 7 s; and at most. Each that does not come doubles it: what is given up is worked on all the same.
+#: A member that has died shows sooner: its connection gives no sign of life.
+_ANSWERED_WITHIN, _LONGEST = 8.0, 60.0
 #: Pauses after refusals (seconds), and in times that the refusal took: passwords cost the cluster.
 _FIRST_PAUSE, _LONGEST_PAUSE, _TIMES = 0.1, 1.0, 3.0
 
@@ -34,11 +36,12 @@ class Login:
 
     Mutable state: ``token`` (None: there is none; "": the cluster asks for none), ``_asking`` (while it is
     asked for), ``_refusals`` (in a row), ``_not_before`` (of the next attempt), ``_refused`` (the last
-    one).
+    one), ``patience`` (with an answer).
     """
 
     def __init__(self) -> None:
         self.token: str | None = None
+        self.patience: Patience = Patience(_ANSWERED_WITHIN, _LONGEST)
         self._asking: asyncio.Future[str] | None = None
         self._refusals = 0
         self._not_before = 0.0
@@ -97,10 +100,13 @@ class Login:
             await asyncio.sleep(self._not_before - began)
             began = now()
             self.token = await authenticate()
+            self.patience.answered(now() - began)
         except NoUsers as none:
             self.token, failed = "" if may_go_without else None, none
         except BackendError as error:
             failed = error
+            if now() - began >= self.patience.learned:
+                self.patience.ran_out()
             if isinstance(error, Denied) or not isinstance(error, BackendUnavailable):
                 self._on_refused(error, now() - began)
         finally:

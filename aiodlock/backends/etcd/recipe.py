@@ -38,7 +38,7 @@ from ..._errors import BackendError
 from ..._model import Mode, Terms
 from .messages import KeyValue
 
-_VERSION = "1"
+VERSION = "1"
 #: Where a client is told that others want the name of a request that lingers: the message is its id.
 RECALL = "recall"
 _KINDS: dict[str, str] = {"lock": "l", "semaphore": "s", "once": "o"}
@@ -67,7 +67,7 @@ class Keys:
     @classmethod
     def of(cls, prefix: str, kind: str, name: str) -> Keys:
         """Return the keys of a name. Percent-encoded, it holds no slash."""
-        base = f"{prefix}/{_VERSION}/{_KINDS[kind]}/{quote(name, safe='')}/".encode()
+        base = f"{prefix}/{VERSION}/{_KINDS[kind]}/{quote(name, safe='')}/".encode()
         return cls(base, after(base))
 
     @property
@@ -115,20 +115,25 @@ class Keys:
         return what, id
 
 
+def versions_key(prefix: str) -> bytes:
+    """Return the key of the mark that says which versions may work under a prefix."""
+    return f"{prefix}/versions".encode()
+
+
 def mailbox(prefix: str, client: str) -> tuple[bytes, bytes]:
     """Return the range of the messages to a client."""
-    start = f"{prefix}/{_VERSION}/c/{client}/".encode()
+    start = f"{prefix}/{VERSION}/c/{client}/".encode()
     return start, after(start)
 
 
 def waits_key(prefix: str, client: str) -> bytes:
     """Return the key under which a client tells what its tasks wait for."""
-    return f"{prefix}/{_VERSION}/w/{quote(client, safe='')}".encode()
+    return f"{prefix}/{VERSION}/w/{quote(client, safe='')}".encode()
 
 
 def all_names(prefix: str, kind: str) -> tuple[bytes, bytes]:
     """Return the range of every name of a kind."""
-    start = f"{prefix}/{_VERSION}/{_KINDS[kind]}/".encode()
+    start = f"{prefix}/{VERSION}/{_KINDS[kind]}/".encode()
     return start, after(start)
 
 

@@ -14,6 +14,7 @@ from ..._errors import BackendError, BackendUnavailable
 from ..._model import Capabilities, Kind, LockInfo, Mode, Terms, Tokens, first_request
 from ..._tasks import start_soon
 from .._label import make_label
+from .._versions import allows, refused
 from ..base import Listener
 from . import link as api
 from . import messages as m
@@ -26,7 +27,7 @@ from .link import Access, Link
 from .moving import Moving
 from .place import EtcdPlace
 from .recipe import Keys, Queue, Record
-from .refusals import NotEtcd
+from .refusals import NotEtcd, denied
 from .room import Rooms
 from .versions import too_old
 from .waits import Waits
@@ -77,11 +78,12 @@ class EtcdBackend:
         self._unavailable_after = unavailable_after
         self._access = access
         #: What a client may read in any case, and costs least.
-        self._probe = m.RangeRequest(*recipe.mailbox(prefix, self.label), limit=1, keys_only=True)
+        self._probe = m.RangeRequest(recipe.versions_key(prefix))
         self._link = Link(
             access,
             described,
             probe=self._probe,
+            examined=self._check_versions,
             silence=unavailable_after,
             may_hold=self._may_hold,
         )
@@ -173,6 +175,7 @@ class EtcdBackend:
             await asyncio.sleep(
                 pause_after(failures, first=api.FIRST_PAUSE, longest=api.LONGEST_PAUSE)
             )
+        self._link.came_further()
         self.version = status.version
         if (honest := too_old(status.version)) is not None:
             _logger.warning(
@@ -183,6 +186,15 @@ class EtcdBackend:
                 honest,
                 extra={"event": "old_server"},
             )
+
+    def _check_versions(self, answer: m.RangeResponse) -> None:
+        """Refuse to work where other versions do."""
+        for kv in answer.kvs:
+            if not allows(kv.value, recipe.VERSION):
+                text = refused(kv.value, self._prefix, recipe.VERSION)
+                raise denied(
+                    f"{self._described}: {text}", entered=self._link.entered, elsewhere=False
+                )
 
     async def _revoke_leases(self) -> None:
         # While anybody may believe in a lease nothing is revoked: it ends by itself then.

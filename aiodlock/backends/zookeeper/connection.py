@@ -39,9 +39,9 @@ class Connection(asyncio.Protocol):
 
     Mutable state: ``address`` (the one that was dialled, of those that the server's name has),
     ``last_zxid`` (the newest transaction that the server told of), ``heard_at`` (when anything was
-    received last), ``_asked`` (oldest first), ``_out``
-    (what is sent at the end of this turn of the loop), ``_unread``, ``_welcome`` (before the first answer),
-    ``_xid``, ``_failure``.
+    received last), ``frames`` (how many were), ``on_frames`` (called when some were), ``_asked`` (oldest
+    first), ``_out`` (what is sent at the end of this turn of the loop), ``_unread``, ``_welcome`` (before
+    the first answer), ``_xid``, ``_failure``.
     """
 
     def __init__(
@@ -58,6 +58,8 @@ class Connection(asyncio.Protocol):
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.last_zxid: int = 0
         self.heard_at: float = 0.0
+        self.frames: int = 0
+        self.on_frames: Callable[[], object] = lambda: None
         self._transport: asyncio.Transport | None = None
         self._welcome: asyncio.Future[jute.Welcome] = self._loop.create_future()
         self._asked: deque[_Asked] = deque()
@@ -123,6 +125,8 @@ class Connection(asyncio.Protocol):
         try:
             for frame in jute.split(self._unread):
                 self._receive(frame)
+                self.frames += 1
+            self.on_frames()
         except jute.Unreadable as wrong:
             self.abort(
                 BackendError(f"ZooKeeper at {self.server} sent what cannot be read: {wrong}")

@@ -345,12 +345,22 @@ class Session:
         async with asyncio.timeout(within) as limit:
             sent = now()
             address = await self._addresses.choose(host, port)
+            if len(self._hosts) * self._addresses.number == 1:
+                limit.reschedule(self._loop.time() + longest)
             connection = await connect(
                 host, port, context, self._on_event, self._on_commit, address=address
             )
+
+            def further(within: float = longest) -> None:
+                self.further.reach(1 + connection.frames)
+                if not limit.expired():
+                    limit.reschedule(self._loop.time() + within)
+
+            # The way there and back: whoever is that far may be as slow to answer.
+            further(max(within, 2 * (now() - sent)))
+            connection.on_frames = further
             try:
                 welcome = await self._greet(connection, self._id, self._password)
-                limit.reschedule(self._loop.time() + longest)
                 if not welcome.timeout:
                     # Who knows no such session may know nothing of this client.
                     await self._ask_apart(address)
@@ -360,7 +370,6 @@ class Session:
                 before = self._acquaintance.zxid
                 await self._authenticate(connection)
                 await self._identify(connection, fresh)
-                limit.reschedule(self._loop.time() + longest)
                 if not fresh and welcome.timeout < round(self.negotiated * 1000):
                     # The session may end before what leases count on: they end now, while it lives.
                     self.lifetime.shortened(sent, welcome.timeout)
@@ -377,8 +386,9 @@ class Session:
             except BaseException as failed:
                 connection.abort(failed)
                 raise
+            finally:
+                connection.on_frames = lambda: None
         self._dialing.answered(now() - sent)
-        self.further.reach(1)
         self._addresses.served(connection.address)
         self._on_ready(connection)
         if self.returned is not None and not fresh:
@@ -528,9 +538,13 @@ class Session:
     async def _make_root(self, connection: Connection) -> None:
         """Make the nodes under which everything is kept; those that exist stay."""
         barred = ""
-        for path in self._directories():
+        made = [
+            (path, connection.submit(jute.create(path, b"", jute.PERSISTENT, self._ensemble.acl)))
+            for path in self._directories()
+        ]
+        for path, making in made:
             try:
-                await connection.submit(jute.create(path, b"", jute.PERSISTENT, self._ensemble.acl))
+                await making
             except jute.ZooKeeperError as refused:
                 if refused.code == jute.NO_NODE and barred:
                     raise BackendError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -70,13 +71,18 @@ class EtcdScene(Scene):
         members = self.random.choice((1, 3, 3, 3))
         self.ensemble = Cluster(self.world, self.wire, members, TICK)
         self.ensemble.on_first = self._on_change
+        if random.Random(f"{self.seed} users").random() < 0.25:
+            self.ensemble.password = "secret"
         self._alive: set[str] = set()
         return Records(self.ensemble)
 
     @property
     def url(self) -> str:
         cluster = self.ensemble
-        return "etcd://" + ",".join(f"{cluster.address(one)}:2379" for one in cluster.members)
+        user = "" if cluster.password is None else f"user:{cluster.password}@"
+        return f"etcd://{user}" + ",".join(
+            f"{cluster.address(one)}:2379" for one in cluster.members
+        )
 
     def _on_change(self, change: object, member: Member) -> None:
         """A change is carried out for the first time: which requests has it ended?"""

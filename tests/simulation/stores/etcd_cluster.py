@@ -2,7 +2,8 @@
 
 A member of before 3.5.23 answers renewals as long as it takes itself for the leader: that is what clients
 have to live with, so that is what these do. A member that looks for a leader fails the calls on it, or is
-silent about them. Left out: users and their tokens, alarms, and learners.
+silent about them. Users have simple tokens, which each member forgets with its process, and a password
+takes a member ``hashing`` seconds of its processor. Left out: roles, alarms, and learners.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from aiodlock.backends.etcd.exchange import Exchange, Lost, NotSent
 from ..world import World
 from . import consensus
 from .consensus import Proposed
-from .etcd_store import Compact, Grant, Nothing, Refused, Revoke, Store, check, those_in
+from .etcd_store import Compact, Grant, Nothing, Refused, Revoke, Store, Token, check, those_in
 from .wire import Stream, Wire
 
 #: The least that a lease is granted for, in seconds.
@@ -31,8 +32,11 @@ _CLUSTER = 0xC1
 class Call:
     """A member's side of a call."""
 
-    def __init__(self, client: Client, id: int, path: str, of_leader: bool) -> None:
+    def __init__(
+        self, client: Client, id: int, path: str, of_leader: bool, token: str | None
+    ) -> None:
         self.client = client
+        self.token = token
         self.id = id
         self.path = path
         #: It is ended when the member has no leader.
@@ -80,8 +84,8 @@ class Client:
 
     def _receive(self, data: Any) -> None:
         if data[0] == "begin":
-            _, id, path, of_leader = data
-            call = self.calls[id] = Call(self, id, path, of_leader)
+            _, id, path, of_leader, token = data
+            call = self.calls[id] = Call(self, id, path, of_leader, token)
             if of_leader and not self.member.serves:
                 call.end(x.UNAVAILABLE, "etcdserver: no leader")
         elif data[0] == "message" and data[1] in self.calls:
@@ -95,7 +99,8 @@ class Member(consensus.Member):
     """One member.
 
     Mutable state besides: ``store``, ``term`` (of the last entry that was carried out), ``clients``; as a
-    leader ``expires`` (true times by lease).
+    leader ``expires`` (true times by lease); ``tokens`` that count, ``hashes_until`` (the end of the last
+    password's hashing).
     """
 
     letter = "e"
@@ -108,12 +113,17 @@ class Member(consensus.Member):
         self.term = 0
         self.clients: set[Client] = set()
         self.expires: dict[int, float] = {}
+        self.tokens: set[str] = set()
+        self.hashes_until = 0.0
 
     # -- what consensus asks -----------------------------------------------------------------------------
 
     def apply(self, proposed: Proposed) -> Any:
         change = proposed.change
         self.term = proposed.number >> 32
+        if isinstance(change, Token):
+            self.tokens.add(change.text)
+            return None
         result = self.store.apply(change)
         if isinstance(change, Grant) and result is None and self.role == "leading":
             self._renew(change.id)
@@ -138,6 +148,8 @@ class Member(consensus.Member):
         for client in self.in_order():
             client.stream.break_off()
         super().down()
+        self.tokens.clear()
+        self.hashes_until = 0.0
         self.ensemble.wire.listening.pop((self.ensemble.address(self), 2379), None)
 
     def start(self) -> None:
@@ -157,7 +169,41 @@ class Member(consensus.Member):
     def on_message(self, call: Call, data: bytes) -> None:
         method = _METHODS[call.path]
         request = method.request.decode(data)
+        if not self._admits(call, method):
+            return
         getattr(self, f"_{method.path.rpartition('/')[2].lower()}")(call, request)
+
+    def _admits(self, call: Call, method: api.Method[Any, Any]) -> bool:
+        if self.ensemble.password is None or call.token in self.tokens:
+            return True
+        if method in (api.AUTHENTICATE, api.STATUS, api.KEEP_ALIVE):
+            return True
+        if method is api.WATCH:
+            refused = m.WatchResponse(self.header(), -1, created=True, canceled=True)
+            refused.cancel_reason = "rpc error: code = PermissionDenied"
+            call.say(refused)
+        elif call.token is None:
+            call.end(x.INVALID_ARGUMENT, "etcdserver: user name is empty")
+        else:
+            call.end(x.UNAUTHENTICATED, "etcdserver: invalid auth token")
+        return False
+
+    def _authenticate(self, call: Call, request: m.AuthenticateRequest) -> None:
+        ensemble = self.ensemble
+        if ensemble.password is None:
+            call.end(x.FAILED_PRECONDITION, "etcdserver: authentication is not enabled")
+            return
+        right, token = request.password == ensemble.password, f"token.{ensemble.next_lease()}"
+        text = "etcdserver: authentication failed, invalid user ID or password"
+
+        def hashed(token: str = token) -> None:
+            if not right:
+                call.end(x.INVALID_ARGUMENT, text)
+                return
+            self._ask(call, Token(token), lambda _: m.AuthenticateResponse(token=token))
+
+        self.hashes_until = max(self.hashes_until, self.world.time) + ensemble.hashing
+        self.world.at(self.hashes_until, self.do, hashed)
 
     def _txn(self, call: Call, request: m.TxnRequest) -> None:
         try:
@@ -198,7 +244,7 @@ class Member(consensus.Member):
         call.answer(answer)
 
     def _status(self, call: Call, request: m.StatusRequest) -> None:
-        leader = self.leader.number + 1 if self.leader is not None else 0
+        leader = self.leader.number + 1 if self.serves and self.leader is not None else 0
         call.answer(m.StatusResponse(self.header(), "3.5.30", 1000, leader))
 
     # -- leases ------------------------------------------------------------------------------------------
@@ -273,12 +319,15 @@ _METHODS: dict[str, api.Method[Any, Any]] = {
 
 
 class Cluster(consensus.Ensemble):
-    """All members. Mutable state besides: ``leases`` (the last id)."""
+    """All members. Mutable state besides: ``leases`` (the last id), ``password`` (None: nobody is asked),
+    ``hashing`` (seconds)."""
 
     member_class = Member
 
     def __init__(self, world: World, wire: Wire, members: int, tick: float) -> None:
         self.leases = 1000
+        self.password: str | None = None
+        self.hashing = 0.1
         super().__init__(world, wire, members, tick)
         for member in self.members:
             self.listen(member)
@@ -363,7 +412,8 @@ class SimConnection(asyncio.Protocol):
         call = Exchange(b"", heard, self._loop.create_future())
         call.id, self._next = self._next, self._next + 2
         self._calls[call.id] = call
-        self._say("begin", call.id, path, ("hasleader", "true") in metadata)
+        said = dict(metadata)
+        self._say("begin", call.id, path, "hasleader" in said, said.get("token"))
         if message is not None:
             self.send(call, message)
         return call

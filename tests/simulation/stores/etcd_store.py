@@ -40,6 +40,12 @@ class Compact(NamedTuple):
     revision: int
 
 
+class Token(NamedTuple):
+    """A user's token counts from now on."""
+
+    text: str
+
+
 class Nothing(NamedTuple):
     """A read, or the first entry of a term: it changes nothing, and is carried out in its place."""
 

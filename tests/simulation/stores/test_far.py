@@ -1,0 +1,101 @@
+"""A store whose every answer takes seconds: whoever is far gets in, and loses no lease."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+import aiodlock
+from aiodlock import BackendError, BackendUnavailable
+
+from ..network import Path
+from ..world import Process
+from . import zookeeper
+from .etcd import EtcdScene
+from .scene import Scene
+from .zookeeper import ZooKeeperScene
+
+
+@pytest.mark.parametrize(("members", "one_way"), [(1, 1.4), (3, 0.7)])
+@pytest.mark.parametrize("kind", [EtcdScene, ZooKeeperScene])
+def test_client_enters_over_a_long_way_and_keeps_its_lease(
+    kind: type[Scene], members: int, one_way: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "latency", lambda _: one_way)
+    monkeypatch.setattr(zookeeper, "TICK", 2.0)  # sessions last as long as usual
+    scene = kind(1 if members == 1 else 0)
+    ensemble: Any = scene.ensemble  # type: ignore[attr-defined]
+    assert len(ensemble.members) == members
+    process = Process(scene.world, "far")
+    process.loop.wire = scene.wire
+
+    async def use() -> None:
+        async with aiodlock.Client(scene.url, ttl=40.0) as client:
+            async with client.lock("name", timeout=60.0) as lease:
+                await asyncio.sleep(90.0)
+                assert lease.held
+
+    _run(scene, process, use())
+
+
+@pytest.mark.parametrize(("password", "hashing"), [("secret", 12.0), ("wrong", 6.0)])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_password_that_takes_long_is_accepted_or_refused(
+    password: str, hashing: float, seed: int
+) -> None:
+    """To check one takes a busy member many seconds: entering goes on, and says then what it is."""
+    scene = EtcdScene(seed)
+    scene.ensemble.password, scene.ensemble.hashing = "secret", hashing
+    process = Process(scene.world, "locker")
+    process.loop.wire = scene.wire
+    url = scene.url.replace("secret", password)
+
+    async def use() -> None:
+        async with aiodlock.Client(url) as client, client.lock("name", timeout=5.0) as lease:
+            assert lease.held
+
+    if password == "secret":
+        _run(scene, process, use())
+    else:
+        with pytest.raises(BackendError, match="invalid user ID or password") as refused:
+            _run(scene, process, use())
+        assert not isinstance(refused.value, BackendUnavailable)
+
+
+@pytest.mark.parametrize("alone", ["from the beginning", "while it checks"])
+def test_login_goes_past_a_member_without_a_leader(alone: str) -> None:
+    scene = EtcdScene(0)
+    cluster = scene.ensemble
+    cluster.password, cluster.hashing = "secret", 0.3
+    scene.patch(random, "randrange", lambda _: 0)
+    process = Process(scene.world, "locker")
+    process.loop.wire = scene.wire
+    pairs = [frozenset((0, other)) for other in (1, 2)]
+
+    def cut() -> None:
+        cluster.cut.update(pairs)
+
+    if alone == "from the beginning":
+        cut()
+    scene.world.run_until(3.0)
+    scene.world.after(0.2, cut)
+
+    async def use() -> None:
+        async with aiodlock.Client(scene.url) as client, client.lock("name", timeout=5.0) as lease:
+            assert lease.held
+
+    _run(scene, process, use())
+
+
+def _run(scene: Scene, process: Process, main: Coroutine[Any, Any, None]) -> None:
+    with scene._everything_virtual():
+        done = process.start(main)
+        try:
+            assert scene.world.run_until(300.0, done.done)
+            done.result()
+        finally:
+            process.bury()
