@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.excerpts import SECTION
+
 from .pages import ROOT, pages, title
 
 PAGES = [*pages(), *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"))]
@@ -53,3 +55,36 @@ def test_links_of_the_page_lead_somewhere(page: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target)):
             wrong.append(link)
     assert not wrong
+
+
+#: The pages that are read in a hurry, and those that users read first. Contributors have others.
+USERS = [page for page in pages() if "internals" not in page.parts or page.stem == "faults"]
+#: What had to be read twice, and how it is said now.
+HARD = {
+    "recall has arrived": "before it hears that somebody waits",
+    "recall had arrived": "before it hears that somebody waits",
+    "plus its lock-delay": "and then for its `lock_delay`",
+    "ignores its lost lease": "goes on after it lost the lock",
+    "whose lease is in its way": "that holds the name and has to release it",
+    "1⅓": "13 s by default",
+    "ordered by ticket": "nearly in order of arrival",
+    "by ticket": "nearly exact",
+    "unwinds the inherited": "cleans up the event loop that it got from its parent",
+    "nobody deletes": "let nobody delete",
+}
+
+
+@pytest.mark.parametrize("page", USERS, ids=title)
+def test_lines_of_prose_are_short(page: Path) -> None:
+    long = [
+        line
+        for line in _FENCE.sub("", SECTION.sub("", page.read_text("utf-8"))).splitlines()
+        if len(line) > 200 and not re.match(r"\s*(\||<|!\[)", line)
+    ]
+    assert not long
+
+
+@pytest.mark.parametrize("page", USERS, ids=title)
+def test_page_says_what_it_means(page: Path) -> None:
+    text = " ".join(page.read_text("utf-8").split()).lower()
+    assert not [words for words in HARD if words.lower() in text]
