@@ -35,6 +35,7 @@ _FAILOVERS = (
     ("lose_waits", "cut", "pause"),
     ("promote", "promote", "cancel_waits", "stall_standby"),
     ("promote", "restart_client", "crash"),
+    ("long_stall", "cut", "cut"),
 )
 
 
@@ -84,7 +85,7 @@ class PostgresScene(Scene):
         super().__init__(seed, prepare)
         self.patch(link, "connect", connect)
         if self.deployment == "pair":
-            self.chaos_ends *= 2
+            self.chaos_ends = self.chaos_ends * 2 + 12.0 * ("long_stall" in self.style.faults)
 
     # -- servers -------------------------------------------------------------------------------------
 
@@ -92,24 +93,30 @@ class PostgresScene(Scene):
         pair = self.deployment == "pair"
         self.faults_of_servers = PAIR if pair else SINGLE
         super()._restyle()
-        if pair and self.chance.random() < 0.6:
+        if self.chance.random() < (0.1 if pair else 0.3):
+            self._be_quiet()
+        elif pair and self.chance.random() < 0.7:
             network = () if self.chance.random() < 0.5 else ("slow", "distant", "partition")
             self.style = replace(self.style, faults=(*self.chance.choice(_FAILOVERS), *network))
             if "lose_waits" in self.style.faults:
                 # What was told too early has to last until the standby takes over.
                 self.style = replace(self.style, ttls=(2.0,), hold=self.chance.choice((0.1, 0.5)))
-        if self.deployment == "pooled":
-            # Waiters poll each second: what extends them must not do it for them.
-            self.style = replace(self.style, waiter_ttl=9.0)
-            if self.chance.random() < 0.4:
-                self.style = replace(self.style, faults=())
-            self.idle_patience = 1.8
+                self.once_share = self.chance.choice((0.0, 0.0, 0.8))
+        if self.deployment == "pooled" and self.seed % 2 == 0:
+            self.idle_patience = 1.8  # waiters poll each second
+
+    def _be_quiet(self) -> None:
+        """Nothing goes wrong, and leases are so long that nobody is helped by what looks at their ends."""
+        style = self.style
+        self.style = replace(
+            style, faults=(), ttls=(6.0,), waiter_ttl=9.0, delays=(0.0,), hold=min(style.hold, 0.1)
+        )
 
     def make_servers(self) -> Records:
         servers, unlogged = 1 + (self.deployment == "pair"), self.deployment == "unlogged"
         self.cluster = Cluster(self.world, self.wire, servers, unlogged=unlogged)
         self.cluster.on_commit = self._on_commit
-        self.cluster.on_promotion = lambda: self.checkers.check_all()
+        self.cluster.on_promotion = self._on_promotion
         if self.deployment == "pooled":
             Pooler(self.cluster.primary)
         return Records(self.cluster)
@@ -139,20 +146,27 @@ class PostgresScene(Scene):
             options["listen_source"] = f"postgresql://user@{self.cluster.primary.address}:5432/db"
         return super().make_client(process, **options)
 
+    def _on_promotion(self) -> None:
+        self.checkers.forgets()
+        self.checkers.check_all()
+
     def _on_commit(self, server: Server, transaction: Transaction) -> None:
         """A transaction is visible: which requests has it ended?"""
         if server is not self.cluster.primary:
             return
         for key, before in transaction.before.items():
-            if before is None:
-                continue
             after = server.tables.names.get(key)
-            known = set() if after is None else {*after.holders, *after.waiters}
+            old = () if before is None else (*before.holders, *before.waiters)
+            known = () if after is None else (*after.holders, *after.waiters)
             if after is not None:
                 self.checkers.excused.update(after.broken)
-            for id in (*before.holders, *before.waiters):
+            self.checkers.check_ghosts([id for id in known if id not in old], ())
+            for id in old:
                 if id not in known:
                     self.checkers.removed(id)
+        lines = [line for call in transaction.calls for line in call.text.split("\n")]
+        left = [line.split("\t")[2] for line in lines if line.startswith("leave")]
+        self.checkers.check_ghosts((), left)
 
     def calm_servers(self) -> None:
         self.cluster.calm()
@@ -199,7 +213,6 @@ class PostgresScene(Scene):
             "ttl": chance.choice(style.ttls),
             "timeout": chance.choice((None, None, 1.0, 3.0)),
         }
-        over = self.world.time
         async with client.once(name, keep=keep, **options) as run:
             if run.first:
                 assert run.lease is not None
@@ -207,7 +220,5 @@ class PostgresScene(Scene):
                 async with self._body(process, run.lease):
                     await self._hold(run.lease, f"once {name}")
                 run.result = f"{run.lease.token}"
-                over = self.world.time
-        # Of another's success it is not known for how long it is kept: until now, at least.
-        until = over + keep if run.lease is not None else self.world.time
-        self.checkers.told(process, session, name, run.result, until)
+                self.checkers.is_done(name, run.result, self.world.time + keep)
+        self.checkers.told(process, session, name, str(run.result))

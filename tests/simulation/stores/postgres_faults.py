@@ -54,6 +54,7 @@ class PostgresFaults(StoreFaults):
         if server.role == "primary":
             self._log(f"{server!r} is killed, and back after {away} s")
             server.crash()
+            self.simulation.checkers.forgets()
             self.world.after(away, self._start_again, server)
 
     def _start_again(self, server: Server) -> None:
@@ -105,6 +106,14 @@ class PostgresFaults(StoreFaults):
         cluster, length = self.simulation.cluster, self._length() * self.random.choice((1, 1, 5))
         if not cluster.stalled:
             self._log(f"the standby receives nothing for {length:.3f} s")
+            cluster.stall(True)
+            self.world.after(length, cluster.stall, False)
+
+    def _long_stall(self) -> None:
+        cluster = self.simulation.cluster
+        if not cluster.stalled:
+            length = self.random.uniform(4.0, 12.0)
+            self._log(f"the standby is away for {length:.3f} s")
             cluster.stall(True)
             self.world.after(length, cluster.stall, False)
 
@@ -162,6 +171,8 @@ class PostgresFaults(StoreFaults):
             self.simulation.cluster.alone = True
             old.set_standby(False)
             old.start("primary")
+            if not self.simulation.mains:
+                return
             process, length = self._someone(), self.random.choice((0.3, 1.0, 3.0))
             path = self.simulation.wire.path(process, self._primary.address)
             path.out_blocked = path.in_blocked = True

@@ -3,7 +3,9 @@
 honesty     a client believes in no lease for longer than the newest primary has it, also when that one has
             just been promoted
 record      what was told to be done is not done again while it is on record, and has one result
-sessions    a client has no more sessions at a server than its connections and those that it gives up
+sessions    a client has no more sessions at a server than its connections and those that it gives up, and
+            leaves a transaction that is aborted
+ghost       a request that has left does not come back
 
 A client that has never heard of the newest primary, while an old one works alone, is nobody's fault:
 nothing is asked of its leases (``is_stranger``).
@@ -12,6 +14,7 @@ nothing is asked of its leases (``is_stranger``).
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from aiodlock._request import HELD, Request
@@ -23,6 +26,8 @@ from .promises import Promises
 
 #: So many sessions of one client may be open at one server.
 _MOST_SESSIONS = 8
+#: So often a session may be asked in vain.
+_MOST_IN_VAIN = 3
 
 
 class _Done(NamedTuple):
@@ -33,7 +38,9 @@ class _Done(NamedTuple):
 
 class PostgresPromises(Promises):
     """Mutable state besides: ``_met`` (the newest timeline that each session has met), ``_done`` (by name,
-    what users were told), ``_replaced`` (whose clients have gone on with another store)."""
+    what users were told), ``_replaced`` (whose clients have gone on with another store), ``_ends`` (by name
+    and result, until when a success stays on record if it gets there), ``_left`` (requests that have).
+    """
 
     cluster: Cluster
 
@@ -42,6 +49,8 @@ class PostgresPromises(Promises):
         self._met: dict[Session, int] = {}
         self._done: dict[str, _Done] = {}
         self._replaced: set[Process] = set()
+        self._ends: dict[tuple[str, str], float] = {}
+        self._left: set[str] = set()
         self.most_sessions = 0
 
     # -- strangers -----------------------------------------------------------------------------------
@@ -92,6 +101,17 @@ class PostgresPromises(Promises):
         if early > 0:
             self.wrong("honesty", f"{process} believes in {request.id} {early:.6f} s too long")
 
+    def check_ghosts(self, new: Iterable[str], left: Iterable[str]) -> None:
+        """Some requests are there that were not, and some have left."""
+        back = [id for id in new if id in self._left]
+        if back:
+            self.wrong("ghost", f"{back} come back after they have left")
+        self._left.update(left)
+
+    def forgets(self) -> None:
+        """The server has forgotten what it did not wait for."""
+        self._left.clear()
+
     def check_all(self) -> None:
         """There is a new primary: whoever believes in a lease has it there."""
         for process, sessions in self.sessions.items():
@@ -116,10 +136,13 @@ class PostgresPromises(Promises):
         if self.world.time < done.until:
             self.wrong("record", f"{process} does {name} again, of which {done.result} was told")
 
-    def told(
-        self, process: Process, session: Session, name: str, result: object, until: float
-    ) -> None:
-        """A user was told that it is done, which is on record until then at least."""
+    def is_done(self, name: str, result: str, until: float) -> None:
+        """A body has ended well: if that is put on record, it is there until then."""
+        self._ends[name, result] = until
+
+    def told(self, process: Process, session: Session, name: str, result: str) -> None:
+        """A user was told that it is done."""
+        until = self._ends.get((name, result), self.world.time)
         if self.is_stranger(process, session) or self.cluster.primary.tables.unlogged:
             return
         done = self._done.get(name)
@@ -131,7 +154,12 @@ class PostgresPromises(Promises):
     # -- sessions ------------------------------------------------------------------------------------
 
     def check_sessions(self) -> None:
-        """A client that makes new connections ends the sessions of those that it gave up."""
+        """A client that makes new connections ends the sessions of those that it gave up, and uses none in
+        an aborted transaction."""
+        for server in self.cluster.servers:
+            for one in server.sessions.values():
+                if one.in_vain > _MOST_IN_VAIN:
+                    self.wrong("sessions", f"{one!r} stays in an aborted transaction")
         for process in self.sessions:
             if process.dead:
                 continue

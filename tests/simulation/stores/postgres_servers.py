@@ -106,6 +106,8 @@ class Session:
         self._notices: list[str] = []
         self._untold: list[tuple[int, Notified]] = []
         self._idle_since = 0
+        #: How often it was asked in vain, in a transaction that is aborted.
+        self.in_vain = 0
         server.sessions[self.pid] = self
 
     def __repr__(self) -> str:
@@ -252,10 +254,11 @@ class Session:
         # Who enters and has no rights is told so, for good.
         if refuses is not None and (sql in statements.TURNS or not refuses[0].startswith("42")):
             if self.transaction is not None:
-                self.transaction.aborted = True
+                self._abort(self.transaction)
             raise Refused(*refuses)
         before = self.transaction
         if before is not None and before.aborted and sql not in ("rollback", "commit"):
+            self.in_vain += 1
             text = "current transaction is aborted, commands ignored until end of transaction block"
             raise Refused("25P02", text)
         if before is None:
@@ -266,11 +269,17 @@ class Session:
                 yield from self.commit()
         except Refused:
             if self.transaction is not None and self.transaction.explicit:
-                self.transaction.aborted = True
+                self._abort(self.transaction)
             else:
                 self.roll_back()
             raise
         return result
+
+    def _abort(self, transaction: Transaction) -> None:
+        """All is undone, settings too; it has to be left."""
+        self._undo(transaction)
+        transaction.idle_limit = None
+        transaction.aborted = True
 
     @property
     def current(self) -> Transaction:
@@ -320,13 +329,18 @@ class Session:
 
     def roll_back(self) -> None:
         transaction, self.transaction = self.transaction, None
-        if transaction is None:
-            return
+        if transaction is not None:
+            self._undo(transaction)
+
+    def _undo(self, transaction: Transaction) -> None:
         for key, name in transaction.before.items():
             if name is None:
                 self.server.tables.names.pop(key, None)
             else:
                 self.server.tables.names[key] = name
+        transaction.before.clear()
+        transaction.calls.clear()
+        transaction.told.clear()
         self.server.unlock(self)
 
     # -- notifications -------------------------------------------------------------------------------

@@ -185,11 +185,12 @@ class _Play:
         await one.execute(_BEGIN.format(60_000))
         hear(await self.turn(one, "acquire KEY f x tf 60000 60000 0 wait"))
         three = await self.connect()
-        await three.execute(_BEGIN.format(60_000))
+        await three.execute(_BEGIN.format(200))
         calling = asyncio.ensure_future(self.turn(three, "acquire KEY g x tg 60000 60000 0 wait"))
         await place.until_waits(three.get_server_pid(), "lock")
         await place.cancel(three.get_server_pid())
         hear(await calling)
+        await asyncio.sleep(0.5)  # what was set for the transaction is over with it
         hear(await self.turn(three, "acquire KEY g x tg 60000 60000 0 wait"))
         hear(await three.execute("commit"))
         three.terminate()
