@@ -126,6 +126,8 @@ class PostgresScene(Scene):
         self.world.after_turn.clear()
         self.checkers = PostgresPromises(self.world, self.truth)
         self.checkers.cluster = self.cluster
+        if "long_stall" in self.style.faults:
+            self.checkers.most_given_up = 1
         self.wire.on_send = self.checkers.on_send
         self.world.after(_LOOKS_EVERY, self._look_at_sessions)
 

@@ -8,7 +8,7 @@ from .scene import StoreFaults
 
 SINGLE = (
     "pause_server", "crash_server", "slow_disk", "refuse_clients", "refuse_calls", "cancel", "terminate",
-    "no_room",
+    "no_room", "come_late",
 )  # fmt: skip
 PAIR = (
     *SINGLE, "stall_standby", "stall_standby", "cancel_waits", "lose_waits", "promote", "promote",
@@ -99,6 +99,14 @@ class PostgresFaults(StoreFaults):
         self._log(f"{server!r} has no room for notifications for {length:.3f} s")
         server.quiet = True
         self.world.after(length, setattr, server, "quiet", False)
+
+    def _come_late(self) -> None:
+        """What a process sends is held up until it has given the connection up, and comes even later."""
+        process, length = self._someone(), self.random.uniform(1.2, 3.0)
+        self._log(f"what {process} sends is held up for {length:.3f} s")
+        for path in self.simulation.wire.paths_of(process):
+            path.out_blocked = True
+            self.world.after(length, self._heal, path)
 
     # -- a primary and its standby -------------------------------------------------------------------
 

@@ -113,6 +113,11 @@ class Session:
     def __repr__(self) -> str:
         return f"session {self.pid} of {self.server!r}"
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it works for a client that has closed its connection."""
+        return self._left and self.open
+
     # -- the other end -------------------------------------------------------------------------------
 
     def received(self, data: Any) -> None:

@@ -8,14 +8,11 @@ import asyncio
 from typing import Any
 
 from aiodlock._clock import now
-from aiodlock._errors import BackendUnavailable
-from aiodlock.backends.base import Unanswered
 from aiodlock.backends.postgres import connection, messages, replies, store
 from aiodlock.backends.postgres.history import History
 from aiodlock.backends.postgres.link import Link
 from aiodlock.backends.postgres.messages import Messages
 from aiodlock.backends.postgres.notifications import Notifications
-from aiodlock.backends.postgres.scouts import Scouts
 from aiodlock.backends.postgres.store import PostgresBackend
 
 from ..scenario import Simulation
@@ -63,10 +60,6 @@ async def _leaves_no_transaction(connection: Any) -> None:
     """A transaction that was aborted is never left."""
 
 
-async def _leaves_unmarked(self: PostgresBackend) -> None:
-    pass
-
-
 _LEAVING = PostgresBackend._leaving
 
 
@@ -74,11 +67,6 @@ def _no_marker(self: PostgresBackend, request: Any) -> Any:
     """A late duplicate of the acquire is refused by nobody."""
     request.ambiguous, request.sent_on = False, None
     return _LEAVING(self, request)
-
-
-async def _looks_nowhere(self: Scouts) -> None:
-    """The other hosts are not looked at."""
-    await asyncio.Event().wait()
 
 
 def _hears_nothing(self: Notifications, message: str) -> None:
@@ -92,23 +80,6 @@ _HEAR_ONE = Notifications._hear_one
 
 def _believes_silence(self: Messages, *args: Any) -> None:
     """An answer may take for ever."""
-
-
-def _forgives(self: Any, connection: Any, failed: Exception, answers: Any) -> None:
-    """After an answer that was lost, nobody is told that it may have been carried out."""
-    _FAILED(self, connection, failed, answers)
-    for answer in answers:
-        error = answer.exception() if answer.done() and not answer.cancelled() else None
-        if isinstance(error, Unanswered):
-            error.__class__ = BackendUnavailable  # type: ignore[assignment]
-
-
-_FAILED = Messages._failed
-
-
-def _looks_not_after_a_gap(self: Notifications) -> None:
-    """What was notified while nobody listened is not looked for."""
-    self.known.set()
 
 
 def _reads_do_not_wait(simulation: Simulation) -> None:
@@ -144,7 +115,7 @@ POSTGRES_VARIANTS = {
         prepare=_patched((Notifications, "poll", _never_polls)),
     ),
     "postgres: sessions that were given up stay": _variant(
-        "sessions", "idle", "liveness",
+        "sessions",
         prepare=_patched((Link, "_end_given_up", _ends_nothing)),
     ),
     "postgres: deadlines count from the answer": _variant(
@@ -155,7 +126,7 @@ POSTGRES_VARIANTS = {
         ),
     ),
     "postgres: a transaction that was aborted is never left": _variant(
-        "liveness", "idle",
+        "sessions",
         prepare=_patched(
             (connection, "_leave_transaction", _leaves_no_transaction),
             (messages, "STUCK", "no such code"),
@@ -170,16 +141,12 @@ POSTGRES_VARIANTS = {
         prepare=_records_do_not_wait,
     ),
     "postgres: grants are told beside a standby": _variant(
-        "exclusion", "honesty",
+        "exclusion", "honesty", "fairness",
         prepare=_grants_are_told,
     ),
     "postgres: no marker after a lost answer": _variant(
-        "ghost", "honesty", "idle", "liveness", "fairness",
+        "ghost",
         prepare=_patched((PostgresBackend, "_leaving", _no_marker)),
-    ),
-    "postgres: nobody looks at the other hosts": _variant(
-        "exclusion", "honesty", "liveness", "idle",
-        prepare=_patched((Scouts, "run", _looks_nowhere)),
     ),
     "postgres: notifications are not heard": _variant(
         "idle",
@@ -188,13 +155,5 @@ POSTGRES_VARIANTS = {
     "postgres: an answer may take for ever": _variant(
         "liveness", "idle",
         prepare=_patched((Messages, "_must_answer", _believes_silence)),
-    ),
-    "postgres: what is unanswered counts as refused": _variant(
-        "ghost", "idle", "honesty", "liveness",
-        prepare=_patched((Messages, "_failed", _forgives)),
-    ),
-    "postgres: nobody looks after a gap": _variant(
-        "idle", "liveness",
-        prepare=_patched((Notifications, "_be_known", _looks_not_after_a_gap)),
     ),
 }  # fmt: skip
