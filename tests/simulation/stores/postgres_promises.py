@@ -166,7 +166,7 @@ class PostgresPromises(Promises):
                 continue
             for server in self.cluster.servers:
                 count = sum(
-                    session.is_given_up and session.peer.process is process  # type: ignore[attr-defined]
+                    session.is_given_up and getattr(session.peer, "process", None) is process
                     for session in server.sessions.values()
                 )
                 if count > self.most_given_up:
