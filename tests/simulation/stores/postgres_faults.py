@@ -5,10 +5,11 @@ from __future__ import annotations
 from ..network import Path
 from .postgres_servers import Server, Session
 from .scene import StoreFaults
+from .wire import Stream
 
 SINGLE = (
     "pause_server", "crash_server", "slow_disk", "refuse_clients", "refuse_calls", "cancel", "terminate",
-    "no_room", "come_late",
+    "no_room", "come_late", "come_late",
 )  # fmt: skip
 PAIR = (
     *SINGLE, "stall_standby", "stall_standby", "cancel_waits", "lose_waits", "promote", "promote",
@@ -101,12 +102,18 @@ class PostgresFaults(StoreFaults):
         self.world.after(length, setattr, server, "quiet", False)
 
     def _come_late(self) -> None:
-        """What a process sends is held up until it has given the connection up, and comes even later."""
-        process, length = self._someone(), self.random.uniform(1.2, 3.0)
-        self._log(f"what {process} sends is held up for {length:.3f} s")
-        for path in self.simulation.wire.paths_of(process):
-            path.out_blocked = True
-            self.world.after(length, self._heal, path)
+        """What a process sends on one connection is held up, and overtaken by what it sends on another."""
+        stream = self._some_stream()
+        if stream is not None and stream.path in self.simulation.wire.paths.values():
+            length = self.random.uniform(1.2, 3.0)
+            self._log(f"what {stream.process} sends on a connection is held up for {length:.3f} s")
+            usual, stream.path = stream.path, Path(self.world)
+            stream.path.out_blocked = True
+            self.world.after(length, self._let_go, stream, usual)
+
+    def _let_go(self, stream: Stream, usual: Path) -> None:
+        stream.path = usual
+        stream.go_on()
 
     # -- a primary and its standby -------------------------------------------------------------------
 

@@ -60,6 +60,15 @@ async def _leaves_no_transaction(connection: Any) -> None:
     """A transaction that was aborted is never left."""
 
 
+_LEAVING = PostgresBackend._leaving
+
+
+def _no_marker(self: PostgresBackend, request: Any) -> Any:
+    """A late duplicate of the acquire is refused by nobody."""
+    request.ambiguous, request.sent_on = False, None
+    return _LEAVING(self, request)
+
+
 def _hears_nothing(self: Notifications, message: str) -> None:
     """Only probes are heard."""
     if message == self._probe:
@@ -134,6 +143,12 @@ POSTGRES_VARIANTS = {
     "postgres: grants are told beside a standby": _variant(
         "exclusion", "honesty", "fairness",
         prepare=_grants_are_told,
+    ),
+    "postgres: neither a marker nor the end of a session refuses what comes late": _variant(
+        "ghost",
+        prepare=_patched(
+            (PostgresBackend, "_leaving", _no_marker), (Link, "_end_given_up", _ends_nothing)
+        ),
     ),
     "postgres: notifications are not heard": _variant(
         "idle",
