@@ -154,11 +154,13 @@ class Session:
     def _die(self, error: Exception) -> None:
         """A background task died: nothing is extended any more, so nobody may go on believing."""
         self.death = cause = _root_cause(error)
-        _logger.error(
-            "a background task died: what this client holds and waits for ends",
-            exc_info=cause,
-            extra={"event": "client_died"},
-        )
+        # A store that refuses whoever enters is no bug: the error is raised there.
+        if self._ready.done() or not isinstance(cause, BackendError):
+            _logger.error(
+                "a background task died: what this client holds and waits for ends",
+                exc_info=cause,
+                extra={"event": "client_died"},
+            )
         for request in list(self.requests.values()):
             request.wake(self._death_error())
             if request.state is HELD:
@@ -168,9 +170,10 @@ class Session:
         assert self.death is not None
         if isinstance(self.death, BackendError):
             error: BackendError = type(self.death)(str(self.death))
+            error.__cause__ = self.death.__cause__ or self.death
         else:
             error = BackendError(f"a background task of the client died: {self.death!r}")
-        error.__cause__ = self.death
+            error.__cause__ = self.death
         return error
 
     async def close(self, within: float) -> None:

@@ -72,6 +72,19 @@ async def test_user_that_is_missing_for_a_moment_costs_no_lease(
     assert any(r.levelno == logging.WARNING for r in refusals), "it is told"
 
 
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_wrong_password_is_told_to_who_enters_and_is_no_bug_in_the_log(
+    servers: list[EmbeddedServer], caplog: pytest.LogCaptureFixture, nodes: int
+) -> None:
+    urls = [_as_user(server).replace("secret", "wrong") for server in servers[:nodes]]
+    with pytest.raises(aiodlock.BackendError, match=r"refuses this client: .*password") as told:
+        async with aiodlock.Client(urls if nodes > 1 else urls[0]):
+            pass
+    assert not isinstance(told.value, aiodlock.BackendUnavailable)
+    assert isinstance(told.value.__cause__, redis.AuthenticationError)
+    assert not [one for one in caplog.records if one.exc_info or one.levelno > logging.WARNING]
+
+
 async def test_user_that_stays_away_makes_the_store_unavailable_and_not_the_client_dead(
     servers: list[EmbeddedServer],
 ) -> None:

@@ -123,7 +123,7 @@ async def test_servers_and_sentinels_have_passwords_of_their_own(tmp_path: Path)
         async with aiodlock.Client(f"{url}?sentinel_password=of-sentinels") as client:
             async with client.lock("name") as lease:
                 assert lease.held
-        with pytest.raises(aiodlock.BackendUnavailable, match="uthentication"):
+        with pytest.raises(aiodlock.BackendError, match=r"refuses this client: .*uthentication"):
             async with aiodlock.Client(url):
                 pass
 
@@ -176,6 +176,20 @@ async def test_dial_goes_on_while_far_sentinels_bring_it_further(
         async with aiodlock.Client(url) as client, client.lock("name") as lease:
             assert lease.held
     assert not [one for one in caplog.records if getattr(one, "event", "") == "no_connection"]
+
+
+@pytest.mark.parametrize("rules", [["+@all", "resetpass", ">other"], ["+ping"]])
+async def test_sentinels_that_all_refuse_the_user_are_told_as_a_refusal(
+    service: SentinelService, rules: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for sentinel in service.sentinels:
+        sentinel.call("ACL", "SETUSER", "asks", "reset", "on", ">secret", *rules)
+    url = f"{service.url}?sentinel_username=asks&sentinel_password=secret"
+    with pytest.raises(aiodlock.BackendError, match="refuses this client: no sentinel") as told:
+        async with aiodlock.Client(url):
+            pass
+    assert not isinstance(told.value, aiodlock.BackendUnavailable)
+    assert not [one for one in caplog.records if one.exc_info]
 
 
 @asynccontextmanager

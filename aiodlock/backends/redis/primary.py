@@ -28,14 +28,15 @@ from redis.asyncio.sentinel import (
     SentinelManagedConnection,
 )
 from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
 
 from ..._errors import BackendUnavailable
 from ..._patience import LONGEST
 from .._addresses import resolve
 from .deployment import Deployment
 from .dialing import within
+from .refusals import code_of, is_refusal
 from .sentinel import Address, Named, Sentinel
 from .wire import Wire
 
@@ -162,11 +163,13 @@ class PrimaryLookup:
         good = [named for named in named_last if named.objection is None]
         if good:
             return min(good, key=self._rank)
-        said = [f"{host}:{port}: {why}" for (host, port), why in (failures or {}).items()]
+        failures = failures or {}
+        said = [f"{host}:{port}: {why}" for (host, port), why in failures.items()]
         said += [
             f"{named.address[0]}:{named.address[1]}: {named.objection}" for named in named_last
         ]
-        raise MasterNotFoundError(
+        refused = len(failures) == len(self._addresses) and all(map(_refuses, failures.values()))
+        raise (AuthenticationError if refused else MasterNotFoundError)(
             f"no sentinel can name the primary of {self._service!r} ({'; '.join(said)})"
         )
 
@@ -289,6 +292,11 @@ class PrimaryLookup:
             peers = frozenset(one[4][:2] for one in found)
             self._peers[address] = peers, moment + _RESOLVED_FOR
         return peer[:2] in peers
+
+
+def _refuses(failure: Exception) -> bool:
+    """Tell whether a sentinel refuses this user: asking again will not help."""
+    return is_refusal(failure) or code_of(failure) in ("NOPERM", "NOAUTH")
 
 
 class _OnlyPrimary(SentinelManagedConnection):

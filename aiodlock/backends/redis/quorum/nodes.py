@@ -135,11 +135,11 @@ class Nodes:
                     return  # it was cancelled, which a task group that fails keeps to itself
                 error = refusal_in(failed)
                 if error is not None:
-                    self._on_refusal(voter, error, failed)
+                    self._on_refusal(voter, error)
             voter.up.clear()
             await asyncio.sleep(_CONNECT_AGAIN * random.uniform(0.5, 1.0))
 
-    def _on_refusal(self, voter: Voter, error: BackendError, failed: Exception) -> None:
+    def _on_refusal(self, voter: Voter, error: BackendError) -> None:
         """Treat a node that refuses this user as unreachable; while entering, unless too many do."""
         known = voter.node in self._refusals
         self._refusals[voter.node] = error
@@ -147,7 +147,7 @@ class Nodes:
         others = [self.voters[node] for node in self._refusals if node != voter.node]
         refusing = [voter, *(other for other in others if not other.is_unreachable)]
         if self._entering and len(refusing) > len(self.voters) - self.majority:
-            raise error from failed
+            raise error
         level = logging.DEBUG if known else logging.WARNING
         _logger.log(level, "a node of the quorum: %s", error, extra={"event": "node_refuses"})
 
