@@ -8,9 +8,7 @@ from __future__ import annotations
 import re
 
 #: By a pattern of the test's id: what is known.
-KNOWN_OPEN = {
-    r"test_sentinel_identity\.py::test_sentinel_of_another_deployment": "not seen to be stable",
-}
+KNOWN_OPEN: dict[str, str] = {}
 
 
 def reason_of(nodeid: str) -> str | None:

@@ -675,7 +675,7 @@ def _ask_only_for_new_connections(simulation: Simulation) -> None:
 
 
 def _believe_any_sentinel(simulation: Simulation) -> None:
-    def named_last(self: PrimaryLookup, sentinels: Any) -> list[Named]:
+    def named_last(self: PrimaryLookup, sentinels: Any, **_: Any) -> list[Named]:
         return [one.heard[0] for one in sentinels if one.heard is not None]
 
     simulation.patch(PrimaryLookup, "_named_last", named_last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 
 import aiodlock
 from aiodlock.backends.redis import primary
+from aiodlock.backends.redis.sentinel import Named
 
 from ..scenes import until
 from ..servers import BINARIES
@@ -57,6 +59,20 @@ async def test_sentinel_of_another_deployment_is_not_believed(
         assert lease.held
         await lease.release()
     assert [r for r in caplog.records if r.levelno > logging.WARNING] == []
+
+
+async def test_sentinel_that_is_heard_first_does_not_decide_which_deployment_is_meant() -> None:
+    addresses = [(f"192.0.2.{n}", 26379) for n in range(3)]
+    lookup = primary.PrimaryLookup(addresses, SERVICE, {})
+    lookup.dial_with(lambda address, settings: pytest.fail("nothing is dialled"))
+    lookup._sentinels = theirs, *ours = lookup._make_sentinels()
+    moment = asyncio.get_running_loop().time()
+    theirs.heard = Named(("192.0.2.8", 6379), epoch=2, id="t", knows=frozenset("t")), moment
+    await lookup._close_others(tuple)
+    for sentinel, id in zip(ours, "ab", strict=True):
+        named = Named(("192.0.2.9", 6379), epoch=1, id=id, knows=frozenset("ab"))
+        sentinel.heard = named, moment
+    assert lookup._choose(lookup._sentinels).address == ("192.0.2.9", 6379)
 
 
 async def test_name_of_the_primary_that_leads_elsewhere_by_now_is_noticed(

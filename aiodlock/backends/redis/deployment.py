@@ -36,10 +36,13 @@ class Deployment:
         """Tell whether the answers of the others cannot change which deployment is meant."""
         return bool(self._ids) or any(2 * len(group) > asked for group in _groups(heard))
 
-    def believed(self, heard: Mapping[Address, Named]) -> list[Named]:
-        """Return the answers that count; the log tells of the others, once for each address."""
-        groups = _groups(heard)
-        ours = self._ours(groups)
+    def believed(self, heard: Mapping[Address, Named], *, learns: bool) -> list[Named]:
+        """Return the answers that count; the log tells of the others, once for each address.
+
+        :param learns: all sentinels were waited for, so which deployment is meant is decided by these
+            answers if it is not known. Otherwise the quickest sentinel would decide it.
+        """
+        ours = self._ours(_groups(heard)) if self._ids or learns else {}
         if ours:
             self._ids = frozenset[str]().union(*(named.knows for named in ours.values()))
             self._heard_at = now()

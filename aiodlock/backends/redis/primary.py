@@ -159,7 +159,7 @@ class PrimaryLookup:
         self, sentinels: Iterable[Sentinel], failures: dict[Address, Exception] | None = None
     ) -> Named:
         """Return what the newest answer names, or raise a ConnectionError that says why not."""
-        named_last = self._named_last(sentinels)
+        named_last = self._named_last(sentinels, learns=True)
         good = [named for named in named_last if named.objection is None]
         if good:
             return min(good, key=self._rank)
@@ -173,9 +173,9 @@ class PrimaryLookup:
             f"no sentinel can name the primary of {self._service!r} ({'; '.join(said)})"
         )
 
-    def _named_last(self, sentinels: Iterable[Sentinel]) -> list[Named]:
+    def _named_last(self, sentinels: Iterable[Sentinel], *, learns: bool = False) -> list[Named]:
         """Return the answers since the last failover; that of a silent sentinel counts for a while."""
-        heard = self._deployment.believed(self._heard(sentinels))
+        heard = self._deployment.believed(self._heard(sentinels), learns=learns)
         newest = max((named.epoch for named in heard), default=0)
         return [named for named in heard if named.epoch == newest]
 
