@@ -347,6 +347,12 @@ def test_hosts_of_all_kinds_are_taken(url: str) -> None:
     Client(url)
 
 
+@pytest.mark.parametrize("prefix", [".", ".."])
+def test_prefix_that_no_node_can_have_is_a_value_error(prefix: str) -> None:
+    with pytest.raises(ValueError, match="cannot be the name of a node"):
+        Client("zookeeper://h", prefix=prefix)
+
+
 def test_hosts_of_zookeeper_may_have_spaces_between_them() -> None:
     ensemble = read_zookeeper_url("zookeeper://one:1, two , [::1]:3/chroot", "aiodlock")
     assert ensemble.hosts == (("one", 1), ("two", 2181), ("::1", 3))

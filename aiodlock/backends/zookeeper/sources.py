@@ -40,4 +40,6 @@ def read_source(source: str, options: StoreOptions) -> ZooKeeperOpener:
         raise ValueError("restart_delay is for a quorum: give a list of sources")
     if options.configure_notifications:
         raise ValueError("configure_notifications is for Redis and Valkey: leave it out")
+    if options.prefix in (".", ".."):
+        raise ValueError(f"prefix {options.prefix!r} cannot be the name of a node of ZooKeeper's")
     return ZooKeeperOpener(source, options)

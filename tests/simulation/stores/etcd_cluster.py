@@ -84,10 +84,12 @@ class Client:
 
     def _receive(self, data: Any) -> None:
         if data[0] == "begin":
-            _, id, path, of_leader, token = data
+            _, id, path, of_leader, token, message = data
             call = self.calls[id] = Call(self, id, path, of_leader, token)
             if of_leader and not self.member.serves:
                 call.end(x.UNAVAILABLE, "etcdserver: no leader")
+            elif message is not None:
+                self.member.on_message(call, message)
         elif data[0] == "message" and data[1] in self.calls:
             self.member.on_message(self.calls[data[1]], data[2])
         elif data[0] == "cancel" and data[1] in self.calls:
@@ -413,9 +415,8 @@ class SimConnection(asyncio.Protocol):
         call.id, self._next = self._next, self._next + 2
         self._calls[call.id] = call
         said = dict(metadata)
-        self._say("begin", call.id, path, "hasleader" in said, said.get("token"))
-        if message is not None:
-            self.send(call, message)
+        # A call and its only message are one packet.
+        self._say("begin", call.id, path, "hasleader" in said, said.get("token"), message)
         return call
 
     def send(self, call: Exchange, message: bytes) -> None:

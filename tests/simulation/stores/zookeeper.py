@@ -51,6 +51,9 @@ class ZooKeeperScene(Scene):
         "slow_disk",
         "lose_leader",
     )
+    #: A waiter looks after what it waits for once in each ttl: long ones show that it was not told.
+    #: A session of three ticks is too short for some of these ensembles: three writes take as long.
+    ttls = (0.5, 0.5, 1.0, 2.0, 2.0)
     idle_patience = 1.0
 
     def __init__(self, seed: int, prepare: Callable[[Simulation], None] | None = None) -> None:

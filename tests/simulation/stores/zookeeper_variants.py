@@ -170,7 +170,6 @@ ZOOKEEPER_VARIANTS = {
     "zookeeper: nobody tells the one behind": Variant(
         _patched(Blockers, "follow", _follows_nobody),
         ("idle", "liveness"),
-        seed=86,
         kind=ZooKeeperScene,
     ),
     "zookeeper: the token is the node's number": Variant(
