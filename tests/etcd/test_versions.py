@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
@@ -29,7 +30,7 @@ async def _mark(client: aiodlock.Client, prefix: str, mark: bytes) -> None:
 
 @pytest.mark.parametrize("mark", [b"2 3", b"0 0", b"", b"two", b"2 3 and more", b"\xff \xff"])
 async def test_client_does_not_work_beside_versions_that_it_does_not_know(
-    one_node: EtcdCluster, mark: bytes
+    one_node: EtcdCluster, mark: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     prefix = f"marked-{mark.hex()}"
     async with aiodlock.Client(one_node.url, prefix="other") as other:
@@ -37,6 +38,7 @@ async def test_client_does_not_work_beside_versions_that_it_does_not_know(
         with pytest.raises(BackendError, match="use the release that the other clients") as refused:
             await aiodlock.Client(one_node.url, prefix=prefix).__aenter__()
         assert not isinstance(refused.value, BackendUnavailable)
+        assert not [one for one in caplog.records if one.levelno >= logging.ERROR]  # it was raised
         async with other.lock("name") as lease:  # it has a prefix of its own
             assert lease.held
 
