@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -104,27 +103,8 @@ def _counts_from_the_answer(self: SharedLease, sent: float) -> None:
 _CONFIRM = SharedLease.confirm
 
 
-@contextmanager
-def _sure_of_where_it_was(self: OwnKeys, lease: SharedLease) -> Iterator[None]:
-    """A key ends with the lease of before until a move is answered."""
-    yield
-
-
-async def _leaves_no_marker(self: OwnKeys) -> int:
-    """No late duplicate is reckoned with."""
-    return 0
-
-
 def _keeps_its_token(self: Login, token: str | None) -> None:
     """A user's token counts for ever."""
-
-
-def _heeds_no_term(self: Leases, term: int) -> None:
-    """Leases of a leader of before count on."""
-
-
-def _misses_it_calmly(self: Room) -> None:
-    """What was forgotten before it was told is not read."""
 
 
 ETCD_VARIANTS = {
@@ -171,29 +151,9 @@ ETCD_VARIANTS = {
             ("honesty", "exclusion"),
         ),
         (
-            "a key that is moved is where it was",
-            _patched(OwnKeys, "writing", _sure_of_where_it_was),
-            ("honesty", "exclusion"),
-        ),
-        (
-            "late duplicates find no marker",
-            _patched(OwnKeys, "_marker_lease", _leaves_no_marker),
-            ("ghost", "idle", "liveness", "fairness"),
-        ),
-        (
             "a token that has ended is kept",
             _patched(Login, "drop", _keeps_its_token),
             ("liveness", "idle", "leak", "ghost", "storm"),
-        ),
-        (
-            "terms are not heeded",
-            _patched(Leases, "_saw", _heeds_no_term),
-            ("honesty", "exclusion"),
-        ),
-        (
-            "a compacted watch is given up",
-            _patched(Room, "_missed", _misses_it_calmly),
-            ("idle", "liveness", "leak"),
         ),
         ("nobody looks at a name", _patched(room.Room, "_look", _looks_at_nobody), ("idle",)),
     )
