@@ -51,7 +51,7 @@ class EtcdScene(Scene):
 
     faults_of_servers = (
         "pause_server", "restart_server", "cut_servers", "slow_disk", "lose_leader", "strand",
-        "compact",
+        "compact", "fill",
     )  # fmt: skip
     rare_faults = ("lose_leader",)
     lock_delays = (0.0, 0.5, 1.0)
@@ -96,6 +96,7 @@ class EtcdScene(Scene):
         self._alive = alive
 
     def calm_servers(self) -> None:
+        self.ensemble.full = False
         self.ensemble.calm()
 
     def check_servers(self) -> None:
@@ -110,6 +111,13 @@ class EtcdFaults(ClusterFaults):
     def _compact(self) -> None:
         self._log("what was changed until a moment ago is forgotten")
         self.simulation.ensemble.compact()
+
+    def _fill(self) -> None:
+        """It takes deletions alone."""
+        ensemble, length = self.simulation.ensemble, self._length()
+        self._log(f"the database is full for {length:.3f} s")
+        ensemble.full = True
+        self.world.after(length, setattr, ensemble, "full", False)
 
 
 EtcdScene.fault_class = EtcdFaults

@@ -3,7 +3,8 @@
 A member of before 3.5.23 answers renewals as long as it takes itself for the leader: that is what clients
 have to live with, so that is what these do. A member that looks for a leader fails the calls on it, or is
 silent about them. Users have simple tokens, which each member forgets with its process, and a password
-takes a member ``hashing`` seconds of its processor. Left out: roles, alarms, and learners.
+takes a member ``hashing`` seconds of its processor. Left out: roles, other alarms than NOSPACE, and
+learners.
 """
 
 from __future__ import annotations
@@ -213,6 +214,9 @@ class Member(consensus.Member):
         except Refused as refused:
             call.end(refused.code, str(refused))
             return
+        if self.ensemble.full and _writes(request):
+            call.end(*_NO_SPACE)
+            return
         self._ask(call, request, lambda result: result)
 
     def _range(self, call: Call, request: m.RangeRequest) -> None:
@@ -220,6 +224,9 @@ class Member(consensus.Member):
         self._ask(call, Nothing(), lambda _: self.store.read(request))
 
     def _leasegrant(self, call: Call, request: m.LeaseGrantRequest) -> None:
+        if self.ensemble.full:
+            call.end(*_NO_SPACE)
+            return
         grant = Grant(request.id or self.ensemble.next_lease(), max(request.ttl, LEAST_TTL))
         self._ask(call, grant, lambda _: m.LeaseGrantResponse(id=grant.id, ttl=grant.ttl))
 
@@ -320,9 +327,21 @@ _METHODS: dict[str, api.Method[Any, Any]] = {
 }
 
 
+_NO_SPACE = x.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded"
+
+
+def _writes(request: m.TxnRequest) -> bool:
+    """Tell whether a transaction may write, by either of its paths: it is refused then, if there is no
+    space."""
+    return any(
+        step.request_put is not None or (step.request_txn is not None and _writes(step.request_txn))
+        for step in (*request.success, *request.failure)
+    )
+
+
 class Cluster(consensus.Ensemble):
     """All members. Mutable state besides: ``leases`` (the last id), ``password`` (None: nobody is asked),
-    ``hashing`` (seconds)."""
+    ``hashing`` (seconds), ``full`` (the alarm NOSPACE is on)."""
 
     member_class = Member
 
@@ -330,6 +349,7 @@ class Cluster(consensus.Ensemble):
         self.leases = 1000
         self.password: str | None = None
         self.hashing = 0.1
+        self.full = False
         super().__init__(world, wire, members, tick)
         for member in self.members:
             self.listen(member)
