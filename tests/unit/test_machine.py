@@ -146,6 +146,21 @@ def test_clock_that_is_set_back_keeps_the_dead_for_one_more_length_at_most(by: i
         assert extend(name, now + left, "live", 60_000)[0] == "held"
 
 
+@pytest.mark.parametrize(("dead", "live"), [(30, 3), (3, 30)])
+def test_dead_waiter_costs_its_own_length_whatever_that_of_the_next_one(
+    dead: int, live: int
+) -> None:
+    """Clients may have different values of ``waiter_ttl``: what counts is the dead one's."""
+    name = Name()
+    acquire(name, MINUTE, asked("holder"))
+    acquire(name, MINUTE, asked("dead", ttl=60_000, waiter_ttl=dead * 1_000))
+    acquire(name, MINUTE, asked("live", ttl=60_000, waiter_ttl=live * 1_000))
+    leave(name, MINUTE, "holder")  # the dead one is granted
+    for second in range(1, dead):
+        assert extend(name, MINUTE + second * SECOND, "live", live * 1_000)[0] == "waiting"
+    assert extend(name, MINUTE + dead * SECOND, "live", live * 1_000)[0] == "held"
+
+
 @pytest.mark.xfail(strict=True, reason="told in internals/linger.md, not fixed")
 def test_one_that_lingers_and_lives_again_as_the_clock_was_set_back_is_recalled() -> None:
     """It had run out within its lock-delay. Who queued then has not recalled it."""
