@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from .._model import Capabilities, Kind, LockInfo, Mode, Terms, Tokens
-from .base import Listener
+from .base import Follower, Listener
 from .keeper import Keeper
 from .kept import KeptPlace, KeptStore
 
@@ -21,6 +21,11 @@ class KeptBackend:
 
     def __repr__(self) -> str:
         return repr(self.store)
+
+    def follow(self, dead: KeptBackend) -> None:
+        """See ``Follower``."""
+        if isinstance(self.store, Follower):
+            self.store.follow(dead.store)
 
     @property
     def failure(self) -> Exception | None:

@@ -11,6 +11,7 @@ import aiodlock
 from aiodlock.backends.redis.cluster import ClusterBackend
 from aiodlock.backends.redis.cluster.topology import slot_of
 
+from ..contract.test_renewal import kill
 from ..proxy import FaultProxy
 from ..scenes import PATIENCE, store_of, until
 from ..servers import BINARIES
@@ -59,6 +60,23 @@ async def test_seed_of_another_cluster_is_not_believed(
         async with aiodlock.Client(_url(*ports)) as client:
             assert _ports_of(client) == set(ours.ports)
             await until(lambda: "other_store" in _events(caplog), "a line of the log")
+
+
+async def test_next_session_of_a_client_knows_its_cluster_again(
+    ours: Cluster, theirs: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        FaultProxy(f"redis://127.0.0.1:{ours.ports[0]}") as proxy,
+        aiodlock.Client(_url(proxy.port)) as client,
+    ):
+        proxy.lead_to(f"redis://127.0.0.1:{theirs.ports[0]}")
+        kill(client)
+        await until(lambda: "other_store" in _events(caplog), "a line of the log")
+        with pytest.raises(aiodlock.BackendError):
+            await client.lock("name", timeout=0.5).acquire()
+        proxy.lead_to(f"redis://127.0.0.1:{ours.ports[0]}")
+        async with client.lock("name"):
+            assert _ports_of(client) == set(ours.ports)
 
 
 async def test_as_many_seeds_of_two_clusters_are_refused(ours: Cluster, theirs: Cluster) -> None:

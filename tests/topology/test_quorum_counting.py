@@ -13,6 +13,7 @@ from aiodlock._embedded import EmbeddedServer, find_valkey9
 from aiodlock.backends.redis.quorum import QuorumBackend
 from aiodlock.backends.redis.quorum.nodes import Nodes
 
+from ..contract.test_renewal import kill
 from ..proxy import FaultProxy
 from ..scenes import PATIENCE, store_of, until, until_waiting
 
@@ -90,6 +91,26 @@ async def test_node_that_came_back_empty_waits_for_the_longest_lease_of_anybody(
         assert lease.held
         for way in ways:
             await way.heal()
+
+
+async def test_next_session_of_a_client_knows_its_nodes_again(
+    nodes: list[EmbeddedServer],
+) -> None:
+    async with AsyncExitStack() as stack:
+        others = [stack.enter_context(EmbeddedServer(find_valkey9())) for _ in range(3)]
+        async with aiodlock.Client([other.url for other in others]):
+            pass  # they are nodes of a quorum, too, from when it was new
+        way = await stack.enter_async_context(FaultProxy(nodes[0].url))
+        urls = [way.url, *(node.url for node in nodes[1:])]
+        client = await stack.enter_async_context(aiodlock.Client(urls, ttl=60.0))
+        async with client.lock("name"):
+            before = _nodes_of(client)
+        assert before.is_trusted(0)
+        way.lead_to(others[0].url)
+        kill(client)
+        await until(lambda: _nodes_of(client) is not before, "another session")
+        async with client.lock("name"):
+            assert not _nodes_of(client).is_trusted(0)
 
 
 async def test_each_answer_of_far_nodes_brings_entering_further(

@@ -55,6 +55,10 @@ class ClusterBackend:
     def __repr__(self) -> str:
         return f"<ClusterBackend {self.topology!r}>"
 
+    def follow(self, dead: ClusterBackend) -> None:
+        """See ``Follower``."""
+        self.topology.known.follow(dead.topology.known)
+
     async def run(self, listener: Notices, ready: Callable[[], None]) -> None:
         await self.topology.run(listener, ready)
 

@@ -64,7 +64,7 @@ class Topology:
     ``changed`` (set when somebody noticed that these may be wrong), ``_told`` (set when the next question
     for the owners has been answered), ``_keeps`` (whether a node is kept that owns no slot),
     ``_entering`` (until nodes are connected; until then a refusal is fatal), ``_leaving`` (set when ``run``
-    ends), ``_failure`` (why the last question for the owners had no answer), ``_known`` (which cluster it
+    ends), ``_failure`` (why the last question for the owners had no answer), ``known`` (which cluster it
     is), ``_patience`` (how long answers to that question take).
     """
 
@@ -86,7 +86,7 @@ class Topology:
         self._leaving = False
         self._patience = Patience()
         self._further = Further()
-        self._known: Known[ClusterIdentity] = Known(
+        self.known: Known[ClusterIdentity] = Known(
             seeds[0].described, silence=settings.unavailable_after, may_hold=self._may_hold
         )
 
@@ -248,7 +248,7 @@ class Topology:
 
         A client that enters goes by most of them. Once entered, it believes those that it knows.
         """
-        if self._known.value is None:
+        if self.known.value is None:
             return await self._enter_by_seeds()
         return await self._ask_in_turn([partial(self._ask_known, seed) for seed in self._seeds])
 
@@ -270,7 +270,7 @@ class Topology:
             nonlocal asked
             try:
                 told[index] = answer = await ask_seed(seed, self._further)
-                if self._known.value is not None:  # it came late, and is compared at least
+                if self.known.value is not None:  # it came late, and is compared at least
                     self._meet(answer.identity, seed.described)
             except OtherStore:
                 pass  # the log says so
@@ -323,24 +323,24 @@ class Topology:
     def _meet(self, seen: ClusterIdentity, where: str) -> None:
         """Compare a node with what is known; raise ``OtherStore`` if no known one names it."""
         if any(node.server.wire is not None for node in self.nodes.values()):
-            self._known.heard()
-        self._known.meet(seen, where)
+            self.known.heard()
+        self.known.meet(seen, where)
 
     async def check(self, node: Node, seen: ClusterIdentity) -> None:
         """See that a new connection leads to a node of this cluster; raise ``OtherStore`` if not.
 
         It may have joined a moment ago. Then the others know it, and are asked.
         """
-        known = self._known.value
+        known = self.known.value
         if known is not None and seen.node not in known.nodes:
             await self.learn()
-        known = self._known.value
+        known = self.known.value
         if known is not None and seen.node in known.nodes and not seen.conflict(known):
             return  # whom it names is news only when it is asked for that
         self._meet(seen, node.server.described)
 
     def _on_news(self) -> None:
-        self._known.heard()
+        self.known.heard()
         self.changed.set()
 
     def _learn(self, slots: Any, asked: str) -> None:

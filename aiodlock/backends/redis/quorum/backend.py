@@ -78,6 +78,10 @@ class QuorumBackend:
 
     # -- life ------------------------------------------------------------------------------------
 
+    def follow(self, dead: QuorumBackend) -> None:
+        """See ``Follower``."""
+        self.nodes.follow(dead.nodes)
+
     async def run(self, listener: Notices, ready: Callable[[], None]) -> None:
         self._requests.listener = listener
         try:

@@ -45,6 +45,10 @@ class Delays:
         self._used: dict[int, float] = {}
         self.noted: dict[int, float] = {}
 
+    def follow(self, dead: Delays) -> None:
+        """Know the lengths that the session of this client knew that has died."""
+        self._until |= dead._until
+
     @property
     def notes(self) -> bool:
         """Whether this client's own leases count."""

@@ -79,6 +79,12 @@ class Nodes:
         self._tell_again_at = 0.0
         self._telling = asyncio.Lock()
 
+    def follow(self, dead: Nodes) -> None:
+        """Know the nodes, and the leases in use, as the session of this client did that has died."""
+        self.delays.follow(dead.delays)
+        for voter, before in zip(self.voters, dead.voters, strict=True):
+            voter.trust.follow(before.trust)
+
     # -- connections -------------------------------------------------------------------------------
 
     async def run(

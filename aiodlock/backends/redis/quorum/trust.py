@@ -82,6 +82,12 @@ class Trust:
         self._marked_until = 0.0
         self._offset: tuple[float, float, float] | None = None
 
+    def follow(self, dead: Trust) -> None:
+        """Know the node as the session of this client did that has died: another one is no new quorum's."""
+        self.server, self._run, self.mark = dead.server, dead._run, dead.mark
+        self._since, self._steady_at, self._offset = dead._since, dead._steady_at, dead._offset
+        self._unsettled, self._is_news = dead._unsettled, dead._is_news
+
     @property
     def given(self) -> bool:
         """Whether the node is believed at this moment."""
