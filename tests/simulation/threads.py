@@ -63,6 +63,7 @@ class SimPortal(_portal.Portal):
         self.loop = process.loop
         self.ended = self.stopped = False
         self._calls = set()
+        self._bell = None
         self._simulation = simulation
         self._process = process
         self._at_exit: dict[object, Callable[[], Coroutine[Any, Any, None]]] = {}
