@@ -1,8 +1,9 @@
 """Locks from threads: aiodlock.sync beside redis-py's blocking Lock and python-redis-lock.
 
-python -m benchmarks.threads --rounds 21 --url redis://localhost:6379/0
+python -m benchmarks.threads --rounds 21 --url redis://localhost:6379/0 --round-trip 0.5
 
 All take turns within each round, and a ratio is taken within the round: a noisy minute hurts all alike.
+With ``--round-trip`` the server is so many milliseconds away, from all of them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import redis
 import aiodlock
 from aiodlock import sync
 
+from .delay import delayed
 from .servers import Servers
 
 Locking = Callable[[str], Callable[[], AbstractContextManager[Any]]]
@@ -114,15 +116,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", help="default: a server of its own")
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--round-trip", type=float, default=0.0, metavar="MS")
     options = parser.parse_args()
     with Servers(options.url) as servers:
-        compare(servers.redis, options.rounds)
+        if not options.round_trip:
+            compare(servers.redis, options.rounds)
+            return
+        with delayed(servers.redis, options.round_trip / 1000) as url:
+            print(f"a PING takes {ping(url):,.0f} µs\n")
+            compare(url, options.rounds)
+
+
+def ping(url: str, turns: int = 200) -> float:
+    """Return the microseconds of a bare round trip."""
+    with redis.Redis.from_url(url) as server:
+        server.ping()
+        started = time.perf_counter()
+        for _ in range(turns):
+            server.ping()
+        return (time.perf_counter() - started) / turns * 1e6
 
 
 def compare(url: str, rounds: int) -> None:
     """Print a table."""
     print(f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores\n")
-    print("| load | contender | µs per acquire and release | per second | times aiodlock.sync |")
+    print(
+        "| load | contender | µs per acquire and release | per second | aiodlock.sync takes times this |"
+    )
     print("|---|---|---|---|---|")
     for load in LOADS:
         run = dict(contenders(url))
@@ -136,7 +156,7 @@ def compare(url: str, rounds: int) -> None:
             if load.threads == 1:
                 times["aiodlock, one task"].append(measure_async(url, load.turns))
         for name, found in times.items():
-            ratios = [one / ours for one, ours in zip(found, times["aiodlock.sync"], strict=True)]
+            ratios = [ours / one for one, ours in zip(found, times["aiodlock.sync"], strict=True)]
             median = statistics.median(found)
             print(
                 f"| {load.title} | {name} | {median:,.0f} | {1e6 / median:,.0f} "

@@ -57,6 +57,8 @@ _numbers = count(1)
 _inside: ContextVar[tuple[int, ...]] = ContextVar("aiodlock_inside", default=())
 
 
+_OWNS_NOTHING = OwnRequests({}, ())
+
 #: Of each thread that has used this module.
 _everyone: dict[int, weakref.ref[Here]] = {}
 
@@ -97,11 +99,16 @@ class Here:
         self.blocks.append(lease)
 
     def _number(self, lease: Lease) -> None:
-        lease._number, known = next(_numbers), _inside.get()
+        lease._number = next(_numbers)
         lease._job = self._present_job()
-        mine = (*self.blocks, *(bare.lease for bare in tuple(self.bare.values())))
-        others = [other._number for other in mine if other._number in known]
+        others = self._known() if self.blocks or self.bare else ()
         _inside.set((*others, lease._number))
+
+    def _known(self) -> list[int]:
+        """Return the numbers of what this thread holds that this context knows of."""
+        known = _inside.get()
+        mine = (*self.blocks, *(bare.lease for bare in tuple(self.bare.values())))
+        return [other._number for other in mine if other._number in known]
 
     def _present_job(self) -> object | None:
         return present_job() if self.is_of_pool else None
@@ -157,10 +164,12 @@ class Here:
 
     def own(self, running: Running, *names: str) -> OwnRequests:
         """Return what this thread holds of these names, and what its open blocks hold of all."""
+        if not self.blocks and not self.bare:
+            return _OWNS_NOTHING
         named: dict[str, list[core.Lease]] = {}
         inside: list[core.Lease] = []
         known = _inside.get()
-        job = self._present_job() if self.blocks or self.bare else None
+        job = self._present_job()
         for lease in tuple(self.blocks):  # others may leave a block of this thread meanwhile
             if lease._running is not running or lease._number not in known or lease._is_over():
                 continue

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, Self, TypeVar, Unpack
 
 from .. import _client as core
+from .. import _process
 from .._errors import ClientClosed
 from .._hooks import Hooks
 from .._locked import CallTemplate, check_function, check_returned
@@ -150,7 +151,7 @@ class Client:
 
     def _use(self, name: str | None = None) -> Running:
         """Return what runs in this process; the first call makes it."""
-        running = self._runnings.get(os.getpid())
+        running = self._runnings.get(_process.pid)
         if running is not None and not self._closed and not running.portal.ended:
             return running
         check_no_loop()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
 
 from .. import _lease as core
 from .. import _multilock as core_multilock
+from .. import _process
 from .._bodies import raise_loss
 from .._errors import BackendError, LockLost, NotHeld
 from .._request import Request, State
@@ -139,7 +139,7 @@ class Held:
         return self._running.portal.call(call)
 
     def _is_here(self) -> bool:
-        return self._running.pid == os.getpid()
+        return self._running.pid == _process.pid
 
     def _check_here(self) -> None:
         if not self._is_here():

@@ -12,6 +12,7 @@ import contextlib
 import contextvars
 import logging
 import os
+import selectors
 import signal
 import sys
 import threading
@@ -39,8 +40,8 @@ _LONGEST_FORK = 5.0
 #: What a call may take beyond its timeout before its thread asks whether the loop turns (seconds).
 _GRACE = 1.0
 _LONGEST_PAUSE = 30.0
-#: What an eventfd adds to its count.
-_ONE = (1).to_bytes(8, sys.byteorder)
+#: How many rings are heard at once.
+_MANY = 1024
 #: A loop that turns does so within (seconds).
 _TURNS_WITHIN = 5.0
 #: Signals that the kernel sends to the thread that caused them. The others are for the main thread.
@@ -111,7 +112,7 @@ class _Call(Generic[_T]):
 
     def start(self) -> None:
         """Begin, in the loop's thread."""
-        self._task = start_task(self._run(), self._loop, self._context)
+        self._task = self._loop.create_task(self._run(), context=self._context)
 
     async def _run(self) -> None:
         try:
@@ -153,24 +154,49 @@ class _Call(Generic[_T]):
             await take_back(result)
 
 
-if sys.version_info >= (3, 12):
+class _Selector(selectors.DefaultSelector):
+    """What the loop waits by. Begins what a thread hands over in the turn of the loop that it wakes.
 
-    def start_task(
-        coro: Coroutine[Any, Any, None],
-        loop: asyncio.AbstractEventLoop,
-        context: contextvars.Context,
-    ) -> asyncio.Task[None]:
-        """Run the first step now: the message is sent one turn of the loop earlier."""
-        return asyncio.Task(coro, loop=loop, context=context, eager_start=True)
+    By asyncio's own way, ``call_soon_threadsafe``, a call begins one turn later, and costs a third more.
 
-else:
+    Mutable state: ``_handed`` (what the loop has not begun yet).
+    """
 
-    def start_task(
-        coro: Coroutine[Any, Any, None],
-        loop: asyncio.AbstractEventLoop,
-        context: contextvars.Context,
-    ) -> asyncio.Task[None]:
-        return loop.create_task(coro, context=context)
+    def __init__(self) -> None:
+        super().__init__()
+        self._handed: deque[Callable[[], object]] = deque()
+        bell, cord = os.pipe()
+        os.set_blocking(bell, False)
+        os.set_blocking(cord, False)  # one that is full has rung
+        self._bell, self._cord = FileIO(bell), FileIO(cord, "w")
+        self.register(self._bell, selectors.EVENT_READ)
+
+    def hand(self, begin: Callable[[], object]) -> None:
+        """Have the loop call this. From any thread, in the middle of anything."""
+        self._handed.append(begin)
+        self._cord.write(b"!")
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        events = super().select(0 if self._handed else timeout)
+        for index, (key, _) in enumerate(events):
+            if key.fileobj is self._bell:
+                del events[index]
+                self._bell.read(_MANY)  # before the calls are looked for: none is overlooked
+                break
+        while self._handed:
+            self._handed.popleft()()
+        return events
+
+    def close(self) -> None:
+        super().close()
+        self._bell.close()
+        self._cord.close()
+
+    def descriptors(self) -> list[int]:
+        """Return those that are open."""
+        return [key.fd for key in (self.get_map() or {}).values()] + [
+            one.fileno() for one in (self._cord,) if not one.closed
+        ]
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -213,30 +239,23 @@ class Portal:
     lost all the same, its calls end, and ``portal()`` makes another.
 
     Mutable state: ``_at_exit`` (what is closed when the process ends), ``_calls`` (that threads wait for),
-    ``_handed`` (what the loop has not begun yet), ``stopped`` (on purpose: no other is made), ``ended``.
+    ``stopped`` (on purpose: no other is made), ``ended``.
     """
 
     def __init__(self) -> None:
         self.pid: int = os.getpid()
         # Not the policy's: what a fork does to another loop is not known here.
-        self.loop: asyncio.AbstractEventLoop = _Loop()
+        self._selector = _Selector()
+        self.loop: asyncio.AbstractEventLoop = _Loop(self._selector)
         self.ended: bool = False
         self.stopped: bool = False
         self._signals: set[Any] = set()
         self._at_exit: dict[object, Callable[[], Coroutine[Any, Any, None]]] = {}
         self._calls: set[_Call[Any]] = set()
-        self._handed: deque[Callable[[], object]] = deque()
-        self._bell: FileIO | None = _make_bell()
         self._thread: threading.Thread | None = None
         self._claim = threading.Lock()
         self._gone = threading.Lock()
         self._gone.acquire()
-
-    def close(self) -> None:
-        """Close what a portal has that was never started, or has ended."""
-        self.loop.close()
-        if self._bell is not None:
-            self._bell.close()
 
     def start(self) -> None:
         """Start the thread, once: also when a signal handler calls this within the first call."""
@@ -259,7 +278,7 @@ class Portal:
             for call in tuple(self._calls):
                 call.fail(ClientClosed("the thread of aiodlock.sync has ended"))
             with contextlib.suppress(Exception):
-                self.close()
+                self.loop.close()
             self._gone.release()
 
     def _prepare(self) -> None:
@@ -270,8 +289,6 @@ class Portal:
             )
         self._thread = threading.current_thread()
         self._thread.name = "aiodlock.sync"
-        if self._bell is not None:
-            self.loop.add_reader(self._bell, self._begin_handed)
         sys.settrace(threading.gettrace())
         sys.setprofile(threading.getprofile())
 
@@ -370,26 +387,11 @@ class Portal:
         if sys.is_finalizing() or self.loop.is_closed():
             raise _Ending(_ENDING)
         try:
-            if self._bell is None:
-                self.loop.call_soon_threadsafe(start)
-            else:
-                self._handed.append(start)
-                self._bell.write(_ONE)
-        except (RuntimeError, ValueError):  # of a bell that is closed
+            self._selector.hand(start)
+        except ValueError:
             if self.loop.is_closed():
                 raise _Ending(_ENDING) from None
-            raise  # a RecursionError is one too
-
-    def _begin_handed(self) -> None:
-        """Begin what threads have handed over, in that order."""
-        assert self._bell is not None
-        self._bell.read(8)
-        try:
-            while self._handed:
-                self._handed.popleft()()
-        finally:
-            if self._handed:  # one has raised: the others begin all the same
-                self._bell.write(_ONE)
+            raise
 
     def start_thread(self, run: Callable[[], object], name: str) -> None:
         """Start a thread that knows nothing of this one: not of the signals that are blocked here."""
@@ -442,13 +444,6 @@ class Portal:
             self.stopped = True
 
 
-def _make_bell() -> FileIO | None:
-    """Return what wakes the loop, where there is an eventfd: two thirds of what asyncio's own way costs."""
-    if not hasattr(os, "eventfd"):
-        return None
-    return FileIO(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), "r+")
-
-
 #: The portal of this process, behind those that were lost. Changed by steps that no signal handler divides.
 _portals: dict[tuple[int, int], Portal] = {}
 _lost = 0
@@ -490,7 +485,7 @@ def _make(before: Portal | None) -> Portal:
     made = Portal()
     found = _portals.setdefault(key, made)
     if found is not made:
-        made.close()
+        made.loop.close()
     elif before is None and found.pid != _imported_in:
         atexit.register(_at_exit)  # multiprocessing clears the list in its children
     _lost = key[1]
@@ -525,20 +520,18 @@ def _after_fork_in_child() -> None:
     while _portals:
         _, before = _portals.popitem()
         _inherited.append(before)
-        _cut_off(before.loop)
+        _cut_off(before)
 
 
-def _cut_off(loop: asyncio.AbstractEventLoop) -> None:
+def _cut_off(portal: Portal) -> None:
     """Take the parent's connections out of this process.
 
     The kernel's list of watched sockets (epoll) is one for both: what asyncio closes here would be taken
     off the parent's list too. So each inherited descriptor becomes one of /dev/null.
     """
-    selector = getattr(loop, "_selector", None)
-    if selector is None:
-        return
-    descriptors = [key.fd for key in (selector.get_map() or {}).values()]
-    for one in (getattr(loop, "_csock", None), getattr(selector, "_selector", None)):
+    selector = portal._selector
+    descriptors = selector.descriptors()
+    for one in (getattr(portal.loop, "_csock", None), getattr(selector, "_selector", None)):
         if one is not None and hasattr(one, "fileno"):
             descriptors.append(one.fileno())
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)

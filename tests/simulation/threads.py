@@ -45,7 +45,7 @@ from .baton import Lock, Thread, current
 from .memory import MachineSimulation
 from .onces import _BASE, BodyFailed
 from .scenario import SimClient, Simulation
-from .world import Process, _Task
+from .world import Process
 
 _T = TypeVar("_T")
 _begin, _begin_leaving = _lease.begin, Session.begin_leaving
@@ -63,7 +63,7 @@ class SimPortal(_portal.Portal):
         self.loop = process.loop
         self.ended = self.stopped = False
         self._calls = set()
-        self._bell = None
+        self._selector: Any = SimpleNamespace(hand=process.loop.call_soon_threadsafe)
         self._simulation = simulation
         self._process = process
         self._at_exit: dict[object, Callable[[], Coroutine[Any, Any, None]]] = {}
@@ -224,8 +224,6 @@ class Threads(MachineSimulation):
         self.patch(_client, "_changing", _OneEach())
         self.patch(Request, "lose", _noting(self.lost))
         self.patch(_client, "portal", lambda: self.portals[current().process])
-        if hasattr(_Task, "get_context"):  # Python 3.12: begins at once
-            self.patch(_portal, "start_task", _start_task)
         with super()._everything_virtual():
             yield
 
@@ -640,7 +638,3 @@ class _OneEach:
 
     def __exit__(self, *_: object) -> None:
         self._own().release()
-
-
-def _start_task(coro: Any, loop: Any, context: Any) -> Any:
-    return _Task(coro, loop=loop, context=context, eager_start=True)
