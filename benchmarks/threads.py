@@ -15,7 +15,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,27 +71,31 @@ def contenders(url: str) -> dict[str, Locking]:
 def measure(locking: Locking, load: Load) -> float:
     """Return microseconds per acquire and release, of all threads together."""
     begin = threading.Barrier(load.threads + 1)
+    errors: list[BaseException] = []
 
     def work(number: int) -> None:
         try:
             use = locking(str(number % load.names))
             with use():
                 pass
-        except BaseException:
+            begin.wait()
+            for _ in range(load.turns):
+                with use():
+                    pass
+        except BaseException as error:
+            errors.append(error)
             begin.abort()  # else the others would wait for this one for ever
-            raise
-        begin.wait()
-        for _ in range(load.turns):
-            with use():
-                pass
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(load.threads)]
     for thread in threads:
         thread.start()
-    begin.wait()
+    with suppress(threading.BrokenBarrierError):
+        begin.wait()
     started = time.perf_counter()
     for thread in threads:
         thread.join()
+    if errors:
+        raise errors[0]
     return (time.perf_counter() - started) / (load.threads * load.turns) * 1e6
 
 
