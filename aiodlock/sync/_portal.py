@@ -61,6 +61,7 @@ _LOST = (
     "the call was lost in the background thread of aiodlock.sync, such as by a RecursionError there: see "
     "the log of asyncio"
 )
+_GONE = "the thread of aiodlock.sync has ended"
 _STUCK = "the background thread of aiodlock.sync does not turn: a hook or a finalizer blocks it"
 
 
@@ -81,6 +82,10 @@ def check_no_greenlets() -> None:
 
 class _Ending(RuntimeError):
     """The process is ending, or the thread has."""
+
+
+class _Ended(ClientClosed, _Ending):
+    """The thread has ended, and the process has not: the next call begins another one."""
 
 
 class _Call(Generic[_T]):
@@ -190,13 +195,13 @@ class _Selector(selectors.DefaultSelector):
     def close(self) -> None:
         super().close()
         self._bell.close()
-        self._cord.close()
+
+    def __del__(self) -> None:
+        self._cord.close()  # not before: a thread may be pulling it, and its number may be another file's
 
     def descriptors(self) -> list[int]:
         """Return those that are open."""
-        return [key.fd for key in (self.get_map() or {}).values()] + [
-            one.fileno() for one in (self._cord,) if not one.closed
-        ]
+        return [self._cord.fileno(), *(key.fd for key in (self.get_map() or {}).values())]
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -276,7 +281,7 @@ class Portal:
         finally:
             self.ended = True
             for call in tuple(self._calls):
-                call.fail(ClientClosed("the thread of aiodlock.sync has ended"))
+                call.fail(ClientClosed(_GONE))
             with contextlib.suppress(Exception):
                 self.loop.close()
             self._gone.release()
@@ -346,7 +351,7 @@ class Portal:
 
     def _wait(self, made: _Call[Any], within: float | None) -> None:
         if self.ended:
-            made.fail(ClientClosed("the thread of aiodlock.sync has ended"))
+            made.fail(ClientClosed(_GONE))
         pause, next_pause = min((within or 0.0) + _GRACE, threading.TIMEOUT_MAX), _GRACE
         while not made.ended.acquire(timeout=pause):
             # Turned once, it has begun what was handed over before.
@@ -384,14 +389,12 @@ class Portal:
 
     def _soon(self, start: Callable[[], object]) -> None:
         # The thread runs no more when the interpreter ends, and whoever waited for it would for ever.
-        if sys.is_finalizing() or self.loop.is_closed():
+        if sys.is_finalizing() or (self.stopped and self.loop.is_closed()):
             raise _Ending(_ENDING)
         try:
             self._selector.hand(start)
-        except ValueError:
-            if self.loop.is_closed():
-                raise _Ending(_ENDING) from None
-            raise
+        except OSError:  # nobody hears it
+            raise _Ended(_GONE) from None
 
     def start_thread(self, run: Callable[[], object], name: str) -> None:
         """Start a thread that knows nothing of this one: not of the signals that are blocked here."""

@@ -36,7 +36,7 @@ def test_promises_hold_for_threads() -> None:
 
 def test_there_is_something_to_look_at() -> None:
     seen = {"interrupted": 0, "on_lost": 0, "grants": 0}
-    for seed in range(12):
+    for seed in range(20):
         simulation = Threads(seed)
         simulation.run()
         seen["grants"] += simulation.checkers.grants
