@@ -391,9 +391,11 @@ class Portal:
         # The thread runs no more when the interpreter ends, and whoever waited for it would for ever.
         if sys.is_finalizing() or (self.stopped and self.loop.is_closed()):
             raise _Ending(_ENDING)
+        if self.loop.is_closed():
+            raise _Ended(_GONE)
         try:
             self._selector.hand(start)
-        except OSError:  # nobody hears it
+        except OSError:  # it has ended just now
             raise _Ended(_GONE) from None
 
     def start_thread(self, run: Callable[[], object], name: str) -> None:
