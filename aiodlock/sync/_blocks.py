@@ -90,7 +90,8 @@ class Here:
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # At the end of the thread. Each in the loop's thread: where warnings are errors, one raises.
-        for bare in () if is_finalizing() else tuple(self.bare.values()):
+        bares = getattr(self, "bare", {})  # a signal handler may have raised before it was made
+        for bare in () if is_finalizing() else tuple(bares.values()):
             bare.lease._forget()
 
     def enter(self, lease: Lease) -> None:

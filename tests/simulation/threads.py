@@ -243,7 +243,9 @@ class Threads(MachineSimulation):
             try:
                 run()
             finally:  # in its turn, and not when the real thread ends
-                current().struck = False  # a signal that comes now strikes nothing of the thread's
+                current().strikes_anywhere = (
+                    False  # a signal that comes now strikes nothing of the thread's
+                )
                 vars(_blocks._local).pop("here", None)
 
         thread = Thread(
