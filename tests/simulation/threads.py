@@ -243,9 +243,7 @@ class Threads(MachineSimulation):
             try:
                 run()
             finally:  # in its turn, and not when the real thread ends
-                current().strikes_anywhere = (
-                    False  # a signal that comes now strikes nothing of the thread's
-                )
+                current().strikes_anywhere = False  # a signal strikes nothing of the thread's now
                 vars(_blocks._local).pop("here", None)
 
         thread = Thread(
