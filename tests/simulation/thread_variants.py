@@ -149,7 +149,6 @@ THREAD_VARIANTS = {
             _without(Acquisition, "_check_bodies_again", _is_right_again),
         ),
         ("again",),
-        seed=60,
         kind=Threads,
     ),
 }
