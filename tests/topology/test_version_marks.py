@@ -74,6 +74,23 @@ async def test_client_that_meets_the_mark_when_it_connects_again_waits_until_it_
     await lease.release()
 
 
+async def test_mark_is_read_when_the_client_has_subscribed(
+    redis_store: Store, make_client: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A later version writes the mark, and looks for the channels of this one's clients afterwards."""
+    if redis_store.server is None:
+        pytest.skip("connections are cut at one server")
+    client = await make_client()
+    await set_mark(redis_store, "3 4")
+    await (await redis_store.raw()).client_kill_filter(_type="pubsub")
+    await until(lambda: "this release has version 2" in caplog.text)
+    with pytest.raises(aiodlock.BackendError):
+        await client.lock("name").acquire(timeout=1)
+    await (await redis_store.raw()).delete(KEY)
+    async with client.lock("name", timeout=30):
+        pass
+
+
 async def test_doctor_tells_of_another_version(redis_store: Store) -> None:
     await set_mark(redis_store, "3 4")
     source = ",".join(node.url for node in redis_store.quorum) or redis_store.url

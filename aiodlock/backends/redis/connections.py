@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from ..._errors import BackendUnavailable
+from . import versions
 from .link import Link
 from .source import Source
 from .wakeups import Wakeups
@@ -35,8 +36,9 @@ class Connections:
     (whether the server ever counted a subscriber), ``_uncounted`` (how often it did not, before that).
     """
 
-    def __init__(self, source: Source, channel: str) -> None:
+    def __init__(self, source: Source, channel: str, prefix: str) -> None:
         self._source = source
+        self._prefix = prefix
         self._channel = channel
         self.wakeups: Wakeups | None = None
         self.commands: list[Link] = []
@@ -72,19 +74,32 @@ class Connections:
                 await self.wakeups.ping()
 
     def on_up(self, newest: Wire) -> None:
-        """Compare a new connection with the others.
+        """Compare a new connection with the others, and read the mark of versions again.
+
+        A later version writes the mark, and then looks for the channels of this one. The mark that was read
+        before this client was subscribed may have been written since.
 
         The answer to PUBLISH is the number of subscribers on that very server. It is 0 if the connection
         for wake-ups is on another server.
         """
         subscribed = self.wakeups.link.wire if self.wakeups is not None else None
-        if subscribed is None or self._uncounted >= _GIVE_UP_AFTER:
+        if subscribed is None:
+            return
+        asked = self.commands[0].wire
+        if asked is not None and newest in (asked, subscribed):
+            versions.ask(asked, self._prefix).add_done_callback(self._on_mark)
+        if self._uncounted >= _GIVE_UP_AFTER:
             return
         for link in self.commands:
             wire = link.wire
             if wire is not None and newest in (wire, subscribed):
                 counting = wire.send("PUBLISH", self._channel, b"")
                 counting.add_done_callback(partial(self._on_counted, wire, subscribed, newest))
+
+    def _on_mark(self, answer: asyncio.Future[Any]) -> None:
+        wrong = versions.objection(answer, self._prefix)
+        for wire in self.wires() if wrong is not None else ():
+            wire.close(wrong)
 
     def _on_counted(
         self, wire: Wire, subscribed: Wire, newest: Wire, counting: asyncio.Future[Any]

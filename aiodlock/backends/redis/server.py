@@ -152,7 +152,8 @@ class Server:
             self.commands = self.wakeups = self.replicated = None
 
     def _make_connections(self) -> Connections:
-        return Connections(self.source, self.settings.channels + self.label)
+        settings = self.settings
+        return Connections(self.source, settings.channels + self.label, settings.prefix)
 
     @staticmethod
     def _tell_of_connections(listener: Notices, connections: Connections) -> Callable[[Wire], None]:
