@@ -126,6 +126,8 @@ class PostgresScene(Scene):
         self.world.after_turn.clear()
         self.checkers = PostgresPromises(self.world, self.truth)
         self.checkers.cluster = self.cluster
+        if self.deployment == "pooled":
+            self.checkers.most_messages *= 3  # each call is begun and committed
         if "long_stall" in self.style.faults:
             self.checkers.most_given_up = 1
         self.wire.on_send = self.checkers.on_send
