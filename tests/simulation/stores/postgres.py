@@ -32,6 +32,7 @@ _LOOKS_EVERY = 0.25
 #: What most seeds with a standby have, undisturbed by most others.
 _FAILOVERS = (
     ("lose_waits",),
+    ("lose_waits", "lose_waits", "cancel_waits"),
     ("lose_waits", "cut", "pause"),
     ("promote", "promote", "cancel_waits", "stall_standby"),
     ("promote", "restart_client", "crash"),
@@ -82,6 +83,7 @@ class PostgresScene(Scene):
         self.lingers = self.chance.choice((0.0, 0.0, 0.6))
         self.holds = self.chance.choice(((0.0,), (0.0,), (0.0, 0.3)))
         self.once_share = self.chance.choice((0.0, 0.0, 0.3, 0.7))
+        self.keeps: tuple[float, ...] = (0.3, 3.0, 30.0)
         super().__init__(seed, prepare)
         self.patch(link, "connect", connect)
         if self.deployment == "pair":
@@ -101,7 +103,11 @@ class PostgresScene(Scene):
             if "lose_waits" in self.style.faults:
                 # What was told too early has to last until the standby takes over.
                 self.style = replace(self.style, ttls=(2.0,), hold=self.chance.choice((0.1, 0.5)))
-                self.once_share = self.chance.choice((0.0, 0.0, 0.8))
+                self.once_share = self.chance.choice((0.0, 0.9))
+                if self.once_share:
+                    # Others wait while somebody is at it, and ask soon after it was done.
+                    self.keeps = (2.0,)
+                    self.style = replace(self.style, processes=3, tasks=2, hold=0.1, cancels=0.0)
         if self.deployment == "pooled" and self.seed % 2 == 0:
             self.idle_patience = 1.8  # waiters poll each second
 
@@ -212,7 +218,7 @@ class PostgresScene(Scene):
 
     async def _do_once(self, process: Process, client: SimClient, session: Session) -> None:
         chance, style = self.chance, self.style
-        name, keep = f"o{chance.randrange(2)}", chance.choice((0.3, 3.0, 30.0))
+        name, keep = f"o{chance.randrange(2)}", chance.choice(self.keeps)
         options: dict[str, Any] = {
             "ttl": chance.choice(style.ttls),
             "timeout": chance.choice((None, None, 1.0, 3.0)),

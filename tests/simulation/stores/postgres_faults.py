@@ -148,26 +148,27 @@ class PostgresFaults(StoreFaults):
         self._log("the standby receives nothing")
         cluster.stall(True)
         when = self.random.uniform(0.02, 0.3)
-        for _ in range(self.random.choice((1, 2, 3))):
+        for _ in range(self.random.choice((1, 2, 4, 8))):
             self.world.after(when, self._cancel_waits)
             when += self.random.uniform(0.01, 0.3)
-        self.world.after(when, self._fail_over)
+        self.world.after(when, self._fail_over, True)
 
     def _promote(self) -> None:
         self._fail_over()
 
-    def _fail_over(self) -> None:
+    def _fail_over(self, soon: bool = False) -> None:
         """The standby takes over. The old primary is dead, or goes on and its commits wait, or works
         alone; later it is the standby."""
         cluster, old = self.simulation.cluster, self._primary
         new = cluster.standby
         if new is None:
             return
-        how = self.random.choice(("dead", "dead", "waits", "alone"))
+        how = "dead" if soon else self.random.choice(("dead", "waits", "alone", "alone", "alone"))
         self._log(f"{new!r} takes over, {old!r}: {how}")
         if how != "waits":
             old.crash()
-        self.world.after(self.random.choice((0.0, 0.1, 0.8)), self._take_over, new, old, how)
+        away = 0.0 if soon else self.random.choice((0.0, 0.1, 0.8))
+        self.world.after(away, self._take_over, new, old, how)
 
     def _take_over(self, new: Server, old: Server, how: str) -> None:
         cluster = self.simulation.cluster
@@ -177,7 +178,9 @@ class PostgresFaults(StoreFaults):
         cluster.stalled = False
         if how == "alone":
             self.world.after(self.random.uniform(0.0, 1.0), self._work_alone, old)
-        self.world.after(self.random.uniform(0.5, 4.0), cluster.rejoin)
+        # One that works alone does so for a while.
+        rejoins = self.random.uniform(0.5, 4.0) + 2.0 * (how == "alone")
+        self.world.after(rejoins, cluster.rejoin)
 
     def _work_alone(self, old: Server) -> None:
         """It was told to wait for nobody, and is started."""
