@@ -24,6 +24,8 @@ class History:
     :param id: made at random on that timeline.
     :param born_us: when the id was made, in microseconds of the server's clock.
     :param flushed: so many bytes of the log are on the disk.
+    :param asked_after: so many were known when this was asked. What was heard since of a newer state says
+        nothing of this one: the answers of two connections may overtake each other. None: take it strictly.
     """
 
     system: str
@@ -31,6 +33,7 @@ class History:
     id: str
     born_us: int
     flushed: int
+    asked_after: int | None = None
 
     @property
     def rank(self) -> tuple[int, int, str]:
@@ -42,8 +45,9 @@ class History:
         if self.system != known.system:
             return f"it is another database: system {self.system}, known {known.system}"
         if self.id == known.id:
-            if self.flushed < known.flushed:
-                return f"it is an older state: {known.flushed - self.flushed} bytes are missing"
+            least = known.flushed if self.asked_after is None else self.asked_after
+            if self.flushed < least:
+                return f"it is an older state: {least - self.flushed} bytes are missing"
             return ""
         if self.rank > known.rank:
             return ""
@@ -60,24 +64,37 @@ class History:
         return self
 
 
-def history_of(row: Mapping[str, Any]) -> History | None:
-    """Return the history that ``aiodlock.hello`` told of; None on a standby."""
+def history_of(row: Mapping[str, Any], known: History | None) -> History | None:
+    """Return the history that ``aiodlock.hello`` told of; None on a standby.
+
+    :param known: what was known when it was asked.
+    """
     if row["history"] is None:
         return None
     return History(
-        row["system"], row["timeline"], row["history"], row["born_us"], int(row["flushed"])
+        row["system"],
+        row["timeline"],
+        row["history"],
+        row["born_us"],
+        int(row["flushed"]),
+        known.flushed if known is not None and known.id == row["history"] else None,
     )
 
 
-async def history_at(connection: Connection, within: float) -> History | None:
-    """Ask for the history, and leave nothing in the session; None where it is not told."""
+async def history_at(
+    connection: Connection, within: float, known: History | None = None
+) -> History | None:
+    """Ask for the history, and leave nothing in the session; None where it is not told.
+
+    :param known: what is known now.
+    """
 
     async def fetch() -> Any:
         async with transaction(connection, within):
             return await connection.fetchrow("select * from aiodlock.hello()")
 
     try:
-        return history_of(await ask(connection, fetch(), within))
+        return history_of(await ask(connection, fetch(), within), known)
     except FAILURES:
         if connection.is_closed():
             raise

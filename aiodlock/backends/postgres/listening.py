@@ -43,6 +43,7 @@ class Listening:
             on_up=lambda _: None,
             sessions=sessions,
         )
+        self._known = known
         self._on_up = on_up
         self._heard_by: dict[str, list[Callable[[str], object]]] = {}
         self._listened: set[str] = set()
@@ -71,8 +72,9 @@ class Listening:
         self._changed.set()
 
     async def _prepare(self, connection: Connection, host: Host) -> Prepared:
-        several = len(self.link.hosts) > 1
-        return Prepared(await history_at(connection, host.patience.learned) if several else None)
+        if len(self.link.hosts) == 1:
+            return Prepared()
+        return Prepared(await history_at(connection, host.patience.learned, self._known.value))
 
     async def _listen_to_all(self, connection: Connection) -> None:
         if self.link.pooled:

@@ -56,7 +56,7 @@ class Scouts:
                 try:
                     if connection is None or connection.is_closed():
                         connection = await host.connect(statement_cache_size=0)
-                    history = await history_at(connection, host.patience.learned)
+                    history = await history_at(connection, host.patience.learned, self._known.value)
                 except FAILURES as failed:
                     _logger.debug("%s cannot be asked: %s", host.where, failed)
                     continue

@@ -200,7 +200,7 @@ class PostgresBackend:
     async def _meet(self, connection: Connection, host: Host) -> Prepared:
         """Check that the server can be written to, and has the schema in the right version."""
         connection.add_log_listener(self._on_log)
-        within = host.patience.learned
+        within, known = host.patience.learned, self._known.value
         try:
             row = await self._greet(connection, within)
         except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError) as absent:
@@ -217,7 +217,7 @@ class PostgresBackend:
         session = None
         if not self._messages.link.pooled and row["backend_start"] is not None:
             session = connection.get_server_pid(), row["backend_start"]
-        return Prepared(history_of(row), session)
+        return Prepared(history_of(row, known), session)
 
     async def _greet(self, connection: Connection, within: float) -> Any:
         """Return what the server and the schema say of themselves."""
