@@ -27,6 +27,7 @@ from .shrink import diagram, shrink
 from .stores.etcd import EtcdScene
 from .stores.etcd_variants import ETCD_VARIANTS
 from .stores.postgres import PostgresScene
+from .stores.postgres_variants import POSTGRES_VARIANTS
 from .stores.zookeeper import ZooKeeperScene
 from .stores.zookeeper_variants import ZOOKEEPER_VARIANTS
 from .thread_variants import THREAD_VARIANTS
@@ -39,6 +40,7 @@ VARIANTS = (
     | THREAD_VARIANTS
     | ZOOKEEPER_VARIANTS
     | ETCD_VARIANTS
+    | POSTGRES_VARIANTS
 )
 WORLDS: dict[str, type[Simulation]] = {
     "zookeeper": ZooKeeperScene,

@@ -134,7 +134,7 @@ class PostgresScene(Scene):
         self.checkers.cluster = self.cluster
         if self.deployment == "pooled":
             self.checkers.most_messages *= 3  # each call is begun and committed
-        if "long_stall" in self.style.faults:
+        if set(self.style.faults) == {"long_stall", "cut"}:  # who cannot connect ends nothing
             self.checkers.most_given_up = 1
         self.wire.on_send = self.checkers.on_send
         self.world.after(_LOOKS_EVERY, self._look_at_sessions)

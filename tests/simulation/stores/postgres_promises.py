@@ -37,7 +37,8 @@ class _Done(NamedTuple):
 class PostgresPromises(Promises):
     """Mutable state besides: ``_met`` (the newest timeline that each session has met), ``_done`` (by name,
     what users were told), ``_replaced`` (whose clients have gone on with another store), ``_ends`` (by name
-    and result, until when a success stays on record if it gets there), ``_left`` (requests that have).
+    and result, until when a success stays on record if it gets there), ``_left`` (requests that have),
+    ``_strange`` (requests of clients that did not know of the newest primary).
     """
 
     cluster: Cluster
@@ -49,6 +50,7 @@ class PostgresPromises(Promises):
         self._replaced: set[Process] = set()
         self._ends: dict[tuple[str, str], float] = {}
         self._left: set[str] = set()
+        self._strange: set[str] = set()
         #: So many sessions of a process may work for nobody any more.
         self.most_given_up = 4
 
@@ -66,6 +68,8 @@ class PostgresPromises(Promises):
         super().on_log(process, record)
         if getattr(record, "event", "") == "store_replaced":
             self._replaced.add(process)
+        elif "older state" in record.getMessage():
+            self._found.append(("log", f"{process}, of no such state: {record.getMessage()}"))
 
     def is_stranger(self, process: Process, session: Session) -> bool:
         """Whether it cannot know that there is a newer primary than the one that works alone; or has held
@@ -77,11 +81,15 @@ class PostgresPromises(Promises):
     def _believes(self, process: Process, request: Request) -> bool:
         if not super()._believes(process, request):
             return False
-        return not self.cluster.alone or not any(
+        if self.cluster.alone and any(
             self.is_stranger(process, session)
             for session in self.sessions.get(process, ())
             if request.id in session.requests
-        )
+        ):
+            self._strange.add(
+                request.id
+            )  # also when it meets the newer one: it has to ask that first
+        return request.id not in self._strange
 
     # -- leases against the records ------------------------------------------------------------------
 

@@ -97,44 +97,59 @@ def _grants_are_told(simulation: Simulation) -> None:
     simulation.patch(Tables, "hints", False)
 
 
+def _nothing_refuses(simulation: Simulation) -> None:
+    """What comes late is carried out. That sessions stay is another variant's."""
+    simulation.patch(PostgresBackend, "_leaving", _no_marker)
+    simulation.patch(Link, "_end_given_up", _ends_nothing)
+    checkers: Any = simulation.checkers
+    checkers.most_given_up = 99
+
+
 def _variant(*by: str, prepare: Prepare, seed: int = 0) -> Variant:
     return Variant(prepare, by, seed=seed, kind=PostgresScene)
 
 
 POSTGRES_VARIANTS = {
     "postgres: a primary that has come back is believed": _variant(
-        "exclusion", "honesty", "record",
+        "exclusion", "honesty", "record", "fairness",
         prepare=_patched((History, "conflict", _no_conflict)),
+        seed=5,
     ),
     "postgres: a wait that was ended counts": _variant(
-        "exclusion", "honesty", "record",
+        "exclusion", "honesty", "record", "fairness",
         prepare=_patched((PostgresBackend, "_on_log", _hears_no_log)),
+        seed=44,
     ),
     "postgres: nobody polls where nothing is notified": _variant(
         "idle",
         prepare=_patched((Notifications, "poll", _never_polls)),
+        seed=16,
     ),
     "postgres: sessions that were given up stay": _variant(
         "sessions",
         prepare=_patched((Link, "_end_given_up", _ends_nothing)),
+        seed=4,
     ),
     "postgres: deadlines count from the answer": _variant(
         "honesty", "exclusion",
         prepare=_patched(
             (store, "outcome_of", _counts_from_the_answer),
             (replies, "outcome_of", _counts_from_the_answer),
-        ),
+            seed=1,
+    ),
     ),
     "postgres: a transaction that was aborted is never left": _variant(
         "sessions",
         prepare=_patched(
             (connection, "_leave_transaction", _leaves_no_transaction),
             (messages, "STUCK", "no such code"),
-        ),
+            seed=19,
+    ),
     ),
     "postgres: answers that only read do not wait": _variant(
-        "exclusion", "honesty", "record",
+        "exclusion", "honesty", "record", "fairness",
         prepare=_reads_do_not_wait,
+        seed=20,
     ),
     "postgres: a record is told without waiting": _variant(
         "record",
@@ -146,9 +161,7 @@ POSTGRES_VARIANTS = {
     ),
     "postgres: neither a marker nor the end of a session refuses what comes late": _variant(
         "ghost",
-        prepare=_patched(
-            (PostgresBackend, "_leaving", _no_marker), (Link, "_end_given_up", _ends_nothing)
-        ),
+        prepare=_nothing_refuses,
     ),
     "postgres: notifications are not heard": _variant(
         "idle",
@@ -157,5 +170,6 @@ POSTGRES_VARIANTS = {
     "postgres: an answer may take for ever": _variant(
         "liveness", "idle",
         prepare=_patched((Messages, "_must_answer", _believes_silence)),
+        seed=12,
     ),
 }  # fmt: skip

@@ -11,6 +11,7 @@ from ..run import run_seed
 from .etcd import EtcdScene
 from .etcd_variants import ETCD_VARIANTS
 from .postgres import PostgresScene
+from .postgres_variants import POSTGRES_VARIANTS
 from .scene import Scene
 from .zookeeper import ZooKeeperScene
 from .zookeeper_variants import ZOOKEEPER_VARIANTS
@@ -20,7 +21,7 @@ WORLDS: dict[str, type[Scene]] = {
     "etcd": EtcdScene,
     "postgres": PostgresScene,
 }
-VARIANTS = {**ZOOKEEPER_VARIANTS, **ETCD_VARIANTS}
+VARIANTS = {**ZOOKEEPER_VARIANTS, **ETCD_VARIANTS, **POSTGRES_VARIANTS}
 #: In blocks, so that several workers share them.
 _BLOCKS, _BLOCK = 5, 10
 #: Caught rarely: ``--variants`` searches for it.
