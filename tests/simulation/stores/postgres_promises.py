@@ -21,11 +21,13 @@ from aiodlock._request import HELD, Request
 from aiodlock._session import Session
 
 from ..world import Process
-from .postgres_servers import Cluster
+from .postgres_servers import Cluster, Server
 from .promises import Promises
 
 #: So often a session may be asked in vain.
 _MOST_IN_VAIN = 3
+#: Within so many seconds a client has ended what it has given up.
+_ENDED_WITHIN = 2.0
 
 
 class _Done(NamedTuple):
@@ -38,7 +40,8 @@ class PostgresPromises(Promises):
     """Mutable state besides: ``_met`` (the newest timeline that each session has met), ``_done`` (by name,
     what users were told), ``_replaced`` (whose clients have gone on with another store), ``_ends`` (by name
     and result, until when a success stays on record if it gets there), ``_left`` (requests that have),
-    ``_strange`` (requests of clients that did not know of the newest primary).
+    ``_strange`` (requests of clients that did not know of the newest primary), ``_many_since`` (since when
+    a client has given up more sessions than it may).
     """
 
     cluster: Cluster
@@ -51,6 +54,7 @@ class PostgresPromises(Promises):
         self._ends: dict[tuple[str, str], float] = {}
         self._left: set[str] = set()
         self._strange: set[str] = set()
+        self._many_since: dict[tuple[Process, Server], float] = {}
         #: So many sessions of a process may work for nobody any more.
         self.most_given_up = 4
 
@@ -68,7 +72,8 @@ class PostgresPromises(Promises):
         super().on_log(process, record)
         if getattr(record, "event", "") == "store_replaced":
             self._replaced.add(process)
-        elif "older state" in record.getMessage():
+        elif "older state" in record.getMessage() and self.sessions.get(process):
+            # While it enters, two answers may overtake each other, and nothing is known before.
             self._found.append(("log", f"{process}, of no such state: {record.getMessage()}"))
 
     def is_stranger(self, process: Process, session: Session) -> bool:
@@ -177,5 +182,9 @@ class PostgresPromises(Promises):
                     session.is_given_up and getattr(session.peer, "process", None) is process
                     for session in server.sessions.values()
                 )
-                if count > self.most_given_up:
+                if count <= self.most_given_up:
+                    self._many_since.pop((process, server), None)
+                    continue
+                since = self._many_since.setdefault((process, server), self.world.time)
+                if self.world.time - since > _ENDED_WITHIN:
                     self.wrong("sessions", f"{process} has given {count} up at {server!r}")

@@ -135,16 +135,16 @@ POSTGRES_VARIANTS = {
         prepare=_patched(
             (store, "outcome_of", _counts_from_the_answer),
             (replies, "outcome_of", _counts_from_the_answer),
-            seed=1,
-    ),
+        ),
+        seed=1,
     ),
     "postgres: a transaction that was aborted is never left": _variant(
         "sessions",
         prepare=_patched(
             (connection, "_leave_transaction", _leaves_no_transaction),
             (messages, "STUCK", "no such code"),
-            seed=19,
-    ),
+        ),
+        seed=19,
     ),
     "postgres: answers that only read do not wait": _variant(
         "exclusion", "honesty", "record", "fairness",

@@ -24,8 +24,15 @@ WORLDS: dict[str, type[Scene]] = {
 VARIANTS = {**ZOOKEEPER_VARIANTS, **ETCD_VARIANTS, **POSTGRES_VARIANTS}
 #: In blocks, so that several workers share them.
 _BLOCKS, _BLOCK = 5, 10
-#: Caught rarely: ``--variants`` searches for it.
-_RARE = frozenset(name for name in VARIANTS if "session counts" in name)
+#: Caught rarely: ``--variants`` searches for them.
+_RARE = frozenset(
+    name
+    for name in VARIANTS
+    if "session counts" in name
+    or "record is told" in name
+    or "neither a marker" in name
+    or "beside a standby" in name
+)
 #: A variant is caught by the first seed of these as long as the library is what it was, else soon.
 _SEARCH = 300
 
