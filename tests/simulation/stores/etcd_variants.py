@@ -107,8 +107,11 @@ def _keeps_its_token(self: Login, token: str | None) -> None:
     """A user's token counts for ever."""
 
 
+#: Where the search for what is caught rarely begins.
+_BEGIN = {"a leave is sent once": 485}
+
 ETCD_VARIANTS = {
-    f"etcd: {name}": Variant(prepare, caught_by, kind=EtcdScene)
+    f"etcd: {name}": Variant(prepare, caught_by, seed=_BEGIN.get(name, 0), kind=EtcdScene)
     for name, prepare, caught_by in (
         (
             "a name is taken whoever has it",
