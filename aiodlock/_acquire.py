@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from ._backoff import LONGEST, pause_after
 from ._clock import now
+from ._deadlocks import Deadlocks
 from ._errors import (
     AcquireTimeout,
     BackendError,
@@ -23,12 +24,9 @@ from ._model import IMPATIENT, Gone, Granted, Refused, RequestInfo, Terms, Waiti
 from ._options import LockOptions
 from ._patience import soon
 from ._request import ASKING, HELD, LEAVING, OVER, AlreadyDone, Request
+from ._session import Session
 from ._slices import Woken
-
-if TYPE_CHECKING:
-    from ._deadlocks import Deadlocks
-    from ._session import Session
-    from ._telling import Telling
+from ._telling import Telling
 
 #: The first pause after a grant that came too late.
 _FIRST_PAUSE = 0.04
@@ -138,7 +136,7 @@ class Acquisition:
         if self._options.owner is not None or self._terms.kind != "lock":
             return ()
         if own is None:
-            holds = self._session.holds("lock", self._name, task)
+            holds = self._session.register.holds("lock", self._name, task)
             mine = self._live(holds) if holds else ()
         else:
             mine = [
@@ -160,9 +158,9 @@ class Acquisition:
         lost: list[Request] = []
         for held in reversed(holds):
             if held.options.owner is None:
-                (mine if session.is_live(held) else lost).append(held)
+                (mine if session.register.is_live(held) else lost).append(held)
         # ``release`` tells one loss: a task that goes on losing without asking keeps no more of them.
-        session.report([held for held in lost[1:] if not held.armed and held.is_dropped])
+        session.departure.report([held for held in lost[1:] if not held.armed and held.is_dropped])
         return mine
 
     def _check_bodies(self, bodies: Sequence[Request]) -> None:
@@ -170,7 +168,7 @@ class Acquisition:
         done once would wait for its own body."""
         for request in bodies:
             if request.name == self._name and request.terms.kind == self._terms.kind:
-                self._session.lose_if_overdue(request)
+                self._session.register.lose_if_overdue(request)
                 if request.reason is not None:
                     raise request.error()
                 if request.terms.kind == "once" and request.handles:
@@ -210,7 +208,7 @@ class Acquisition:
         try:
             session.telling.handed_out(request)
         except BaseException:
-            session.give_up(request, request.serial)
+            session.departure.give_up(request, request.serial)
             raise
         return lease
 
@@ -223,7 +221,7 @@ class Acquisition:
         request_id = session.new_id()
         owner = mine[0].owner if mine else self._owner(request_id)
         self._request = request = Request(
-            session, self._terms, self._options, request_id, owner, task
+            session.backend, session.events, self._terms, self._options, request_id, owner, task
         )
         request.patient = self._timeout is None
         if own is not None:
@@ -242,7 +240,7 @@ class Acquisition:
         if owner == self._owner(lost.id):
             owner = self._owner(request_id)
         self._request = request = Request(
-            session, self._terms, self._options, request_id, owner, task
+            session.backend, session.events, self._terms, self._options, request_id, owner, task
         )
         request.patient, request.inside = lost.patient, lost.inside
         if not lost.may_linger and owner == lost.owner:
@@ -300,7 +298,7 @@ class Acquisition:
         elif isinstance(error, AlreadyDone) and not error.unsure:
             # The store said so, and has forgotten the waiter.
             request.leave()
-            session.remove(request)
+            session.register.remove(request)
         elif isinstance(error, AlreadyDone | BackendUnavailable | GeneratorExit):
             # No answer is to be waited for; and what is being closed cannot await.
             session.departure.in_background(request)
@@ -413,7 +411,7 @@ class Acquisition:
         if answer.unsure:
             session.departure.in_background(request)
         else:
-            session.remove(request)
+            session.register.remove(request)
         match answer.why:
             case "recorded":
                 return AlreadyDone(answer.result)
@@ -429,12 +427,12 @@ class Acquisition:
     def _granted(self, about: RequestInfo | None) -> Lease:
         """Return the lease of the request that holds."""
         session, request = self._session, self._request
-        session.add_hold(request)
+        session.register.add_hold(request)
         lease = self._lease_type(session, request)
         try:
             session.telling.acquired(request, about, self._started)
         except BaseException:  # what a hook raises goes to the log; not an exit
-            session.give_up(request, request.serial)
+            session.departure.give_up(request, request.serial)
             raise
         request.used = request.terms.begins
         return lease

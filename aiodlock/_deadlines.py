@@ -9,15 +9,13 @@ to come up, and the request is put back if the lease has been extended meanwhile
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ._clock import now
 from ._request import HELD, KEPT, WAITING, Request
-
-if TYPE_CHECKING:
-    from ._session import Session
 
 _NEVER = float("inf")
 #: The loop's clock stands still while the machine sleeps, leases end: how late a body may hear of it.
@@ -44,11 +42,21 @@ class Deadlines:
     None] (the entry is the request's ``alarm``), ``_dead`` (entries without a request), ``_wake_at``,
     ``_timer`` and ``_comes_at`` (when that comes, on the loop's clock), ``_shortest`` (the shortest ttl of
     a holder since there was none).
+
+    :param due: called with a holder whose time is over, with a kept lease whose time is over (some, in each
+        turn of the loop), and with a request that has waited for long.
+    :param blocked: called with the seconds for which the loop did nothing, and the shortest ttl held.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._loop = session.loop
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        due: Callable[[Request], object],
+        blocked: Callable[[float, float], object],
+    ) -> None:
+        self._loop = loop
+        self._on_due = due
+        self._blocked = blocked
         self._fresh: dict[Request, None] = {}
         self._heap: list[list[Any]] = []
         self._serials = count()
@@ -150,15 +158,12 @@ class Deadlines:
             due = _due(found)
             if due > moment:
                 early.append((found, due))
-            elif found.state is HELD:
-                self._session.lose_if_overdue(found)
-            elif found.state is KEPT and room:
-                room -= 1
-                self._session.lingering.leave(found)  # no body has lost it
-            elif found.state is KEPT:
+            elif found.state is KEPT and not room:
                 early.append((found, moment))  # in the next turn
-            elif found.state is WAITING:
-                self._session.waits_long(found)
+            else:
+                if found.state is KEPT:
+                    room -= 1
+                self._on_due(found)
         for request, due in early:
             self._push(request, due)
 
@@ -172,7 +177,7 @@ class Deadlines:
         held = (request.ttl for request in requests if request.state is HELD)
         self._shortest = min(held, default=_NEVER)
         if late > self._shortest * (_BLOCKED - 1 / _TICKS):
-            self._session.telling.blocked(late, self._shortest)
+            self._blocked(late, self._shortest)
 
 
 def _due(request: Request) -> float:

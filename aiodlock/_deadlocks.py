@@ -12,26 +12,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import logging
 import math
 import time
-import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ._bodies import Bodies, creator
 from ._clock import now
 from ._cycles import TURN, Answer, Asking, Block, Cycle, Name, Question, Wait, search, verify
 from ._errors import DeadlockError
 from ._model import LockInfo
 from ._patience import soon
 from ._request import HELD, held_in
+from ._telling import Telling
 from ._waits import PACE, Reader, Record
 
 if TYPE_CHECKING:
     from ._request import Request
-    from ._session import Session
     from .backends.base import Backend
 
 _logger = logging.getLogger("aiodlock")
@@ -53,18 +52,6 @@ _QUEUES_AT_ONCE, _NAMES_AT_ONCE = 20, 250
 _SLICE = 100
 _MOST_BLOCKS = 100
 
-#: The task that was last inside a block, here or in a task that has created this one.
-_here: contextvars.ContextVar[weakref.ref[asyncio.Task[Any]] | None] = contextvars.ContextVar(
-    "aiodlock_here", default=None
-)
-
-
-def enter(task: asyncio.Task[Any]) -> None:
-    """A task is inside a block: the tasks that it creates from now on know it."""
-    known = _here.get()
-    if known is None or known() is not task:
-        _here.set(weakref.ref(task))
-
 
 class _Long:
     """A long wait. ``since`` when, ``due`` for the next look, ``sure`` that others were told of by then
@@ -83,18 +70,33 @@ class Deadlocks:
     """Mutable state: ``_short`` (when each wait becomes long, the earliest first) and ``_timer`` of the
     first; ``_long`` waits, ``_of_task`` and ``_inside_of`` (which of them are a task's, or inside a block),
     ``_searching``, ``_longer`` (set when one more wait has become long), ``_looked_at``, ``_took``
-    (the last search)."""
+    (the last search).
 
-    def __init__(self, session: Session, after: float) -> None:
-        self._session = session
+    :param after: seconds until a wait is long.
+    :param start_soon: runs something in the session's task group.
+    """
+
+    def __init__(
+        self,
+        after: float,
+        backend: Backend,
+        bodies: Bodies,
+        telling: Telling,
+        start_soon: Callable[..., bool],
+    ) -> None:
         self._after = after
+        self._backend = backend
+        self._bodies = bodies
+        self._telling = telling
+        self._start_soon = start_soon
+        self._loop = asyncio.get_running_loop()
         self._short: dict[Request, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._long: dict[Request, _Long] = {}
         self._of_task: dict[int, set[Request]] = {}
         self._inside_of: dict[Block, set[Request]] = {}
-        self._record = Record(session.backend, session.start_soon)
-        self._reader = Reader(session.backend)
+        self._record = Record(backend, start_soon)
+        self._reader = Reader(backend)
         self._searching = False
         self._longer = asyncio.Event()
         self._looked_at = -math.inf
@@ -110,7 +112,7 @@ class Deadlocks:
         if task is None:
             if not request.inside:  # a thread's; it has no creator
                 return False
-        elif not self._session.bodies.of(task) and not self._is_open_above(request, task):
+        elif not self._bodies.of(task) and not self._is_open_above(request, task):
             return False
         self._short[request] = now() + self._after
         if self._timer is None:
@@ -170,26 +172,26 @@ class Deadlocks:
     def _inside(self, request: Request) -> frozenset[Block]:
         """Return the blocks that its task or thread is in, and that hold by themselves."""
         task = request.task() if request.task is not None else None
-        held = held_in(request.inside) if task is None else self._session.bodies.held(task)
+        held = held_in(request.inside) if task is None else self._bodies.held(task)
         watched = [one for one in held if _is_watched(one)]
         return frozenset([_block_of(one) for one in watched[:_MOST_BLOCKS]])
 
     def _is_open_above(self, request: Request, task: asyncio.Task[Any]) -> bool:
         """Tell whether the task that has created this one is inside a block on the name."""
-        inherited = _here.get()
+        inherited = creator()
         parent = inherited() if inherited is not None else None
         if parent is None or parent is task:
             return False
         return any(
             one.name == request.name and one.terms.kind == request.terms.kind == "lock"
-            for one in self._session.bodies.held(parent)
+            for one in self._bodies.held(parent)
         )
 
     # -- long waits ----------------------------------------------------------------------------------
 
     def _set_timer(self) -> None:
         first = next(iter(self._short.values()))
-        loop = self._session.loop
+        loop = self._loop
         self._timer = loop.call_later(max(0.0, first - now()), self._on_timer)
 
     def _on_timer(self) -> None:
@@ -213,7 +215,7 @@ class Deadlocks:
             task = request.task() if request.task is not None else None
             # The creator may have left its block meanwhile, or what it held.
             if task is not None and self._is_open_above(request, task):
-                self._session.telling.waits_for_parent(request)
+                self._telling.waits_for_parent(request)
             return
         arrived = time.time() - (now() - request.queued_at)
         wait = Wait(
@@ -221,7 +223,7 @@ class Deadlocks:
             request.name,
             request.terms.mode,
             request.options.owner or request.owner[1:],
-            self._session.backend.label,
+            self._backend.label,
             int(arrived * 1e6),
             inside,
             request.terms.note,
@@ -229,7 +231,7 @@ class Deadlocks:
         )
         self._add(request, _Long(wait, now()))
         if not self._searching:
-            self._searching = self._session.start_soon(self._search_all)
+            self._searching = self._start_soon(self._search_all)
 
     # -- the search ----------------------------------------------------------------------------------
 
@@ -279,9 +281,9 @@ class Deadlocks:
         if not self._plan():
             return
         await self._record.told()
-        label = self._session.backend.label
+        label = self._backend.label
         requests = {long.wait.id: request for request, long in self._long.items()}
-        ask = Asked(self._session.backend, self._reader, {label: self._record.waits})
+        ask = Asked(self._backend, self._reader, {label: self._record.waits})
         first = await ask.first_pass(list(self._record.waits.values()), label)
         if not first:
             return
@@ -293,7 +295,7 @@ class Deadlocks:
         """End the wait of each victim that still waits."""
         for request, cycle in found.items():
             if request in self._long and request.woken is not None and not request.woken.done():
-                self._session.telling.deadlock(request, cycle)
+                self._telling.deadlock(request, cycle)
                 request.wake(error_of(request.name, cycle))
 
 

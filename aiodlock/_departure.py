@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import anyio
 
-from . import _process
 from ._backoff import pause_after
 from ._clock import now
 from ._errors import BackendError, BackendUnavailable, LockLost
 from ._model import ENDED, LOST, UNUSED, End, Left
+from ._register import Register
 from ._request import LEAVING, OVER, Request
-
-if TYPE_CHECKING:
-    from ._session import Session
+from ._telling import Telling
 
 #: Leaving a body returns within a second, answered or not.
 _WITHIN = 0.95
@@ -37,10 +35,24 @@ class Departure:
     """Leaves on behalf of a session.
 
     Mutable state: ``silent_at`` (when a wait for the answer to a leave has last run out).
+
+    :param start_soon: runs something in the session's task group.
+    :param is_running: whether anything can be run there.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        register: Register,
+        telling: Telling,
+        start_soon: Callable[..., bool],
+        is_running: Callable[[], bool],
+    ) -> None:
+        self._loop = loop
+        self._register = register
+        self._telling = telling
+        self._start_soon = start_soon
+        self._is_running = is_running
         self.silent_at: float = -_NEVER
         self._context = contextvars.Context()
 
@@ -51,10 +63,8 @@ class Departure:
 
     async def awaited(self, request: Request) -> Left | None:
         """Leave in the caller's task; None if that stays to be done."""
-        session = self._session
-        if _process.pid != session.pid:
-            session.check_here()  # it raises
-        session.begin_leaving(request)
+        register = self._register
+        register.begin_leaving(request)
         end = ENDED if request.used else UNUSED
         give_up_at = now() + _WITHIN
         try:
@@ -68,13 +78,13 @@ class Departure:
             await self._hand_over(request, end)
             raise
         except (TimeoutError, BackendError) as error:
-            session.telling.leave_delayed(request, error)
-            session.start_soon(self._go_on, request, end)
+            self._telling.leave_delayed(request, error)
+            self._start_soon(self._go_on, request, end)
             return None
         except BaseException:
-            session.start_soon(self._go_on, request, end)
+            self._start_soon(self._go_on, request, end)
             raise
-        session.remove(request)
+        register.remove(request)
         return left
 
     async def until_deadline(self, request: Request, serial: int, end: End = ENDED) -> Left:
@@ -82,17 +92,17 @@ class Departure:
 
         :param serial: of the acquisition that ends with it.
         """
-        session = self._session
-        session.begin_leaving(request)
+        register = self._register
+        register.begin_leaving(request)
         try:
             left = await self._repeat(request, end, request.place.deadline)
         except asyncio.CancelledError:
             await self._hand_over(request, end)
             raise
         except (TimeoutError, BackendError) as error:
-            session.start_soon(self._go_on, request, LOST)
+            self._start_soon(self._go_on, request, LOST)
             request.lose_on_leaving("expired", serial)
-            session.telling.ended(request, "expired")
+            self._telling.ended(request, "expired")
             raise LockLost(
                 f"releasing {request.name!r} had no answer until its lease ended "
                 f"(token {request.token}): {error!r}",
@@ -100,33 +110,33 @@ class Departure:
                 reason="expired",
             ) from error
         except BaseException:
-            session.start_soon(self._go_on, request, end)  # what is being closed cannot await
+            self._start_soon(self._go_on, request, end)  # what is being closed cannot await
             raise
-        session.remove(request)
+        register.remove(request)
         return left
 
     def in_background(self, request: Request) -> None:
         """Leave without anybody who waits; without a task, unless it has to be repeated."""
-        session = self._session
+        register = self._register
         if request.state in (LEAVING, OVER):
             return
         if request.serial:
-            session.lose_if_overdue(request)  # only the clock may know, and a lock-delay is kept
-        session.begin_leaving(request)
+            register.lose_if_overdue(request)  # only the clock may know, and a lock-delay is kept
+        register.begin_leaving(request)
         end = _end_of(request)
 
         def done(result: Left | BackendError) -> None:
             if isinstance(result, Left):
-                session.remove_unawaited(request)
+                register.remove_unawaited(request)
             else:
-                session.start_soon(self._go_on, request, end)
+                self._start_soon(self._go_on, request, end)
 
         if not request.place.leave_soon(end, done):
-            session.start_soon(self._go_on, request, end)
+            self._start_soon(self._go_on, request, end)
 
     def again(self, request: Request) -> None:
         """Go on with a leave whose task was cancelled."""
-        self._session.start_soon(self._go_on, request, _end_of(request))
+        self._start_soon(self._go_on, request, _end_of(request))
 
     async def withdraw(self, request: Request) -> None:
         """Leave in the background and wait for it, a second at most. A cancellation ends the wait."""
@@ -134,14 +144,29 @@ class Departure:
             self.in_background(request)
             await self._until_left(request)
 
+    def report(self, lost: list[Request]) -> None:
+        """A task is told that it has lost these, and releases them thereby."""
+        for request in lost:
+            request.reported = True
+            for serial in {*request.dropped, *request.handles[-1:]}:
+                request.end_handle(serial)
+            if not request.handles:
+                self._register.drop_hold(request)
+                self.in_background(request)
+
+    def give_up(self, request: Request, serial: int) -> None:
+        """Release an acquisition that its caller will not get."""
+        if serial in request.handles and request.end_handle(serial):
+            self.in_background(request)
+
     async def _hand_over(self, request: Request, end: End) -> None:
-        self._session.start_soon(self._go_on, request, end)
+        self._start_soon(self._go_on, request, end)
         await self._until_left(request)
 
     async def _until_left(self, request: Request) -> None:
-        if request.state is OVER or not self._session.is_running:
+        if request.state is OVER or not self._is_running():
             return
-        loop = self._session.loop
+        loop = self._loop
         request.left = left = loop.create_future()
         timer = loop.call_later(_A_MOMENT, self._give_up, left, context=self._context)
         try:
@@ -160,8 +185,8 @@ class Departure:
             await self._repeat(request, end, request.place.ends_by)
         except (TimeoutError, BackendError) as error:
             request.place.abandon()
-            self._session.telling.release_failed(request, error)
-        self._session.remove_unawaited(request)
+            self._telling.release_failed(request, error)
+        self._register.remove_unawaited(request)
 
     async def _repeat(self, request: Request, end: End, give_up_at: float) -> Left:
         """Leave until that is answered; raise what came instead when it is too late."""

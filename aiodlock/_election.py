@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ._acquire import OwnRequests
-from ._bodies import Blocks
+from ._body import Blocks
 from ._clock import now
 from ._errors import BackendUnavailable
 from ._lease import Lease

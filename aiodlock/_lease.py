@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Never, NoReturn
+from typing import Never, NoReturn
 from urllib.parse import quote
 
 from . import _process
 from ._backoff import pause_after
-from ._bodies import Body
+from ._body import Body
 from ._capabilities import refuse_short
 from ._clock import now
 from ._errors import BackendError, LockLost, NotHeld, Unsupported
 from ._model import Mode
 from ._options import LARGEST_MARGIN, SHORTEST_TTL, check_seconds, refuse_keywords
 from ._request import HELD, Block, Request
-
-if TYPE_CHECKING:
-    from ._session import Session
+from ._session import Session
 
 
 class LeaseView:
@@ -119,7 +117,7 @@ class LeaseView:
             if self._request.state is HELD and not self._is_over():
                 return self._request.overdue_error()
         else:
-            self._session.lose_if_overdue(self._request)
+            self._session.register.lose_if_overdue(self._request)
         if self._serial in self._request.lost_handles:
             return self._request.error()
         return self._not_held()
@@ -166,7 +164,7 @@ class Lease(LeaseView, Body):
         """
         request, session = self._request, self._session
         session.check_loop()
-        while (lost := session.loss_of(request, self._serial)) is None:
+        while (lost := session.register.loss_of(request, self._serial)) is None:
             if request.state is not HELD or self._serial not in request.handles:
                 raise self._not_held()
             watcher: asyncio.Future[None] = session.loop.create_future()
@@ -262,7 +260,7 @@ class Lease(LeaseView, Body):
 
     async def _leave(self, *, wait: bool) -> LockLost | BackendError | None:
         request, session = self._request, self._session
-        session.lose_if_overdue(request)
+        session.register.lose_if_overdue(request)
         if self._serial not in request.handles:  # released inside the body
             return request.error() if self._serial in request.lost_handles else None
         last = request.end_handle(self._serial)
@@ -281,7 +279,7 @@ class Lease(LeaseView, Body):
             return None
         left = await session.departure.awaited(request)
         if left is not None and left.what == "gone":
-            return session.lost_on_leaving(request, left.reason, self._serial)
+            return session.register.lost_on_leaving(request, left.reason, self._serial)
         session.telling.released(request, request.granted_at)
         return None
 
@@ -291,12 +289,12 @@ class Lease(LeaseView, Body):
     def __del__(self) -> None:
         # On any thread, in the middle of anything.
         if self._serial in self._request.handles:
-            self._session.dropped(self._request, self._serial)
+            self._session.forgotten.dropped(self._request, self._serial)
 
 
 async def release_handle(session: Session, request: Request, serial: int) -> None:
     """End one acquisition, in the caller's task; see ``Lease.release``."""
-    session.lose_if_overdue(request)
+    session.register.lose_if_overdue(request)
     last = request.end_handle(serial)
     if request.reason is not None:
         if last:
@@ -310,5 +308,5 @@ async def release_handle(session: Session, request: Request, serial: int) -> Non
         return
     left = await session.departure.until_deadline(request, serial)
     if left.what == "gone":
-        raise session.lost_on_leaving(request, left.reason, serial)
+        raise session.register.lost_on_leaving(request, left.reason, serial)
     session.telling.released(request, held_at)

@@ -11,21 +11,16 @@ moment at which it holds nothing else runs, so no recall comes between.
 from __future__ import annotations
 
 import asyncio
-from enum import Enum
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from collections.abc import Callable
+from typing import Any
 
-from . import _process
 from ._clock import now
+from ._deadlines import Deadlines
+from ._departure import Departure
+from ._model import Terms
+from ._options import LockOptions
+from ._register import Register
 from ._request import HELD, Request
-from ._tasks import task_of
-
-if TYPE_CHECKING:
-    from ._bodies import Blocks
-    from ._lease import Lease
-    from ._model import Terms
-    from ._options import LockOptions
-    from ._session import Session
 
 #: So many are kept at most; then the oldest goes. Each costs the store three extensions per ttl.
 _MOST = 1000
@@ -37,16 +32,6 @@ _TURN = 0.002
 _LONGEST_TURN = 0.02
 
 
-class Later(Enum):
-    """Why a block does not begin now, though what it asks for is kept."""
-
-    NEXT_TURN = "the task has had its share of this turn of the loop"
-
-
-#: Let the loop have its turn, and ask again.
-NEXT_TURN: Final = Later.NEXT_TURN
-
-
 class Lingering:
     """The kept leases of one session, by name.
 
@@ -54,13 +39,26 @@ class Lingering:
 
     Mutable state: ``kept`` (the oldest first); ``_task`` and ``_since`` (which task was handed leases last
     in this turn of the loop, and since when), ``_tasks`` (how many were, in this turn), ``_began`` (when
-    the first was), ``_share`` (the seconds that each has).
+    the first was), ``_share`` (the seconds that each has), ``_is_over``.
+
+    :param tells_of: whether others may read that a waiting task relies on this hold.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        register: Register,
+        departure: Departure,
+        deadlines: Deadlines,
+        tells_of: Callable[[Request], bool],
+    ) -> None:
         self.kept: dict[str, Request] = {}
-        self._session = session
-        self._loop = session.loop
+        self._loop = loop
+        self._register = register
+        self._departure = departure
+        self._deadlines = deadlines
+        self._tells_of = tells_of
+        self._is_over = False
         self._task: asyncio.Task[Any] | None = None
         self._since = self._began = 0.0
         self._tasks = 0
@@ -75,28 +73,29 @@ class Lingering:
         had an extension without an answer, or another ttl by hand; what a block relies on that goes on; and
         what was told to others as held by a task that waits (another one has left its block).
         """
-        terms, name, session = request.terms, request.terms.name, self._session
+        terms, name = request.terms, request.terms.name
         if (
             request.state is not HELD
             or not terms.linger
             or request.armed
             or request.ttl != terms.ttl
             or name in self.kept
-            or session.closing
+            or self._is_over
             or request.place.silent
-            or (session.deadlocks is not None and session.deadlocks.tells_of(request))
+            or self._tells_of(request)
         ):
             return False
         until = now() + terms.linger
         if terms.max_hold is not None:
             until = min(until, request.ends_at)
-        self._keep(request, until)
+        self.keep_until(request, until)
         return True
 
-    def _keep(self, request: Request, until: float) -> None:
+    def keep_until(self, request: Request, until: float) -> None:
+        """Keep it; the caller has looked at what ``keep`` looks at."""
         request.keep(until)
         self.kept[request.terms.name] = request
-        self._session.deadlines.keep(request)
+        self._deadlines.keep(request)
         if len(self.kept) > _MOST:
             self.leave(next(iter(self.kept.values())))
 
@@ -118,120 +117,20 @@ class Lingering:
         ):
             return None
         del self.kept[terms.name]
-        self._session.drop_hold(request)
+        self._register.drop_hold(request)
         request.hold_again(terms, options, task, moment)
         if other or terms.max_hold is not None:
             request.place.reuse(terms)
-            self._session.deadlines.add(request)
-        self._session.add_hold(request)
+            self._deadlines.add(request)
+        self._register.add_hold(request)
         return request
-
-    # -- the short way -------------------------------------------------------------------------------
-
-    def enter(
-        self,
-        terms: Terms,
-        options: LockOptions,
-        entered: Blocks[Lease],
-        kind: type[Lease],
-        frame: FrameType,
-    ) -> Lease | Literal[Later.NEXT_TURN] | None:
-        """Begin a block of the lock that was the last to have what is kept, or of one that is described
-        like it; None: go the long way.
-
-        Nothing is different from the long way, which this is for the commonest case: the lock is exclusive,
-        without owner and ``max_hold``, so while it is kept no task here can have another live hold of the
-        name; and the task is in no other block. What calls are saved stands here instead of them.
-        """
-        request = self.kept.get(terms.name)
-        if (
-            request is None
-            or (request.terms is not terms and request.terms != terms)
-            or (request.options is not options and request.options != options)
-        ):
-            return None
-        session = self._session
-        if (
-            _process.pid != session.pid
-            or asyncio._get_running_loop() is not self._loop
-            or (task := task_of(self._loop)) is None
-            or task in session.bodies.open
-            or session.death is not None
-        ):
-            return None
-        moment, place = now(), request.place
-        if (
-            moment >= request.kept_until
-            or place.deadline - moment < (terms.ttl + terms.margin) / 2
-            or place.silent
-        ):
-            return None
-        if not (
-            (task is self._task and moment - self._since < self._share)
-            or self.has_turn(task, moment)
-        ):
-            return NEXT_TURN
-        del self.kept[terms.name]
-        if request.task_id == id(task) and request.task is not None and request.task() is task:
-            request.hold_again(terms, options, task, moment)  # it is among its holds still
-        else:
-            session.drop_hold(request)
-            request.hold_again(terms, options, task, moment)
-            session.add_hold(request)
-        lease = kind(session, request)
-        lease._tasks.append(task)
-        if session.telling.hooks:
-            try:
-                session.telling.handed_out(request)
-            except BaseException:
-                session.give_up(request, lease._serial)
-                raise
-        session.bodies.enter_first(task, request)
-        entered.enter(task, lease, frame)
-        return lease
-
-    def exit(self, entered: Blocks[Lease]) -> bool:
-        """End the last block of a lock and keep its lease, if nothing has happened to either; else do
-        nothing, and return False: go the long way."""
-        if not entered.open:
-            return False
-        task, lease, _ = entered.open[-1]
-        session, request = self._session, lease._request
-        if (
-            request.state is not HELD
-            or not request.may_linger
-            or lease._session is not session  # the client was left and entered again
-            or _process.pid != session.pid
-            or asyncio._get_running_loop() is not self._loop
-            or task_of(self._loop) is not task
-        ):
-            return False
-        terms, place, moment = request.terms, request.place, now()
-        if (
-            moment >= place.deadline - terms.margin
-            or request.handles != (lease._serial,)
-            or len(lease._tasks) != 1
-            or request.ttl != terms.ttl
-            or terms.name in self.kept
-            or session.closing
-            or place.silent
-            or not session.bodies.leave_only(task, request)
-        ):
-            return False
-        entered.open.pop()
-        lease._tasks.clear()
-        request.handles = ()
-        self._keep(request, moment + terms.linger)
-        if request.told is not None:
-            session.telling.released(request, request.granted_at)
-        return True
 
     # -- releasing -----------------------------------------------------------------------------------
 
     def leave(self, request: Request) -> None:
         """Release a kept lease, as one whose body has ended; nobody waits for that."""
         self.forget(request)
-        self._session.departure.in_background(request)
+        self._departure.in_background(request)
 
     def forget(self, request: Request) -> None:
         """It is not kept any more."""
@@ -243,17 +142,17 @@ class Lingering:
         request = self.kept.get(name)
         if request is not None:
             self.forget(request)
-            await self._session.departure.withdraw(request)
+            await self._departure.withdraw(request)
 
-    def release_all(self) -> list[Request]:
-        """Release all at once; return those that are being left."""
-        left = list(self.kept.values())
-        for request in left:
+    def release_all(self) -> None:
+        """The client is being left: release all at once, and keep no more."""
+        self._is_over = True
+        for request in list(self.kept.values()):
             self.leave(request)
-        return left
 
     def stop(self) -> None:
         """The session is over."""
+        self._is_over = True
         self.kept.clear()
 
     # -- the loop's other work -----------------------------------------------------------------------

@@ -11,8 +11,9 @@ from dataclasses import replace
 from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, Never
 
+from . import _short_way
 from ._acquire import Acquisition, OwnRequests
-from ._bodies import NOTHING, Blocks
+from ._body import NOTHING, Blocks
 from ._capabilities import refuse_unsupported
 from ._clock import now
 from ._errors import (
@@ -21,7 +22,6 @@ from ._errors import (
     WouldBlock,
 )
 from ._lease import Lease, release_handle
-from ._linger import NEXT_TURN
 from ._model import Kind, LockInfo, Mode, Terms
 from ._options import (
     ATTRIBUTES_ELSEWHERE,
@@ -84,7 +84,7 @@ class Acquirable:
             linger=options.linger,
         )
         refuse_unsupported(client._store.capabilities, self._terms, options.ttl, client._described)
-        #: Whether a block may begin and end by the short way, of ``Lingering``.
+        #: Whether a block may begin and end by ``_short_way``.
         self._short = (
             options.linger > 0.0
             and self._kind == "lock"
@@ -167,17 +167,19 @@ class Acquirable:
         """
         session = self._client._use(self._name)
         lost: list[Request] = []
-        for request in reversed(session.holds(self._kind, self._name, asyncio.current_task())):
+        for request in reversed(
+            session.register.holds(self._kind, self._name, asyncio.current_task())
+        ):
             mine = request.terms.mode == self._mode and request.options.owner == self._options.owner
             if mine and request.handles:
-                if session.is_live(request):
+                if session.register.is_live(request):
                     await release_handle(session, request, request.handles[-1])
                     return
                 if not request.reported:
                     lost.append(request)
         if lost:
             error = lost[0].error()
-            session.report(lost)
+            session.departure.report(lost)
             raise error
         raise NotHeld(
             f"this task does not hold {self._name!r} in {self._mode} mode; to release from "
@@ -218,13 +220,12 @@ class Acquirable:
 
     async def __aenter__(self) -> Lease:
         if self._short and (session := self._client._session) is not None:
-            short_way, frame = session.lingering.enter, sys._getframe(1)
-            kept = short_way(self._terms, self._options, self._entered, self._lease_type, frame)
-            if kept is NEXT_TURN:
+            asked = session, self._terms, self._options, self._entered, self._lease_type
+            kept = _short_way.begin(*asked, sys._getframe(1))
+            if kept is _short_way.NEXT_TURN:
                 await asyncio.sleep(0)
-                kept = short_way(self._terms, self._options, self._entered, self._lease_type, frame)
-            del frame  # what waits below would keep it in a cycle
-            if kept is not None and kept is not NEXT_TURN:
+                kept = _short_way.begin(*asked, sys._getframe(1))
+            if kept is not None and kept is not _short_way.NEXT_TURN:
                 return kept
         lease = await self._acquire(self._options.timeout)
         whose = lease._request.task
@@ -243,7 +244,7 @@ class Acquirable:
         if (
             self._short
             and (session := self._client._session) is not None
-            and session.lingering.exit(self._entered)
+            and _short_way.end(session, self._entered)
         ):
             return NOTHING
         meant = self._entered.take(self, exc, sys._getframe(1))

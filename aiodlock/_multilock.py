@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Never, TypeVar
 import anyio
 
 from ._acquire import OwnRequests
-from ._bodies import Blocks, Body
+from ._body import Blocks, Body
 from ._clock import now
 from ._errors import AcquireTimeout, BackendError, BackendUnavailable, LockLost, NotHeld
 from ._lease import Lease, LeaseView
@@ -401,7 +401,7 @@ class MultiLease(MultiLeaseView[Lease], Body):
         """Return why the first of them was lost, and let it stay lost."""
         session = self._session
         for request, serial in self._acquisitions:
-            lost = session.loss_of(request, serial)
+            lost = session.register.loss_of(request, serial)
             if lost is not None:
                 return lost
         return None

@@ -8,7 +8,7 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ._bodies import Blocks, current_task
+from ._body import Blocks, current_task
 from ._errors import LockLost
 from ._lease import Lease
 from ._lock import Acquirable
@@ -147,7 +147,7 @@ class OnceLease(Lease):
         if self.record is None:
             return await super()._leave(wait=wait)
         request, session = self._request, self._session
-        session.lose_if_overdue(request)
+        session.register.lose_if_overdue(request)
         if self._serial not in request.handles and request.reason is None:
             raise self._not_held()
         if request.reason is not None:
@@ -164,7 +164,7 @@ class OnceLease(Lease):
                 reason=lost.reason,
             ) from lost
         if left.what != "recorded":
-            return session.lost_on_leaving(request, left.reason, self._serial)
+            return session.register.lost_on_leaving(request, left.reason, self._serial)
         session.telling.released(request, request.granted_at)
         return None
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -28,8 +29,7 @@ from ._options import LockOptions
 from ._slices import Woken
 
 if TYPE_CHECKING:
-    from ._session import Session
-    from .backends.base import Place
+    from .backends.base import Backend, Place
 
 
 class AlreadyDone(Exception):
@@ -42,6 +42,20 @@ class AlreadyDone(Exception):
         super().__init__()
         self.result: bytes = result
         self.unsure: bool = unsure
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Who is told what becomes of a session's requests: one function for each event."""
+
+    holds: Callable[[Request], object]
+    #: One acquisition has ended, and others of the request go on.
+    acquisition_ended: Callable[[Request], object]
+    #: The store knows a holder no more.
+    gone: Callable[[Request, LossReason], object]
+    #: A kept lease is not to be kept any longer.
+    idle_over: Callable[[Request], object]
+    extension_failed: Callable[[Request, Exception], object]
 
 
 class State(Enum):
@@ -66,7 +80,7 @@ OVER: Final = State.OVER
 
 
 class Request(Hold):
-    """Mutable state of one request on this side. It listens to its place; the session owns it.
+    """Mutable state of one request on this side. It listens to its place, and tells ``Events``.
 
     ``state``, ``token``, ``granted_at``, ``queued_at``, ``ttl`` (of its extensions), ``patient`` (it waits
     without a timeout), ``inside`` (the blocks that its thread is in; of a task ``Bodies`` knows them),
@@ -92,6 +106,7 @@ class Request(Hold):
 
     __slots__ = (
         "alarm",
+        "events",
         "failure",
         "failures",
         "granted_at",
@@ -107,7 +122,6 @@ class Request(Hold):
         "place",
         "queued_at",
         "reason",
-        "session",
         "state",
         "terms",
         "token",
@@ -120,6 +134,7 @@ class Request(Hold):
     )
 
     alarm: list[Any] | None
+    events: Events
     failure: BackendError | None
     failures: int
     granted_at: float
@@ -135,7 +150,6 @@ class Request(Hold):
     place: Place
     queued_at: float
     reason: LossReason | None
-    session: Session
     state: State
     terms: Terms
     token: int
@@ -148,7 +162,8 @@ class Request(Hold):
 
     def __init__(
         self,
-        session: Session,
+        backend: Backend,
+        events: Events,
         terms: Terms,
         options: LockOptions,
         request_id: str,
@@ -156,7 +171,7 @@ class Request(Hold):
         task: asyncio.Task[Any] | None,
     ) -> None:
         Hold.__init__(self, task)  # by super() it takes twice as long, for each acquire
-        self.session = session
+        self.events = events
         self.terms = terms
         self.options = options
         self.id = request_id
@@ -174,7 +189,7 @@ class Request(Hold):
         self.unanswered = ""
         self.woken = self.left = self.reason = self.failure = None
         self.told = self.alarm = None
-        self.place = session.backend.place(terms, request_id, owner, self)
+        self.place = backend.place(terms, request_id, owner, self)
 
     def __repr__(self) -> str:
         terms = self.terms
@@ -202,7 +217,7 @@ class Request(Hold):
         self.state = HELD
         self.token = self.place.token
         self.granted_at = now()
-        self.session.deadlines.add(self)
+        self.events.holds(self)
 
     def keep(self, until: float) -> None:
         """Its last body has ended, and its lease stays for the next one: HELD → KEPT."""
@@ -282,9 +297,7 @@ class Request(Hold):
     def one_ended(self) -> None:
         """One acquisition has ended, and others hold on: the block of that one makes no edge any more."""
         Hold.one_ended(self)
-        deadlocks = self.session.deadlocks
-        if deadlocks is not None:
-            deadlocks.released(self)
+        self.events.acquisition_ended(self)
 
     def leave(self) -> None:
         """Neither wait nor hold any more, whatever the store knows of it yet: any but OVER → LEAVING."""
@@ -324,10 +337,9 @@ class Request(Hold):
         if self.state is WAITING:
             self.unqueue()
         elif self.state is KEPT:
-            self.session.lingering.leave(self)  # no body has lost it
+            self.events.idle_over(self)  # no body has lost it
         else:
-            self.session.lose_if_overdue(self)
-            self.session.lose(self, reason)
+            self.events.gone(self, reason)
 
     def recorded(self, result: bytes, *, unsure: bool) -> None:
         """A success is on record: the waiting task gets its result."""
@@ -337,12 +349,12 @@ class Request(Hold):
         """Others want what it has: it must not linger."""
         self.may_linger = False
         if self.state is KEPT:
-            self.session.lingering.leave(self)
+            self.events.idle_over(self)
 
     def extension_failed(self, error: Exception) -> None:
         """Keeping it alive had no answer."""
         self.unanswered = str(error)
-        self.session.telling.extension_failed(self, error)
+        self.events.extension_failed(self, error)
 
     def unavailable(self, error: BackendUnavailable) -> None:
         """Nothing has answered about this waiter for too long."""
@@ -422,8 +434,12 @@ def held_in(blocks: Iterable[Block]) -> list[Request]:
     ]
 
 
-def check(request: Request) -> None:
-    """Assert what this module promises at its top; for tests."""
+def check(request: Request, *, is_kept: bool, is_listed: bool) -> None:
+    """Assert what this module promises at its top; for tests.
+
+    :param is_kept: whether it is among the leases that linger.
+    :param is_listed: whether it is on its session's list.
+    """
     state, held_once = request.state, request.granted_at > 0.0
     assert (request.token > 0) == held_once, request
     if state in (ASKING, WAITING, HELD, KEPT):
@@ -437,11 +453,11 @@ def check(request: Request) -> None:
     if state is KEPT:
         assert not request.handles, request
         assert not request.armed, request
-        assert request.session.lingering.kept.get(request.name) is request, request
+        assert is_kept, request
     if not held_once:
         assert not request.handles, request
         assert not request.armed, request
     if request.woken is not None and not request.woken.done():
         assert state in (WAITING, LEAVING, OVER), request
     if state in (WAITING, HELD, LOST, KEPT):
-        assert request.session.requests.get(request.id) is request, request
+        assert is_listed, request

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import warnings
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -26,11 +24,13 @@ from ._clock import now
 from ._deadlines import Deadlines
 from ._deadlocks import Deadlocks
 from ._departure import Departure
-from ._errors import BackendError, BackendUnavailable, ClientClosed, LockLost, LossReason
+from ._errors import BackendError, BackendUnavailable, ClientClosed
+from ._forgotten import Forgotten
+from ._home import Home
 from ._hooks import Hooks
 from ._linger import Lingering
-from ._model import Kind
-from ._request import HELD, KEPT, LEAVING, LOST, WAITING, Request
+from ._register import Register
+from ._request import HELD, KEPT, LEAVING, LOST, WAITING, Events, Request
 from ._slices import Slices
 from ._tasks import start_soon
 from ._telling import Telling
@@ -38,16 +38,13 @@ from .backends.base import Backend
 
 _logger = logging.getLogger("aiodlock")
 
-_OTHER_LOOP = "this Client belongs to another event loop: make one per loop"
-_OTHER_PROCESS = "this Client was entered before a fork: make a new one in the child"
-
 #: How long bodies are given to end when closing was cancelled (seconds).
 _A_MOMENT = 0.95
 #: After the background has ended by itself, what is held is left within so many seconds.
 _COME_BACK = 1.5
 
 
-class Session:
+class Session(Home):
     """The running half of a client; gone when the client is left, or when it has died.
 
     Mutable state: ``requests`` (by id, from before the first message until the leave is
@@ -68,32 +65,57 @@ class Session:
         deadlock_after: float | None = None,
         predecessor: Session | None = None,
     ) -> None:
+        super().__init__()
         self.backend = backend
         self.unavailable_after = unavailable_after
-        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self.telling: Telling = Telling(hooks, self.loop)
-        self.pid: int = os.getpid()
-        self.requests: dict[str, Request] = {}
-        self.bodies: Bodies = Bodies() if predecessor is None else predecessor.bodies
         self.slices: Slices = Slices(self.loop)
         self.closing: bool = False
-        self.deadlines: Deadlines = Deadlines(self)
-        self.departure: Departure = Departure(self)
-        self.lingering: Lingering = Lingering(self)
-        #: None: nobody looks for deadlocks.
-        self.deadlocks: Deadlocks | None = (
-            None if deadlock_after is None else Deadlocks(self, deadlock_after)
-        )
+        self.death: BaseException | None = None
         self._numbers = count(1)
-        self._holds: dict[tuple[Kind, str, int], list[Request]] = (
-            {} if predecessor is None else predecessor._holds
-        )
         self._ready: asyncio.Future[None] = self.loop.create_future()
-        self._left = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._main: asyncio.Task[None] | None = None
-        self.death: BaseException | None = None
         self._stopping = self._was_cancelled = self._came_back = False
+        self._wire(hooks, deadlock_after, predecessor)
+
+    def _wire(
+        self, hooks: list[Hooks], deadlock_after: float | None, predecessor: Session | None
+    ) -> None:
+        """Make what knows of requests, the lower first: who is told of what is written down here alone."""
+        known = predecessor
+        self.bodies: Bodies = Bodies() if known is None else known.bodies
+        self.telling: Telling = Telling(hooks, self.loop, self.new_id)
+        #: None: nobody looks for deadlocks.
+        self.deadlocks: Deadlocks | None = None
+        if deadlock_after is not None:
+            self.deadlocks = Deadlocks(
+                deadlock_after, self.backend, self.bodies, self.telling, self.start_soon
+            )
+        looks = self.deadlocks
+        ended = _nobody if looks is None else looks.released
+        self.deadlines: Deadlines = Deadlines(self.loop, self._on_due, self.telling.blocked)
+        self.register: Register = Register(
+            self.telling, self.deadlines, ended, None if known is None else known.register.holds_of
+        )
+        self.departure: Departure = Departure(
+            self.loop, self.register, self.telling, self.start_soon, lambda: self.is_running
+        )
+        self.lingering: Lingering = Lingering(
+            self.loop,
+            self.register,
+            self.departure,
+            self.deadlines,
+            _no if looks is None else looks.tells_of,
+        )
+        self.forgotten: Forgotten = Forgotten(self, self.departure, self.telling)
+        self.requests: dict[str, Request] = self.register.requests
+        self.events: Events = Events(
+            holds=self.deadlines.add,
+            acquisition_ended=ended,
+            gone=self.register.end_of_hold,
+            idle_over=self.lingering.leave,
+            extension_failed=self.telling.extension_failed,
+        )
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -134,7 +156,7 @@ class Session:
             if self.death is None and not self._stopping:
                 # Cancelled by somebody who cancels every task of the loop: it is as dead.
                 self._was_cancelled = True
-                self._left.set()
+                self.register.removed.set()
                 if not self.closing:
                     self._die(BackendError("a background task of the client was cancelled"))
             if not self._ready.done():
@@ -154,6 +176,7 @@ class Session:
     def _die(self, error: Exception) -> None:
         """A background task died: nothing is extended any more, so nobody may go on believing."""
         self.death = cause = _root_cause(error)
+        self.register.is_dead = True
         # A store that refuses whoever enters is no bug: the error is raised there.
         if self._ready.done() or not isinstance(cause, BackendError):
             _logger.error(
@@ -164,7 +187,7 @@ class Session:
         for request in list(self.requests.values()):
             request.wake(self._death_error())
             if request.state is HELD:
-                self.lose(request, "closed", failure=self._death_error())
+                self.register.lose(request, "closed", failure=self._death_error())
 
     def _death_error(self) -> BackendError:
         assert self.death is not None
@@ -204,8 +227,8 @@ class Session:
                 # Of bare leases too, which close_timeout may have left no time for: their leaves are sent.
                 with anyio.move_on_after(1.0):
                     while any(request.state is LEAVING for request in self.requests.values()):
-                        self._left.clear()
-                        await self._left.wait()
+                        self.register.removed.clear()
+                        await self.register.removed.wait()
             if self.is_running:
                 await self.backend.settle()
         finally:
@@ -231,8 +254,8 @@ class Session:
     def _end(self, request: Request, current: asyncio.Task[Any] | None) -> None:
         """The client is being left: end a wait or a lease. Repeated, it does nothing."""
         if request.state is HELD:
-            self.lose_if_overdue(request, spare=current)
-            self.lose(request, "closed", spare=current)
+            self.register.lose_if_overdue(request, spare=current)
+            self.register.lose(request, "closed", spare=current)
         elif request.state is WAITING:
             request.wake(self.closed_error(request.name))
         # A bare lease has no body to wait for; our own does not end before we do.
@@ -247,10 +270,10 @@ class Session:
                     return
                 give_up_at = min(give_up_at, now() + _COME_BACK)
                 self._come_back()
-            self._left.clear()
+            self.register.removed.clear()
             try:
                 async with asyncio.timeout(give_up_at - now()):
-                    await self._left.wait()
+                    await self.register.removed.wait()
             except TimeoutError:
                 return
 
@@ -310,28 +333,6 @@ class Session:
         if self.closing:
             raise self.closed_error()
 
-    def check_here(self) -> None:
-        """Raise in another loop or process than the client was entered in."""
-        self.check_process()
-        self.check_loop()
-
-    def check_loop(self) -> None:
-        """Raise in another loop than the client was entered in."""
-        if asyncio.get_running_loop() is not self.loop:
-            raise RuntimeError(_OTHER_LOOP)
-
-    def foreign(self) -> RuntimeError | None:
-        """Return why nothing of this client can be left here: for what may run without any loop, too."""
-        if os.getpid() != self.pid:
-            return RuntimeError(_OTHER_PROCESS)
-        running = asyncio._get_running_loop()
-        return RuntimeError(_OTHER_LOOP) if running not in (None, self.loop) else None
-
-    def check_process(self) -> None:
-        """Raise in another process than the client was entered in."""
-        if os.getpid() != self.pid:
-            raise RuntimeError(_OTHER_PROCESS)
-
     @staticmethod
     def closed_error(name: str | None = None) -> ClientClosed:
         about = "" if name is None else f" for {name!r}"
@@ -353,169 +354,20 @@ class Session:
         """Return a request id that is unique in time and space."""
         return f"{self.backend.label}-{next(self._numbers)}"
 
-    def holds(self, kind: Kind, name: str, task: asyncio.Task[Any] | None) -> Sequence[Request]:
-        """Return what a task holds of a name, in order of acquisition."""
-        found = self._holds.get((kind, name, id(task)))
-        if not found:
-            return ()
-        return [
-            request
-            for request in found
-            # A task of the same id that is gone is somebody else. What is kept has no body: it stays on the
-            # list because its task's next body mostly gets it.
-            if request.task is not None and request.task() is task and request.state is not KEPT
-        ]
+    def _on_due(self, request: Request) -> None:
+        if request.state is HELD:
+            self.register.lose_if_overdue(request)
+        elif request.state is KEPT:
+            self.lingering.leave(request)  # no body has lost it
+        elif request.state is WAITING:
+            self._waits_long(request)
 
-    def add_hold(self, request: Request) -> None:
-        """A task has got what it asked for."""
-        terms = request.terms
-        self._holds.setdefault((terms.kind, terms.name, request.task_id), []).append(request)
-
-    def drop_hold(self, request: Request) -> None:
-        """A task holds it no more."""
-        key = (request.terms.kind, request.terms.name, request.task_id)
-        found = self._holds.get(key)
-        if found is not None and request in found:
-            found.remove(request)
-            if not found:
-                del self._holds[key]
-
-    def begin_leaving(self, request: Request) -> None:
-        """The request neither waits nor holds any more; its leave is about to be sent."""
-        self.deadlines.remove(request)
-        if self.death is None or not request.handles:  # else its task is told of the loss, later
-            self.drop_hold(request)
-        if request.on_task_end is not None:
-            request.forget_task_end()
-        request.leave()
-        if self.deadlocks is not None:
-            self.deadlocks.released(request)
-
-    def remove(self, request: Request) -> None:
-        """The store knows nothing of it any more, or nobody asks."""
-        request.end()
-        self.requests.pop(request.id, None)
-        self._left.set()
-
-    def remove_unawaited(self, request: Request) -> None:
-        """The same, after a leave that no caller waits for."""
-        self.remove(request)
-        self.telling.released(request, request.granted_at)
-
-    def waits_long(self, request: Request) -> None:
+    def _waits_long(self, request: Request) -> None:
         """Warn that the task of a long wait is in other blocks: they may wait for each other."""
         task = request.task() if request.task is not None else None
         names = sorted({held.name for held in self.bodies.held(task)} - {request.name})
         if names:
             self.telling.waits_inside(request, names)
-
-    # -- losses, and leases that nobody has left ---------------------------------------------------
-
-    def lose(
-        self,
-        request: Request,
-        reason: LossReason,
-        *,
-        failure: BackendError | None = None,
-        spare: asyncio.Task[Any] | None = None,
-    ) -> None:
-        """A lease is lost: cancel its bodies, stop extending, tell."""
-        if request.state is HELD:
-            request.lose(reason, failure, spare=spare)
-            self.deadlines.remove(request)
-            request.place.run_out()
-            self.telling.lost(request)
-
-    def lose_if_overdue(self, request: Request, *, spare: asyncio.Task[Any] | None = None) -> None:
-        """The clock decides when no message came."""
-        if request.state is HELD:
-            moment = now()
-            if moment >= request.ends_at:
-                self.lose(request, request.overdue_reason(moment), spare=spare)
-
-    def loss_of(self, request: Request, serial: int) -> LockLost | None:
-        """Return why that acquisition was lost, and let it stay lost: who acts on it must be right, though
-        an extension may be answered in that moment."""
-        self.lose_if_overdue(request)
-        return request.loss_of(serial)
-
-    def is_live(self, request: Request) -> bool:
-        """Whether the request holds at this moment. What is overdue is marked as lost."""
-        self.lose_if_overdue(request)
-        return request.state is HELD
-
-    def lost_on_leaving(self, request: Request, reason: LossReason, serial: int) -> LockLost:
-        """The store's answer to the leave of this acquisition was that the lease had ended."""
-        request.lose_on_leaving(reason, serial)
-        self.telling.lost(request)
-        lost = request.lost
-        assert lost is not None
-        return lost
-
-    def report(self, lost: list[Request]) -> None:
-        """A task is told that it has lost these, and releases them thereby."""
-        for request in lost:
-            request.reported = True
-            for serial in {*request.dropped, *request.handles[-1:]}:
-                request.end_handle(serial)
-            if not request.handles:
-                self.drop_hold(request)
-                request.session.departure.in_background(request)
-
-    def dropped(self, request: Request, serial: int) -> None:
-        """Nobody references a lease any more that was not left. Called by the collector, on any thread."""
-        if os.getpid() != self.pid or self.loop.is_closed():
-            return  # after a fork the lease is the parent's
-        if request.task is None or asyncio._get_running_loop() is self.loop:
-            self._on_dropped(request, serial)
-        else:
-            with suppress(RuntimeError):  # the loop was closed meanwhile
-                self.loop.call_soon_threadsafe(self._on_dropped, request, serial)
-
-    def _on_dropped(self, request: Request, serial: int) -> None:
-        """The hold lives on as long as its task, which can still release it."""
-        if serial not in request.handles:
-            return
-        task = request.task() if request.task is not None else None
-        if task is None or task.done() or request.reported:
-            self._forget(request, serial)
-            return
-        request.dropped += (serial,)
-        if request.on_task_end is None:
-
-            def forget(_: asyncio.Task[Any]) -> None:
-                # Each by itself: where warnings are errors, one raises.
-                for left in request.dropped:
-                    self.loop.call_soon(self._forget, request, left)
-
-            request.on_task_end = forget
-            task.add_done_callback(forget)
-
-    def _forget(self, request: Request, serial: int) -> None:
-        """The task of a hold has ended, and nobody can release it any more. Called on any thread."""
-        held = request.state is HELD and serial in request.handles
-        # Later: this may be in the middle of anything. The warning may be turned into an error.
-        self.loop.call_soon_threadsafe(self._leave_forgotten, request, serial, held)
-        if held:  # else there is nothing that the holder should have released
-            warnings.warn(_forgotten(request), ResourceWarning, stacklevel=2)
-
-    def give_up(self, request: Request, serial: int) -> None:
-        """Release an acquisition that its caller will not get."""
-        if serial in request.handles and request.end_handle(serial):
-            self.departure.in_background(request)
-
-    def _leave_forgotten(self, request: Request, serial: int, held: bool) -> None:
-        if held:
-            self.telling.forgotten(request, _forgotten(request))
-        self.give_up(request, serial)
-
-
-def _forgotten(request: Request) -> str:
-    block = "an async with" if request.task is not None else "a with block"
-    return (
-        f"lease on {request.name!r} (token {request.token}) was forgotten while held, and nobody "
-        f"references it any more: release it, or use it in {block}"
-    )
 
 
 def _root_cause(error: BaseException) -> BaseException:
@@ -524,3 +376,11 @@ def _root_cause(error: BaseException) -> BaseException:
         return error
     causes = [_root_cause(inner) for inner in error.exceptions]
     return next((cause for cause in causes if not isinstance(cause, BackendUnavailable)), causes[0])
+
+
+def _nobody(request: Request) -> None:
+    """There is nobody to tell."""
+
+
+def _no(request: Request) -> bool:
+    return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from logging import DEBUG, INFO, WARNING
 
@@ -26,10 +26,13 @@ class Telling:
     What hooks were told of a lease stands in ``Request.told`` until they are told its end, once.
     """
 
-    __slots__ = ("hooks", "log")
+    __slots__ = ("_new_id", "hooks", "log")
 
-    def __init__(self, hooks: list[Hooks], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, hooks: list[Hooks], loop: asyncio.AbstractEventLoop, new_id: Callable[[], str]
+    ) -> None:
         self.hooks: list[Hooks] = hooks
+        self._new_id = new_id
         #: What happens to many names at once.
         self.log: Log = Log(loop)
 
@@ -61,7 +64,7 @@ class Telling:
     def handed_out(self, request: Request) -> None:
         """A lease that lingered has a new body: to hooks it is another request, granted at once."""
         if self.hooks:
-            about = replace(_about(request), id=request.session.new_id(), token=0)
+            about = replace(_about(request), id=self._new_id(), token=0)
             self._tell("acquiring", about)
             request.told = replace(about, token=request.token)
             self._tell("acquired", request.told, 0.0)

@@ -111,7 +111,7 @@ def lose(lease: Lease, reason: LossReason) -> asyncio.Future[None]:
     if not lease.held:
         raise ValueError(f"{lease!r} is not held: there is nothing to lose")
     request, session = lease._request, lease._session
-    session.lose(request, reason)
+    session.register.lose(request, reason)
     gone: asyncio.Future[None] = session.loop.create_future()
 
     async def leave() -> None:

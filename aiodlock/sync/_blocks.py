@@ -14,7 +14,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from .._acquire import OwnRequests
-from .._bodies import refuse
+from .._body import refuse
 from .._clock import now
 
 if TYPE_CHECKING:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
 from .. import _lease as core
 from .. import _multilock as core_multilock
 from .. import _process
-from .._bodies import raise_loss
+from .._body import raise_loss
 from .._errors import BackendError, LockLost, NotHeld
 from .._request import Request, State
 from .._scope import BodyScope
+from .._session import Session
 from ._blocks import Here, here
 from ._twin import like
 
@@ -229,7 +230,7 @@ class Lease(core.LeaseView, Held):
     def _forget(self) -> None:
         """Release what an ended thread holds, in the background, with a warning."""
         if self._is_here():
-            drop = partial(self._session.dropped, self._request, self._serial)
+            drop = partial(self._session.forgotten.dropped, self._request, self._serial)
             self._running.portal.call_later(0, drop)
 
     def _check_thread(self) -> None:
@@ -376,25 +377,28 @@ def call_when_lost(
     Once for each loss: that of a re-entry is the loss of the block around it. But each is watched, because
     any of them may be the last to be released.
     """
-    _look_for_loss(portal, lease._request, lease._serial, function)
+    _look_for_loss(portal, lease._session, lease._request, lease._serial, function)
 
 
 def _look_for_loss(
     portal: Portal,
+    session: Session,
     request: Request,
     serial: int,
     function: Callable[[LockLost], object],
     _: asyncio.Future[None] | None = None,
 ) -> None:
     # The lease itself is not kept for this: once nobody else has it, it is released.
-    lost = request.session.loss_of(request, serial)
+    lost = session.register.loss_of(request, serial)
     if lost is not None:
         if function not in request.told_to:
             request.told_to.append(function)
             start_thread(portal, function, lost.copy())
     elif request.state is State.HELD and serial in request.handles:
-        watcher: asyncio.Future[None] = request.session.loop.create_future()
-        watcher.add_done_callback(partial(_look_for_loss, portal, request, serial, function))
+        watcher: asyncio.Future[None] = session.loop.create_future()
+        watcher.add_done_callback(
+            partial(_look_for_loss, portal, session, request, serial, function)
+        )
         request.add_watcher(watcher)
 
 

@@ -21,7 +21,7 @@ import aiodlock
 from aiodlock import Client, Lease, Lock, LockLost, NotHeld, Semaphore, Unsupported, WouldBlock
 
 from ..conftest import MakeClient
-from ..fault.scenes import session_of
+from ..inside import session_of
 from ..scenes import cancelled, is_held, until, until_cancelled, until_free, until_waiting
 from ..servers import Store
 
@@ -693,7 +693,7 @@ async def test_cancellation_from_outside_comes_out_of_a_generator_that_is_closed
     reader = asyncio.create_task(read())
     await inside.wait()
     lease = next(iter(session_of(client).requests.values()))
-    session_of(client).lose(lease, "gone")
+    session_of(client).register.lose(lease, "gone")
     await cancelled(reader)
 
 
@@ -708,7 +708,7 @@ async def test_anyio_scope_that_ends_in_the_turn_of_a_loss_knows_its_cancellatio
         async with client.lock("x"), asyncio.TaskGroup() as group:
             group.create_task(asyncio.sleep(60))
             request = next(iter(session_of(client).requests.values()))
-            lose: Callable[[], object] = partial(session_of(client).lose, request, "gone")
+            lose: Callable[[], object] = partial(session_of(client).register.lose, request, "gone")
             ends = [scope.cancel, lose]
             for end in ends if first == "the scope" else reversed(ends):
                 asyncio.get_running_loop().call_soon(end)

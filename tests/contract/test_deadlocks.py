@@ -718,7 +718,7 @@ async def test_waits_are_looked_at_every_two_seconds_and_a_new_one_at_once(
     client = await make_client(deadlock_after=600.0)
     deadlocks = client._use().deadlocks
     assert deadlocks is not None
-    monkeypatch.setattr(deadlocks._session, "start_soon", lambda *about: True)
+    monkeypatch.setattr(deadlocks, "_start_soon", lambda *about: True)
     moments = iter(range(1000))
     async with (
         client.lock("x"),

@@ -17,7 +17,7 @@ from aiodlock import testing
 from aiodlock._clock import now
 
 from ..conftest import MakeClient
-from ..fault.scenes import session_of
+from ..inside import session_of
 from ..scenes import BRIEF, until
 from ..servers import Store
 

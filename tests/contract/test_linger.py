@@ -25,13 +25,15 @@ from aiodlock import (
     RequestInfo,
     Unsupported,
     WouldBlock,
+    _short_way,
 )
 from aiodlock._clock import now
 from aiodlock._linger import Lingering
-from aiodlock._request import Request, State, check
+from aiodlock._request import Request, State
 from aiodlock.backends.zookeeper.store import ZooKeeperBackend
 
 from ..conftest import MakeClient
+from ..inside import check_request, holds_of_task, lingering_of, session_of
 from ..proxy import FaultProxy
 from ..scenes import LASTING, keeper_of, until, until_free, until_held, until_waiting
 from ..servers import (
@@ -56,14 +58,13 @@ LONG = 60.0
 
 
 def lingering(client: Client) -> Lingering:
-    assert client._session is not None
-    return client._session.lingering
+    return lingering_of(client)
 
 
 def kept(client: Client, name: str = "a") -> Request:
     """Return what is kept of a name, checked."""
     request = lingering(client).kept[name]
-    check(request)
+    check_request(session_of(client), request)
     return request
 
 
@@ -134,7 +135,7 @@ async def test_lease_is_released_when_its_time_is_over(client: Client) -> None:
     await body(client, linger=0.05)
     await until_free(client, "a")
     assert not lingering(client).kept
-    assert len(lingering(client)._session.deadlines) == 0
+    assert len(session_of(client).deadlines) == 0
 
 
 async def test_time_counts_from_the_last_release(client: Client) -> None:
@@ -252,8 +253,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways do the same: each test of this part goes them both."""
     way: str = request.param
     if way == "long":
-        monkeypatch.setattr(Lingering, "enter", lambda self, *about: None)
-        monkeypatch.setattr(Lingering, "exit", lambda self, *about: False)
+        monkeypatch.setattr(_short_way, "begin", lambda *about: None)
+        monkeypatch.setattr(_short_way, "end", lambda *about: False)
     return way
 
 
@@ -262,14 +263,14 @@ def _state_of(client: Client) -> dict[str, object]:
     session = client._session
     assert session is not None
     for request in session.requests.values():
-        check(request)
+        check_request(session, request)
     return {
         "kept": list(session.lingering.kept),
         "states": [request.state for request in session.requests.values()],
         "handles": [len(request.handles) for request in session.requests.values()],
         "armed": [list(request.armed or ()) for request in session.requests.values()],
         "open": {task: session.bodies.of(task) for task in session.bodies.open},
-        "mine": session.holds("lock", "a", asyncio.current_task()),
+        "mine": holds_of_task(client, "a"),
         "told": [request.told is None for request in session.requests.values()],
     }
 
@@ -336,7 +337,7 @@ async def test_same_lock_in_several_tasks(client: Client, way: str) -> None:
                 inside += 1
                 assert inside == 1
                 assert client._session is not None
-                assert client._session.holds("lock", "a", asyncio.current_task())
+                assert holds_of_task(client, "a")
                 if number % 3 == 0:
                     await asyncio.sleep(0)
                 inside -= 1

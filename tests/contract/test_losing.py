@@ -31,7 +31,7 @@ from aiodlock import (
 from aiodlock._clock import now
 
 from ..conftest import MakeClient
-from ..fault.scenes import session_of
+from ..inside import session_of
 from ..scenes import (
     LASTING,
     PATIENCE,

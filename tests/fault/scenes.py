@@ -6,11 +6,11 @@ import asyncio
 
 import aiodlock
 from aiodlock._request import State
-from aiodlock._session import Session
 from aiodlock.backends.etcd.store import EtcdBackend
 from aiodlock.backends.redis.scripts import ALL, Script
 from aiodlock.backends.zookeeper.store import ZooKeeperBackend
 
+from ..inside import session_of
 from ..proxy import Command, FaultProxy, Predicate, ProxyConnection
 from ..scenes import SOON, keeper_of, stalls, store_of, takes, until, until_waiting
 from ..servers import Store
@@ -31,19 +31,12 @@ __all__ = [
     "no_places_soon",
     "nothing_left",
     "queued",
-    "session_of",
     "stalls",
     "store_of",
     "takes",
     "until",
     "waiting_for_notice",
 ]
-
-
-def session_of(client: aiodlock.Client) -> Session:
-    """Return the running half of an entered client."""
-    assert client._session is not None
-    return client._session
 
 
 async def line_up(

@@ -20,6 +20,7 @@ import aiodlock
 from aiodlock.backends.redis.scripts import ACQUIRE, LEAVE, Script
 
 from ..conftest import MakeClient
+from ..inside import session_of
 from ..proxy import FaultProxy
 from ..scenes import PATIENCE, SOON
 from ..servers import Store
@@ -29,7 +30,6 @@ from .scenes import (
     no_places_soon,
     nothing_left,
     queued,
-    session_of,
     until,
 )
 
@@ -319,7 +319,7 @@ def waiting_places(client: aiodlock.Client) -> list[object]:
 
 async def no_traces(store: Store, client: aiodlock.Client) -> None:
     await no_places_soon(client)
-    assert session_of(client)._holds == {}
+    assert session_of(client).register.holds_of == {}
     await nothing_left(store)
 
 

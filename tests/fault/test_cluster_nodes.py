@@ -17,11 +17,12 @@ from aiodlock.backends.redis.permissions import check_permissions
 from aiodlock.backends.redis.server import Server
 from aiodlock.backends.redis.wire import Wire
 
+from ..inside import session_of
 from ..scenes import PATIENCE, keeper_of, store_of, until, until_outlived, until_waiting
 from ..security.fake_server import FakeServer
 from ..servers import BINARIES
 from ..topology.cluster import Cluster, port
-from .scenes import session_of, waiting_for_notice
+from .scenes import waiting_for_notice
 
 
 @pytest.fixture

@@ -14,11 +14,12 @@ import aiodlock
 from aiodlock.backends.redis.scripts import ACQUIRE, EXTEND, LEAVE, Script
 
 from ..conftest import MakeClient
+from ..inside import session_of
 from ..protocol.direct import Direct
 from ..proxy import FaultProxy
 from ..scenes import PATIENCE, granted_at, until, until_waiting
 from ..servers import Store
-from .scenes import calling, session_of
+from .scenes import calling
 
 pytestmark = pytest.mark.stores("valkey9")
 

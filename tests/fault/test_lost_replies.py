@@ -17,6 +17,7 @@ from aiodlock._clock import now
 from aiodlock.backends.redis.scripts import ACQUIRE, BREAK, EXTEND, LEAVE
 
 from ..conftest import MakeClient
+from ..inside import session_of
 from ..protocol.direct import Direct
 from ..proxy import FaultProxy, named
 from ..scenes import BRIEF, LASTING, keeper_of, until_free
@@ -30,7 +31,6 @@ from .scenes import (
     no_places_soon,
     nothing_left,
     queued,
-    session_of,
     takes,
     until,
     waiting_for_notice,

@@ -24,6 +24,7 @@ from aiodlock.backends.redis.quorum.notices import NodeNotices
 from aiodlock.backends.redis.scripts import ACQUIRE, EXTEND, LEAVE
 
 from ..conftest import MakeClient
+from ..inside import session_of
 from ..protocol.direct import Direct
 from ..proxy import FaultProxy, containing
 from ..scenes import keeper_of, soon, until_waiting
@@ -37,7 +38,6 @@ from .scenes import (
     line_up,
     no_places,
     no_places_soon,
-    session_of,
     takes,
     until,
     waiting_for_notice,
@@ -523,7 +523,7 @@ async def test_lost_leave_is_noticed_when_it_is_not_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def forget(self: Departure, request: core.Request, end: End) -> None:
-        self._session.remove(request)
+        self._register.remove(request)
 
     monkeypatch.setattr(Departure, "_go_on", forget)
     with pytest.raises(AssertionError):

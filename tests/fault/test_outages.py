@@ -15,6 +15,7 @@ from aiodlock._embedded import EmbeddedServer
 from aiodlock.backends.redis import RedisBackend, events
 
 from ..conftest import MakeClient
+from ..inside import session_of
 from ..proxy import FaultProxy
 from ..scenes import store_of, until_cancelled, until_free
 from ..servers import Store, embedded
@@ -26,7 +27,6 @@ from .scenes import (
     no_places_soon,
     nothing_left,
     queued,
-    session_of,
     stalls,
     takes,
     until,

@@ -15,10 +15,10 @@ from aiodlock import Client
 from aiodlock._clock import now
 from aiodlock.backends.postgres.schema import create_statements
 
+from ..inside import session_of
 from ..postgres import PostgresServer
 from ..scenes import PATIENCE, store_of, until, until_waiting
 from ..servers import Servers, installed
-from .scenes import session_of
 from .test_postgres import NAME, Proxy
 
 pytestmark = pytest.mark.skipif(not installed("postgres"), reason="postgres is not installed")

@@ -21,6 +21,7 @@ from aiodlock._embedded import EmbeddedServer
 from aiodlock.backends.redis import RedisBackend
 
 from ..conftest import MakeClient
+from ..inside import session_of
 from ..proxy import FaultProxy
 from ..scenes import LASTING, PATIENCE, keeper_of, store_of, until_cancelled, until_outlived
 from ..servers import NOTIFICATIONS, Store, embedded
@@ -31,7 +32,6 @@ from .scenes import (
     no_places,
     nothing_left,
     queued,
-    session_of,
     stalls,
     takes,
     until,

@@ -15,10 +15,10 @@ import aiodlock
 from aiodlock._embedded import EmbeddedServer
 from aiodlock._request import State
 
+from ..inside import session_of
 from ..proxy import FaultProxy
 from ..scenes import keeper_of, store_of, until, until_waiting
 from ..servers import Store, embedded
-from .scenes import session_of
 
 #: So long a server works on one new connection, and on no other meanwhile: a TLS handshake, say.
 _HANDSHAKE = 0.01

@@ -37,8 +37,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from aiodlock._lease import Lease
-from aiodlock._request import HELD, WAITING, Request, State, check
+from aiodlock._request import HELD, WAITING, Request, State
 
+from ..inside import check_request, holds_of
 from .server import Command, SimServer
 from .world import Process, World, Wrong
 
@@ -517,7 +518,7 @@ class Checkers:
                 state = request.state
                 if now_and_then or checked.get(id) is not state:
                     # Most turns change nothing, and this is a tenth of a seed's time.
-                    check(request)
+                    check_request(session, request)
                     checked[id] = state
                 if state is HELD:
                     fine = fine_held
@@ -714,7 +715,7 @@ class Checkers:
         """All that its tasks began is over: the client has no request and no beat any more."""
         keeper: Any = session.backend.keeper  # type: ignore[attr-defined]
         server = getattr(keeper.store, "server", None)
-        left = [list(session.requests), session._holds, len(session.deadlines)]
+        left = [list(session.requests), holds_of(session), len(session.deadlines)]
         left += [list(keeper.places), len(keeper)]
         left.append(server.wakeups._watched if server is not None and server.wakeups else [])
         if any(left):

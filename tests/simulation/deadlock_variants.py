@@ -13,6 +13,7 @@ from typing import Any
 from aiodlock import _cycles, _deadlocks, _waits
 from aiodlock._clock import now
 from aiodlock._cycles import Asking, Block, Cycle
+from aiodlock._register import Register
 
 from .deadlocks import Deadlocks
 from .memory import Line
@@ -135,9 +136,18 @@ def _sleep_until_the_next(simulation: Simulation) -> None:
 def _count_bare_leases(simulation: Simulation) -> None:
     """Whatever a task holds counts as a block of its own."""
 
-    def inside(self: _deadlocks.Deadlocks, request: Any) -> frozenset[Block]:
-        return frozenset(_held(self, request))
+    registers: list[Register] = []
+    make = Register.__init__
 
+    def noted(self: Register, *about: Any) -> None:
+        make(self, *about)
+        registers.append(self)
+
+    def inside(self: _deadlocks.Deadlocks, request: Any) -> frozenset[Block]:
+        mine = (one for one in registers if request.id in one.requests)
+        return frozenset(held for register in mine for held in _held(register, request))
+
+    simulation.patch(Register, "__init__", noted)
     simulation.patch(_deadlocks.Deadlocks, "_inside", inside)
 
 
@@ -154,9 +164,9 @@ def _keep_telling_of_left_blocks(simulation: Simulation) -> None:
     simulation.patch(_deadlocks.Deadlocks, "_tell_anew", lambda self, request: None)
 
 
-def _held(self: _deadlocks.Deadlocks, request: Any) -> Iterator[Block]:
+def _held(register: Register, request: Any) -> Iterator[Block]:
     task = request.task()
-    for holds in self._session._holds.values():
+    for holds in register.holds_of.values():
         for one in holds:
             if one.task is not None and one.task() is task and one.terms.kind == "lock":
                 yield (one.terms.kind, one.name), one.token

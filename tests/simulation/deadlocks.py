@@ -29,6 +29,7 @@ from aiodlock._cycles import Cycle
 from aiodlock._lease import Lease
 from aiodlock._model import IMPATIENT
 from aiodlock._request import WAITING, Request
+from aiodlock._session import Session
 from aiodlock._telling import Telling
 
 from .checkers import Name, Record, Waiter, base_of
@@ -146,9 +147,9 @@ class Oracle:
         for session in self.checkers.sessions.get(process, ()):
             for request in session.requests.values():
                 if request.state is WAITING and request.id not in self.facts:
-                    self.facts[request.id] = self._fact_of(process, request)
+                    self.facts[request.id] = self._fact_of(process, session, request)
 
-    def _fact_of(self, process: Process, request: Request) -> Fact:
+    def _fact_of(self, process: Process, session: Session, request: Request) -> Fact:
         task = request.task() if request.task is not None else None
         return Fact(
             request.id,
@@ -157,7 +158,7 @@ class Oracle:
             task,
             request.patient,
             request.options.owner is not None,
-            request.session.deadlocks is not None,
+            session.deadlocks is not None,
             int((self.simulation.wall(process) - (process.boot() - request.queued_at)) * 1e6),
             frozenset(self.blocks.get(task, ()) if task is not None else ()),
         )

@@ -34,8 +34,8 @@ from aiodlock import (
     sync,
 )
 from aiodlock._options import _checked_before
+from aiodlock._register import Register
 from aiodlock._request import Request
-from aiodlock._session import Session
 from aiodlock.backends.memory import sources as sources  # now: other seeds would not load it
 from aiodlock.sync import _blocks, _client, _lease, _portal
 from aiodlock.sync._lease import Lease
@@ -48,7 +48,7 @@ from .scenario import SimClient, Simulation
 from .world import Process
 
 _T = TypeVar("_T")
-_begin, _begin_leaving = _lease.begin, Session.begin_leaving
+_begin, _begin_leaving = _lease.begin, Register.begin_leaving
 
 #: So long after an interrupt nothing of the call goes on (seconds).
 _ENDED_WITHIN = 2.5
@@ -174,9 +174,9 @@ class Begun(set[str]):
         self.unsure -= new
         self.update(new)
 
-    def begin_leaving(self, session: Session, request: Request) -> None:
+    def begin_leaving(self, register: Register, request: Request) -> None:
         self.taken_for.setdefault(request.id, request.used)
-        _begin_leaving(session, request)
+        _begin_leaving(register, request)
 
 
 class Threads(MachineSimulation):
@@ -204,7 +204,7 @@ class Threads(MachineSimulation):
         if self.onces is not None:
             self.onces.checkers.begun = begun
         self.patch(_lease, "begin", begun.begin)
-        self.patch(Session, "begin_leaving", lambda *call: begun.begin_leaving(*call))
+        self.patch(Register, "begin_leaving", lambda *call: begun.begin_leaving(*call))
 
     # -- the world ---------------------------------------------------------------------------------
 

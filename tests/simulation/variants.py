@@ -11,15 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aiodlock import _bodies, _linger
+from aiodlock import _body, _linger
 from aiodlock import _request as core
-from aiodlock._bodies import Bodies, Body
+from aiodlock._bodies import Bodies
+from aiodlock._body import Body
 from aiodlock._clock import now
 from aiodlock._deadlines import Deadlines
 from aiodlock._lease import Lease
 from aiodlock._model import Gone, Granted, Refused, StoreRequest, Waiting
+from aiodlock._register import Register
 from aiodlock._scope import BodyScope
-from aiodlock._session import Session
 from aiodlock.backends.keeper import Keeper
 from aiodlock.backends.kept import KeptPlace, Stage
 from aiodlock.backends.memory import store as memory_store
@@ -272,7 +273,7 @@ def _mark_in_a_task(simulation: Simulation) -> None:
             on_timer(self)
 
         if self._timer is not None:
-            self._session.start_soon(collect)
+            asyncio.ensure_future(collect())  # noqa: RUF006
 
     def cancel(self: BodyScope) -> None:
         if self._handle is None:
@@ -296,19 +297,19 @@ def _guess_whose_block_ends(simulation: Simulation) -> None:
     """End the latest block of all when the task that leaves has entered none."""
 
     def guess(tasks: list[asyncio.Task[Any]]) -> int:
-        current = _bodies.current_task()
+        current = _body.current_task()
         latest_first = range(len(tasks) - 1, -1, -1)
         own = (index for index in latest_first if tasks[index] is current)
         ended = (index for index in latest_first if tasks[index].done())
         return next(own, next(ended, len(tasks) - 1))
 
-    simulation.patch(_bodies, "block_meant", guess)
+    simulation.patch(_body, "block_meant", guess)
     _mostly_odd(simulation)
 
 
 def _forget_who_entered(simulation: Simulation) -> None:
     """Know a block by its task alone: of two generators that other tasks close, none leaves its own."""
-    simulation.patch(_bodies, "where", lambda frame: None)
+    simulation.patch(_body, "where", lambda frame: None)
 
 
 def _disarm_with_the_first_block(simulation: Simulation) -> None:
@@ -406,7 +407,7 @@ def _forget_early_breaks(simulation: Simulation) -> None:
 
 
 def _keep_requests(simulation: Simulation) -> None:
-    simulation.patch(Session, "remove", lambda self, request: None)
+    simulation.patch(Register, "remove", lambda self, request: None)
 
 
 def _compare_nothing(simulation: Simulation) -> None:
@@ -626,7 +627,7 @@ def _hear_recalls_of_idle_ones_only(simulation: Simulation) -> None:
 
     def recalled(self: core.Request) -> None:
         if self.state is core.State.KEPT:
-            self.session.lingering.leave(self)
+            self.events.idle_over(self)
 
     simulation.patch(core.Request, "recalled", recalled)
 

@@ -25,9 +25,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from aiodlock._lease import Lease
-from aiodlock._request import HELD, LEAVING, WAITING, Request, check
+from aiodlock._request import HELD, LEAVING, WAITING, Request
 from aiodlock._session import Session
 
+from ...inside import check_request, holds_of
 from ..checkers import _AFTER_SLEEP, _PROMPT, Body
 from ..world import Process, World, Wrong
 
@@ -150,16 +151,16 @@ class Promises:
             for id, request in session.requests.items():
                 if request.state is HELD:
                     if self._held.get(id) != request.ends_at:
-                        self._check_held(process, request)
+                        self._check_held(process, session, request)
                 elif request.state is WAITING and self.on_waiter is not None:
                     self.on_waiter()
         for body in self.bodies:
             if body.process is process and body.cancels and not body.told:
                 self._check_told(body)
 
-    def _check_held(self, process: Process, request: Request) -> None:
+    def _check_held(self, process: Process, session: Session, request: Request) -> None:
         """A request has begun to hold, or holds for longer."""
-        check(request)
+        check_request(session, request)
         first = request.id not in self._held
         self._held[request.id] = request.ends_at
         if not self._believes(process, request):
@@ -305,6 +306,6 @@ class Promises:
 
     def check_nothing_left(self, process: Process, session: Session) -> None:
         """All that its tasks began is over: the client has no request any more."""
-        left: list[Any] = [list(session.requests), session._holds, len(session.deadlines)]
+        left: list[Any] = [list(session.requests), holds_of(session), len(session.deadlines)]
         if any(left):
             self.wrong("leak", f"{process} still has requests, holds, deadlines: {left}")
