@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from ._clock import now
 from ._deadlines import Deadlines
@@ -17,7 +17,7 @@ from ._request import HELD, KEPT, Request
 from ._telling import Telling
 
 #: What each task holds of a name, in order of acquisition: by the task's id.
-Holds = dict[tuple[Kind, str, int], list[Request]]
+Holds: TypeAlias = dict[tuple[Kind, str, int], list[Request]]
 
 
 class Register:
@@ -37,8 +37,8 @@ class Register:
         holds: Holds | None = None,
     ) -> None:
         self.requests: dict[str, Request] = {}
-        self.is_dead = False
-        self.removed = asyncio.Event()
+        self.is_dead: bool = False
+        self.removed: asyncio.Event = asyncio.Event()
         self.holds_of: Holds = {} if holds is None else holds
         self._telling = telling
         self._deadlines = deadlines
