@@ -5,19 +5,16 @@ Over 400 lines: half of them are the docstrings that make the reference.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeAlias, TypeVar, Unpack
 from urllib.parse import quote, unquote
 
-from ._clock import now
-from ._cycles import Cycle
-from ._deadlocks import standing
+from ._core import Core
 from ._election import Election
-from ._errors import BackendError, BackendUnavailable, ClientClosed, Unsupported, concerning
+from ._errors import Unsupported
 from ._hooks import Hooks
 from ._keywords import LockKeywords, OwnerlessKeywords, UnnamedKeywords
 from ._lock import Lock, ReadWriteLock, Semaphore
@@ -40,10 +37,6 @@ from ._options import (
     lock_options,
     refuse_keywords,
 )
-from ._patience import LEAST, soon
-from ._renewal import Renewal
-from ._session import Session
-from .backends.base import Backend, Follower, Unanswered
 from .backends.sources import StoreOptions, read_source
 
 if TYPE_CHECKING:
@@ -56,11 +49,6 @@ _P = ParamSpec("_P")
 
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _TOKEN = re.compile(r"[1-9][0-9]{0,15}")
-
-#: So many names are inspected together by ``locks``.
-_PAGE = 500
-#: A listing that fails within so many seconds had a connection that was just lost: it is repeated.
-_JUST_LOST = 0.5
 
 
 class Client:
@@ -137,25 +125,23 @@ class Client:
         if min_replicas < 0:
             raise ValueError(f"min_replicas must not be negative, and is {min_replicas}")
         self._ttl = check_seconds("ttl", ttl, least=SHORTEST_TTL)
-        self._waiter_ttl = check_seconds("waiter_ttl", waiter_ttl, least=SHORTEST_TTL)
-        self._token_retention = check_seconds("token_retention", token_retention, least=1.0)
-        self._unavailable_after = check_seconds("unavailable_after", unavailable_after)
-        self._close_timeout = check_seconds("close_timeout", close_timeout)
-        self._deadlock_after = (
-            None if deadlock_after is None else check_seconds("deadlock_after", deadlock_after)
-        )
+        waiter_ttl = check_seconds("waiter_ttl", waiter_ttl, least=SHORTEST_TTL)
+        token_retention = check_seconds("token_retention", token_retention, least=1.0)
+        unavailable_after = check_seconds("unavailable_after", unavailable_after)
+        close_timeout = check_seconds("close_timeout", close_timeout)
+        if deadlock_after is not None:
+            deadlock_after = check_seconds("deadlock_after", deadlock_after)
         check_flag("configure_notifications", configure_notifications)
         check_flag("create", create)
         if listen_source is not None and not isinstance(listen_source, str):
             raise TypeError(f"listen_source must be a URL, not {listen_source!r}")
-        self._prefix = prefix
-        self._store = read_source(
+        store = read_source(
             source,
             StoreOptions(
                 prefix=prefix,
                 ttl=self._ttl,
-                token_retention=self._token_retention,
-                unavailable_after=self._unavailable_after,
+                token_retention=token_retention,
+                unavailable_after=unavailable_after,
                 configure_notifications=configure_notifications,
                 min_replicas=min_replicas,
                 restart_delay=None
@@ -166,47 +152,20 @@ class Client:
                 description=check_note("description", description),
             ),
         )
-        self._described: str = self._store.described
-        self._session: Session | None = None
-        self._renewal: Renewal | None = None
-        self._entering = False
-        self._hooks: list[Hooks] = []
+        self._core = Core(
+            store,
+            prefix=prefix,
+            waiter_ttl=waiter_ttl,
+            unavailable_after=unavailable_after,
+            close_timeout=close_timeout,
+            deadlock_after=deadlock_after,
+        )
 
     def __repr__(self) -> str:
-        return f"<aiodlock.Client {self._described} {self._state}>"
-
-    @property
-    def _state(self) -> str:
-        session = self._session
-        if session is None:
-            return "opening" if self._entering else "closed"
-        if session.death is not None:
-            return "begins a new session"
-        if not session.closing:
-            return "open"
-        return "closing" if session.is_running else "closed"
-
-    # -- life ------------------------------------------------------------------------------------
+        return repr(self._core)
 
     async def __aenter__(self) -> Self:
-        if self._entering:
-            raise RuntimeError(
-                f"{self!r} is being entered by another task: share it, or make another"
-            )
-        if self._session is not None and self._session.closing:
-            raise RuntimeError(
-                f"{self!r} is still being left: enter it again when that has ended, or make another"
-            )
-        if self._session is not None:
-            raise RuntimeError(f"{self!r} is entered already: share it, or make another Client")
-        self._entering = True
-        try:
-            session = self._make_session()
-            await session.start()
-        finally:
-            self._entering = False
-        self._session = session
-        self._renewal = Renewal(session, self._make_session, self._use_session, self._close_timeout)
+        await self._core.enter()
         return self
 
     async def __aexit__(
@@ -215,67 +174,7 @@ class Client:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._session is None or self._renewal is None:
-            return
-        self._session.check_here()  # else it is still running
-        try:
-            await self._renewal.stop()
-        finally:
-            session = self._session
-            try:
-                await session.close(self._close_timeout)
-            finally:
-                if self._session is session:
-                    self._session = None
-
-    def _make_session(self, predecessor: Session | None = None) -> Session:
-        backend = self._make_backend()
-        if predecessor is not None and isinstance(backend, Follower):
-            backend.follow(predecessor.backend)
-        return Session(
-            backend,
-            unavailable_after=self._unavailable_after,
-            hooks=self._hooks,
-            deadlock_after=self._deadlock_after,
-            predecessor=predecessor,
-        )
-
-    def _use_session(self, session: Session) -> None:
-        self._session = session
-
-    def _make_backend(self) -> Backend:
-        return self._store.open()
-
-    def _use(self, name: str | None = None) -> Session:
-        """Return the session, if calls can be made now."""
-        session = self._session
-        if session is None:
-            raise ClientClosed(
-                f"{'' if name is None else f'{name!r}: '}{self!r} is not open: enter it first, with "
-                "'async with client:' or a lifespan",
-                name=name,
-            )
-        try:
-            session.check_usable()
-        except ClientClosed:
-            raise session.closed_error(name) from None
-        return session
-
-    async def _ready(self, name: str | None = None, within: float | None = None) -> Session:
-        """Return the session; if it has died, wait so long for the next one, as for a store that is away.
-
-        :param within: seconds; None: ``unavailable_after``.
-        """
-        session = self._session
-        if session is not None and session.death is not None and self._renewal is not None:
-            session.check_here()
-            await self._renewal.wait(self._unavailable_after if within is None else within)
-            session = self._session
-            if session is not None and session.death is not None:
-                raise BackendUnavailable(
-                    f"{self!r}, since a background task died: {session.death!r}", name=name
-                ) from session.death
-        return self._use(name)
+        await self._core.leave()
 
     # -- locks -----------------------------------------------------------------------------------
 
@@ -326,9 +225,9 @@ class Client:
         """
         if wrong:
             refuse_keywords("lock()", wrong)
-        if hold_at_least and not self._store.capabilities.hold_at_least:
+        if hold_at_least and not self._core.store.capabilities.hold_at_least:
             raise Unsupported(_needs("hold_at_least"))
-        if linger and not self._store.capabilities.linger:
+        if linger and not self._core.store.capabilities.linger:
             raise Unsupported(_needs("linger"))
         options = self._options(
             ttl,
@@ -344,11 +243,11 @@ class Client:
             note,
             linger,
         )
-        if lock_delay and not self._store.capabilities.lock_delay:
+        if lock_delay and not self._core.store.capabilities.lock_delay:
             raise Unsupported(
                 "lock_delay needs a store that remembers lost holders: this one forgets them"
             )
-        return Lock(self, check_text("name", name), "exclusive", options)
+        return Lock(self._core, check_text("name", name), "exclusive", options)
 
     def rwlock(self, name: str, **options: Unpack[LockKeywords]) -> ReadWriteLock:
         """Describe both modes of a lock; ``.write`` is the same as ``lock(name)``. Options as there.
@@ -387,10 +286,10 @@ class Client:
             )
         described = self.lock(name, **given)
         check_flag("resize", resize)
-        if resize and not self._store.capabilities.resize:
+        if resize and not self._core.store.capabilities.resize:
             raise Unsupported(_needs("resize"))
         return Semaphore(
-            self, described.name, "shared", described._options, check_limit(limit), resize
+            self._core, described.name, "shared", described._options, check_limit(limit), resize
         )
 
     def once(self, name: str, *, keep: float, **options: Unpack[OwnerlessKeywords]) -> Once:
@@ -425,7 +324,7 @@ class Client:
         described = self.lock(name, **given)
         check_hold(described._options.hold_at_least, keep)
         self._check_records()
-        return Once(self, described.name, described._options, keep)
+        return Once(self._core, described.name, described._options, keep)
 
     def once_per(
         self, template: str, *, keep: float, **options: Unpack[OwnerlessKeywords]
@@ -483,11 +382,13 @@ class Client:
         """
         check_text("name", name)
         self._check_records()
-        await self._inspect("once", name)  # the connection may just have been lost: this reconnects
-        return await self._answer_soon(lambda store: store.forget(name), name, repeats=False)
+        await self._core.inspect(
+            "once", name
+        )  # the connection may just have been lost: this reconnects
+        return await self._core.answer_soon(lambda store: store.forget(name), name, repeats=False)
 
     def _check_records(self) -> None:
-        if not self._store.capabilities.once:
+        if not self._core.store.capabilities.once:
             raise Unsupported(_needs("once"))
 
     def election(self, name: str, **options: Unpack[OwnerlessKeywords]) -> Election:
@@ -498,7 +399,7 @@ class Client:
             ...  # this process leads
         ```
         """
-        return Election(self, name, {**options})
+        return Election(self._core, name, {**options}, self.lock)
 
     def multilock(
         self,
@@ -527,7 +428,7 @@ class Client:
         plain: dict[str, Lock] = {}
         for one in names_or_locks:
             if isinstance(one, Lock):
-                if one._client is not self:
+                if one._core is not self._core:
                     raise ValueError(f"{one!r} belongs to another client than {self!r}")
                 described.setdefault(one.name, []).append(one)
             elif isinstance(one, str):
@@ -539,7 +440,7 @@ class Client:
         merged = plain | {name: self._merge(same) for name, same in described.items()}
         for name in plain.keys() & described.keys():
             merged[name] = self._in_mode(merged[name], "exclusive")
-        return MultiLock(self, list(merged.values()), timeout)
+        return MultiLock(self._core, list(merged.values()), timeout)
 
     @staticmethod
     def _merge(same: list[Lock]) -> Lock:
@@ -549,7 +450,7 @@ class Client:
         return next((lock for lock in same if lock.mode == "exclusive"), same[0])
 
     def _in_mode(self, lock: Lock, mode: Mode) -> Lock:
-        return Lock(self, lock.name, mode, lock._options)
+        return Lock(self._core, lock.name, mode, lock._options)
 
     def _options(self, ttl: float | None, *others: Any) -> LockOptions:
         return lock_options(self._ttl if ttl is None else ttl, *others)
@@ -614,7 +515,7 @@ class Client:
         """
         if not isinstance(hooks, Hooks):
             raise TypeError(f"hooks must be an aiodlock.Hooks, not {hooks!r}")
-        self._hooks.append(hooks)
+        self._core.hooks.append(hooks)
 
     async def inspect(self, name: str, *, kind: Kind = "lock") -> LockInfo:
         """Return who holds the lock and who waits for it, as of one moment.
@@ -628,7 +529,7 @@ class Client:
 
         :raises BackendUnavailable: when nothing answers within 2 s.
         """
-        return await self._inspect(check_kind(kind), check_text("name", name))
+        return await self._core.inspect(check_kind(kind), check_text("name", name))
 
     def locks(self, match: str = "*", *, kind: Kind | None = None) -> AsyncIterator[LockInfo]:
         """Iterate over everything held or waited for whose name matches the glob: all kinds, or one.
@@ -643,55 +544,7 @@ class Client:
         """
         if not isinstance(match, str):
             raise TypeError(f"match must be a str, not {match!r}")
-        return self._matching(match, self._kinds() if kind is None else (check_kind(kind),))
-
-    async def _matching(self, match: str, kinds: tuple[Kind, ...]) -> AsyncIterator[LockInfo]:
-        session = await self._ready()
-        try:
-            match.encode()  # it may be longer than a name: escaped, or with stars
-        except UnicodeEncodeError:
-            return  # no name is like that
-        if not match:
-            return
-        for kind in kinds:
-            async for info in self._locks(session, match, kind):
-                yield info
-
-    @property
-    def _named(self) -> str:
-        """The store and the prefix, for people; without a password."""
-        return (
-            f"{self._described}{'' if self._prefix == 'aiodlock' else f', prefix {self._prefix}'}"
-        )
-
-    def _kinds(self) -> tuple[Kind, ...]:
-        can = self._store.capabilities
-        kinds: list[Kind] = ["lock"]
-        if can.semaphores:
-            kinds.append("semaphore")
-        if can.once:
-            kinds.append("once")
-        return tuple(kinds)
-
-    async def _locks(self, session: Session, match: str, kind: Kind) -> AsyncIterator[LockInfo]:
-        seen: set[str] = set()
-        started = now()
-        while True:
-            try:
-                page: list[str] = []
-                async for name in _each(session.backend, match, kind):
-                    if name not in seen:
-                        page.append(name)
-                    if len(page) >= _PAGE:
-                        for info in await self._inspect_all(page, seen, kind):
-                            yield info
-                        page.clear()
-                for info in await self._inspect_all(page, seen, kind):
-                    yield info
-                return
-            except BackendUnavailable:
-                if now() - started > _JUST_LOST:
-                    raise  # else reconnect, from the start
+        return self._core.locks(match, self._core.kinds() if kind is None else (check_kind(kind),))
 
     async def break_lock(
         self, name: str, *, kind: Kind = "lock", tokens: Iterable[int] | None = None
@@ -717,27 +570,7 @@ class Client:
         check_text("name", name)
         check_kind(kind)
         meant = check_tokens(tokens)
-        if not self._store.capabilities.break_lock:
-            raise Unsupported(f"{self._described}: this store cannot break a lock")
-        asked: set[int] | None = None
-
-        async def attempt(store: Backend) -> int:
-            nonlocal asked
-            info = await store.inspect(kind, name)
-            holding = {holder.token for holder in info.holders}
-            if meant is not None:
-                holding &= meant
-            if asked is None:
-                asked = holding
-            elif not asked & holding:
-                return len(
-                    asked
-                )  # the first attempt did it, as it seems, and who holds now is another one
-            return await store.break_lock(name, kind, meant)
-
-        if meant is not None and not meant:
-            return 0
-        return await self._answer_soon(attempt, name)
+        return await self._core.break_lock(kind, name, meant)
 
     async def check_sequencer(self, sequencer: str) -> bool:
         """Return whether exactly the grant that this string was made from holds at this moment.
@@ -753,72 +586,11 @@ class Client:
         if parsed is None:
             return False
         kind, name, mode, token = parsed
-        if kind == "once" and not self._store.capabilities.once:
+        if kind == "once" and not self._core.store.capabilities.once:
             return False
-        return await self._answer_soon(lambda store: store.holds(kind, name, mode, token), name)
-
-    async def _inspect_all(
-        self, names: list[str], seen: set[str], kind: Kind = "lock"
-    ) -> list[LockInfo]:
-        """Return what is held or waited for of these."""
-        if not names:
-            return []
-        found = await self._inspect_many(names, kind)
-        seen.update(names)
-        return [info for info in found if info.holders or info.waiters or info.recorded]
-
-    async def _deadlocks(self, clients: Iterable[str]) -> list[Cycle]:
-        """Return the cycles of waits that these clients have told."""
-        try:
-            return await standing((await self._ready()).backend, clients)
-        except TimeoutError:
-            raise BackendUnavailable("no answer about deadlocks in time") from None
-
-    async def _held_names(self) -> dict[Kind, list[str]]:
-        """Return every name that is held, waited for or on record, by kind."""
-        return {kind: await self._names(kind) for kind in self._kinds()}
-
-    async def _names(self, kind: Kind) -> list[str]:
-        started = now()
-        try:
-            return [name async for name in _each(self._use().backend, "*", kind)]
-        except BackendUnavailable:
-            if now() - started > _JUST_LOST:
-                raise
-            return [name async for name in _each(self._use().backend, "*", kind)]
-
-    async def _inspect_many(self, names: Sequence[str], kind: Kind = "lock") -> list[LockInfo]:
-        """Return what is known of at least one name, asked together."""
-        return await self._answer_soon(lambda store: store.inspect_all(kind, names), names[0])
-
-    async def _inspect(self, kind: Kind, name: str) -> LockInfo:
-        return await self._answer_soon(lambda store: store.inspect(kind, name), name)
-
-    async def _answer_soon(
-        self, call: Callable[[Backend], Awaitable[_T]], name: str, *, repeats: bool = True
-    ) -> _T:
-        backend = (await self._ready(name, soon(LEAST))).backend
-        within = soon(backend.answers_within)
-        try:
-            async with asyncio.timeout(within):
-                try:
-                    return await call(backend)
-                except BackendUnavailable as lost:
-                    if isinstance(lost, Unanswered) and not repeats:
-                        raise
-                    return await call(
-                        backend
-                    )  # the connection may just have been lost: reconnect once
-        except BackendUnavailable as away:
-            raise BackendUnavailable(f"no answer about {name!r}: {away}", name=name) from (
-                away.__cause__ or away
-            )
-        except BackendError as error:
-            raise concerning(error, name) from error.__cause__
-        except TimeoutError:
-            raise BackendUnavailable(
-                f"no answer about {name!r} within {within:.3g} s from {self._described}", name=name
-            ) from backend.failure
+        return await self._core.answer_soon(
+            lambda store: store.holds(kind, name, mode, token), name
+        )
 
 
 _ONE = "one Redis or Valkey server, Sentinel, a cluster, PostgreSQL"
@@ -852,18 +624,3 @@ def _read_sequencer(text: str) -> tuple[Kind, str, Mode, int] | None:
     if mode == "once":
         return "once", name, "exclusive", int(token)
     return "lock", name, "exclusive" if mode == "exclusive" else "shared", int(token)
-
-
-async def _each(backend: Backend, match: str, kind: Kind) -> AsyncIterator[str]:
-    """Return the names as they come. One step is waited for as long as any call that does not wait."""
-    names = backend.names(match, kind)
-    while True:
-        within = soon(backend.answers_within)
-        try:
-            async with asyncio.timeout(within):
-                name = await anext(names)
-        except StopAsyncIteration:
-            return
-        except TimeoutError:
-            raise BackendUnavailable(f"no answer within {within:.2g} s from {backend!r}") from None
-        yield name

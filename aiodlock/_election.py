@@ -10,21 +10,20 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ._acquire import OwnRequests
 from ._body import Blocks
 from ._clock import now
+from ._core import Core
 from ._errors import BackendUnavailable
 from ._lease import Lease
+from ._lock import Lock
 from ._model import CANDIDATE
 from ._options import check_seconds
-
-if TYPE_CHECKING:
-    from ._client import Client
 
 _LONGEST_VALUE = 400
 #: Between two looks while the store does not answer (seconds).
@@ -44,18 +43,21 @@ class Election:
     ```
     """
 
-    def __init__(self, client: Client, name: str, options: dict[str, Any]) -> None:
+    def __init__(
+        self, core: Core, name: str, options: dict[str, Any], lock: Callable[..., Lock]
+    ) -> None:
         if options.pop("owner", None) is not None:
             raise ValueError("an election makes an owner of each candidacy: owner has no meaning")
         if options.get("linger"):
             raise ValueError(
                 "linger has no meaning for an election: a leader that resigns leads no more"
             )
-        self._client = client
+        self._core = core
+        self._lock = lock
         self._options = options
-        lock = client.lock(name, **options)
-        self._name = lock.name
-        self._timeout = lock._options.timeout
+        described = lock(name, **options)
+        self._name = described.name
+        self._timeout = described._options.timeout
 
     @property
     def name(self) -> str:
@@ -63,7 +65,7 @@ class Election:
         return self._name
 
     def __repr__(self) -> str:
-        return f"<Election {self._name!r} on {self._client!r}>"
+        return f"<Election {self._name!r} on {self._core!r}>"
 
     def lead(self, value: str = "") -> Candidacy:
         """Wait to be elected: ``async with election.lead("host-1") as lease``; leaving resigns.
@@ -112,20 +114,20 @@ class Election:
     async def _observe(self, interval: float) -> AsyncGenerator[str, None]:
         seen, answered = 0, now()
         changed = asyncio.Event()
-        session = await self._client._ready()
+        session = await self._core.ready()
         stop = session.backend.observe("lock", self._name, changed.set)
         try:
             while True:
                 if session.death is not None:
                     stop()
-                    session = await self._client._ready()
+                    session = await self._core.ready()
                     stop = session.backend.observe("lock", self._name, changed.set)
                 changed.clear()
                 pause = interval
                 try:
-                    info = await self._client.inspect(self._name)
+                    info = await self._core.inspect("lock", self._name)
                 except BackendUnavailable:
-                    if now() - answered >= self._client._unavailable_after:
+                    if now() - answered >= self._core.unavailable_after:
                         raise
                     pause = min(interval, _LOOK_AGAIN)
                 else:
@@ -162,7 +164,7 @@ class Candidacy:
         election = self._election
         # A fresh owner each time: equal owners would lead together.
         owner = f"{CANDIDATE}{secrets.token_hex(8)}:{self._value}"
-        lock = election._client.lock(election._name, **election._options, owner=owner)
+        lock = election._lock(election._name, **election._options, owner=owner)
         lease = await lock._acquire(timeout, own)
         lease._session.backend.announce("lock", election._name)
         return lease

@@ -16,6 +16,7 @@ from ._acquire import Acquisition, OwnRequests
 from ._body import NOTHING, Blocks
 from ._capabilities import refuse_unsupported
 from ._clock import now
+from ._core import Core
 from ._errors import (
     AcquireTimeout,
     NotHeld,
@@ -28,13 +29,11 @@ from ._options import (
     Elsewhere,
     LockOptions,
     check_timeout,
+    check_tokens,
     refuse_keywords,
 )
 from ._patience import LEAST, soon
 from ._request import Request
-
-if TYPE_CHECKING:
-    from ._client import Client
 
 _logger = logging.getLogger("aiodlock")
 
@@ -52,14 +51,14 @@ class Acquirable:
 
     def __init__(
         self,
-        client: Client,
+        core: Core,
         name: str,
         mode: Mode,
         options: LockOptions,
         limit: int = 0,
         resize: bool = False,
     ) -> None:
-        self._client = client
+        self._core = core
         self._name = name
         self._mode: Mode = mode
         self._options = options
@@ -73,7 +72,7 @@ class Acquirable:
             limit=limit,
             ttl=self._ttl,
             # A granted waiter's lease is what is left of this: no longer than a holder's.
-            waiter_ttl=min(client._waiter_ttl, self._ttl),
+            waiter_ttl=min(core.waiter_ttl, self._ttl),
             lock_delay=options.lock_delay,
             margin=options.margin,
             max_hold=options.max_hold,
@@ -83,7 +82,7 @@ class Acquirable:
             note=options.note,
             linger=options.linger,
         )
-        refuse_unsupported(client._store.capabilities, self._terms, options.ttl, client._described)
+        refuse_unsupported(core.store.capabilities, self._terms, options.ttl, core.described)
         #: Whether a block may begin and end by ``_short_way``.
         self._short = (
             options.linger > 0.0
@@ -165,7 +164,7 @@ class Acquirable:
         :raises LockLost: once, when it has nothing left but what it has lost; or when nothing answered
             until the lease's deadline.
         """
-        session = self._client._use(self._name)
+        session = self._core.use(self._name)
         lost: list[Request] = []
         for request in reversed(
             session.register.holds(self._kind, self._name, asyncio.current_task())
@@ -196,7 +195,7 @@ class Acquirable:
             print("somebody holds it")
         ```
         """
-        info = await self._client._inspect(self._kind, self._name)
+        info = await self._core.inspect(self._kind, self._name)
         return bool(info.holders) or info.closed > 0
 
     async def inspect(self) -> LockInfo:
@@ -207,7 +206,7 @@ class Acquirable:
         print(len(info.holders), "of 3 places are taken")
         ```
         """
-        return await self._client._inspect(self._kind, self._name)
+        return await self._core.inspect(self._kind, self._name)
 
     async def break_lock(self, *, tokens: Iterable[int] | None = None) -> int:
         """Release all holders by force, or those with these tokens; as ``Client.break_lock``.
@@ -216,10 +215,10 @@ class Acquirable:
         await client.lock("report").break_lock()
         ```
         """
-        return await self._client.break_lock(self._name, kind=self._kind, tokens=tokens)
+        return await self._core.break_lock(self._kind, self._name, check_tokens(tokens))
 
     async def __aenter__(self) -> Lease:
-        if self._short and (session := self._client._session) is not None:
+        if self._short and (session := self._core.session) is not None:
             asked = session, self._terms, self._options, self._entered, self._lease_type
             kept = _short_way.begin(*asked, sys._getframe(1))
             if kept is _short_way.NEXT_TURN:
@@ -243,7 +242,7 @@ class Acquirable:
         # manager returns here is what ``async def`` returns, and no other Coroutine.
         if (
             self._short
-            and (session := self._client._session) is not None
+            and (session := self._core.session) is not None
             and _short_way.end(session, self._entered)
         ):
             return NOTHING
@@ -259,10 +258,10 @@ class Acquirable:
         self, timeout: float | None, own: OwnRequests | None = None
     ) -> Coroutine[Any, Any, Lease]:
         """Wait for the turn. With ``own`` the hold belongs to its ``Lease``, not to the current task."""
-        session = self._client._session
+        session = self._core.session
         if session is not None and session.death is not None:
             return self._acquire_later(timeout, own)
-        session = self._client._use(self._name)
+        session = self._core.use(self._name)
         task = asyncio.current_task() if own is None else None
         if task is None and own is None:
             raise RuntimeError(f"{self!r} can be acquired inside an asyncio task only")
@@ -272,7 +271,7 @@ class Acquirable:
     async def _acquire_later(self, timeout: float | None, own: OwnRequests | None) -> Lease:
         """The session has died: wait for the next one."""
         began = now()
-        await self._client._ready(self._name, soon(LEAST) if timeout == 0 else timeout)
+        await self._core.ready(self._name, soon(LEAST) if timeout == 0 else timeout)
         left = max(0.001, timeout - (now() - began)) if timeout else timeout
         return await self._acquire(left, own)
 
@@ -296,7 +295,7 @@ class Lock(Acquirable):
         return self._mode
 
     def __repr__(self) -> str:
-        return f"<Lock {self._name!r} {self._mode} on {self._client!r}>"
+        return f"<Lock {self._name!r} {self._mode} on {self._core!r}>"
 
     def _with_later_body(self) -> Lock:
         """Return this lock, or one like it whose ``hold_at_least`` counts when a body is said to begin."""
@@ -339,7 +338,7 @@ class ReadWriteLock:
         return self._write
 
     def __repr__(self) -> str:
-        return f"<ReadWriteLock {self.name!r} on {self._write._client!r}>"
+        return f"<ReadWriteLock {self.name!r} on {self._write._core!r}>"
 
 
 class Semaphore(Acquirable):
@@ -371,9 +370,9 @@ class Semaphore(Acquirable):
             print("all three places are taken")
         ```
         """
-        info = await self._client._inspect(self._kind, self._name)
+        info = await self._core.inspect(self._kind, self._name)
         taken = sum(holder.count for holder in info.holders) + info.closed_places
         return taken >= self._limit or bool(info.waiters)
 
     def __repr__(self) -> str:
-        return f"<Semaphore {self._name!r} limit={self._limit} on {self._client!r}>"
+        return f"<Semaphore {self._name!r} limit={self._limit} on {self._core!r}>"

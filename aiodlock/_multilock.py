@@ -13,22 +13,20 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Never, TypeVar
+from typing import Never, TypeVar
 
 import anyio
 
 from ._acquire import OwnRequests
 from ._body import Blocks, Body
 from ._clock import now
+from ._core import Core
 from ._errors import AcquireTimeout, BackendError, BackendUnavailable, LockLost, NotHeld
 from ._lease import Lease, LeaseView
 from ._lock import _UNSET, Lock
 from ._options import check_timeout, refuse_keywords
 from ._request import Block, Request
 from ._session import Session
-
-if TYPE_CHECKING:
-    from ._client import Client
 
 _T = TypeVar("_T")
 _L = TypeVar("_L", bound=LeaseView)
@@ -56,8 +54,8 @@ class MultiLock:
     ```
     """
 
-    def __init__(self, client: Client, locks: list[Lock], timeout: float | None) -> None:
-        self._client = client
+    def __init__(self, core: Core, locks: list[Lock], timeout: float | None) -> None:
+        self._core = core
         ordered = sorted(locks, key=lambda lock: lock.name.encode())
         #: Their bodies begin together, when all names are granted.
         self._locks = tuple(lock._with_later_body() for lock in ordered)
@@ -66,7 +64,7 @@ class MultiLock:
 
     def __repr__(self) -> str:
         names = ", ".join(repr(name) for name in self.names)
-        return f"<MultiLock {names} on {self._client!r}>"
+        return f"<MultiLock {names} on {self._core!r}>"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -112,7 +110,7 @@ class MultiLock:
     # -- inside ------------------------------------------------------------------------------------
 
     async def _acquire(self, timeout: float | None, own: OwnRequests | None = None) -> MultiLease:
-        session = await self._client._ready(within=timeout)
+        session = await self._core.ready(within=timeout)
         started = now()
 
         def time_left() -> float | None:

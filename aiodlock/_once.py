@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ._body import Blocks, current_task
+from ._core import Core
 from ._errors import LockLost
 from ._lease import Lease
 from ._lock import Acquirable
@@ -16,7 +17,6 @@ from ._model import End, Kind
 from ._request import AlreadyDone, Request
 
 if TYPE_CHECKING:
-    from ._client import Client
     from ._options import LockOptions
     from ._session import Session
 
@@ -187,14 +187,14 @@ class Once:
     ```
     """
 
-    def __init__(self, client: Client, name: str, options: LockOptions, keep: float) -> None:
-        self._lock = OnceLock(client, name, "exclusive", options)
+    def __init__(self, core: Core, name: str, options: LockOptions, keep: float) -> None:
+        self._lock = OnceLock(core, name, "exclusive", options)
         self._keep = keep
         #: The open blocks of all tasks, also those that are not the first.
         self._entered: Blocks[OnceRun] = Blocks()
 
     def __repr__(self) -> str:
-        return f"<Once {self.name!r} keep={self._keep:g} on {self._lock._client!r}>"
+        return f"<Once {self.name!r} keep={self._keep:g} on {self._lock._core!r}>"
 
     @property
     def name(self) -> str:
@@ -220,7 +220,7 @@ class Once:
             await self._finish(run, task, exc_type, exc)
 
     async def _start(self) -> OnceRun:
-        session = await self._lock._client._ready(self.name, self._lock._options.timeout)
+        session = await self._lock._core.ready(self.name, self._lock._options.timeout)
         try:
             lease = await self._lock._acquire(self._lock._options.timeout)
         except AlreadyDone as done:

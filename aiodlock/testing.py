@@ -184,7 +184,7 @@ def drop_next_notice(client: Client) -> _Injection:
 
     :raises Unsupported: for stores where a grant is not told by a message of its own.
     """
-    backend = client._use().backend
+    backend = client._core.use().backend
     if not isinstance(backend, KeptBackend):
         raise Unsupported(f"{backend!r} has no notices of grants that could be lost")
     injection = _Injection(backend.keeper, "on_granted")
@@ -217,7 +217,7 @@ def fail_next_call(client: Client, error: Exception | None = None) -> _Injection
     """
     if error is None:
         error = BackendUnavailable("the store does not answer (a test made it so)")
-    session = client._use()
+    session = client._core.use()
     injection = _Injection(session, "check_usable")
     raised = error
 

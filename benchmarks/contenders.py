@@ -161,7 +161,7 @@ class _TwoRoundTrips:
 async def _raw(servers: Servers) -> AsyncIterator[MakeHold]:
     """Two round trips of ``return 1`` on the wire that aiodlock uses: the limit."""
     async with aiodlock.Client(servers.redis) as client:
-        backend: Any = client._use().backend.store  # type: ignore[attr-defined]
+        backend: Any = client._core.use().backend.store  # type: ignore[attr-defined]
         wire = await backend.server.link.wait_up()
         both = _TwoRoundTrips(wire.send, await wire.send("SCRIPT", "LOAD", "return 1"))
         yield lambda name, shared: lambda: both

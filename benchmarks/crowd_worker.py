@@ -172,7 +172,7 @@ async def of_aiodlock(crowd: Crowd, loop: Loop, url: str, names: Sequence[str]) 
     client: Any = aiodlock.Client(url)
     await client.__aenter__()
     leases = [await client.lock(f"small:{n}", ttl=5.0).acquire() for n in range(_LEASES)]
-    requests = client._session.requests
+    requests = client._core.session.requests
 
     def all_wait() -> bool:
         if len(requests) < crowd.number + _LEASES:

@@ -85,8 +85,8 @@ async def _etcdctl(cluster: EtcdCluster) -> AsyncIterator[Pair]:
 @asynccontextmanager
 async def _store(cluster: EtcdCluster) -> AsyncIterator[EtcdBackend]:
     async with aiodlock.Client(cluster.url) as client:
-        assert client._session is not None
-        store = client._session.backend
+        assert client._core.session is not None
+        store = client._core.session.backend
         assert isinstance(store, EtcdBackend)
         yield store
 
@@ -193,8 +193,8 @@ _HAND_OVERS = 40
 async def _hand_over(cluster: EtcdCluster, waiting: int) -> None:
     name = f"queue of {waiting}"
     async with aiodlock.Client(cluster.url) as one, aiodlock.Client(cluster.url) as two:
-        assert one._session is not None
-        store = one._session.backend
+        assert one._core.session is not None
+        store = one._core.session.backend
         assert isinstance(store, EtcdBackend)
         link, keys = store._link, store.keys("lock", name)
         lease = await one.lock(name).acquire()

@@ -483,7 +483,7 @@ async def _queue(
 ) -> list[asyncio.Task[Any]]:
     """Let tasks wait; without ``stay`` they leave again."""
     tasks = [asyncio.create_task(client.lock(f"waited{n % names}").acquire()) for n in range(count)]
-    session = client._session
+    session = client._core.session
     assert session is not None
     while sum(place.state is State.WAITING for place in session.requests.values()) < count:
         await asyncio.sleep(0.05)

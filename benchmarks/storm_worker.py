@@ -21,7 +21,7 @@ _TRIES = 20
 
 def links_of(client: aiodlock.Client) -> list[Any]:
     """Return the links of a client of one server."""
-    backend: Any = client._session.backend.store  # type: ignore[union-attr]
+    backend: Any = client._core.session.backend.store  # type: ignore[union-attr]
     return [backend.server.commands, backend.server.wakeups.link]
 
 

@@ -183,7 +183,7 @@ async def _burst(server: EmbeddedServer, number: int) -> float:
         leases: list[aiodlock.Lease] = []
         for first in range(0, number, 500):
             leases += await asyncio.gather(*(lock.acquire() for lock in locks[first : first + 500]))
-        keeper: Any = client._session.backend.keeper  # type: ignore[union-attr]
+        keeper: Any = client._core.session.backend.keeper  # type: ignore[union-attr]
         places = list(keeper.places.values())
         await admin.config_resetstat()
         for place in places:
@@ -225,7 +225,7 @@ async def _list(server: EmbeddedServer) -> None:
             locks = [client.lock(f"order:{index}") for index in range(first, first + 500)]
             leases += await asyncio.gather(*(lock.acquire() for lock in locks))
         await admin.config_resetstat()
-        backend: Any = client._session.backend.store  # type: ignore[union-attr]
+        backend: Any = client._core.session.backend.store  # type: ignore[union-attr]
         pages, inspect_all = 0, backend.inspect_all
 
         async def counted(*arguments: Any) -> Any:

@@ -14,8 +14,8 @@ from aiodlock._session import Session
 
 
 def session_of(client: Client) -> Session:
-    assert client._session is not None
-    return client._session
+    assert client._core.session is not None
+    return client._core.session
 
 
 def lingering_of(client: Client) -> Lingering:

@@ -88,8 +88,8 @@ async def is_free(client: aiodlock.Client, *names: str) -> bool:
 
 def keeper_of(client: aiodlock.Client) -> Keeper:
     """Return what extends the leases of an entered client, on a store with a lease per request."""
-    assert client._session is not None
-    backend = client._session.backend
+    assert client._core.session is not None
+    backend = client._core.session.backend
     assert isinstance(backend, KeptBackend)
     return backend.keeper
 

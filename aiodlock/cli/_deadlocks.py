@@ -11,4 +11,4 @@ async def find(url: str, prefix: str) -> list[Cycle]:
     """Return each cycle once, from its youngest request on."""
     async with Client(read_source(url), prefix=prefix) as client:
         waiting = {waiter.client async for info in client.locks() for waiter in info.waiters}
-        return await client._deadlocks(waiting)
+        return await client._core.deadlocks(waiting)

@@ -88,7 +88,7 @@ class Client:
         if not self._closed:
             is_open = running is not None and running.is_open
             state = "open" if is_open else "not connected yet"
-        return f"<aiodlock.sync.Client {self._template._described} {state}>"
+        return f"<aiodlock.sync.Client {self._template._core.described} {state}>"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
@@ -166,7 +166,7 @@ class Client:
             running = self._runnings.get(os.getpid())
             if running is not None and running.portal is not through:
                 self._runnings.pop(os.getpid(), None)  # the thread that it ran in was lost
-            check_memory(self._template._described, self._pid)
+            check_memory(self._template._core.described, self._pid)
             # With the same hooks, also those that are added from now on.
             return self._runnings.setdefault(
                 os.getpid(), Running(copy.copy(self._template), through)

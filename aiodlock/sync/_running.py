@@ -119,8 +119,8 @@ class Running:
         await self.inner.__aexit__(None, None, None)
 
     async def _close_at_exit(self) -> None:
-        self.inner._close_timeout = _CLOSE_AT_EXIT
-        session = self.inner._session
+        self.inner._core.close_timeout = _CLOSE_AT_EXIT
+        session = self.inner._core.session
         if session is not None:
             for request in list(session.requests.values()):
                 if request.state is State.HELD and not request.armed:

@@ -138,8 +138,8 @@ class _Pages:
         self._templates.globals.update(
             read_only=read_only,
             sorts=_view.SORTS,
-            kinds=client._kinds(),
-            store=printable(client._named),
+            kinds=client._core.kinds(),
+            store=printable(client._core.named),
         )
 
     # -- pages -----------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class _Pages:
 
     def _key(self, request: Request) -> Key | None:
         wanted = request.query_params.get("kind", "lock")
-        kind = next((kind for kind in self._client._kinds() if kind == wanted), None)
+        kind = next((kind for kind in self._client._core.kinds() if kind == wanted), None)
         try:
             return kind and (kind, check_text("name", request.query_params["n"]))
         except (KeyError, ValueError):

@@ -244,7 +244,7 @@ class Watch:
         await self._ask_about(list(visible)[:_VISIBLE])
         await self._go_on()
         if self.looks % _CYCLES_EACH == 0:
-            self.deadlocks = await self._client._deadlocks(self._who_waits_long())
+            self.deadlocks = await self._client._core.deadlocks(self._who_waits_long())
 
     def _who_waits_long(self) -> list[str]:
         """Return the clients whose requests have waited for so long that they may have told it."""
@@ -263,7 +263,7 @@ class Watch:
             names.setdefault(kind, []).append(name)
         for kind, some in names.items():
             self.asked += len(some)
-            for info in await self._client._inspect_many(some, kind):
+            for info in await self._client._core.inspect_many(some, kind):
                 self._take(info)
                 for viewer in self._viewers:
                     if viewer.one == (kind, info.name):
@@ -284,7 +284,9 @@ class Watch:
     async def _begin_walk(self) -> None:
         began = now()
         # The kind with the fewest names first: those left out are then of the kind that has so many.
-        kinds = sorted((await self._client._held_names()).items(), key=lambda names: len(names[1]))
+        kinds = sorted(
+            (await self._client._core.held_names()).items(), key=lambda names: len(names[1])
+        )
         found = [(kind, name) for kind, names in kinds for name in names]
         self.left_out = max(0, len(found) - MOST_NAMES)
         self._to_ask = found[:MOST_NAMES]

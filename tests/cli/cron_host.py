@@ -24,7 +24,7 @@ import aiodlock.cli._run
 
 def main() -> None:
     # What reads arguments is imported when the first one is read. These are refused before anything starts.
-    aiodlock.Client(os.environ["AIODLOCK_URL"])._make_backend()
+    aiodlock.Client(os.environ["AIODLOCK_URL"])._core.store.open()
     with contextlib.suppress(Exception):
         aiodlock.cli._app.app(["run", "--ttl", "0.1", "x", "--", "true"], standalone_mode=False)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the watchers

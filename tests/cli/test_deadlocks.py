@@ -47,8 +47,8 @@ async def test_cycle_that_stands_is_printed(
     ]
 
     async def told() -> bool:
-        labels = [client._use().backend.label for client in (one, two)]
-        return len(await one._use().backend.waits_of(labels)) == 2
+        labels = [client._core.use().backend.label for client in (one, two)]
+        return len(await one._core.use().backend.waits_of(labels)) == 2
 
     await until(told)
     code, out = await call(store)

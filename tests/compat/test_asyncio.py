@@ -33,7 +33,7 @@ async def _is_free(lock: Lock) -> bool:
 
 async def _until_semaphore_waits(client: Client, name: str, number: int) -> None:
     async def queued() -> bool:
-        return len((await client._inspect("semaphore", name)).waiters) == number
+        return len((await client._core.inspect("semaphore", name)).waiters) == number
 
     await until(queued, f"{number} waiting")
 
@@ -310,7 +310,9 @@ async def test_release_of_a_place_that_was_not_taken_is_an_error(one: Semaphore)
         assert await one.locked()
 
 
-async def test_who_releases_and_comes_again_is_behind_who_waits(one: Semaphore) -> None:
+async def test_who_releases_and_comes_again_is_behind_who_waits(
+    client: Client, one: Semaphore
+) -> None:
     """SemaphoreTests.test_acquire_fifo_order, test_acquire_fifo_order_2."""
     order: list[str] = []
     number_waiting = 0
@@ -327,7 +329,7 @@ async def test_who_releases_and_comes_again_is_behind_who_waits(one: Semaphore) 
         number_waiting += 1
         await _until_semaphore_waits(client, "s", number_waiting)
 
-    client, tasks = one._client, list[asyncio.Task[None]]()
+    tasks = list[asyncio.Task[None]]()
     async with one:
         for name in "abc":
             await start(name)

@@ -442,7 +442,7 @@ async def test_task_that_loses_again_and_again_keeps_no_memory_of_it(client: Cli
         await client.break_lock("x")
         await lease.wait_lost()
         del lease
-    session = client._session
+    session = client._core.session
     assert session is not None
     await until(lambda: len(session.requests) <= 2)
     with pytest.raises(LockLost):

@@ -271,7 +271,7 @@ async def test_waiter_granted_while_others_are_told_that_the_client_is_left_begi
     client = await make_client()
     waiting = asyncio.create_task(work(client.lock("x")))
     await until_waiting(other, "x")
-    session = client._session
+    session = client._core.session
     assert session is not None
     session.closing = True
     await holder.release()
@@ -476,20 +476,20 @@ async def test_2000_waiters_use_two_connections_few_commands_and_are_served_in_o
     await first.release()
     await asyncio.gather(*tasks)
     assert order == list(range(2000))
-    await until(lambda: client._session is not None and not client._session.requests)
+    await until(lambda: client._core.session is not None and not client._core.session.requests)
 
 
 async def test_leaving_the_client_in_a_forked_child_releases_nothing_of_the_parent(
     client: aiodlock.Client,
 ) -> None:
     lease = await client.lock("x", on_lost="flag").acquire()
-    session = client._session
+    session = client._core.session
     assert session is not None
     session.pid += 1  # as a child sees it
     with pytest.raises(RuntimeError, match="fork"):
         await client.__aexit__(None, None, None)
     session.pid -= 1
-    client._session = session
+    client._core.session = session
     assert lease.held
     await lease.release()
 

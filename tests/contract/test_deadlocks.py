@@ -76,7 +76,7 @@ async def test_wait_that_was_told_as_late_as_it_may_be_is_met_at_the_second_look
 ) -> None:
     """The older one's client has just looked when its wait gets long, and tells it half a second later."""
     one, two = await make_client(deadlock_after=AFTER), await make_client(deadlock_after=AFTER)
-    looks: Any = one._use().deadlocks
+    looks: Any = one._core.use().deadlocks
     both = asyncio.Barrier(2)
     began = now()
     async with asyncio.timeout(PATIENCE), stalls() as stalled:
@@ -137,7 +137,7 @@ async def test_named_owners(make_client: MakeClient) -> None:
 
 async def test_a_reader_behind_a_writer_that_holds_nothing(make_client: MakeClient) -> None:
     one, two, three = [await make_client(deadlock_after=AFTER) for _ in range(3)]
-    if one._use().backend.capabilities.fair != "exact":
+    if one._core.use().backend.capabilities.fair != "exact":
         pytest.skip("here the reader may pass the writer")
     both = asyncio.Barrier(2)
 
@@ -162,7 +162,7 @@ async def test_a_reader_behind_a_writer_that_holds_nothing(make_client: MakeClie
 @pytest.mark.parametrize("limit", [1, 2])
 async def test_semaphores_of_one_place_are_edges(make_client: MakeClient, limit: int) -> None:
     one, two = await make_client(deadlock_after=AFTER), await make_client(deadlock_after=AFTER)
-    if not one._use().backend.capabilities.semaphores:
+    if not one._core.use().backend.capabilities.semaphores:
         pytest.skip("no semaphores")
     both = asyncio.Barrier(2)
     others = [await two.semaphore("a", limit).acquire() for _ in range(limit - 1)]
@@ -286,7 +286,7 @@ async def test_nothing_that_was_told_stays(make_client: MakeClient) -> None:
     for client in (one, two):
 
         async def is_quiet(client: aiodlock.Client = client) -> bool:
-            session = client._use()
+            session = client._core.use()
             return not await session.backend.waits_of([session.backend.label])
 
         await until(is_quiet)
@@ -352,7 +352,7 @@ async def test_nobody_is_warned_about_a_creator_that_is_not_inside_any_more(
     """Whether its wait becomes long after the creator has left its block, or what it held, decides."""
     client = await make_client(deadlock_after=600.0)
     other = await make_client(deadlock_after=None)
-    deadlocks = client._use().deadlocks
+    deadlocks = client._core.use().deadlocks
     assert deadlocks is not None
     goes_on = asyncio.Event()
 
@@ -417,7 +417,7 @@ async def test_victim_that_is_granted_in_the_turn_of_the_answer_is_no_victim(
 ) -> None:
     client = await make_client(deadlock_after=0.05)
     other = await make_client(deadlock_after=None)
-    deadlocks = client._use().deadlocks
+    deadlocks = client._core.use().deadlocks
     assert deadlocks is not None
     granted = Request.granted
 
@@ -449,7 +449,7 @@ async def leave(block: AsyncIterator[None]) -> None:
 
 async def until_told(client: aiodlock.Client) -> None:
     """Wait until the store knows of a wait of this client."""
-    backend = client._use().backend
+    backend = client._core.use().backend
 
     async def is_told() -> bool:
         return bool(await backend.waits_of([backend.label]))
@@ -459,7 +459,7 @@ async def until_told(client: aiodlock.Client) -> None:
 
 async def test_block_that_another_task_has_left_makes_no_edge(make_client: MakeClient) -> None:
     one, two = await make_client(deadlock_after=AFTER), await make_client(deadlock_after=AFTER)
-    if not one._use().backend.capabilities.linger:
+    if not one._core.use().backend.capabilities.linger:
         pytest.skip("nothing lingers here")
     lock = one.lock("a", linger=60.0)
     both = asyncio.Barrier(2)
@@ -615,7 +615,7 @@ async def test_short_waits_and_waits_of_tasks_that_hold_nothing_tell_nothing(
     make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = await make_client(deadlock_after=AFTER)
-    backend = client._use().backend
+    backend = client._core.use().backend
     told: list[bytes] = []
     tell = backend.tell_waits
 
@@ -652,7 +652,7 @@ async def test_many_waits_that_become_long_are_looked_at_together(
     make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = await make_client(deadlock_after=AFTER)
-    search = client._use().deadlocks
+    search = client._core.use().deadlocks
     assert search is not None
     looks: list[float] = []
     seen: set[str] = set()
@@ -691,9 +691,9 @@ async def test_waits_of_one_look_are_looked_at_again_together(make_client: MakeC
         gathered(*(take(client.lock(name), client.lock("x"), all_hold) for name in names)),
     ):
         await until_waiting(client, "x", 3)
-        assert client._session is not None
-        deadlocks: Any = client._session.deadlocks
-        backend: Any = client._session.backend
+        assert client._core.session is not None
+        deadlocks: Any = client._core.session.deadlocks
+        backend: Any = client._core.session.backend
         tell = backend.tell_waits
 
         async def tell_slowly(*about: object, **more: object) -> None:
@@ -716,7 +716,7 @@ async def test_waits_are_looked_at_every_two_seconds_and_a_new_one_at_once(
     make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = await make_client(deadlock_after=600.0)
-    deadlocks = client._use().deadlocks
+    deadlocks = client._core.use().deadlocks
     assert deadlocks is not None
     monkeypatch.setattr(deadlocks, "_start_soon", lambda *about: True)
     moments = iter(range(1000))

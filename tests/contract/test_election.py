@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import aiodlock
+from aiodlock._model import Kind
 from aiodlock.backends.etcd.store import EtcdBackend
 
 from ..conftest import MakeClient
@@ -65,13 +66,14 @@ async def test_observer_waits_while_nobody_leads_and_ignores_plain_locks(
 ) -> None:
     looks = 0
 
-    async def look(name: str) -> aiodlock.LockInfo:
+    async def look(kind: Kind, name: str) -> aiodlock.LockInfo:
         nonlocal looks
-        info = await aiodlock.Client.inspect(client, name)
+        info = await inspect(kind, name)
         looks += 1
         return info
 
-    monkeypatch.setattr(client, "inspect", look)
+    inspect = client._core.inspect
+    monkeypatch.setattr(client._core, "inspect", look)
     values = client.election("boss").observe(interval=0.01)
     waiting = asyncio.ensure_future(anext(values))
     await until(lambda: looks >= 2)
@@ -99,8 +101,8 @@ async def test_observer_hears_of_a_leader_without_looking_for_one(make_client: M
 
 def _listens_late(client: aiodlock.Client) -> Callable[[], object]:
     """Keep what the client wants to listen to from its server; return what lets it go."""
-    assert client._session is not None
-    backend: Any = client._session.backend
+    assert client._core.session is not None
+    backend: Any = client._core.session.backend
     if isinstance(backend, EtcdBackend):
         unsent, kept = backend.watches._unsent, asyncio.Queue[Any]()
         put, unsent.put_nowait = unsent.put_nowait, kept.put_nowait  # type: ignore[method-assign]

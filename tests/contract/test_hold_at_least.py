@@ -22,7 +22,7 @@ pytestmark = pytest.mark.stores(MEMORY, *SCRIPTED, *POSTGRES, *ETCD, CLUSTER, SE
 
 def rounded(client: Client, seconds: float) -> float:
     """Return how long a name may stay closed on a store that counts in larger steps."""
-    return max(seconds, client._store.capabilities.granularity)
+    return max(seconds, client._core.store.capabilities.granularity)
 
 
 async def closed(client: Client, name: str = "a") -> float:

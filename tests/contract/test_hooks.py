@@ -114,7 +114,7 @@ async def test_waiting_time_is_told(
 async def test_once_that_is_done_already_is_told_as_no_failure(
     client: aiodlock.Client, heard: Heard
 ) -> None:
-    if not client._use().backend.capabilities.once:
+    if not client._core.use().backend.capabilities.once:
         pytest.skip("nothing is recorded here")
     for first in (True, False):
         heard.all.clear()

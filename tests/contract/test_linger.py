@@ -74,8 +74,8 @@ def is_kept(client: Client, name: str = "a") -> bool:
 
 def has_own_length(client: Client) -> bool:
     """Tell whether a lease may get another length than others have: on ZooKeeper the session has it."""
-    assert client._session is not None
-    return not isinstance(client._session.backend, ZooKeeperBackend)
+    assert client._core.session is not None
+    return not isinstance(client._core.session.backend, ZooKeeperBackend)
 
 
 async def body(client: Client, name: str = "a", **options: Any) -> Lease:
@@ -260,7 +260,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def _state_of(client: Client) -> dict[str, object]:
     """Return what a session has of its requests, without times and serials."""
-    session = client._session
+    session = client._core.session
     assert session is not None
     for request in session.requests.values():
         check_request(session, request)
@@ -336,7 +336,7 @@ async def test_same_lock_in_several_tasks(client: Client, way: str) -> None:
             async with lock as lease:
                 inside += 1
                 assert inside == 1
-                assert client._session is not None
+                assert client._core.session is not None
                 assert holds_of_task(client, "a")
                 if number % 3 == 0:
                     await asyncio.sleep(0)
@@ -348,7 +348,7 @@ async def test_same_lock_in_several_tasks(client: Client, way: str) -> None:
     tokens = [await asyncio.create_task(work()) for _ in range(3)]
     assert len(set(tokens)) == 1
     await asyncio.gather(*(work() for _ in range(3)))
-    await until(lambda: client._session is not None and not client._session.bodies.open)
+    await until(lambda: client._core.session is not None and not client._core.session.bodies.open)
 
 
 async def test_same_lock_inside_itself(client: Client, way: str) -> None:
@@ -573,8 +573,8 @@ async def test_busy_one_is_handed_over_when_its_body_ends(make_client: MakeClien
 
 
 def _held(client: Client, name: str = "a") -> Request:
-    assert client._session is not None
-    found = client._session.requests.values()
+    assert client._core.session is not None
+    found = client._core.session.requests.values()
     return next(one for one in found if one.name == name and one.state is State.HELD)
 
 
@@ -684,7 +684,7 @@ async def test_cancellation_in_the_turn_of_the_recall(make_client: MakeClient) -
 async def test_other_terms_release_it_first(
     client: Client, options: dict[str, Any], timeout: float | None
 ) -> None:
-    if "lock_delay" in options and not client._store.capabilities.lock_delay:
+    if "lock_delay" in options and not client._core.store.capabilities.lock_delay:
         pytest.skip("a store without lock-delays")
     first = await body(client)
     second = await body(client, **(options | {"timeout": timeout}))
@@ -878,7 +878,7 @@ async def test_lease_that_is_broken_while_idle_is_not_handed_out_and_no_loss(
 ) -> None:
     events = _Events()
     client.add_hooks(events)
-    delay = 30.0 if client._store.capabilities.lock_delay else 0.0
+    delay = 30.0 if client._core.store.capabilities.lock_delay else 0.0
     first = await body(client, lock_delay=delay)
     request = kept(client)
     await client.break_lock("a")
@@ -1050,14 +1050,14 @@ async def test_what_was_released_before_its_time_is_forgotten(
     monkeypatch.setattr("aiodlock._linger._MOST", 10)
     for number in range(300):
         await body(client, f"n{number}", linger=1e6)
-    assert client._session is not None
-    assert len(client._session.deadlines._heap) < 150
+    assert client._core.session is not None
+    assert len(client._core.session.deadlines._heap) < 150
 
 
 async def test_hundreds_whose_time_is_over_at_once_are_all_released(client: Client) -> None:
     await asyncio.gather(*(body(client, f"n{number}", linger=0.3) for number in range(350)))
     await until(lambda: not lingering(client).kept)
-    session = client._session
+    session = client._core.session
     assert session is not None
     await until(lambda: not session.requests)
     assert len(session.deadlines) == 0
@@ -1144,7 +1144,7 @@ async def test_timeout_counts_once_when_the_store_is_silent(
     with pytest.raises((BackendUnavailable, AcquireTimeout)):
         await body(client, ttl=7, timeout=timeout)
     assert time.monotonic() - began < 8.0  # in vain it would be told after 30 s
-    session = client._session
+    session = client._core.session
     assert session is not None
     assert not any(one.state is State.ASKING for one in session.requests.values())
 

@@ -70,7 +70,7 @@ async def test_thousands_of_names_take_few_round_trips(real_store: Store) -> Non
     ):
         leases = [await holder.lock(f"order:{number}").acquire() for number in range(2000)]
         trips = 0
-        backend = client._session.backend  # type: ignore[union-attr]
+        backend = client._core.session.backend  # type: ignore[union-attr]
         inspect_all = backend.inspect_all
 
         async def counted(*arguments: object) -> object:

@@ -534,7 +534,7 @@ async def test_lease_that_nobody_extends_is_overdue_from_its_half_on(client: Cli
     kept = await client.lock("kept", ttl=6, on_lost="flag").acquire()
     left = await client.lock("left", ttl=6, auto_extend=False, on_lost="flag").acquire()
     first = await looked_at("left")
-    if client._store.capabilities.remaining_known:
+    if client._core.store.capabilities.remaining_known:
         assert first.ttl == 6
         await until(lambda: left.remaining() < 2.5)
         assert (await looked_at("left")).overdue
@@ -676,8 +676,8 @@ async def test_extending_by_hand_again_and_again_takes_no_memory(client: aiodloc
     async with client.lock("x", ttl=3600) as lease:
         for _ in range(300):
             await lease.extend()
-        assert client._session is not None
-        assert len(client._session.deadlines._heap) < 200
+        assert client._core.session is not None
+        assert len(client._core.session.deadlines._heap) < 200
         assert len(keeper_of(client)._heap) < 200
 
 

@@ -735,7 +735,7 @@ async def test_death_of_a_background_task_reaches_waits_and_bodies(client: Clien
     async def bug() -> None:
         raise ZeroDivisionError("a bug of ours")
 
-    session = client._session
+    session = client._core.session
     assert session is not None
     session.start_soon(bug)
     for task in (holding, waiting):
@@ -993,8 +993,8 @@ async def test_release_that_is_closed_while_it_waits_goes_on(client: Client) -> 
     releasing = lease.release()
     releasing.send(None)
     releasing.close()
-    assert client._session is not None
-    requests = client._session.requests
+    assert client._core.session is not None
+    requests = client._core.session.requests
     await until(lambda: not requests, "the end of the request")
 
 

@@ -193,7 +193,7 @@ def test_unused_stores_are_dropped_when_there_are_many(monkeypatch: pytest.Monke
 @pytest.mark.stores(FAKEREDIS)
 async def test_ready_fakeredis_runs_the_scripts(store: Store) -> None:
     async with Client(store.source) as client, client.lock("x"):
-        assert client._session is not None
+        assert client._core.session is not None
         assert isinstance(store_of(client), RedisBackend)
         raw = await store.raw()
         assert await raw.exists("aiodlock:2:lock:{x}:state")

@@ -78,8 +78,8 @@ async def test_success_ends_every_wait_on_several_clients(make_client: MakeClien
 async def test_success_is_told_to_many_waiters_of_a_long_name(make_client: MakeClient) -> None:
     first, waits = await make_client(ttl=30), await make_client(ttl=30, waiter_ttl=30)
     # The ids of all in one message of 6,800 bytes, and with the longest name there is.
-    assert waits._session is not None
-    name, id_of_one = "ж" * 256, f"{waits._session.backend.label}-999,"
+    assert waits._core.session is not None
+    name, id_of_one = "ж" * 256, f"{waits._core.session.backend.label}-999,"
     many = 6800 // len(id_of_one)
     async with first.once(name, keep=60) as once:
         tasks = [asyncio.create_task(enter(waits, name)) for _ in range(many)]
@@ -99,8 +99,8 @@ async def test_waiters_of_a_success_ask_once_and_are_forgotten(make_client: Make
         once.result = "done"
     assert await asyncio.gather(*waiting) == [(False, "done")] * 3
     assert calls == ["extend"] * 3
-    assert other._session is not None
-    assert not other._session.requests
+    assert other._core.session is not None
+    assert not other._core.session.requests
     assert (await other.inspect("a", kind="once")).waiters == ()
 
 
@@ -113,7 +113,7 @@ async def until_waiting_once(client: Client, number: int) -> None:
 
 def note_calls(client: Client, calls: list[str]) -> None:
     """Note what the client sends to its store about requests from now on."""
-    session = client._session
+    session = client._core.session
     assert session is not None
     assert isinstance(session.backend, KeptBackend)
     store: Any = session.backend.store

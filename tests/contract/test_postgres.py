@@ -476,8 +476,8 @@ async def test_names_that_end_together_are_swept_together(
             async with client.lock(f"job:{number}"):
                 pass
         store.postgres.execute("update aiodlock.name set keep_until = 1")
-        assert client._session is not None
-        backend: Any = client._session.backend
+        assert client._core.session is not None
+        backend: Any = client._core.session.backend
         await backend.store._sweep()
         assert store.postgres.execute("select count(*) from aiodlock.name")[0][0] == 0
 

@@ -24,12 +24,12 @@ async def bug() -> None:
 
 def kill(client: Client) -> None:
     """Let a background task of the client die."""
-    assert client._session is not None
-    assert client._session.start_soon(bug)
+    assert client._core.session is not None
+    assert client._core.session.start_soon(bug)
 
 
 async def until_dead(client: Client) -> None:
-    session = client._session
+    session = client._core.session
     assert session is not None
     await until(lambda: session.death is not None, "death")
 
@@ -72,7 +72,7 @@ async def test_client_outlives_one_death_after_the_other(
 async def test_what_a_backend_does_not_expect_ends_its_session_and_not_the_client(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = client._session
+    session = client._core.session
     assert session is not None
     dead = asyncio.Event()
     once = iter([True])
@@ -89,10 +89,10 @@ async def test_what_a_backend_does_not_expect_ends_its_session_and_not_the_clien
     await until_dead(client)
     async with client.lock("x"):
         pass
-    assert client._session is not session
-    assert client._session is not None
-    assert client._session.backend is not session.backend
-    assert client._session.backend.label != session.backend.label
+    assert client._core.session is not session
+    assert client._core.session is not None
+    assert client._core.session.backend is not session.backend
+    assert client._core.session.backend.label != session.backend.label
 
 
 async def test_call_that_does_not_wait_works_again_soon(client: Client) -> None:
@@ -123,17 +123,17 @@ async def test_client_is_left_while_a_new_session_begins(make_client: MakeClient
 async def test_session_that_was_cancelled_from_outside_is_replaced_at_the_next_call(
     client: Client,
 ) -> None:
-    session = client._session
+    session = client._core.session
     assert session is not None
     assert session._main is not None
     session._main.cancel()
     await until_dead(client)
     for _ in range(10):
         await asyncio.sleep(0)
-    assert client._session is session
+    assert client._core.session is session
     async with client.lock("x"):
         pass
-    assert client._session is not session
+    assert client._core.session is not session
 
 
 async def test_name_is_not_had_again_inside_the_block_whose_session_died(client: Client) -> None:

@@ -49,7 +49,7 @@ async def test_semaphore_and_lock_of_one_name_are_told_apart(client: Client) -> 
 
 async def test_first_body_of_a_once_has_one(make_client: MakeClient) -> None:
     client, service = await make_client(), await make_client()
-    if not client._use().backend.capabilities.once:
+    if not client._core.use().backend.capabilities.once:
         assert not await service.check_sequencer("a:once:1")
         return
     async with client.once("a", keep=60) as once:

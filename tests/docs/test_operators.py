@@ -39,7 +39,7 @@ def exported() -> tuple[set[str], set[str]]:
     meters = MeterProvider([reader])
     client = Client("memory://")
     otel.instrument(client, meter_provider=meters, label=lambda name: name)
-    (hooks,) = client._hooks
+    (hooks,) = client._core.hooks
     request = RequestInfo("1", "lock", "orders", "exclusive", "t1", 0)
     granted = replace(request, id="2", token=7)
     lost = replace(granted, id="3")

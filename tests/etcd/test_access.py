@@ -78,7 +78,7 @@ async def test_token_that_ended_is_renewed(guarded: EtcdCluster) -> None:
     async with Client(_login(guarded, "locker's pass"), prefix="mine") as client:
         async with client.lock("a"):
             pass
-        session = client._session
+        session = client._core.session
         assert session is not None
         session.backend._link._token = "ended"  # type: ignore[attr-defined]
         async with client.lock("b"):

@@ -44,7 +44,7 @@ async def test_results_of_one_turn_are_recorded_however_large_they_are_together(
                 await go.wait()
                 once.result = b"\xff" * 65_536
 
-        link = client._session.backend._link  # type: ignore[union-attr]
+        link = client._core.session.backend._link  # type: ignore[union-attr]
         before = link.generation
         async with asyncio.timeout(20.0):
             await asyncio.gather(*map(one, range(300)))

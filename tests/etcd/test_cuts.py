@@ -350,7 +350,7 @@ async def test_doctor_tells_of_a_learner(
 
 
 async def _write_often(client: Client, times: int) -> None:
-    session = client._session
+    session = client._core.session
     assert session is not None
     link = session.backend._link  # type: ignore[attr-defined]
     put = m.RequestOp(request_put=m.PutRequest(b"other", b""))
@@ -501,7 +501,7 @@ async def test_endpoint_of_another_cluster_is_not_used(
         found = await examine(url)
         assert [one.subject for one in found if one.level == "error"] == ["cluster"]
         async with Client(url, ttl=20.0) as client, client.lock("name") as lease:
-            session = client._session
+            session = client._core.session
             assert session is not None
             link = session.backend._link  # type: ignore[attr-defined]
             for _ in range(3):
@@ -524,7 +524,7 @@ async def test_next_session_of_a_client_knows_the_cluster_that_the_dead_one_knew
             Client(one_node.url) as ours,
             ours.lock("name", ttl=60.0),
         ):
-            session = client._session
+            session = client._core.session
             assert session is not None
             monkeypatch.setattr("random.randrange", lambda _: 1)  # the foreign one is asked first
 

@@ -146,8 +146,8 @@ async def test_message_of_somebody_else_to_a_client_does_not_end_it(
 
 async def test_user_is_told_the_key_and_lists_other_names(one_node: EtcdCluster) -> None:
     async with aiodlock.Client(one_node.url, prefix="strangers") as client:
-        assert client._session is not None
-        store = client._session.backend
+        assert client._core.session is not None
+        store = client._core.session.backend
         assert isinstance(store, EtcdBackend)
         direct, base = Direct(store), store.keys("lock", "name").base
         await _put(direct, base + b"q/other")

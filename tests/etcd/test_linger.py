@@ -42,15 +42,15 @@ async def make(one_node: EtcdCluster) -> AsyncIterator[MakeClient]:
 
 
 def _store(client: aiodlock.Client) -> EtcdBackend:
-    assert client._session is not None
-    store = client._session.backend
+    assert client._core.session is not None
+    store = client._core.session.backend
     assert isinstance(store, EtcdBackend)
     return store
 
 
 def _kept(client: aiodlock.Client) -> dict[str, Any]:
-    assert client._session is not None
-    return client._session.lingering.kept
+    assert client._core.session is not None
+    return client._core.session.lingering.kept
 
 
 async def test_no_message_is_sent_between_two_bodies(

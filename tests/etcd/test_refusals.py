@@ -122,7 +122,7 @@ async def test_withdrawn_permission_is_asked_about_at_a_slow_pace(
     url = _login(guarded, "locker's pass")
     async with Client(url, prefix="mine", ttl=6.0) as client:
         lease = await client.lock("name").acquire()
-        session = client._session
+        session = client._core.session
         assert session is not None
         link = session.backend._link  # type: ignore[attr-defined]
         asked, ask = 0, link._ask
@@ -262,7 +262,7 @@ async def test_server_at_an_endpoint_that_is_not_etcd_is_passed_over(
     try:
         url = f"etcd://127.0.0.1:{port},{one_node.nodes[0].endpoint}"
         async with Client(url, ttl=20.0) as client, client.lock("name") as lease:
-            session = client._session
+            session = client._core.session
             assert session is not None
             link = session.backend._link  # type: ignore[attr-defined]
             for _ in range(3):

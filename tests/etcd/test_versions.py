@@ -17,8 +17,8 @@ from .servers import EtcdCluster
 
 
 def _link(client: aiodlock.Client) -> api.Link:
-    assert client._session is not None
-    store = client._session.backend
+    assert client._core.session is not None
+    store = client._core.session.backend
     assert isinstance(store, EtcdBackend)
     return store._link
 

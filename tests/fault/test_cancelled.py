@@ -479,7 +479,7 @@ async def test_acquire_that_forgets_to_withdraw_is_noticed(
 
     async def forget(*_: object) -> None: ...
 
-    monkeypatch.setattr(mine._session, "withdraw", forget)
+    monkeypatch.setattr(mine._core.session, "withdraw", forget)
 
     async def run(points: frozenset[int], when: When) -> tuple[Steps, asyncio.Task[object]]:
         return await drive(_acquire_and_release, mine, points, when)

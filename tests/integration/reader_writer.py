@@ -53,7 +53,7 @@ class Worker:
                         case _:
                             self._stop.set()
             watching.cancel()
-            session = client._session
+            session = client._core.session
             assert session is not None
             async with asyncio.timeout(30):
                 while session.requests:

@@ -15,7 +15,7 @@ from aiodlock._request import State
 
 async def main(url: str, name: str, ttl: float, waiter_ttl: float, modes: list[str]) -> None:
     async with aiodlock.Client(url, ttl=ttl, waiter_ttl=waiter_ttl) as client:
-        pair, session = client.rwlock(name), client._session
+        pair, session = client.rwlock(name), client._core.session
         assert session is not None
         tasks: list[asyncio.Task[aiodlock.Lease]] = []
         for number, mode in enumerate(modes, 1):

@@ -105,7 +105,7 @@ async def main(url: str, database: str, seed: int, tasks: int, turns: int, reade
         async with asyncio.TaskGroup() as group:
             for _ in range(tasks):
                 group.create_task(contender())
-        session = client._session
+        session = client._core.session
         assert session is not None
         async with asyncio.timeout(30):
             while session.requests:

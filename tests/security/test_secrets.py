@@ -128,7 +128,7 @@ async def test_logs_and_errors_of_a_whole_life_have_no_password(
             with pytest.raises(aiodlock.LockLost) as lost:
                 await lease.release()
             shown.append(all_about(lost.value))
-            shown += [repr(client), repr(client._session), repr(client._session.backend)]  # type: ignore[union-attr]
+            shown += [repr(client), repr(client._core.session), repr(client._core.session.backend)]  # type: ignore[union-attr]
             server.start()
     with pytest.raises(aiodlock.BackendError) as gone:
         async with aiodlock.Client(url):

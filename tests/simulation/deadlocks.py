@@ -553,7 +553,7 @@ class _Deadlocks(_Base):
 
     async def _turn(self, process: Process, client: SimClient) -> None:
         chance = self.chance
-        blind = client._deadlock_after is None
+        blind = client._core.session is not None and client._core.session.deadlocks is None
         if chance.random() > _SHARE:
             await self._limited(super()._turn(process, client))
             return

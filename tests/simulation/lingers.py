@@ -171,7 +171,7 @@ class _Locks:
             linger=self._chance.choice((0.05, 0.5, 2.0)),
             margin=self._chance.choice((0.0, 0.0, 0.0, 0.7)) * shortest,
         )
-        return aiodlock.Lock(client, lock.name, lock.mode, options)
+        return aiodlock.Lock(client._core, lock.name, lock.mode, options)
 
 
 class Lingers(Simulation):

@@ -7,7 +7,7 @@ import gc
 import logging
 import random
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -27,6 +27,7 @@ from aiodlock.backends.kept_backend import KeptBackend
 from aiodlock.backends.redis import RedisBackend
 from aiodlock.backends.redis.quorum import QuorumBackend
 from aiodlock.backends.redis.settings import Settings
+from aiodlock.backends.sources import Opener
 
 from .checkers import Body, Checkers
 from .hints import Hints
@@ -117,20 +118,32 @@ class SimClient(aiodlock.Client):
 
     def __init__(self, simulation: Simulation, process: Process, **options: Any) -> None:
         super().__init__("memory://", **options)
+        self._core.store = SimStore(self._core.store, simulation, process, options)
+
+
+class SimStore:
+    """Opens what the simulated network leads to; what it can is what ``memory://`` can."""
+
+    def __init__(
+        self, model: Opener, simulation: Simulation, process: Process, options: Mapping[str, Any]
+    ) -> None:
+        self.described, self.capabilities = model.described, model.capabilities
         self._simulation = simulation
         self._process = process
+        self._options = options
 
-    def _make_backend(self) -> KeptBackend:
-        simulation = self._simulation
+    def open(self) -> KeptBackend:
+        simulation, options = self._simulation, self._options
         simulation.clients += 1
+        unavailable_after = options.get("unavailable_after", 30.0)
         store = simulation.make_store(
             self._process,
             f"{self._process}.{simulation.clients}",
-            prefix=self._prefix,
-            token_retention=self._token_retention,
-            unavailable_after=self._unavailable_after,
+            prefix=options.get("prefix", "aiodlock"),
+            token_retention=options.get("token_retention", 3600.0),
+            unavailable_after=unavailable_after,
         )
-        return KeptBackend(store, unavailable_after=self._unavailable_after)
+        return KeptBackend(store, unavailable_after=unavailable_after)
 
 
 class Simulation:
@@ -389,7 +402,7 @@ class Simulation:
         return {}
 
     async def _live(self, process: Process, client: SimClient) -> None:
-        session = client._session
+        session = client._core.session
         assert session is not None
         sessions = self.checkers.sessions.setdefault(process, [])
         sessions.append(session)
@@ -561,7 +574,7 @@ class Simulation:
         lock, _ = self._some_lock(client)
         again = lock
         if isinstance(lock, aiodlock.Lock):
-            again = aiodlock.Lock(client, lock.name, lock.mode, lock._options)
+            again = aiodlock.Lock(client._core, lock.name, lock.mode, lock._options)
         async with AsyncExitStack() as second:
             async with AsyncExitStack() as first:
                 lease = await first.enter_async_context(lock)

@@ -109,8 +109,8 @@ def test_what_was_told_of_a_wait_is_taken_back_although_the_answer_is_lost() -> 
 
         waiting = asyncio.ensure_future(wait())
         await asyncio.sleep(_AFTER + 0.2)
-        assert client._session is not None
-        backend = client._session.backend
+        assert client._core.session is not None
+        backend = client._core.session.backend
         left.append(len(await backend.waits_of([backend.label])))
         for connection in simulation.network.connections:
             connection.mute = True
@@ -147,8 +147,8 @@ def test_wait_that_ends_while_it_is_told_is_not_kept_alive() -> None:
         simulation.network.released()
         await asyncio.wait([waiting])
         await asyncio.sleep(0.5)
-        assert client._session is not None
-        backend = client._session.backend
+        assert client._core.session is not None
+        backend = client._core.session.backend
         left.append(len(await backend.waits_of([backend.label])))
         await lease.release()
 

@@ -55,7 +55,7 @@ class Scripted(Simulation):
 
     async def _enter(self, process: Process, main: Main) -> None:
         async with SimClient(self, process, ttl=0.5, waiter_ttl=0.5) as client:
-            session = client._session
+            session = client._core.session
             assert session is not None
             self.checkers.sessions[process] = [session]
             await main(client)
@@ -105,7 +105,7 @@ def test_multilock_ends_in_peace_when_a_loss_and_its_timeout_come_at_once() -> N
 
 def test_reply_that_nobody_waits_for_any_more_is_no_news_for_the_log() -> None:
     async def main(client: SimClient) -> None:
-        session = client._session
+        session = client._core.session
         assert session is not None
         link = store_of(client).server.link
         wire = link.wire

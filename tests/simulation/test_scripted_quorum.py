@@ -63,7 +63,7 @@ class Scripted(QuorumSimulation):
         if self.world.processes.index(process) in self.enter_late:
             await self.moment(1.0)
         async with SimClient(self, process, ttl=1.5, waiter_ttl=1.0) as client:
-            session = client._session
+            session = client._core.session
             assert session is not None
             self.checkers.sessions[process] = [session]
             await main(client)

@@ -285,7 +285,7 @@ class Threads(MachineSimulation):
                 self._use(process, client)
 
     def _use(self, process: Process, client: ThreadClient) -> None:
-        session: Any = client._runnings[os.getpid()].inner._session
+        session: Any = client._runnings[os.getpid()].inner._core.session
         sessions = self.checkers.sessions.setdefault(process, [])
         sessions.append(session)
         self.checkers.entered(session)

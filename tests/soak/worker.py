@@ -70,7 +70,7 @@ class Worker:
 
     def _tell_what_is_left(self) -> None:
         """The tasks do not end: tell what they wait for, as far as the client knows."""
-        session = self._client._session
+        session = self._client._core.session
         for request in list(session.requests.values()) if session is not None else ():
             self._journal.violation(
                 f"still {request!r}: {request.place!r} {_state_of(request.place)}"
@@ -94,7 +94,7 @@ class Worker:
             (self._impatient, 3),
             (self._cancelled, 4),
         ]
-        can = self._client._store.capabilities
+        can = self._client._core.store.capabilities
         turns += [(self._lingering, 4)] if can.linger else []
         turns += [(self._semaphore, 4)] if can.semaphores else []
         calls, weights = zip(*turns, strict=True)
@@ -153,7 +153,7 @@ class Worker:
 
     async def _cancelled(self) -> None:
         turns = [self._exclusive, self._shared, self._several]
-        turns += [self._semaphore] if self._client._store.capabilities.semaphores else []
+        turns += [self._semaphore] if self._client._core.store.capabilities.semaphores else []
         turn = self._rng.choice(turns)
         task = asyncio.ensure_future(turn())
         await asyncio.wait({task}, timeout=self._rng.random() * 0.1)
@@ -232,7 +232,7 @@ async def main(source: str, journal: str, seed: str, tasks: str, ttl: str) -> No
         worker = Worker(client, Journal(Path(journal)), random.Random(int(seed)), float(ttl))
         print("ready", flush=True)
         await worker.run(int(tasks))
-        session = client._session
+        session = client._core.session
         assert session is not None
         give_up_at = now() + 10 * float(ttl)
         while session.requests and now() < give_up_at:

@@ -182,8 +182,8 @@ async def test_new_requests_for_a_slot_on_its_way_are_served_when_it_has_arrived
 
 
 def _places(client: aiodlock.Client) -> list[Request]:
-    assert client._session is not None
-    return list(client._session.requests.values())
+    assert client._core.session is not None
+    return list(client._core.session.requests.values())
 
 
 async def test_replica_takes_over_and_waiters_come_back(

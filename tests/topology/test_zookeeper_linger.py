@@ -38,8 +38,8 @@ def _client(url: str, prefix: str) -> aiodlock.Client:
 
 
 def _kept(client: aiodlock.Client) -> dict[str, Any]:
-    assert client._session is not None
-    return client._session.lingering.kept
+    assert client._core.session is not None
+    return client._core.session.lingering.kept
 
 
 def _asked(proxy: FrameProxy) -> list[int]:
@@ -135,20 +135,20 @@ async def test_recall_by_one_who_is_refused_is_heard_though_the_answer_that_tell
             await until(lambda: _version(other, path))
             lost = proxy.lose("answer", jute.GET_DATA)
             # What the client has seen is newer than the recall: no watch tells of that any more.
-            backend: Any = client._session.backend  # type: ignore[union-attr]
+            backend: Any = client._core.session.backend  # type: ignore[union-attr]
             await backend._main.heartbeat()
             await asyncio.wait_for(lost.happened.wait(), PATIENCE)
         await until(lambda: not _kept(client))
 
 
 async def _node(client: aiodlock.Client) -> str:
-    backend: Any = client._session.backend  # type: ignore[union-attr]
+    backend: Any = client._core.session.backend  # type: ignore[union-attr]
     directory = backend.directory("lock", "a")
     (node,) = (await backend._main.ask(jute.get_children(directory))).value[0]
     return f"{directory}/{node}"
 
 
 async def _version(client: aiodlock.Client, path: str) -> bool:
-    backend: Any = client._session.backend  # type: ignore[union-attr]
+    backend: Any = client._core.session.backend  # type: ignore[union-attr]
     stat = (await backend._main.ask(jute.get_data(path))).value[1]
     return bool(stat.version)

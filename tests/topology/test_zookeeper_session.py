@@ -422,7 +422,7 @@ async def test_server_that_refuses_the_user_of_a_client_in_use_is_left_for_anoth
     with ZooKeeperServer(tick=TICK, java=java) as server:
         url = f"zookeeper://alice:se%20cret@127.0.0.1:{server.port}?auth=sasl&tick_time={TICK}"
         async with Client(url, ttl=40.0) as client, client.lock("name") as lease:
-            backend: Any = client._session.backend  # type: ignore[union-attr]
+            backend: Any = client._core.session.backend  # type: ignore[union-attr]
             jaas.write_text(_JAAS.replace("se cret", "another"), encoding="utf-8")
             server.crash()
             await asyncio.to_thread(server.start)
@@ -772,7 +772,7 @@ async def test_next_session_of_a_client_knows_the_servers_that_the_dead_one_knew
             Client(f"{server.url}{options}", ttl=TTL) as ours,
             ours.lock("name"),
         ):
-            session = client._session
+            session = client._core.session
             assert session is not None
             monkeypatch.setattr("random.shuffle", lambda hosts: hosts.reverse())
 

@@ -15,7 +15,7 @@ from pathlib import Path
 LIST = Path(__file__).with_name("public_api.txt")
 #: By methods of others: how they are made is nobody's business.
 NOT_MADE_BY_USERS = (
-    *("Election", "Lease", "Lock", "MultiLease", "MultiLock", "ReadWriteLock", "Semaphore"),
+    *("Election", "Lease", "Lock", "MultiLease", "MultiLock", "Once", "ReadWriteLock", "Semaphore"),
     *("HolderInfo", "LockInfo", "RequestInfo", "WaiterInfo"),
 )
 MODULES = (

@@ -164,8 +164,8 @@ def test_replicas_of_a_store_in_memory_are_unsupported() -> None:
 
 @pytest.mark.parametrize("url", ["redis://h", "redis+sentinel://h/m", "redis+cluster://h"])
 def test_notice_of_a_grant_is_only_a_hint_where_replicas_have_to_confirm_it(url: str) -> None:
-    assert Client(url)._make_backend().capabilities.notices == "grants"
-    assert Client(url, min_replicas=1)._make_backend().capabilities.notices == "hints"
+    assert Client(url)._core.store.open().capabilities.notices == "grants"
+    assert Client(url, min_replicas=1)._core.store.open().capabilities.notices == "hints"
 
 
 THREE = ["redis://one", "redis://two", "redis://three"]
@@ -260,7 +260,7 @@ def test_restart_delay_is_a_number_of_seconds(wrong: float) -> None:
 
 
 def restart_delay_of(client: Client) -> Delays:
-    backend = client._make_backend()
+    backend = client._core.store.open()
     assert isinstance(backend, KeptBackend)
     store = backend.store
     assert isinstance(store, QuorumBackend)
@@ -294,7 +294,7 @@ def test_semaphore_of_a_quorum_is_unsupported_and_says_what_to_use() -> None:
 
 
 def test_quorum_says_what_it_can_do() -> None:
-    capabilities = Client(THREE)._make_backend().capabilities
+    capabilities = Client(THREE)._core.store.open().capabilities
     assert (capabilities.fair, capabilities.semaphores) == ("by ticket", False)
     assert capabilities.notices == "hints"
 

@@ -21,7 +21,7 @@ async def test_client_starts_a_task_from_a_plain_callback_of_the_loop() -> None:
         done.set()
 
     async with aiodlock.Client("memory://") as client:
-        session = client._session
+        session = client._core.session
         assert session is not None
         asyncio.get_running_loop().call_soon(session.start_soon, work)
         async with asyncio.timeout(5):

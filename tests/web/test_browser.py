@@ -174,7 +174,7 @@ async def test_selected_text_stays_while_rows_change(client: aiodlock.Client, pa
 async def test_nothing_is_asked_while_the_page_is_hidden(
     client: aiodlock.Client, page: Page, chromium: Browser
 ) -> None:
-    app_watch = client._hooks  # the page's own listener is the last one
+    app_watch = client._core.hooks  # the page's own listener is the last one
     assert app_watch
     await page.open()
     await page.until(_LOOKS)

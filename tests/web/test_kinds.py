@@ -148,7 +148,7 @@ async def test_unknown_kind_is_refused_and_in_the_list_left_out(
 async def test_kind_that_the_store_has_not_is_no_page(
     client: aiodlock.Client, visit: Visit
 ) -> None:
-    kinds = client._kinds()
+    kinds = client._core.kinds()
     async with client.lock("x"), visit(aiodlock.web.app(client)) as http:
         shown = (await http.get("/")).text
         assert "to 1 of 1" in shown
@@ -217,7 +217,7 @@ async def test_what_a_store_does_not_tell_is_called_unknown(
     client: aiodlock.Client, make_client: MakeClient, visit: Visit
 ) -> None:
     other = await make_client()
-    known = client._store.capabilities.waiting_known
+    known = client._core.store.capabilities.waiting_known
     async with client.lock("x"), visit(aiodlock.web.app(client)) as http:
         waiting = asyncio.create_task(other.lock("x").acquire())
         await until_waiting(client, "x")
@@ -359,7 +359,7 @@ async def test_page_goes_on_when_the_stores_clock_was_set_back(
     client: aiodlock.Client, visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens are then ahead of the clock, so the store cannot tell since when a name is held."""
-    inspect = client._inspect_many
+    inspect = client._core.inspect_many
 
     async def set_back(names: list[str], kind: Kind) -> list[aiodlock.LockInfo]:
         infos = await inspect(names, kind)

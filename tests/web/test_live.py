@@ -49,7 +49,7 @@ class Counted:
     def __init__(self, client: aiodlock.Client, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0
         self.names = 0
-        inspect = client._inspect_many
+        inspect = client._core.inspect_many
 
         async def count(names: Sequence[str], kind: Kind = "lock") -> list[aiodlock.LockInfo]:
             self.calls += 1

@@ -207,10 +207,10 @@ class PostgresScene(Scene):
         if not isinstance(lock, aiodlock.Lock) or not known.auto_extend or known.hold_at_least:
             return lock, weaker
         options = replace(known, linger=self.chance.choice((0.05, 0.5)))
-        return aiodlock.Lock(client, lock.name, lock.mode, options), weaker
+        return aiodlock.Lock(client._core, lock.name, lock.mode, options), weaker
 
     async def _turn(self, process: Process, client: SimClient) -> None:
-        session = client._session
+        session = client._core.session
         if session is not None and self.chance.random() < self.once_share:
             await self._do_once(process, client, session)
         else:
