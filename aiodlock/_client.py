@@ -5,6 +5,7 @@ Over 400 lines: half of them are the docstrings that make the reference.
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
@@ -163,6 +164,12 @@ class Client:
 
     def __repr__(self) -> str:
         return repr(self._core)
+
+    def __copy__(self) -> Self:
+        """Return one with the same options and hooks, to be entered by itself: for ``aiodlock.sync``."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__, _core=copy.copy(self._core))
+        return twin
 
     async def __aenter__(self) -> Self:
         await self._core.enter()

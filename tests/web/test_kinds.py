@@ -369,7 +369,7 @@ async def test_page_goes_on_when_the_stores_clock_was_set_back(
         ]
 
     async with client.lock("x"), visit(aiodlock.web.app(client)) as http:
-        monkeypatch.setattr(client, "_inspect_many", set_back)
+        monkeypatch.setattr(client._core, "inspect_many", set_back)
         assert re.search(r"≥ \d\.\d s", await text_of(http, "/"))
 
 

@@ -56,7 +56,7 @@ class Counted:
             self.names += len(names)
             return await inspect(names, kind)
 
-        monkeypatch.setattr(client, "_inspect_many", count)
+        monkeypatch.setattr(client._core, "inspect_many", count)
 
 
 @pytest.fixture
