@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from redis.asyncio.sentinel import SentinelManagedConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 import aiodlock
 from aiodlock.backends.redis import primary
@@ -73,6 +75,22 @@ async def test_sentinel_that_is_heard_first_does_not_decide_which_deployment_is_
         named = Named(("192.0.2.9", 6379), epoch=1, id=id, knows=frozenset("ab"))
         sentinel.heard = named, moment
     assert lookup._choose(lookup._sentinels).address == ("192.0.2.9", 6379)
+
+
+async def test_address_that_cannot_be_reached_yields_to_another_of_the_same_failover() -> None:
+    lookup = primary.PrimaryLookup([(f"192.0.2.{n}", 26379) for n in range(2)], SERVICE, {})
+    lookup.dial_with(lambda address, settings: pytest.fail("nothing is dialled"))
+    lookup._sentinels = lookup._make_sentinels()
+    moment = asyncio.get_running_loop().time()
+    dead, alive = ("127.0.0.1", 1), ("192.0.2.9", 6379)
+    for sentinel, address, id in zip(lookup._sentinels, (dead, alive), "ab", strict=True):
+        sentinel.heard = Named(address, epoch=1, id=id, knows=frozenset("ab")), moment
+    lookup._dialled = dead
+    assert lookup._choose(lookup._sentinels).address == dead
+    kind: Any = primary.only_primaries(SentinelManagedConnection)
+    with pytest.raises(RedisConnectionError):
+        await kind(connection_pool=lookup).connect_to(dead)
+    assert lookup._choose(lookup._sentinels).address == alive
 
 
 async def test_name_of_the_primary_that_leads_elsewhere_by_now_is_noticed(

@@ -303,10 +303,14 @@ class _OnlyPrimary(SentinelManagedConnection):
     """Refuses a server that is not a primary (any more): a sentinel's answer may be old."""
 
     async def connect_to(self, address: tuple[str, int]) -> None:
-        await resolve(*address)
-        await super().connect_to(address)  # type: ignore[no-untyped-call]
-        role = await self._role()
         lookup: PrimaryLookup = self.connection_pool
+        try:
+            await resolve(*address)
+            await super().connect_to(address)  # type: ignore[no-untyped-call]
+        except BaseException:  # given up, too: another sentinel may name one that can be reached
+            lookup.distrust(address)
+            raise
+        role = await self._role()
         if self._writer is not None:
             lookup.reached(address, self._writer.get_extra_info("peername"))
         if role not in (b"master", None):
