@@ -72,9 +72,6 @@ class PostgresPromises(Promises):
         super().on_log(process, record)
         if getattr(record, "event", "") == "store_replaced":
             self._replaced.add(process)
-        elif "older state" in record.getMessage() and self.sessions.get(process):
-            # While it enters, two answers may overtake each other, and nothing is known before.
-            self._found.append(("log", f"{process}, of no such state: {record.getMessage()}"))
 
     def is_stranger(self, process: Process, session: Session) -> bool:
         """Whether it cannot know that there is a newer primary than the one that works alone; or has held
