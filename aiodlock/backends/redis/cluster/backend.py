@@ -36,7 +36,6 @@ from ..settings import Settings
 from ..source import Source
 from ..waits import records
 from .node import Node, stop_listening
-from .observer import Observer
 from .topology import Topology
 
 _T = TypeVar("_T")
@@ -216,7 +215,7 @@ class ClusterBackend:
             self.topology.node_of(name).calls.announce(kind, name)
 
     def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
-        return Observer(self.topology, kind, name, changed).stop
+        return self.topology.observe(kind, name, changed)
 
     # -- for people ------------------------------------------------------------------------------
 

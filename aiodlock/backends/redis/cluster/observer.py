@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from .node import Node
-
-if TYPE_CHECKING:
-    from .topology import Topology
 
 
 class Observer:
     """One of them. It listens where changes are announced: at the node that owns the name.
 
     Mutable state: ``_node`` (None while nobody knows which one that is), ``_stop`` (ends to listen there).
+
+    :param owner: tells which node owns a name now.
     """
 
     def __init__(
-        self, topology: Topology, kind: str, name: str, changed: Callable[[], object]
+        self,
+        owner: Callable[[str], Node | None],
+        kind: str,
+        name: str,
+        changed: Callable[[], object],
     ) -> None:
-        self._topology = topology
+        self._owner = owner
         self._kind = kind
         self._name = name
         self._changed = changed
         self._node: Node | None = None
         self._stop: Callable[[], object] | None = None
-        topology.observers.add(self)
-        self._listen(topology.owner(name))
+        self._listen(owner(name))
 
     def settle(self) -> None:
         """Listen at the node that owns the name now. What was announced meanwhile was missed."""
-        owner = self._topology.owner(self._name)
+        owner = self._owner(self._name)
         if owner is not None and owner is not self._node:
-            self._leave()
+            self.stop()
             self._listen(owner)
             self._changed()
 
@@ -43,11 +44,7 @@ class Observer:
             self._stop = node.calls.observe(self._kind, self._name, self._changed)
 
     def stop(self) -> None:
-        """End it."""
-        self._topology.observers.discard(self)
-        self._leave()
-
-    def _leave(self) -> None:
+        """Listen no more."""
         if self._stop is not None:
             self._stop()
             self._stop = None

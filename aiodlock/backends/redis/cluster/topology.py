@@ -60,7 +60,7 @@ class Topology:
     """The primaries of a cluster.
 
     Mutable state: ``nodes`` (by address), ``_owners`` (the address that owns each slot, None for unknown),
-    ``_learned`` (the same, as the nodes said last; the former follows redirections too), ``observers``,
+    ``_learned`` (the same, as the nodes said last; the former follows redirections too), ``_observers``,
     ``changed`` (set when somebody noticed that these may be wrong), ``_told`` (set when the next question
     for the owners has been answered), ``_keeps`` (whether a node is kept that owns no slot),
     ``_entering`` (until nodes are connected; until then a refusal is fatal), ``_leaving`` (set when ``run``
@@ -73,7 +73,7 @@ class Topology:
         self._settings = settings
         self._label = label
         self.nodes: dict[Address, Node] = {}
-        self.observers: set[Observer] = set()
+        self._observers: set[Observer] = set()
         self._owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         self._learned = list(self._owners)
         self.changed: asyncio.Event = asyncio.Event()
@@ -363,7 +363,7 @@ class Topology:
             if address in owned or self.nodes[address].kept_until <= moment:
                 self.nodes.pop(address).scope.cancel()
         self._keeps = len(self.nodes) > len(present)
-        for observer in tuple(self.observers):
+        for observer in tuple(self._observers):
             observer.settle()
         if before == owners:
             return
@@ -390,6 +390,17 @@ class Topology:
     def address_of(self, name: str) -> Address | None:
         """Return the address of the node that owns a name, if that is known."""
         return self._owners[slot_of(name)]
+
+    def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
+        """Call ``changed`` when the holder changes, wherever the slot moves; return what ends that."""
+        observer = Observer(self.owner, kind, name, changed)
+        self._observers.add(observer)
+
+        def stop() -> None:
+            self._observers.discard(observer)
+            observer.stop()
+
+        return stop
 
     def owner(self, name: str) -> Node | None:
         """Return the node that owns a name, if that is known."""
