@@ -277,18 +277,20 @@ class PausingDatabase(Database):
         super().do(self._wait_until_paused(self._paused))
 
     def set_sweepers_clock(self, now: int) -> None:
-        self.do(self._keeper.execute(f"update aiodlock.sweepers_clock set us = {now * 1000}"))
+        super().do(self._keeper.execute(f"update aiodlock.sweepers_clock set us = {now * 1000}"))
 
     async def _wait_until_paused(self, sweeping: asyncio.Future[Any]) -> None:
-        pid = self._sweeper.get_server_pid()
-        blocked = "select cardinality(pg_blocking_pids($1)) > 0"
-        while not sweeping.done() and not await self._keeper.fetchval(blocked, pid):
+        while not sweeping.done() and not await self._is_blocked(self._sweeper):
             await asyncio.sleep(0.001)
+
+    async def _is_blocked(self, connection: asyncpg.Connection) -> bool:
+        blocked = "select cardinality(pg_blocking_pids($1)) > 0"
+        return bool(await self._keeper.fetchval(blocked, connection.get_server_pid()))
 
     def is_reached(self, key: str) -> bool:
         """Whether the sweep has the name's lock."""
         free = "select pg_try_advisory_xact_lock(1095323471, hashtext($1))"
-        return not self.do(self._keeper.fetchval(free, key))
+        return not super().do(self._keeper.fetchval(free, key))
 
     def end_sweep(self) -> None:
         if self._paused is not None:
@@ -303,10 +305,16 @@ class PausingDatabase(Database):
         return super().do(call if self._paused is None else self._in_spite_of_it(call))
 
     async def _in_spite_of_it(self, call: Awaitable[_T]) -> _T:
+        """Let the sweep go on when the call waits for what it has."""
         doing = asyncio.ensure_future(call)
-        await asyncio.wait([doing], timeout=0.02)
-        if not doing.done() and self._paused is not None:
-            await self._end_sweep(self._paused)
+        while not doing.done():
+            await asyncio.wait([doing], timeout=0.02)
+            if (
+                not doing.done()
+                and self._paused is not None
+                and await self._is_blocked(self.connection)
+            ):
+                await self._end_sweep(self._paused)
         return await doing
 
 
