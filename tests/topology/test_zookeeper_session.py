@@ -513,6 +513,7 @@ async def test_server_that_speaks_no_tls_and_hangs_up_is_told() -> None:
         await asyncio.gather(running, return_exceptions=True)
 
 
+@pytest.mark.long
 async def test_session_moves_to_another_server_when_its_own_stops() -> None:
     with ZooKeeperEnsemble(tick=TICK) as ensemble:
         ports = [door.port for door in ensemble.doors.values()]
