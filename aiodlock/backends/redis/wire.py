@@ -249,6 +249,7 @@ class Wire:
         if self._limit is not None:
             self._limit.cancel()
         self._limited.clear()
+        self._timed = None  # its exception's traceback holds frames, and one of them this object
         waiting, self._waiting = [*self._waiting, *(reply for _, reply in self._held)], deque()
         self._held.clear()
         for reply in waiting:
