@@ -8,11 +8,7 @@ from __future__ import annotations
 import re
 
 #: By a pattern of the test's id: what is known.
-KNOWN_OPEN: dict[str, str] = {
-    r"test_cuts\.py::test_older_state_of_the_store_is_unreachable": (
-        "where nothing else runs, a client that has gone on with the other store tells of it once more"
-    ),
-}
+KNOWN_OPEN: dict[str, str] = {}
 
 
 def reason_of(nodeid: str) -> str | None:

@@ -366,6 +366,8 @@ class Link:
     def _meet(self, seen: Seen, way: _Way) -> None:
         """Compare an answer with what is known; raise OtherStore if it is not this client's cluster."""
         before = self.known.value
+        # It grows, unless another store was believed: what was asked for before is an answer of that one.
+        seen = replace(seen, floor=min(seen.floor, self._revision))
         self.known.meet(seen, way.endpoint)
         if before is not None and seen.conflict(before):  # it is believed from now on
             self._revision = seen.revision
