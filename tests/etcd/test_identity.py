@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from aiodlock.backends._identity import OtherStore
-from aiodlock.backends.etcd.sources import read_url
 from aiodlock.backends.etcd.link import Link, Seen, _Way
+from aiodlock.backends.etcd.sources import read_url
 
 
 def link_that_knows(revision: int, *, silence: float) -> tuple[Link, _Way]:
