@@ -142,7 +142,7 @@ class _Way:
 
     Mutable state: ``connection`` (done when there is one that was examined, or that failed), ``streams``
     (calls without an end), ``over`` (done when another endpoint was chosen), ``serving`` (the task that
-    keeps it).
+    keeps it), ``logins`` (calls that wait for a token) and ``watching`` (looks after its leader meanwhile).
     """
 
     def __init__(self, endpoint: str, delay: float) -> None:
@@ -153,6 +153,8 @@ class _Way:
         self.streams: dict[Exchange, Connection] = {}
         self.over: asyncio.Future[object] = loop.create_future()
         self.serving: asyncio.Task[None] | None = None
+        self.logins: int = 0
+        self.watching: asyncio.Task[None] | None = None
 
     def end(self, error: Exception) -> None:
         """Another endpoint is used from now on. Streams end; calls on their way may still be answered."""
@@ -601,7 +603,10 @@ class Link:
             self.came_further()
             return answer.token
 
-        watching = tasks.create_task(self._until_no_leader(way, connection, generation))
+        # One for all calls that wait: there may be thousands.
+        way.logins += 1
+        if way.logins == 1:
+            way.watching = tasks.create_task(self._until_no_leader(way, connection, generation))
         try:
             return await login.get(
                 authenticate, within, start=tasks.create_task, may_go_without=self.entered
@@ -610,7 +615,9 @@ class Link:
             self._tell_down(refused)
             raise
         finally:
-            watching.cancel()
+            way.logins -= 1
+            if not way.logins and way.watching is not None:
+                way.watching.cancel()
 
     async def _until_no_leader(self, way: _Way, connection: Connection, generation: int) -> None:
         """While a password is checked, see that it can be: a member without a leader says nothing of that.
