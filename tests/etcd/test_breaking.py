@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
+
 from aiodlock._model import ENDED, Granted, Waiting
 
 from .conftest import Direct
@@ -36,3 +38,30 @@ async def test_many_holders_are_broken_and_who_is_let_in_meanwhile_is_not(
     assert [heard.words for _, (_, heard) in waiters] == [["granted"]] * 3
     for place, _ in (*waiters, *holders):
         await place.leave(ENDED)
+
+
+async def test_end_of_a_hold_is_told_once_though_a_message_on_its_way_finds_it_too(
+    one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct = await make_direct(one_node)
+    place, heard = direct.place()
+    assert isinstance(await place.acquire(wait=True), Granted)
+    transact, on_its_way, goes_on = direct.store.transact, asyncio.Event(), asyncio.Event()
+
+    async def slow(*about: Any, **how: Any) -> Any:
+        on_its_way.set()
+        await goes_on.wait()
+        return await transact(*about, **how)
+
+    monkeypatch.setattr(direct.store, "transact", slow)
+    lease, _ = await place.own.wanted(granted=True)
+    value = place.value(place.token)
+    writing = asyncio.create_task(place.own.write(place.value(), value, lease, None))
+    await on_its_way.wait()
+    monkeypatch.setattr(direct.store, "transact", transact)
+    assert await direct.store.break_lock("name") == 1
+    await heard.until("gone: broken")
+    goes_on.set()
+    assert not await writing
+    assert heard.words == ["gone: broken"]
+    assert (await place.leave(ENDED)).what == "gone"

@@ -45,15 +45,17 @@ class EtcdPlace:
     """A request. Mutable state:
 
     ``state``; ``token``; ``own`` (its keys); ``room`` (while it waits); ``_failed`` (the last message had
-    no answer); ``_timer`` (of what is due); ``_successors`` (of a holder that lingers), ``recalled``
-    (others want what it has), ``_answered`` (the core knows that it waits or holds), ``_closes`` (when its
-    ``max_hold`` is over), ``_was_ended`` (its lease was lost, and its key was deleted when due).
+    no answer); ``_is_gone`` (the store knows it no more); ``_timer`` (of what is due); ``_successors`` (of
+    a holder that lingers), ``recalled`` (others want what it has), ``_answered`` (the core knows that it
+    waits or holds), ``_closes`` (when its ``max_hold`` is over), ``_was_ended`` (its lease was lost, and
+    its key was deleted when due).
     """
 
     __slots__ = (
         "_answered",
         "_closes",
         "_failed",
+        "_is_gone",
         "_listener",
         "_successors",
         "_timer",
@@ -83,7 +85,7 @@ class EtcdPlace:
         self.own: OwnKeys = OwnKeys(self)
         self.room: Room | None = None
         self._listener = listener
-        self._failed = False
+        self._failed = self._is_gone = False
         self._timer: asyncio.TimerHandle | None = None
         self._successors: Successors | None = None
         self.recalled: bool = False
@@ -452,9 +454,11 @@ class EtcdPlace:
         self.on_gone("gone")
 
     def on_gone(self, reason: LossReason) -> None:
-        """The store does not know the request any more."""
-        if self.state not in ("waiting", "held"):
+        """The store does not know the request any more. Told once: a message that moves its keys may find
+        them gone, too."""
+        if self._is_gone or self.state not in ("waiting", "held"):
             return
+        self._is_gone = True
         self._stop()
         self.own.vanished()
         self.state = "left" if self.state == "waiting" else "held"
