@@ -62,6 +62,7 @@ test-stores: setup
 # the stores of several servers. An hour. The clusters of etcd and ZooKeeper and all of PostgreSQL have targets below.
 test-long: setup
 	$(PYTEST) --numprocesses 4 -m long $(ARGS)
+	$(PYTEST) --numprocesses 4 --hypothesis-profile random tests/model tests/unit tests/security tests/etcd $(ARGS)
 	$(PYTEST) --numprocesses 4 tests/contract tests/acceptance --store cluster,sentinel,replicated,quorum,quorum5 $(ARGS)
 	$(MAKE) test-servers test-postgres test-zookeeper test-etcd model
 
