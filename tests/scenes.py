@@ -17,7 +17,7 @@ from aiodlock.backends.keeper import Keeper
 from aiodlock.backends.kept_backend import KeptBackend
 
 #: For a state that has to come: far more than any machine needs.
-PATIENCE = 10.0
+PATIENCE = 60.0
 #: What takes effect without waiting for a lease to end takes far less than this.
 SOON = 2.0
 #: For what a process of its own has to reach, which must start first.
@@ -39,18 +39,32 @@ async def until(
 ) -> None:
     """Look again and again until the condition (or what it awaits) is true; fail after a while.
 
-    The longer it takes the less often: some hundred tests wait like this, several at the same time.
+    A bound shorter than our patience says something of the library: when the machine stalls, it may take
+    longer.
     """
+    if within < PATIENCE:
+        async with stalls() as stalled:
+            await _until(condition, what, within, stalled)
+    else:
+        await _until(condition, what, within, lambda: 0.0)
+
+
+async def _until(
+    condition: Callable[[], object], what: str, within: float, stalled: Callable[[], float]
+) -> None:
+    # The longer it takes the less often: some hundred tests wait like this, several at the same time.
     began = time.monotonic()
-    give_up_at = began + within
     while True:
         answer = condition()
         if inspect.isawaitable(answer):
             answer = await answer
         if answer:
             return
-        assert time.monotonic() < give_up_at, f"{what} did not come within {within:g} s"
-        await asyncio.sleep(min(max(0.002, (time.monotonic() - began) / 20), _RARELY))
+        took = time.monotonic() - began
+        assert took < within or took < within + stalled(), (
+            f"{what} did not come within {within:g} s"
+        )
+        await asyncio.sleep(min(max(0.002, took / 20), _RARELY))
 
 
 async def until_waiting(
@@ -272,6 +286,29 @@ async def takes(*, at_least: float = 0.0, at_most: float) -> AsyncIterator[None]
         yield
         took, allowed = time.monotonic() - began, at_most + stalled()
     assert at_least <= took <= allowed, f"took {took:.3f} s, not {at_least:g} to {allowed:.3f}"
+
+
+@asynccontextmanager
+async def bounded(seconds: float) -> AsyncIterator[None]:
+    """End the block with a TimeoutError after that time; when the machine stalls, it may take longer."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    timer: asyncio.TimerHandle
+    async with stalls() as stalled, asyncio.timeout(None) as ends:
+
+        def look() -> None:
+            nonlocal timer
+            left = began + seconds + stalled() - loop.time()
+            if left > 0:
+                timer = loop.call_later(left, look)
+            else:
+                ends.reschedule(loop.time())
+
+        timer = loop.call_later(seconds, look)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 async def soon(awaitable: Awaitable[T]) -> T:

@@ -17,6 +17,7 @@ from ..proxy import FaultProxy, named
 from ..scenes import (
     LASTING,
     SOON,
+    bounded,
     cancelled,
     held_elsewhere,
     is_free,
@@ -198,10 +199,10 @@ async def test_asyncio_timeout_inside(client: aiodlock.Client) -> None:
 
 async def test_loss_inside_an_asyncio_timeout_is_the_loss(client: aiodlock.Client) -> None:
     with pytest.raises(aiodlock.LockLost):
-        async with asyncio.timeout(30):
+        async with bounded(30):
             async with client.lock("x") as lease:
                 expire(lease)
-                async with asyncio.timeout(30):
+                async with bounded(30):
                     await until_cancelled()
 
 
@@ -375,7 +376,7 @@ async def test_release_by_hand_retries_until_it_is_answered(proxy: FaultProxy) -
         await asyncio.sleep(0.3)
         assert not releasing.done()
         await proxy.accept()
-        async with asyncio.timeout(10):
+        async with bounded(10):
             await releasing
         assert await is_free(client, "x")
         with pytest.raises(aiodlock.NotHeld):

@@ -17,6 +17,7 @@ from ..scenes import (
     BRIEF,
     LASTING,
     SOON,
+    bounded,
     cancelled,
     held_elsewhere,
     is_free,
@@ -403,7 +404,7 @@ async def test_multilocks_in_any_order_do_not_deadlock(client: aiodlock.Client) 
             async with client.multilock(*names):
                 pass
 
-    async with asyncio.timeout(20):
+    async with bounded(20):
         await asyncio.gather(take("a", "b", "c"), take("c", "b", "a"), take("b", "c", "a"))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import sys
@@ -15,6 +14,7 @@ from typer.testing import CliRunner
 
 from aiodlock.cli import _app, _finding
 
+from ..scenes import bounded
 from ..servers import BINARIES, CLUSTER, SENTINEL, Store, embedded
 from ..topology.cluster import Cluster, port
 from .test_commands import call
@@ -175,7 +175,7 @@ async def test_doctor_names_the_dead_primary_of_a_cluster() -> None:
         dead = cluster.nodes[2]
         where = f"primary 127.0.0.1:{port(dead)}"
         dead.kill()
-        async with asyncio.timeout(60):
+        async with bounded(60):
             found: dict[str, Any] = {}
             while found.get("cluster", {}).get("level") != "error":
                 code, out = await call(Store("valkey9", cluster.url), "doctor", "--json")

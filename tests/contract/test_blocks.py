@@ -22,7 +22,7 @@ from aiodlock import Client, Lease, Lock, LockLost, NotHeld, Semaphore, Unsuppor
 
 from ..conftest import MakeClient
 from ..inside import session_of
-from ..scenes import cancelled, is_held, until, until_cancelled, until_free, until_waiting
+from ..scenes import bounded, cancelled, is_held, until, until_cancelled, until_free, until_waiting
 from ..servers import Store
 
 T = TypeVar("T")
@@ -605,7 +605,7 @@ async def test_generators_in_something_to_be_done_once_leave_each_its_own(client
     async with once as run:
         assert run.first
     await readers(2)
-    async with asyncio.timeout(20.0):  # some stores count whole seconds
+    async with bounded(20.0):  # some stores count whole seconds
         while (await client.inspect("x", kind="once")).recorded is not None:
             await asyncio.sleep(0.05)
     await readers(1)

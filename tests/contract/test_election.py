@@ -14,7 +14,7 @@ from aiodlock.backends.etcd.store import EtcdBackend
 
 from ..conftest import MakeClient
 from ..proxy import FaultProxy
-from ..scenes import BRIEF, until, until_cancelled, until_waiting
+from ..scenes import BRIEF, bounded, until, until_cancelled, until_waiting
 from ..servers import ETCD, POSTGRES
 
 
@@ -91,7 +91,7 @@ async def test_observer_hears_of_a_leader_without_looking_for_one(make_client: M
     values = watching.election("boss").observe(interval=600)
     waiting = asyncio.ensure_future(anext(values))
     for value in ("a", "b"):
-        async with asyncio.timeout(10), leading.election("boss").lead(value):
+        async with bounded(10), leading.election("boss").lead(value):
             assert await waiting == value
         waiting = asyncio.ensure_future(anext(values))
     waiting.cancel()
@@ -126,7 +126,7 @@ async def test_observer_looks_again_when_the_server_listens(make_client: MakeCli
     waiting = asyncio.ensure_future(anext(values))
     await asyncio.sleep(0)
     await watching.inspect("boss")  # behind the observer's own look
-    async with asyncio.timeout(10), leading.election("boss").lead("a"):
+    async with bounded(10), leading.election("boss").lead("a"):
         listen()
         assert await waiting == "a"
     await values.aclose()
@@ -141,7 +141,7 @@ async def test_observer_looks_again_after_its_connection_was_lost(
     await asyncio.sleep(0)
     await proxy.refuse()
     proxy.cut()
-    async with asyncio.timeout(10), leading.election("boss").lead("a"):
+    async with bounded(10), leading.election("boss").lead("a"):
         await proxy.heal()
         assert await waiting == "a"
     await values.aclose()

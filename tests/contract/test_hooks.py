@@ -18,7 +18,7 @@ from aiodlock._clock import now
 
 from ..conftest import MakeClient
 from ..inside import session_of
-from ..scenes import BRIEF, until
+from ..scenes import BRIEF, bounded, until
 from ..servers import Store
 
 pytestmark = pytest.mark.stores("memory", "valkey9")
@@ -58,7 +58,7 @@ class Heard(aiodlock.Hooks):
         self.all.append(("extension_failed", request, (error,)))
 
     async def until(self, event: str) -> tuple[aiodlock.RequestInfo, tuple[Any, ...]]:
-        async with asyncio.timeout(10):
+        async with bounded(10):
             while event not in self.events:
                 await asyncio.sleep(0.005)
         return next((request, rest) for name, request, rest in self.all if name == event)
@@ -101,7 +101,7 @@ async def test_waiting_time_is_told(
     other = await make_client()
     lease = await other.lock("x").acquire()
     waiting = asyncio.create_task(client.lock("x").acquire())
-    async with asyncio.timeout(10):
+    async with bounded(10):
         while not (await other.inspect("x")).waiters:
             await asyncio.sleep(0.005)
     assert heard.events == ["acquiring"]

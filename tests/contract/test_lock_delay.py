@@ -162,7 +162,7 @@ async def test_name_stays_closed_also_when_only_the_clock_knows_of_the_loss(
                 warnings.simplefilter("ignore", ResourceWarning)
                 leases.clear()
             await client.inspect("another name")
-    await until(lambda: _closed(other), "closed", within=2.0)
+    await until(lambda: _closed(other), "closed")
     leases.clear()
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import aiodlock
 
 from ..conftest import MakeClient
+from ..scenes import bounded
 
 client_of_nothing = aiodlock.Client("memory://")
 
@@ -56,7 +57,7 @@ async def test_equal_calls_exclude_each_other_and_different_ones_do_not(
         await both.wait()
         inside[name] -= 1
 
-    async with asyncio.timeout(10):
+    async with bounded(10):
         await asyncio.gather(work("a"), work("b"), work("a"), work("b"))
     assert most == {"a": 1, "b": 1}
 

@@ -36,6 +36,7 @@ from ..scenes import (
     LASTING,
     PATIENCE,
     SOON,
+    bounded,
     cancelled,
     held_elsewhere,
     is_held,
@@ -766,7 +767,7 @@ async def test_anyio_scope_inside_a_lost_body_does_not_hide_the_loss(client: Cli
 async def test_asyncio_timeout_inside_a_lost_body_does_not_hide_the_loss(client: Client) -> None:
     with pytest.raises(LockLost):
         async with client.lock("x"):
-            async with asyncio.timeout(10):
+            async with bounded(10):
                 await client.break_lock("x")
                 await until_cancelled()
 

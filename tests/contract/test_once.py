@@ -20,7 +20,7 @@ from aiodlock import (
 from aiodlock.backends.kept_backend import KeptBackend
 
 from ..conftest import MakeClient
-from ..scenes import PATIENCE, until, until_waiting
+from ..scenes import PATIENCE, bounded, until, until_waiting
 from ..servers import CLUSTER, ETCD, MEMORY, POSTGRES, SCRIPTED, SENTINEL, Store
 
 pytestmark = pytest.mark.stores(MEMORY, *SCRIPTED, *POSTGRES, *ETCD, CLUSTER, SENTINEL)
@@ -85,7 +85,7 @@ async def test_success_is_told_to_many_waiters_of_a_long_name(make_client: MakeC
         tasks = [asyncio.create_task(enter(waits, name)) for _ in range(many)]
         await until_waiting(first, name, many, kind="once")
         once.result = "sent"
-    async with asyncio.timeout(60):
+    async with bounded(60):
         assert await asyncio.gather(*tasks) == [(False, "sent")] * many
 
 

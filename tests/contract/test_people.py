@@ -10,6 +10,7 @@ import pytest
 import aiodlock
 
 from ..conftest import MakeClient
+from ..scenes import bounded
 from ..servers import CLUSTER, ETCD, MEMORY, POSTGRES, SCRIPTED, SENTINEL, ZOOKEEPER, Store
 
 _RECORDS = (MEMORY, *SCRIPTED, *POSTGRES, *ETCD, CLUSTER, SENTINEL)
@@ -17,7 +18,7 @@ _RECORDS = (MEMORY, *SCRIPTED, *POSTGRES, *ETCD, CLUSTER, SENTINEL)
 
 async def until_waiting(client: aiodlock.Client, name: str, number: int = 1) -> None:
     """Wait until so many requests stand in the queue."""
-    async with asyncio.timeout(20):
+    async with bounded(20):
         while len((await client.inspect(name)).waiters) != number:
             await asyncio.sleep(0.02)
 

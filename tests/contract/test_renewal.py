@@ -12,7 +12,7 @@ from aiodlock import BackendError, BackendUnavailable, Client, LockLost, NotHeld
 from aiodlock._session import Session
 
 from ..conftest import MakeClient
-from ..scenes import until, until_cancelled
+from ..scenes import bounded, until, until_cancelled
 
 #: Longer than any test takes: only a release frees a name.
 _LONG = 60.0
@@ -50,7 +50,7 @@ async def test_names_that_the_dead_session_held_are_free_again(client: Client) -
 
     with pytest.raises(BackendError):
         await body()
-    async with asyncio.timeout(20):
+    async with bounded(20):
         async with client.lock("x", ttl=_LONG):
             pass
 
@@ -84,7 +84,7 @@ async def test_what_a_backend_does_not_expect_ends_its_session_and_not_the_clien
         await asyncio.Event().wait()
 
     session.start_soon(serve)
-    async with asyncio.timeout(20):
+    async with bounded(20):
         await dead.wait()
     await until_dead(client)
     async with client.lock("x"):
@@ -98,7 +98,7 @@ async def test_what_a_backend_does_not_expect_ends_its_session_and_not_the_clien
 async def test_call_that_does_not_wait_works_again_soon(client: Client) -> None:
     kill(client)
     await until_dead(client)
-    async with asyncio.timeout(20):
+    async with bounded(20):
         while True:
             try:
                 lease = await client.lock("x").acquire_nowait()
@@ -176,7 +176,7 @@ async def test_leader_is_observed_across_a_death(client: Client) -> None:
     kill(client)
     await until_dead(client)
     async with election.lead("two"):
-        async with asyncio.timeout(20):
+        async with bounded(20):
             assert await following == "two"
     await leaders.aclose()
 

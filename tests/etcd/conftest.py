@@ -14,6 +14,7 @@ from aiodlock.backends.etcd.link import Access
 from aiodlock.backends.etcd.place import EtcdPlace
 from aiodlock.backends.etcd.store import EtcdBackend
 
+from ..scenes import bounded
 from .servers import EtcdCluster, find_etcd
 
 _prefixes = itertools.count(1)
@@ -67,7 +68,7 @@ class Heard:
         self.words.append(word)
         self.changed.set()
 
-    async def until(self, word: str, within: float = 10.0) -> None:
+    async def until(self, word: str, within: float = 60.0) -> None:
         """Wait until this was told last."""
         async with asyncio.timeout(within):
             while not self.words or self.words[-1] != word:
@@ -126,7 +127,7 @@ async def make_direct() -> AsyncIterator[Callable[..., object]]:
         ready = asyncio.Event()
         task = asyncio.create_task(store.run(ready.set))
         tasks.append(task)
-        async with asyncio.timeout(10.0):
+        async with bounded(10.0):
             await ready.wait()
         return Direct(store)
 

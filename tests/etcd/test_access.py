@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from aiodlock import BackendError, Client
 
+from ..scenes import bounded
 from .servers import EtcdCluster, find_etcd
 
 pytestmark = pytest.mark.skipif(find_etcd() is None, reason="etcd is not installed")
@@ -100,7 +101,7 @@ async def test_waiter_is_granted_although_the_token_of_its_stream_has_ended(
     url = _login(guarded, "locker's pass")
     async with Client(url, prefix="mine") as client, Client(url, prefix="mine") as other:
         _as_root(guarded, "auth/user/changepw", name="locker", password="locker's pass")
-        async with asyncio.timeout(5.0):
+        async with bounded(5.0):
             for _ in range(2):
                 lease = await client.lock("a").acquire()
                 waiting = asyncio.create_task(other.lock("a").acquire())
@@ -146,11 +147,11 @@ async def test_change_of_another_user_ends_nothing(signing: EtcdCluster) -> None
         async with client.lock("a") as lease:
             _as_root(signing, "auth/user/add", name="other", password="other's pass")
             waiting = asyncio.create_task(other.lock("a").acquire())
-            async with asyncio.timeout(5.0):
+            async with bounded(5.0):
                 while not (await client.inspect("a")).waiters:
                     await asyncio.sleep(0.01)
             assert lease.held
-        async with asyncio.timeout(5.0):
+        async with bounded(5.0):
             await (await waiting).release()
 
 

@@ -16,6 +16,7 @@ from aiodlock.backends.etcd import transactions
 from aiodlock.backends.etcd.batches import Batches
 from aiodlock.backends.etcd.recipe import Keys
 
+from ..scenes import bounded
 from .conftest import Direct
 from .servers import EtcdCluster
 from .test_passing import Link
@@ -46,7 +47,7 @@ async def test_results_of_one_turn_are_recorded_however_large_they_are_together(
 
         link = client._core.session.backend._link  # type: ignore[union-attr]
         before = link.generation
-        async with asyncio.timeout(20.0):
+        async with bounded(20.0):
             await asyncio.gather(*map(one, range(300)))
         assert link.generation == before, "the member was taken for one that has failed"
 

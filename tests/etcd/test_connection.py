@@ -26,6 +26,8 @@ from aiodlock.backends.etcd.exchange import Exchange, Lost, NotSent, Status
 from aiodlock.backends.etcd.link import Link
 from aiodlock.backends.etcd.sources import read_url
 
+from ..scenes import bounded
+
 _HEAD = [(":status", "200"), ("content-type", "application/grpc")]
 _OK = [("grpc-status", "0"), ("grpc-message", "")]
 
@@ -157,14 +159,14 @@ async def _call(
 ) -> bytes:
     heard: list[bytes] = []
     call = connection.begin(path, heard.append, message, **options)
-    async with asyncio.timeout(20.0):
+    async with bounded(20.0):
         await call.ended
     (answer,) = heard
     return answer
 
 
 async def _until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20.0):
+    async with bounded(20.0):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -594,7 +596,7 @@ async def test_broken_rule_ends_the_connection_and_is_told(
     async with _meeting(peer) as connection:
         call = connection.begin("/p", lambda _: None, b"x")
         with pytest.raises(Lost, match=text):
-            async with asyncio.timeout(20.0):
+            async with bounded(20.0):
                 await call.ended
         assert text in str(connection.over.result())
         if connection.ready.exception() is not None:

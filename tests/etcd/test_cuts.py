@@ -27,7 +27,7 @@ from aiodlock.backends.etcd import messages as m
 from aiodlock.cli._doctor_etcd import examine
 
 from ..ports import free_ports
-from ..scenes import until
+from ..scenes import bounded, until
 from .conftest import Direct
 from .cuts import Cut
 from .servers import EtcdCluster, EtcdNode, find_etcd
@@ -65,7 +65,7 @@ async def test_client_that_is_cut_from_its_member_goes_on_with_another(
         (cut,) = [cut for cut in cuts.values() if at.endswith(f":{cut.port}")]
         cut.cut()
         began = now()
-        async with asyncio.timeout(20.0):
+        async with bounded(20.0):
             while holder.deadline < began + 6.0:  # renewed elsewhere
                 assert heard.words == []
                 await asyncio.sleep(0.05)
@@ -93,7 +93,7 @@ async def test_client_that_is_cut_from_all_for_less_than_its_lease_keeps_it(
         assert holder.deadline > now()
         cut.heal()
         healed = now()
-        async with asyncio.timeout(20.0):
+        async with bounded(20.0):
             while holder.deadline < healed + 19.0:
                 await asyncio.sleep(0.05)
         assert heard.words == waiter_heard.words == []
@@ -168,7 +168,7 @@ async def test_leader_that_is_cut_from_its_peers_keeps_nothing_alive(
                 cut.cut()
             cut.is_cut = lambda sender: sender == identity
         began = now()
-        async with asyncio.timeout(30.0):
+        async with bounded(30.0):
             # The others choose a leader. The client finds it, and its leases go on there.
             while holder.deadline < began + 7.0:
                 assert heard.words == []
@@ -450,7 +450,7 @@ async def test_grpc_proxy_of_etcd_is_refused(one_node: EtcdCluster) -> None:
         env={**os.environ, "ETCD_UNSUPPORTED_ARCH": "arm64"},
     )
     try:
-        async with asyncio.timeout(20.0):
+        async with bounded(20.0):
             while True:
                 with pytest.raises(BackendError) as refused:
                     await Client(f"etcd://127.0.0.1:{port}").__aenter__()

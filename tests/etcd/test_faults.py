@@ -22,6 +22,7 @@ from aiodlock.backends.etcd.link import Access, Link
 from aiodlock.backends.etcd.place import EtcdPlace
 from aiodlock.backends.etcd.watching import Watches
 
+from ..scenes import bounded
 from .conftest import Direct, Heard
 from .servers import EtcdCluster, EtcdNode
 
@@ -200,7 +201,7 @@ async def test_request_whose_owner_leaves_while_it_joins_is_told(
         await direct.store._link.call(api.TXN, m.TxnRequest(success=[deletion]))
     room = direct.store.rooms.find(mate.keys)
     assert room is not None
-    async with asyncio.timeout(5.0):
+    async with bounded(5.0):
         while room.queue is None or len(room.queue.requests) != (then == "granted"):
             await asyncio.sleep(0.005)
     go.set()
@@ -298,7 +299,7 @@ async def test_waiter_whose_lease_ended_is_told_while_its_predecessor_holds(
     await _acquire(holder, heard)
     assert isinstance(await waiter.acquire(wait=True), Waiting)
     await _revoke(direct, waiter)
-    async with asyncio.timeout(5.0):
+    async with bounded(5.0):
         while not waiter_heard.words:
             await asyncio.sleep(0.01)
     assert waiter_heard.words[0].startswith("gone")
@@ -329,7 +330,7 @@ async def test_renewal_that_was_answered_while_the_loop_was_blocked_gives_no_mem
     lease = place.lease
     assert lease is not None
     generation = direct.store._link.generation
-    async with asyncio.timeout(5.0):
+    async with bounded(5.0):
         while lease.silent_since is None:
             await asyncio.sleep(0)
     time.sleep(1.5)
@@ -382,7 +383,7 @@ async def test_holder_that_was_told_that_its_key_is_gone_is_not_asked_about_agai
     else:
         place.reuse(replace(place.terms, max_hold=0.01))
         place.run_out()
-        async with asyncio.timeout(5.0):
+        async with bounded(5.0):
             while await _left(direct):
                 await asyncio.sleep(0.01)
     await asyncio.sleep(0.05)
@@ -402,7 +403,7 @@ async def test_key_of_a_request_that_is_over_is_deleted(
     ghost = direct.store.keys("lock", "name").request(f"{direct.store.label}-999")
     put = m.RequestOp(request_put=m.PutRequest(ghost, b"{}", place.lease.id))
     await direct.store._link.call(api.TXN, m.TxnRequest(success=[put]))
-    async with asyncio.timeout(10.0):
+    async with bounded(10.0):
         while ghost in await _left(direct):
             await asyncio.sleep(0.05)
     assert place.key in await _left(direct)
@@ -484,7 +485,7 @@ async def test_lock_delay_of_a_process_that_dies_begins_when_its_lease_has_ended
     assert lease is not None
     assert delay is not None
     made = lease.renewed_at
-    async with asyncio.timeout(5.0):
+    async with bounded(5.0):
         while lease.renewed_at < made + 2.0:
             assert delay.renewed_at + delay.seconds >= lease.renewed_at + lease.seconds + 1.0
             await asyncio.sleep(0.005)
@@ -551,7 +552,7 @@ async def test_lock_delay_begins_once_though_the_body_ends_later(
     await _acquire(holder, heard)
     await asyncio.sleep(0.2)
     holder.run_out()
-    async with asyncio.timeout(5.0):
+    async with bounded(5.0):
         while (queue := await direct.store.read(holder.keys)).requests:
             await asyncio.sleep(0.01)
     begun = queue.closing()
@@ -636,7 +637,7 @@ async def test_full_store_refuses_and_releases(
             await direct.store._link.call(api.TXN, m.TxnRequest(success=[put]), 10.0)
 
     with pytest.raises(BackendError, match="NOSPACE"):
-        async with asyncio.timeout(30.0):
+        async with bounded(30.0):
             await fill()
     refused, _ = direct.place("another")
     with pytest.raises(BackendError, match="NOSPACE"):
@@ -665,7 +666,7 @@ async def _leader(cluster: EtcdCluster, direct: Direct) -> EtcdNode:
             return False
         return bool(status.get("leader") == status["header"]["member_id"])
 
-    async with asyncio.timeout(10.0):
+    async with bounded(10.0):
         while True:
             for node in cluster.nodes:
                 if node.running and await asyncio.to_thread(ask, node):
@@ -765,7 +766,7 @@ async def test_member_is_replaced_under_load(
             await asyncio.sleep(0.5)
             node.kill()
             done = len(tokens)
-            async with asyncio.timeout(15.0):
+            async with bounded(15.0):
                 while len(tokens) < done + 5:
                     await asyncio.sleep(0.05)
             await asyncio.to_thread(node.start)

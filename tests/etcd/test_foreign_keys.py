@@ -16,6 +16,7 @@ from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.recipe import Keys, Queue
 from aiodlock.backends.etcd.store import EtcdBackend
 
+from ..scenes import bounded
 from .conftest import Direct
 from .servers import EtcdCluster
 from .test_faults import _left
@@ -37,7 +38,7 @@ async def _delete(direct: Direct, key: bytes) -> None:
 
 async def _refused(asking: Coroutine[Any, Any, object]) -> str:
     with pytest.raises(BackendError) as refused:
-        async with asyncio.timeout(5.0):
+        async with bounded(5.0):
             await asking
     assert not isinstance(refused.value, BackendUnavailable)
     return str(refused.value)
@@ -102,14 +103,14 @@ async def test_nobody_is_let_in_behind_a_holder_whose_key_was_written_over(
     assert isinstance(await waiter.acquire(wait=True), Waiting)
     await _put(one, holder.key, b"by hand")
     room = two.store.rooms.of(waiter.keys)
-    async with asyncio.timeout(5.0):
+    async with bounded(5.0):
         while room.queue is None or not room.queue.foreign:
             await asyncio.sleep(0.01)
     place, _ = two.place()
     assert str(holder.id) in await _refused(place.acquire(wait=True))
     await place.leave(ENDED)
     room._missed()  # the name is read anew
-    async with asyncio.timeout(5.0):
+    async with bounded(5.0):
         rooms = two.store.rooms
         while (read := rooms.of(waiter.keys).queue) is None or read.find(holder.id) is not None:
             await asyncio.sleep(0.01)

@@ -9,6 +9,7 @@ import pytest
 
 from aiodlock import Client
 
+from ..scenes import bounded
 from .servers import EtcdCluster
 
 pytestmark = [
@@ -43,7 +44,7 @@ async def test_child_locks_by_itself_and_its_parent_keeps_its_leases(
                     finally:
                         os._exit(code)
                 waiting = asyncio.create_task(asyncio.to_thread(os.waitpid, pid, 0))
-                async with asyncio.timeout(20.0):
+                async with bounded(20.0):
                     # The parent's answers come to the parent, while the child is at work.
                     while not waiting.done():
                         await lease.extend()

@@ -20,6 +20,7 @@ from aiodlock.backends.etcd.recipe import Keys, Queue, Turn
 from aiodlock.backends.etcd.room import Room
 from aiodlock.backends.etcd.watching import Watches
 
+from ..scenes import bounded
 from .conftest import Direct, Heard
 from .servers import EtcdCluster
 
@@ -174,7 +175,7 @@ async def test_request_whose_turn_becomes_far_while_it_comes_is_told_that_it_wai
         place, heard = client.place(ttl=20.0, waiter_ttl=20.0)
         assert isinstance(await place.acquire(wait=True), Waiting)
         waiters.append((place, heard))
-    async with asyncio.timeout(5.0):
+    async with bounded(5.0):
         await told
     assert room._far
     for place in (*(place for place, _ in reversed(waiters)), holder):
@@ -218,7 +219,7 @@ async def test_request_that_comes_while_the_name_is_read_is_told_that_it_waits(
     await asyncio.sleep(0.1)
     go.set()
     try:
-        async with asyncio.timeout(5.0):
+        async with bounded(5.0):
             assert isinstance(await asked, Waiting)
     finally:
         let_go.set()

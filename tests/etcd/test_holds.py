@@ -17,6 +17,7 @@ from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.place import EtcdPlace
 from aiodlock.backends.etcd.recipe import Keys, Queue, value_of
 
+from ..scenes import bounded
 from .conftest import Direct, Heard
 from .servers import EtcdCluster
 from .test_faults import Faulty, _acquire, _left
@@ -42,7 +43,7 @@ async def test_body_that_lasts_longer_leaves_the_name_open(
     direct = await make_direct(one_node)
     place, heard = _holding(direct, 0.5)  # a second
     await _acquire(place, heard)
-    async with asyncio.timeout(10.0):
+    async with bounded(10.0):
         while len(await _left(direct)) > 1:
             await asyncio.sleep(0.02)
     await place.leave(ENDED)
@@ -161,7 +162,7 @@ async def test_hold_counts_from_when_the_body_is_told_however_slow_the_store_is(
         return answer
 
     place, heard = _holding(direct, 2.0)
-    async with asyncio.timeout(20.0):
+    async with bounded(20.0):
         await _acquire(direct.place()[0], heard)  # its leases are there
         monkeypatch.setattr(direct.store._link, "_ask", slow)
         await direct.store.break_lock("name")
@@ -202,12 +203,12 @@ async def test_leases_that_nobody_uses_are_revoked(
     await _acquire(closing, heard)
     await closing.leave(ENDED)
     assert await _closed(direct) == 1
-    async with asyncio.timeout(20.0):
+    async with bounded(20.0):
         while len(await asyncio.to_thread(there) - before) > 1:
             await asyncio.sleep(0.1)
     assert await _closed(direct) == 1
     await direct.store.break_lock("name")
-    async with asyncio.timeout(20.0):
+    async with bounded(20.0):
         while any(
             int(one_node.call("lease/timetolive", ID=id).get("TTL", -1)) > 100
             for id in await asyncio.to_thread(there) - before

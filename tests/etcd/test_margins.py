@@ -16,6 +16,7 @@ from aiodlock.backends.etcd import link as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.leases import SharedLease
 
+from ..scenes import bounded
 from .conftest import Direct
 from .servers import EtcdCluster
 from .test_faults import _acquire
@@ -59,7 +60,7 @@ async def test_lease_that_was_idle_is_renewed_before_it_is_used(
     await place.leave(ENDED)
     lease = direct.store.leases.known(0.3)
     assert lease is not None
-    async with asyncio.timeout(5.0):
+    async with bounded(5.0):
         while lease.deadline(0.3) > now():
             await asyncio.sleep(0.005)
     again, _ = direct.place(ttl=0.3)
@@ -100,7 +101,7 @@ async def test_waiter_that_is_granted_with_little_more_than_its_margin_keeps_its
     lease = waiter.lease
     assert lease is not None
     before = lease.renewed_at
-    async with asyncio.timeout(5.0):
+    async with bounded(5.0):
         while lease.renewed_at == before:
             await asyncio.sleep(0.01)
     margin = lease.deadline(20.0) - now() - 0.02
@@ -136,7 +137,7 @@ async def test_grant_that_is_broken_before_it_is_answered_begins_no_body(
     monkeypatch.setattr(direct.store, "transact", lossy)
     with pytest.raises(Unanswered):
         await place.acquire(wait=True)
-    async with asyncio.timeout(5.0):
+    async with bounded(5.0):
         while not place.settled:
             await asyncio.sleep(0.01)
     assert await direct.store.break_lock("name") == 1
@@ -162,7 +163,7 @@ async def test_lease_that_was_extended_by_less_is_moved_without_a_storm_of_renew
         note(lease, moment)
 
     monkeypatch.setattr(SharedLease, "sent", noted)
-    async with asyncio.timeout(5.0):
+    async with bounded(5.0):
         while place.lease is None or place.lease.asked != 8:
             assert place.deadline >= told
             await asyncio.sleep(0.01)

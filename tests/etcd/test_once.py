@@ -16,6 +16,7 @@ from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.place import EtcdPlace
 from aiodlock.backends.etcd.recipe import read_success, value_of_success
 
+from ..scenes import bounded
 from .conftest import Direct, Heard
 from .servers import EtcdCluster
 from .test_cuts import _cuts, _endpoints
@@ -50,7 +51,7 @@ async def _lives(direct: Direct, lease: int) -> bool:
 
 
 async def _until_ended(direct: Direct, *leases: int) -> None:
-    async with asyncio.timeout(10.0):
+    async with bounded(10.0):
         for lease in leases:
             while await _lives(direct, lease):
                 await asyncio.sleep(0.02)

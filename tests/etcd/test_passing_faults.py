@@ -18,7 +18,7 @@ from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.place import EtcdPlace
 
 from ..ports import free_ports
-from ..scenes import PATIENCE, until
+from ..scenes import PATIENCE, bounded, until
 from .conftest import Direct, Heard
 from .cuts import Cut
 from .servers import EtcdCluster
@@ -54,7 +54,7 @@ class Leaves:
     async def let_go(self) -> list[Left]:
         """Let them arrive; return what each was told."""
         self.may_go.set()
-        async with asyncio.timeout(20.0):
+        async with bounded(20.0):
             return await asyncio.gather(*self.sent)
 
 

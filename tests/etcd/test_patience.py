@@ -12,6 +12,7 @@ from aiodlock import BackendUnavailable, Client
 from aiodlock._clock import now
 
 from ..ports import free_ports
+from ..scenes import bounded
 from .servers import EtcdCluster, find_etcd
 from .test_access import _guard, _login
 from .test_refusals import _is_served
@@ -118,7 +119,7 @@ async def test_users_who_come_together_get_in_and_come_back(guarded: EtcdCluster
     url = _login(guarded, "locker's pass")
     async with AsyncExitStack() as stack:
         clients = [Client(url, prefix="mine", ttl=60.0) for _ in range(60)]
-        async with asyncio.timeout(30.0):
+        async with bounded(30.0):
             await asyncio.gather(*(stack.enter_async_context(one) for one in clients))
         leases = [await one.lock(f"name {n}").acquire() for n, one in enumerate(clients)]
         guarded.nodes[0].kill()

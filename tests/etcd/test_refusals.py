@@ -15,6 +15,7 @@ from aiodlock import AcquireTimeout, BackendError, BackendUnavailable, Client
 from aiodlock._errors import LockError
 
 from ..ports import free_ports
+from ..scenes import bounded
 from .servers import EtcdCluster, find_etcd
 from .test_access import _as_root, _guard, _login
 from .test_connection import Server
@@ -35,7 +36,7 @@ def _told(caplog: pytest.LogCaptureFixture, event: str) -> list[logging.LogRecor
 
 async def _is_refused(client: Client) -> None:
     """Wait until a call fails as in an outage."""
-    async with asyncio.timeout(20.0):
+    async with bounded(20.0):
         while True:
             try:
                 async with client.lock("asked", timeout=1.0):
@@ -93,7 +94,7 @@ async def test_user_that_is_refused_for_a_moment_costs_no_lease(
         await _is_served(client)
         await held.extend()
         await held.release()
-        async with asyncio.timeout(10.0):
+        async with bounded(10.0):
             await (await waiting).release()
     told = _told(caplog, "no_connection")
     assert sum(one.levelno == logging.WARNING for one in told) == 1
@@ -240,7 +241,7 @@ async def test_proxy_that_answers_something_else_for_a_moment_costs_no_lease(
         switch.lead_to(one_node.nodes[0].port)
         await _is_served(client)
         await held.release()
-        async with asyncio.timeout(10.0):
+        async with bounded(10.0):
             await (await waiting).release()
 
 

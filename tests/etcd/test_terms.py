@@ -20,6 +20,7 @@ from aiodlock.backends.etcd import link as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.leases import Leases, SharedLease
 
+from ..scenes import bounded
 from .conftest import Direct
 from .servers import EtcdCluster
 from .test_faults import Faulty, _acquire, _leader, _leave, _left
@@ -141,7 +142,7 @@ async def test_renewal_counts_once_a_later_read_shows_the_same_term() -> None:
         await asyncio.sleep(0.05)
         assert lease.renewed_at == first  # answered, and not proven
         kept.link.silent = False
-        async with asyncio.timeout(5.0):
+        async with bounded(5.0):
             while lease.renewed_at == first:
                 await asyncio.sleep(0.01)
         assert sent <= lease.renewed_at
@@ -159,7 +160,7 @@ async def test_renewal_in_another_term_than_that_of_the_lease_does_not_count(see
         else:
             kept.link.term = 8  # a leader that was stopped has answered: the read is another one's
             kept.link.answer(lease, term=7)
-        async with asyncio.timeout(5.0):
+        async with bounded(5.0):
             while not kept.outdated:
                 await asyncio.sleep(0.01)
         assert lease.renewed_at == first
@@ -252,7 +253,7 @@ async def test_nothing_rests_on_a_lease_from_before_a_change_of_the_leader(
     leader.kill()
     killed = now()
     places = (holder, waiter, delayed)
-    async with asyncio.timeout(20.0):
+    async with bounded(20.0):
         while min(place.deadline for place in places) < killed + 5.0:
             assert heard.words == waiter_heard.words == delayed_heard.words == []
             await asyncio.sleep(0.02)
@@ -286,7 +287,7 @@ async def test_requests_move_together_to_another_lease(
         assert isinstance(await waiter.acquire(wait=True), Waiting)
     faulty = Faulty(direct, monkeypatch)
     old = await _outdate(direct, 20.0)
-    async with asyncio.timeout(10.0):
+    async with bounded(10.0):
         while any(place.lease is old or not place.settled for place in (holder, *waiters)):
             await asyncio.sleep(0.01)
     assert len(faulty.requests) == 2
@@ -313,7 +314,7 @@ async def test_move_whose_answer_is_lost_promises_no_more_than_either_lease(
     faulty.lose = lost
     old = await _outdate(direct, 20.0)
     until = holder.deadline
-    async with asyncio.timeout(10.0):
+    async with bounded(10.0):
         while not holder.settled or holder.lease is old:
             if faulty.lose:
                 assert holder.deadline <= until
@@ -333,7 +334,7 @@ async def test_late_duplicate_of_a_move_changes_nothing(
     faulty = Faulty(direct, monkeypatch)
     for _ in range(2):
         old = await _outdate(direct, 20.0)
-        async with asyncio.timeout(10.0):
+        async with bounded(10.0):
             while holder.lease is old or not holder.settled:
                 await asyncio.sleep(0.01)
     first, _ = faulty.requests
@@ -357,7 +358,7 @@ async def test_lock_delay_whose_lease_was_revoked_is_written_again(
     assert len(kept) == 2
     await direct.store._link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(delay.id))
     assert await _left(direct) == [holder.key]
-    async with asyncio.timeout(5.0):
+    async with bounded(5.0):
         while await _left(direct) != kept:
             await asyncio.sleep(0.05)
     assert holder.own.delay_lease is not delay
@@ -408,7 +409,7 @@ async def test_request_that_is_gone_when_its_lease_is_there_is_not_made_anew(
         await _outdate(direct, 15.0)
     else:
         await first.leave(ENDED)
-    async with asyncio.timeout(10.0):
+    async with bounded(10.0):
         while not waiter_heard.words:
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.3)
@@ -434,13 +435,13 @@ async def test_waiter_that_is_granted_promises_no_more_than_its_new_lease(
     assert isinstance(await waiter.acquire(wait=True), Waiting)
     lease = direct.store.leases.known(6.0)
     assert lease is not None
-    async with asyncio.timeout(10.0):
+    async with bounded(10.0):
         while waiter.deadline < lease.deadline(6.0) + 0.3:
             await asyncio.sleep(0.005)
     await first.leave(ENDED)
     await waiter_heard.until("granted")
     assert waiter.deadline <= lease.deadline(6.0)
-    async with asyncio.timeout(5.0):
+    async with bounded(5.0):
         while waiter.lease is not lease:  # the event of a joining may come before its answer
             assert waiter.deadline <= lease.deadline(6.0)
             await asyncio.sleep(0)
@@ -468,7 +469,7 @@ async def test_acquire_with_a_lock_delay_whose_answer_is_lost_leaves_the_name_op
         # Of the write that makes the next one the holder, whether the leave arrives before it or after.
         faulty.writing, faulty.lose = second.keys.delay(second.id), 1
         await first.leave(ENDED)
-        async with asyncio.timeout(5.0):
+        async with bounded(5.0):
             while faulty.lose:
                 await asyncio.sleep(0)
     else:
@@ -506,6 +507,6 @@ async def test_requests_are_moved_one_by_one_where_a_member_takes_no_more(
         old = await _old_leases(direct)
         cluster.nodes[0].kill()
         await asyncio.to_thread(cluster.start)
-        async with asyncio.timeout(15.0):
+        async with bounded(15.0):
             while any(place.lease is None or place.lease.id in old for place, _ in places):
                 await asyncio.sleep(0.02)

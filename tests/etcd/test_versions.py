@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import pytest
@@ -13,6 +12,7 @@ from aiodlock.backends.etcd import link as api
 from aiodlock.backends.etcd import messages as m
 from aiodlock.backends.etcd.store import EtcdBackend
 
+from ..scenes import bounded
 from .servers import EtcdCluster
 
 
@@ -67,5 +67,5 @@ async def test_mark_is_read_again_on_each_connection(one_node: EtcdCluster) -> N
             await client.lock("another").acquire(timeout=2.0)
         assert lease.held
         await _mark(other, "later", b"1 2")  # it is an outage: the mark is taken back
-        async with asyncio.timeout(10.0), client.lock("another"):
+        async with bounded(10.0), client.lock("another"):
             pass

@@ -13,6 +13,7 @@ import aiodlock
 
 from ..conftest import MakeClient
 from ..proxy import FaultProxy
+from ..scenes import bounded
 from .scenes import until
 
 #: How long each answer takes (seconds): longer than an answer may take where nothing was learned.
@@ -73,7 +74,7 @@ async def test_resolver_that_hangs_takes_no_threads_of_the_loop(
         # Longer than a dial may take: it is given up, and another one begins.
         for _ in range(10):
             await asyncio.sleep(0.5)
-            async with asyncio.timeout(5.0):
+            async with bounded(5.0):
                 await asyncio.to_thread(lambda: None)
         assert asked() == 1
         hangs.clear()

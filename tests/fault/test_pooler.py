@@ -16,7 +16,7 @@ from aiodlock.cli import _doctor_postgres
 
 from ..pooler import Pooler
 from ..postgres import PostgresServer
-from ..scenes import until_waiting
+from ..scenes import bounded, until_waiting
 from ..servers import PGBOUNCER, Servers, installed
 
 NAME = "order:42"
@@ -143,7 +143,7 @@ async def test_transaction_that_is_cancelled_in_any_step_is_left(
                 await canceller.execute(cancel)
                 await asyncio.sleep(0.005)
             ended = True
-            async with asyncio.timeout(20):
+            async with bounded(20):
                 await asyncio.gather(*working)
                 async with client.lock("after"):
                     pass

@@ -17,7 +17,7 @@ from aiodlock.cli import _doctor_postgres
 
 from ..listening import Listener
 from ..postgres import PostgresServer, find_wheel
-from ..scenes import store_of, until, until_cancelled, until_held, until_waiting
+from ..scenes import bounded, store_of, until, until_cancelled, until_held, until_waiting
 from ..servers import installed, postgres_server
 from ..soak.wire import Wire
 
@@ -263,7 +263,7 @@ async def test_restart_in_order_is_an_outage_and_no_more(server: PostgresServer)
     async with Client(server.url) as client:
         server.shut_down()
         await asyncio.to_thread(server.start)
-        async with asyncio.timeout(20), client.lock(NAME):
+        async with bounded(20), client.lock(NAME):
             pass
 
 
@@ -299,7 +299,7 @@ async def test_lost_reply_costs_no_second_holder_and_leaves_nothing(
             async with one.lock("warm"):
                 pass
             proxy.loses = message
-            async with asyncio.timeout(20):
+            async with bounded(20):
                 async with one.lock(NAME) as lease:
                     if message != b"leave\t":
                         await proxy.lost.wait()
@@ -315,7 +315,7 @@ async def test_lost_reply_costs_no_second_holder_and_leaves_nothing(
 async def test_lost_reply_of_a_waiter_costs_no_place(
     server: PostgresServer, message: bytes
 ) -> None:
-    async with Proxy(server) as proxy, asyncio.timeout(30):
+    async with Proxy(server) as proxy, bounded(30):
         async with Client(proxy.url, waiter_ttl=3) as one, Client(server.url) as other:
             async with other.lock(NAME):
                 if message == b"acquire\t":
@@ -394,7 +394,7 @@ async def test_call_whose_transaction_does_not_begin_leaves_no_coroutine(
             async with client.lock("warm"):
                 pass
             proxy.loses = b"begin; set"
-            async with asyncio.timeout(20), client.lock(NAME):
+            async with bounded(20), client.lock(NAME):
                 assert proxy.lost.is_set()
 
 
@@ -402,13 +402,13 @@ async def test_client_that_stands_still_before_its_commit_keeps_nobody_out(
     server: PostgresServer,
 ) -> None:
     """With ``listen_source`` a call is a transaction of several messages, which keeps its name."""
-    async with Proxy(server) as proxy, asyncio.timeout(30):
+    async with Proxy(server) as proxy, bounded(30):
         async with Client(proxy.url, listen_source=server.url) as one, Client(server.url) as other:
             connection = store_of(other)._messages.link.connection
             proxy.stops = b"commit"
             acquiring = asyncio.create_task(one.lock(NAME).acquire())
             await proxy.stopped.wait()
-            async with asyncio.timeout(5), other.lock(NAME):
+            async with bounded(5), other.lock(NAME):
                 pass
             assert store_of(other)._messages.link.connection is connection
             await (await acquiring).release()
@@ -424,7 +424,7 @@ async def hand_over(holder: Client, waiter: Client) -> None:
     waiting = asyncio.create_task(waiter.lock(NAME).acquire())
     await until_waiting(holder, NAME)
     await lease.release()
-    async with asyncio.timeout(5):
+    async with bounded(5):
         await (await waiting).release()
 
 
@@ -452,7 +452,7 @@ async def test_listening_connection_follows_that_for_messages_to_another_server(
                 await hand_over(other, one)
                 lease = await one.lock(NAME, on_lost="flag").acquire()
                 await other.break_lock(NAME)
-                async with asyncio.timeout(5):
+                async with bounded(5):
                     await lease.wait_lost()
 
 
@@ -466,7 +466,7 @@ async def test_notification_that_comes_late_ends_polling(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aiodlock.backends.postgres.notifications._PROBE_WITHIN", 0.0)
-    async with Client(server.url) as client, asyncio.timeout(10):
+    async with Client(server.url) as client, bounded(10):
         while store_of(client)._notifications.polls:
             await asyncio.sleep(0.01)
 
@@ -491,7 +491,7 @@ async def test_full_queue_of_notifications_costs_time_and_no_more() -> None:
         ]
         assert finding.level == "warning"
         async with (
-            asyncio.timeout(20),
+            bounded(20),
             Client(server.url) as one,
             Client(server.url, ttl=3, waiter_ttl=3) as two,
         ):
@@ -525,7 +525,7 @@ async def test_limit_that_ends_a_call_is_an_outage_and_no_more(
                 )
             )
             await asyncio.sleep(0.3)
-            async with asyncio.timeout(20):
+            async with bounded(20):
                 async with client.lock(NAME):
                     pass
             await blocker
@@ -618,7 +618,7 @@ async def test_answers_that_become_slow_cost_neither_the_connection_nor_a_lease(
             lease = await client.lock("kept", on_lost="flag").acquire()
             connection = store_of(client)._messages.link.connection
             wire.delay(seconds / 2)
-            async with asyncio.timeout(60):
+            async with bounded(60):
                 for _ in range(3):
                     async with client.lock(NAME):
                         pass

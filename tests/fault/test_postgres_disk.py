@@ -16,6 +16,7 @@ from aiodlock import BackendUnavailable, Client
 from aiodlock.backends.postgres.schema import create_statements
 
 from ..postgres import PostgresServer
+from ..scenes import bounded
 from ..servers import installed, postgres_server
 
 pytestmark = pytest.mark.skipif(not installed("postgres"), reason="postgres is not installed")
@@ -63,7 +64,7 @@ async def test_full_disk_makes_the_server_unavailable_until_there_is_room(
         filler.unlink()
         if not server.running:  # it may have stopped itself because it could not write its log
             await asyncio.to_thread(server.start)
-        async with asyncio.timeout(30), client.lock("another"):
+        async with bounded(30), client.lock("another"):
             pass
         if lease.held:
             await lease.release()

@@ -14,7 +14,7 @@ from aiodlock.backends.postgres.schema import create_statements
 from aiodlock.cli import _doctor_postgres, _init
 
 from ..postgres import PostgresServer
-from ..scenes import until_held, until_waiting
+from ..scenes import bounded, until_held, until_waiting
 from ..servers import installed, postgres_server
 
 NAME = "order:42"
@@ -135,7 +135,7 @@ async def test_server_that_takes_no_writes_is_asked_with_pauses(
         await asyncio.sleep(3)
         lost = [record.getMessage() for record in caplog.records]
         set_read_only(primary, "off")
-        async with asyncio.timeout(10):
+        async with bounded(10):
             await (await acquiring).release()
     assert len(lost) == 2, lost  # both connections, once
 

@@ -14,7 +14,7 @@ from aiodlock.backends.postgres.history import History
 from aiodlock.backends.postgres.schema import VERSION, create_statements
 
 from ..postgres import PostgresServer
-from ..scenes import soon, store_of, until, until_held
+from ..scenes import bounded, soon, store_of, until, until_held
 from ..servers import installed, postgres_server
 from .test_postgres import Proxy
 
@@ -198,7 +198,7 @@ async def test_move_to_another_database_goes_on_when_the_old_one_is_silent_and_i
         lease = await client.lock(NAME, on_lost="flag").acquire()
         proxy.server = other
         await proxy.cut()
-        async with asyncio.timeout(20):
+        async with bounded(20):
             await lease.wait_lost()
             while True:
                 try:

@@ -13,7 +13,7 @@ from aiodlock._clock import now
 from aiodlock.backends.postgres.schema import create_statements
 
 from ..postgres import PostgresServer
-from ..scenes import soon, until_held
+from ..scenes import bounded, soon, until_held
 from ..servers import installed, postgres_server
 
 NAME = "order:42"
@@ -104,7 +104,7 @@ async def test_refusal_for_a_while_costs_no_lease(
                 await asyncio.sleep(0.1)
         await run(allow or "alter database postgres allow_connections true;")
         allowed = now()
-        async with asyncio.timeout(20), client.lock("third"):
+        async with bounded(20), client.lock("third"):
             took = now() - allowed
         assert took < 5
         await until_held(client, NAME)

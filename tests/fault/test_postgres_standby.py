@@ -15,7 +15,7 @@ from aiodlock.backends.postgres.schema import create_statements
 from aiodlock.cli import _doctor_postgres
 
 from ..postgres import PostgresServer
-from ..scenes import cancelled, until, until_waiting
+from ..scenes import bounded, cancelled, until, until_waiting
 from ..servers import installed, postgres_server
 
 NAME = "order:42"
@@ -83,7 +83,7 @@ async def test_grant_whose_wait_was_ended_counts_for_nobody(
         assert not await is_granted(acquiring)
         await until_waits(alone)
         wait_for(alone, "")
-        async with asyncio.timeout(60):
+        async with bounded(60):
             await (await acquiring).release()
 
 
@@ -104,7 +104,7 @@ async def test_grant_that_is_told_to_another_client_waits_for_the_standby(
         )
         assert not await is_granted(acquiring)
         wait_for(alone, "")
-        async with asyncio.timeout(60):
+        async with bounded(60):
             await asyncio.wait({releasing})
             await (await acquiring).release()
 
@@ -126,7 +126,7 @@ async def test_record_whose_wait_was_ended_is_told_to_nobody(alone: PostgresServ
                 wait_for(alone, "")
 
             cancelling = asyncio.create_task(cancel_commit())
-        async with asyncio.timeout(60):
+        async with bounded(60):
             await cancelling
             assert await _ask_once(other) is False
 
@@ -151,7 +151,7 @@ async def test_calls_that_wait_for_a_standby_keep_few_sessions(alone: PostgresSe
         found = {one.subject: one for one in await _doctor_postgres.examine(alone.url)}
         assert "no standby is connected" in found["commits"].found
         wait_for(alone, "")
-        async with asyncio.timeout(60):
+        async with bounded(60):
             for lease in await asyncio.gather(*tasks):
                 try:
                     await lease.release()

@@ -19,7 +19,7 @@ from aiodlock.backends.redis.permissions import CHECKED, CHECKED_VOTING
 from aiodlock.cli._doctor_redis import examine_server
 from aiodlock.cli._hand_overs import counting
 
-from ..scenes import soon, store_of, until
+from ..scenes import bounded, soon, store_of, until
 from ..servers import Store, embedded
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +79,7 @@ async def use_everything(client: aiodlock.Client, raw: redis.asyncio.Redis) -> N
     async with client.semaphore("pool", 2, timeout=5.0), client.multilock("a", "b", timeout=5.0):
         pass
     readers = client.rwlock("name", timeout=5.0).read
-    async with readers, asyncio.timeout(5.0):
+    async with readers, bounded(5.0):
         await (await readers.acquire()).release()
 
 

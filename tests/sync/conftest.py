@@ -46,7 +46,7 @@ def in_thread(make_sync: MakeSync) -> Iterator[InThread]:
         yield pool.submit
 
 
-def until(happened: Callable[[], object], within: float = 10.0) -> None:
+def until(happened: Callable[[], object], within: float = 60.0) -> None:
     """Wait for a state."""
     give_up_at = time.monotonic() + within
     while not happened():

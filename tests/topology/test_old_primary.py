@@ -16,7 +16,7 @@ from aiodlock.backends.redis.keys import keys_of
 from aiodlock.backends.redis.wire import Wire
 
 from ..conftest import MakeClient
-from ..scenes import cancelled, is_held, store_of, takes, until
+from ..scenes import bounded, cancelled, is_held, store_of, takes, until
 from .servers import Node, SentinelService
 
 pytestmark = pytest.mark.timeout(400)
@@ -83,7 +83,7 @@ async def test_holder_at_an_old_primary_that_lives_is_told_when_another_is_named
     await asyncio.to_thread(service.wait_promoted, old)
     second = await make_client()
     successor = await second.lock("name").acquire()
-    async with asyncio.timeout(10.0):
+    async with bounded(10.0):
         assert (await lease.wait_lost()).reason in ("gone", "taken_over")
     assert is_held(successor)
     await until(lambda: _ports(first) == {new.port}, "all connections at the new primary")
@@ -101,7 +101,7 @@ async def test_waiter_at_an_old_primary_that_lives_is_served_by_the_new_one(
     old, new = await asyncio.to_thread(service.promote_another, old_lives=True)
     waiting = asyncio.create_task(client.lock("name").acquire())
     await until(lambda: _ports(client) == {new.port}, "a move", within=15.0)
-    async with asyncio.timeout(10.0):
+    async with bounded(10.0):
         await held.release()
         await (await waiting).release()
     assert old.is_primary
@@ -114,7 +114,7 @@ async def test_client_that_asks_for_replicas_is_at_the_new_primary_when_they_are
     client = await make_client(min_replicas=1)
     old, new = await asyncio.to_thread(service.promote_another, old_lives=True)
     await asyncio.to_thread(service.wait_promoted, old)
-    async with asyncio.timeout(10.0):
+    async with bounded(10.0):
         async with client.lock("name") as lease:
             assert lease.held
             assert _knows(new, "name")
@@ -130,7 +130,7 @@ async def test_server_that_lacks_replicas_for_a_write_is_asked_about_at_once(
     old.call("CONFIG", "SET", "min-replicas-to-write", 1)
     old, new = await asyncio.to_thread(service.promote_another, old_lives=True)
     await asyncio.to_thread(service.wait_promoted, old)
-    async with asyncio.timeout(10.0):
+    async with bounded(10.0):
         async with client.lock("name") as lease:
             assert lease.held
     assert _knows(new, "name") or not _knows(old, "name")

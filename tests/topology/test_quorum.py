@@ -24,7 +24,7 @@ from ..conftest import MakeClient
 from ..fault.scenes import calling
 from ..fault.test_cancelled import Steps, When, cancel_everywhere, drive
 from ..proxy import FaultProxy
-from ..scenes import is_held, store_of, until
+from ..scenes import bounded, is_held, store_of, until
 from .load import turns_so_far, until_turns
 from .quorum_load import Faults, contending
 from .witness import judge
@@ -164,7 +164,7 @@ async def test_nothing_is_held_or_granted_while_a_majority_is_frozen_and_all_goe
             node.resume()
     with pytest.raises(aiodlock.LockLost):
         await lease.release()
-    async with asyncio.timeout(20):
+    async with bounded(20):
         for name in ("held", "free"):
             async with client.lock(name, ttl=60) as again:
                 assert again.token > (lease.token if name == "held" else 0)
@@ -314,7 +314,7 @@ async def test_message_lost_at_any_step_leaves_nothing_and_loses_nothing(
                     proxy.drop_reply(matches) if what == "reply" else proxy.drop_command(matches)
                     for proxy in proxies[:lossy]
                 ]
-                async with asyncio.timeout(20):
+                async with bounded(20):
                     lease = await client.lock("name").acquire()
                     assert lease.token > last, step
                     last = lease.token
@@ -341,7 +341,7 @@ async def test_token_that_a_majority_did_not_hear_of_is_written_as_soon_as_they_
         client = await make_client([proxy.url for proxy in proxies], ttl=600.0, waiter_ttl=600.0)
         for _ in range(5):
             faults = [proxy.drop_command(_STEPS["fence"]) for proxy in proxies[:2]]
-            async with asyncio.timeout(20), client.lock("name") as lease:
+            async with bounded(20), client.lock("name") as lease:
                 assert is_held(lease)
             assert any(fault.happened.is_set() for fault in faults)
 
@@ -356,7 +356,7 @@ async def test_request_that_was_left_is_not_asked_again_after_a_node_forgot_its_
         calls: dict[str, dict[str, int]] = await server.info("commandstats")
         return calls.get("cmdstat_zrem", {}).get("calls", 0) > 0  # what a leave begins with
 
-    async with asyncio.timeout(20), AsyncExitStack() as stack:
+    async with bounded(20), AsyncExitStack() as stack:
         proxies = [await stack.enter_async_context(FaultProxy(node.url)) for node in nodes]
         client = await make_client([proxy.url for proxy in proxies], ttl=60, waiter_ttl=60)
         servers = [await stack.enter_async_context(Redis.from_url(node.url)) for node in nodes]
@@ -409,7 +409,7 @@ async def test_acquire_cancelled_at_every_await_leaves_nothing_at_any_node(
             await asyncio.gather(*leaving)
 
     async def check() -> None:
-        async with asyncio.timeout(10):
+        async with bounded(10):
             await (await other.lock("name").acquire()).release()
         # A vote may be announced when its request has left: it is given back for good, with a marker.
         await nothing_left(nodes, markers=contended)
@@ -500,7 +500,7 @@ async def test_votes_split_one_to_one_to_one_are_sorted_out_without_a_lease_that
             assert not any(task.done() for task in turns)
             for proxy in held_up:
                 await proxy.heal()
-            async with asyncio.timeout(20):
+            async with bounded(20):
                 await asyncio.gather(*turns)
             # On a machine that stalls, a message is given up that is then carried out.
             await nothing_left(nodes, markers=True)

@@ -23,7 +23,7 @@ from aiodlock.backends.redis.settings import Settings
 from aiodlock.backends.redis.source import Source
 from aiodlock.backends.redis.wire import Wire
 
-from ..scenes import is_held, store_of, until, until_waiting
+from ..scenes import bounded, is_held, store_of, until, until_waiting
 
 #: Leases last longer than these tests, and so do bodies without an extension.
 _LONG = 300.0
@@ -126,7 +126,7 @@ async def test_holder_that_confirmed_nothing_yet_gets_more_while_others_wait(
         async with pair.write as writing:
             others.append(asyncio.create_task(first.lock("name").acquire()))
             await until_waiting(first, "name")
-            async with asyncio.timeout(20), pair.read as reading:
+            async with bounded(20), pair.read as reading:
                 assert reading.token == writing.token
 
     writer = asyncio.create_task(write_then_read())

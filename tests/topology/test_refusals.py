@@ -21,7 +21,7 @@ from aiodlock.backends.redis.cluster.topology import slot_of
 from aiodlock.backends.redis.keys import keys_of
 from aiodlock.backends.redis.refusals import ReplyError
 
-from ..scenes import LASTING, is_held, until, until_outlived
+from ..scenes import LASTING, bounded, is_held, until, until_outlived
 from ..servers import embedded
 from .cluster import Cluster, port
 
@@ -66,7 +66,7 @@ async def test_user_that_is_missing_for_a_moment_costs_no_lease(
         _let_in(port(server))
         await held.extend()
         await held.release()
-        async with asyncio.timeout(5.0):
+        async with bounded(5.0):
             await (await waiting).release()
     refusals = [r for r in caplog.records if getattr(r, "event", "") == "no_connection"]
     assert any(r.levelno == logging.WARNING for r in refusals), "it is told"
@@ -288,7 +288,7 @@ async def test_new_node_of_a_cluster_without_the_user_costs_only_its_own_names()
                     await client.lock(moved).acquire_nowait()
                 await until_outlived(lease)
                 cluster.call(new, "ACL", "SETUSER", "locks", *RULES)
-                async with asyncio.timeout(10.0):
+                async with bounded(10.0):
                     async with client.lock(moved) as other:
                         assert other.held
                 assert is_held(lease)

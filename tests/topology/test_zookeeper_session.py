@@ -26,7 +26,7 @@ from aiodlock.backends.zookeeper.session import Credentials, Ensemble, Session
 from aiodlock.backends.zookeeper.store import ZooKeeperBackend
 
 from ..ports import free_port
-from ..scenes import takes, until
+from ..scenes import bounded, takes, until
 from ..zookeeper import Links, ZooKeeperEnsemble, ZooKeeperServer, installed, looking
 from .zookeeper_places import asker, running
 from .zookeeper_proxy import FrameProxy
@@ -571,7 +571,7 @@ async def test_node_that_a_restored_backup_brings_back_blocks_nobody(
             shutil.rmtree(data)
             (server.directory / "backup").rename(data)
             await asyncio.to_thread(server.start)
-            async with asyncio.timeout(20.0):
+            async with bounded(20.0):
                 while True:
                     with suppress(BackendUnavailable):
                         async with other.lock("name", timeout=15.0):
@@ -675,7 +675,7 @@ async def test_receipts_directory_that_somebody_deleted_is_made_anew(
     async with running(server.url, tick=TICK) as backend:
         for _ in range(2):
             asked = asker(backend, name=name)
-            async with asyncio.timeout(5.0):
+            async with bounded(5.0):
                 await asked.acquire()
             await asked.leave()
             session, ids = backend._main, f"{backend.root}/ids"
@@ -742,7 +742,7 @@ def test_backend_that_is_run_again_on_another_loop_watches_its_nodes(
     async def hold(*, breaks: bool) -> None:
         ready = asyncio.Event()
         task = asyncio.create_task(backend.run(ready.set))
-        async with asyncio.timeout(20.0):
+        async with bounded(20.0):
             await ready.wait()
             asked = asker(backend, name=name)
             await asked.acquire()

@@ -19,7 +19,7 @@ from aiodlock.backends.zookeeper.queue import Queue, holders, read_queue
 from aiodlock.backends.zookeeper.session import Session
 from aiodlock.backends.zookeeper.store import ZooKeeperBackend
 
-from ..scenes import until
+from ..scenes import bounded, until
 from ..zookeeper import ZooKeeperServer, installed
 from .zookeeper_places import Asker, asker, running
 from .zookeeper_proxy import FrameProxy
@@ -61,7 +61,7 @@ async def _settled(*backends: ZooKeeperBackend) -> None:
 
 async def _is_deleted_when_empty(backend: ZooKeeperBackend, name: str) -> None:
     """Delete a queue in which nobody stands any more, as the servers do after a while."""
-    async with asyncio.timeout(10.0):
+    async with bounded(10.0):
         while True:
             try:
                 await backend._main.ask(jute.delete(backend.directory("lock", name)))

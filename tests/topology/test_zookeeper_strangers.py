@@ -11,6 +11,7 @@ from kazoo.security import OPEN_ACL_UNSAFE, make_acl
 
 import aiodlock
 
+from ..scenes import bounded
 from ..zookeeper import ZooKeeperServer, installed
 
 pytestmark = pytest.mark.skipif(not installed(), reason="ZooKeeper is not installed")
@@ -36,7 +37,7 @@ def _url(server: ZooKeeperServer) -> str:
 
 async def _use(client: aiodlock.Client, name: str) -> None:
     """Ask everything there is to ask about a name. Nothing is answered too late, or ends the client."""
-    async with asyncio.timeout(20.0):
+    async with bounded(20.0):
         for timeout in (0, 0.2):
             try:
                 async with client.lock(name, timeout=timeout):

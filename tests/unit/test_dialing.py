@@ -18,7 +18,7 @@ from aiodlock.backends.redis.dialing import (
     within,
 )
 
-from ..scenes import until
+from ..scenes import bounded, until
 
 
 def test_dial_that_timed_out_has_more_time_the_next_time() -> None:
@@ -87,7 +87,7 @@ async def test_dial_that_waits_long_lets_the_next_one_begin(
     monkeypatch.setattr(dialing, "_WORKING", 0.01)
     turns = Turns()
     held = [await turns.take() for _ in range(AT_ONCE)]  # a server that swallows everything
-    async with asyncio.timeout(5.0):
+    async with bounded(5.0):
         held += [await turns.take() for _ in range(AT_ONCE)]
     for turn in held:
         turn.give_back()

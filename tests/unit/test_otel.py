@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import aiodlock
 from aiodlock import otel, testing
 
-from ..scenes import BRIEF
+from ..scenes import BRIEF, bounded
 
 
 class Telemetry:
@@ -128,7 +128,7 @@ async def test_waiting_and_held_count_what_is_there_now(
 
     async with client.lock("x"):
         waiters = [asyncio.create_task(client.lock("x").acquire()) for _ in range(3)]
-        async with asyncio.timeout(10):
+        async with bounded(10):
             while len((await client.inspect("x")).waiters) < 3:
                 await asyncio.sleep(0.005)
         assert now() == (3, 1)
@@ -148,7 +148,7 @@ async def test_time_out_cancellation_and_refusal_are_told_apart(
 
         await asyncio.create_task(timed_out())
         cancelled = asyncio.create_task(client.lock("x").acquire())
-        async with asyncio.timeout(10):
+        async with bounded(10):
             while not (await client.inspect("x")).waiters:
                 await asyncio.sleep(0.005)
         cancelled.cancel()
@@ -197,7 +197,7 @@ async def test_requests_that_began_before_are_not_reported(
         first = await client.lock("x").acquire()
         waiters = [asyncio.create_task(client.lock("x").acquire()) for _ in range(2)]
         lost = await client.lock("y").acquire()
-        async with asyncio.timeout(10):
+        async with bounded(10):
             while len((await client.inspect("x")).waiters) < 2:
                 await asyncio.sleep(0.005)
         otel.instrument(client, meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
@@ -220,7 +220,7 @@ async def test_nothing_is_left_when_the_client_is_left(telemetry: Telemetry) -> 
     async with client:
         lease = await client.lock("x").acquire()
         waiting = asyncio.create_task(client.lock("x").acquire())
-        async with asyncio.timeout(10):
+        async with bounded(10):
             while not (await client.inspect("x")).waiters:
                 await asyncio.sleep(0.005)
     await asyncio.wait({waiting})

@@ -14,7 +14,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from ..proxy import FaultProxy, command_end, containing, named, parse_command, reply_end
-from ..scenes import takes, until
+from ..scenes import bounded, takes, until
 from ..servers import Store
 
 pytestmark = pytest.mark.stores("valkey9")
@@ -268,7 +268,7 @@ async def test_leaving_while_a_connection_is_accepted_closes_it(store: Store, tu
         for _ in range(turns):
             await asyncio.sleep(0)
     with client, suppress(ConnectionResetError):
-        async with asyncio.timeout(5):
+        async with bounded(5):
             assert await loop.sock_recv(client, 1) == b""
     gc.collect()  # a socket that was forgotten says so, and fails the test
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from .. import scenes
-from ..scenes import stalls, takes, until
+from ..scenes import bounded, stalls, takes, until
 
 
 @asynccontextmanager
@@ -75,3 +75,14 @@ async def test_time_in_which_a_process_that_we_started_could_not_run_is_forgiven
 async def test_state_that_never_comes_is_told_by_its_name() -> None:
     with pytest.raises(AssertionError, match="the moon"):
         await until(lambda: False, "the moon", within=0.01)
+
+
+@pytest.mark.usefixtures("nothing_else_waits")
+async def test_block_is_ended_after_its_time_and_what_the_machine_stalled() -> None:
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        async with bounded(0.05):
+            time.sleep(0.2)  # as if the machine had done something else
+            await asyncio.sleep(0.01)
+            assert time.monotonic() >= began + 0.2
+            await asyncio.sleep(60)

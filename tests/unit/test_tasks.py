@@ -9,6 +9,8 @@ import pytest
 import aiodlock
 from aiodlock._tasks import start_soon
 
+from ..scenes import bounded
+
 
 async def test_client_starts_a_task_from_a_plain_callback_of_the_loop() -> None:
     """With sniffio installed, anyio 4.14 and later raises NoEventLoopError there."""
@@ -24,7 +26,7 @@ async def test_client_starts_a_task_from_a_plain_callback_of_the_loop() -> None:
         session = client._core.session
         assert session is not None
         asyncio.get_running_loop().call_soon(session.start_soon, work)
-        async with asyncio.timeout(5):
+        async with bounded(5):
             await done.wait()
     assert failed == []
 
