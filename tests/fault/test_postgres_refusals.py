@@ -103,10 +103,8 @@ async def test_refusal_for_a_while_costs_no_lease(
             except BackendUnavailable:
                 await asyncio.sleep(0.1)
         await run(allow or "alter database postgres allow_connections true;")
-        allowed = now()
-        async with bounded(20), client.lock("third"):
-            took = now() - allowed
-        assert took < 5
+        async with bounded(5), client.lock("third"):
+            pass
         await until_held(client, NAME)
         assert lease.held
         await soon(lease.release())
