@@ -86,16 +86,14 @@ async def postgres() -> AsyncIterator[Store]:
         primary.execute(create_statements("logged"))
         with primary.make_standby() as standby:
             # Else the grants that the standby has not yet are lost.
-            primary.execute("alter system set synchronous_standby_names = '*'")
-            primary.execute("select pg_reload_conf()")
+            primary.configure("synchronous_standby_names", "*")
             hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
             url = f"postgresql://postgres@{hosts}/postgres?target_session_attrs=read-write"
 
             def fail_over() -> None:
                 primary.crash()
                 standby.promote()
-                standby.execute("alter system set synchronous_standby_names = ''")
-                standby.execute("select pg_reload_conf()")
+                standby.configure("synchronous_standby_names", "")
 
             yield url, lambda: asyncio.to_thread(fail_over)
 

@@ -197,6 +197,27 @@ class PostgresServer:
         )
         return standby
 
+    def configure(self, option: str, value: str) -> None:
+        """Change a setting, and return when it holds: for new sessions, and for whether commits wait for a
+        standby, which the checkpointer decides."""
+        self.execute(f"alter system set {option} = '{value}'")
+        self.execute("select pg_reload_conf()")
+        self._until(f"select current_setting('{option}') = '{value}'")
+        self.execute("checkpoint")
+
+    def replicate_to(self, standby: PostgresServer) -> None:
+        """Return when a standby has all that is committed here. A test that crashes this server, or promotes
+        the standby, has to: a commit does not wait for a standby by itself."""
+        self.execute("select pg_logical_emit_message(true, 'test', '')")  # behind releases: now on the disk
+        position = self.execute("select pg_current_wal_flush_lsn()::text")[0][0]
+        standby._until(f"select pg_last_wal_replay_lsn() >= '{position}'")
+
+    def _until(self, sql: str) -> None:
+        give_up = time.monotonic() + 60
+        while not self.execute(sql)[0][0]:
+            assert time.monotonic() < give_up, f"this did not become true: {sql}"
+            time.sleep(0.02)
+
     def promote(self) -> None:
         """Make a primary of a standby, and return when it is one."""
         assert self.execute("select pg_promote()")[0][0], "the standby was not promoted"

@@ -53,8 +53,7 @@ async def test_standby_is_refused_because_it_is_read_only(standby: PostgresServe
 async def test_failover_to_a_synchronous_standby_forgets_no_lease_and_no_place(
     primary: PostgresServer, standby: PostgresServer
 ) -> None:
-    primary.execute("alter system set synchronous_standby_names = '*'")
-    primary.execute("select pg_reload_conf()")
+    primary.configure("synchronous_standby_names", "*")
     url = both(primary, standby)
     async with Client(url, ttl=20) as one, Client(url, ttl=20) as other:
         async with one.lock(NAME) as lease:
@@ -140,8 +139,7 @@ async def test_server_that_takes_no_writes_is_asked_with_pauses(
 
 def set_read_only(server: PostgresServer, to: str) -> None:
     """Let a server take writes, or none, and end the sessions that it has."""
-    server.execute(f"alter system set default_transaction_read_only = {to}")
-    server.execute("select pg_reload_conf()")
+    server.configure("default_transaction_read_only", to)
     server.execute(
         "select pg_terminate_backend(pid) from pg_stat_activity "
         "where backend_type = 'client backend' and pid <> pg_backend_pid()"
@@ -154,7 +152,8 @@ async def test_failover_that_forgets_a_lease_gives_larger_tokens_and_tells_its_h
     url = both(primary, standby)
     async with Client(url, ttl=20) as one, Client(url, ttl=20) as other:
         async with one.lock(NAME):
-            pass  # the standby knows the name
+            pass
+        await asyncio.to_thread(primary.replicate_to, standby)  # it knows the name
         standby.shut_down()
         lease = await one.lock(NAME, on_lost="flag").acquire()
         primary.crash()
@@ -174,7 +173,7 @@ async def test_failover_that_empties_the_tables_lets_nobody_in_before_the_lease_
     url = both(primary, standby)
     async with Client(url, ttl=4) as one, Client(url, ttl=4) as other:
         lease = await one.lock(NAME, on_lost="flag", auto_extend=False).acquire()
-        await asyncio.sleep(0.5)  # the standby has the length of the longest lease by then
+        await asyncio.to_thread(primary.replicate_to, standby)  # it has the length of the longest lease
         primary.crash()
         await asyncio.to_thread(standby.promote)
         second = await asyncio.wait_for(other.lock(NAME, timeout=30).acquire(), 30)

@@ -83,6 +83,7 @@ async def test_old_primary_that_is_started_again_lets_nobody_in(
     here, there = url_of(*both, attributes=attributes), url_of(*reversed(both))
     async with Client(here) as one:
         lease = await one.lock(NAME).acquire()
+        await asyncio.to_thread(primary.replicate_to, standby)
         primary.crash()
         await asyncio.to_thread(standby.promote)
         await asyncio.to_thread(primary.start)
@@ -104,7 +105,7 @@ async def test_client_leaves_an_old_primary_that_goes_on(
     """Its connection lives, so only a look at the other host can tell."""
     async with Client(url_of(primary, standby), ttl=60) as client:
         kept = await client.lock("kept", on_lost="flag").acquire()
-        await until(lambda: is_there(standby, "kept"), "the standby has it")
+        await asyncio.to_thread(primary.replicate_to, standby)
         await asyncio.to_thread(standby.promote)
         lost = await client.lock("lost", on_lost="flag").acquire()
         async with Client(url_of(standby)) as other:

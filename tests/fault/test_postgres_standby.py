@@ -33,8 +33,7 @@ def alone() -> Iterator[PostgresServer]:
 
 
 def wait_for(server: PostgresServer, standbys: str) -> None:
-    server.execute(f"alter system set synchronous_standby_names = '{standbys}'")
-    server.execute("select pg_reload_conf()")
+    server.configure("synchronous_standby_names", standbys)
 
 
 async def until_waits(server: PostgresServer) -> None:

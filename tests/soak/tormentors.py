@@ -337,8 +337,7 @@ class StandbyTormentor(PostgresTormentor):
     async def __aenter__(self) -> Self:
         await super().__aenter__()
         # Before the standby is made: it has this setting from then on.
-        await self._execute("alter system set synchronous_standby_names = '*'")
-        await self._execute("select pg_reload_conf()")
+        await asyncio.to_thread(self.server.configure, "synchronous_standby_names", "*")
         await self._make_standby(postgres_server("postgres").port)
         self.lines.append(await self._stack.enter_async_context(Wire(self.standby.port)))
         self._targets = [self.server.port, self.standby.port]

@@ -65,10 +65,7 @@ class _Real:
 
     async def wait_for_standby(self, wait: bool) -> None:
         names = "*" if wait else ""
-        await self._execute(f"alter system set synchronous_standby_names = '{names}'")
-        await self._execute("select pg_reload_conf()")
-        while (await self._execute("show synchronous_standby_names"))[0][0] != names:
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(self._server.configure, "synchronous_standby_names", names)
 
 
 class _Fake:
