@@ -206,9 +206,10 @@ class PostgresServer:
         self.execute("checkpoint")
 
     def replicate_to(self, standby: PostgresServer) -> None:
-        """Return when a standby has all that is committed here. A test that crashes this server, or promotes
-        the standby, has to: a commit does not wait for a standby by itself."""
-        self.execute("select pg_logical_emit_message(true, 'test', '')")  # behind releases: now on the disk
+        """Return when a standby has all that is committed here. To be called before this server is crashed
+        or the standby promoted: a commit does not wait for a standby by itself."""
+        # Releases do not wait for the disk; what stands behind them in the log does.
+        self.execute("select pg_logical_emit_message(true, 'test', '')")
         position = self.execute("select pg_current_wal_flush_lsn()::text")[0][0]
         standby._until(f"select pg_last_wal_replay_lsn() >= '{position}'")
 

@@ -173,7 +173,9 @@ async def test_failover_that_empties_the_tables_lets_nobody_in_before_the_lease_
     url = both(primary, standby)
     async with Client(url, ttl=4) as one, Client(url, ttl=4) as other:
         lease = await one.lock(NAME, on_lost="flag", auto_extend=False).acquire()
-        await asyncio.to_thread(primary.replicate_to, standby)  # it has the length of the longest lease
+        await asyncio.to_thread(
+            primary.replicate_to, standby
+        )  # it has the length of the longest lease
         primary.crash()
         await asyncio.to_thread(standby.promote)
         second = await asyncio.wait_for(other.lock(NAME, timeout=30).acquire(), 30)

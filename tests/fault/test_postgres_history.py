@@ -61,7 +61,7 @@ def test_histories_have_one_order_for_all_clients() -> None:
     assert "was the primary before" in old.conflict(new)
     assert "promoted to timeline 2" in twin.conflict(new)
     assert not new.conflict(twin)
-    assert "older state" in History("s", 1, "a", 10, 99).conflict(old)
+    assert "older state" in History("s", 1, "a", 10, 99, asked_after=100).conflict(old)
     assert "another database" in History("t", 9, "z", 1, 1).conflict(old)
     assert History("s", 1, "a", 10, 120).after(old).flushed == 120
 

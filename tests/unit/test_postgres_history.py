@@ -36,6 +36,17 @@ def test_answer_that_was_overtaken_by_a_later_one_is_no_older_state() -> None:
     assert known.value.flushed == 164
 
 
+def test_first_answers_of_a_history_may_overtake_each_other() -> None:
+    """Found by a seed: nothing was known of a history when both were asked, just after a promotion."""
+    known: Known[History] = Known("a database", silence=30.0, may_hold=lambda: True)
+    slow, quick = history_of(_row(100), known.value), history_of(_row(164), known.value)
+    assert slow is not None
+    assert quick is not None
+    known.meet(quick, "here")
+    known.meet(slow, "here")
+    assert known.value == quick
+
+
 def test_state_that_lacks_what_was_known_before_it_was_asked_is_refused() -> None:
     known = _known(100)
     older = history_of(_row(36), known.value)

@@ -24,8 +24,8 @@ class History:
     :param id: made at random on that timeline.
     :param born_us: when the id was made, in microseconds of the server's clock.
     :param flushed: so many bytes of the log are on the disk.
-    :param asked_after: so many were known when this was asked. What was heard since of a newer state says
-        nothing of this one: the answers of two connections may overtake each other. None: take it strictly.
+    :param asked_after: so many bytes of this history were known when this was asked. What was heard since
+        of a newer state says nothing of this one: the answers of two connections may overtake each other.
     """
 
     system: str
@@ -33,7 +33,7 @@ class History:
     id: str
     born_us: int
     flushed: int
-    asked_after: int | None = None
+    asked_after: int = 0
 
     @property
     def rank(self) -> tuple[int, int, str]:
@@ -45,10 +45,8 @@ class History:
         if self.system != known.system:
             return f"it is another database: system {self.system}, known {known.system}"
         if self.id == known.id:
-            least = known.flushed if self.asked_after is None else self.asked_after
-            if self.flushed < least:
-                return f"it is an older state: {least - self.flushed} bytes are missing"
-            return ""
+            missing = self.asked_after - self.flushed
+            return f"it is an older state: {missing} bytes are missing" if missing > 0 else ""
         if self.rank > known.rank:
             return ""
         if self.timeline == known.timeline:
@@ -77,7 +75,7 @@ def history_of(row: Mapping[str, Any], known: History | None) -> History | None:
         row["history"],
         row["born_us"],
         int(row["flushed"]),
-        known.flushed if known is not None and known.id == row["history"] else None,
+        known.flushed if known is not None and known.id == row["history"] else 0,
     )
 
 

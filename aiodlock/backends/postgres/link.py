@@ -266,9 +266,9 @@ class Link:
         if not told:
             return reached[0]
 
-        def rank(one: _Reached) -> tuple[int, int, str]:
+        def rank(one: _Reached) -> tuple[object, ...]:
             assert one.prepared.history is not None
-            return one.prepared.history.rank
+            return *one.prepared.history.rank, one.prepared.history.flushed
 
         known = self._known.value or told[0].prepared.history
         assert known is not None

@@ -3,6 +3,7 @@
 honesty     a client believes in no lease for longer than the newest primary has it, also when that one has
             just been promoted
 record      what was told to be done is not done again while it is on record, and has one result
+log         no client tells of an older state of the store: there is none
 sessions    a client ends the session of a connection that it has given up, and leaves a transaction that
             is aborted
 ghost       a request that has left does not come back
@@ -72,6 +73,8 @@ class PostgresPromises(Promises):
         super().on_log(process, record)
         if getattr(record, "event", "") == "store_replaced":
             self._replaced.add(process)
+        elif "older state" in record.getMessage():  # no server here ever is one
+            self._found.append(("log", f"{process}, of no such state: {record.getMessage()}"))
 
     def is_stranger(self, process: Process, session: Session) -> bool:
         """Whether it cannot know that there is a newer primary than the one that works alone; or has held
