@@ -506,11 +506,12 @@ def newcomer_behind_an_overdue_one_that_lingers(history: History) -> None:
 
 
 def one_that_lingers_and_lives_again_as_the_clock_was_set_back(history: History) -> None:
-    """It had run out within its lock-delay. Who queued then has not recalled it."""
+    """It had run out within its lock-delay when somebody queued, whose message is repeated."""
     holder = history.request(delay=5 * MINUTE, lingers=True)
     history.time_passes(2 * MINUTE)
-    history.request(waiter_ttl=10 * MINUTE)
+    waiter = history.request(waiter_ttl=10 * MINUTE)
     history.clock_is_set_back(MINUTE)
+    history.repeat(waiter)
     history.repeat(holder)
 
 

@@ -804,7 +804,7 @@ MUTANTS = [
     ),
     Mutant(
         "what lingers is recalled",
-        "if h.lingers = 1 and now_ms < h.deadline then",
+        "if h.lingers = 1 then",
         "if false then",
         histories.newcomers_behind_one_that_lingers,
     ),
@@ -816,15 +816,15 @@ MUTANTS = [
     ),
     Mutant(
         "it is recalled once",
-        "if h.lingers = 1 and now_ms < h.deadline then",
-        "if h.lingers > 0 and now_ms < h.deadline then",
+        "if h.lingers = 1 then",
+        "if h.lingers > 0 then",
         histories.newcomers_behind_one_that_lingers,
     ),
     Mutant(
-        "what is overdue is not recalled",
-        "if h.lingers = 1 and now_ms < h.deadline then",
+        "what is overdue is recalled, too",
         "if h.lingers = 1 then",
-        histories.newcomer_behind_an_overdue_one_that_lingers,
+        "if h.lingers = 1 and now_ms < h.deadline then",
+        histories.one_that_lingers_and_lives_again_as_the_clock_was_set_back,
     ),
     Mutant(
         "each answer to an extension tells the recall",
@@ -864,15 +864,9 @@ MUTANTS = [
     ),
     Mutant(
         "a waiter that gets in as its owner holds is recalled",
-        "if mine.lingers = 1 and head_at > 0 and",
-        "if false and",
-        histories.waiter_that_lingers_and_whose_owner_came_to_hold,
-    ),
-    Mutant(
-        "one that asks again is not recalled by that",
-        "if mine.lingers = 1 and head_at > 0 and verb = 'extend' then",
         "if mine.lingers = 1 and head_at > 0 then",
-        histories.one_that_lingers_and_lives_again_as_the_clock_was_set_back,
+        "if false then",
+        histories.waiter_that_lingers_and_whose_owner_came_to_hold,
     ),
 ]
 

@@ -950,7 +950,7 @@ VARIANTS = {
         _hand_out_in_any_mode, ("exclusion", "linger"), kind=LingersOnTheMachine
     ),
     "linger: nobody is told who queues": Variant(
-        _lua(("if record.live and lingers(record.words) then", "if false then")),
+        _lua(("if lingers(record.words) then", "if false then")),
         ("linger",),
         kind=Lingers,
     ),
@@ -963,7 +963,7 @@ VARIANTS = {
         kind=Lingers,
     ),
     "memory: nobody is told who queues": Variant(
-        _machine("if asked.lingers and not entry.recalled and", "if False and"),
+        _machine("if asked.lingers and not entry.recalled:", "if False:"),
         ("linger",),
         kind=LingersOnTheMachine,
     ),

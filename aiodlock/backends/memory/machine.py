@@ -17,7 +17,8 @@ such a request when it leaves blocks as an overdue holder does.
 
 A holder that *lingers* may be idle: its client keeps the lease for its next body. Who queues behind it, or
 is refused because of it, recalls it: one message to the client, and each later answer about that holder
-says so too. While anybody waits, every holder that lingers is recalled.
+says so too. While anybody waits, every holder that lingers is recalled, also one that is overdue: if the
+clock is set back, it may be live again.
 
 A name of kind *once* has a record: the result of the one success, for as long as that is kept. While it is
 there, nobody holds and nobody waits.
@@ -247,7 +248,7 @@ class Name:
         """Tell each holder that lingers, once, that others want the name."""
         for entry in self.holders.values():
             asked = entry.asked
-            if asked.lingers and not entry.recalled and self.now < entry.deadline:
+            if asked.lingers and not entry.recalled:
                 entry.recalled = True
                 self._messages.append(Message("recall", asked.client, asked.id, entry.token))
 

@@ -847,7 +847,7 @@ begin
         own := null;
       end loop;
 
-      if mine.lingers = 1 and head_at > 0 and verb = 'extend' then
+      if mine.lingers = 1 and head_at > 0 then
         mine.lingers := 2;  -- it has got in past those who wait, as its owner holds
         for place in 1 .. cardinality(holding) loop
           if holding[place].id = rid then
@@ -917,10 +917,11 @@ begin
           changed := true;
           answer := case when mine.lingers = 2 then 'recalled ' else 'granted ' end || mine.token || ' ' || f[6];
         else
-          -- Each holder that lingers is told, once, that others want the name.
+          -- Each holder that lingers is told, once, that others want the name. Also one that is overdue: if the clock is set
+          -- back, it may be live again.
           for place in 1 .. cardinality(holding) loop
             h := holding[place];
-            if h.lingers = 1 and now_ms < h.deadline then
+            if h.lingers = 1 then
               h.lingers := 2;
               holding[place] := h;
               changed := true;

@@ -160,10 +160,11 @@ local function grant_waiting(keys, options, holders, granted)
   return head, changed
 end
 
--- Somebody queues behind them, or is refused because of them: each that lingers is told so, once.
+-- Somebody queues behind them, or is refused because of them: each that lingers is told so, once. Also one that is
+-- overdue: if the clock is set back, it may be live again.
 local function recall(keys, options, holders)
   for _, record in ipairs(holders) do
-    if record.live and lingers(record.words) then
+    if lingers(record.words) then
       record.words = recalled(record.words)
       write_record(keys.state, record, redis.pcall) -- an out-of-memory server may refuse it
       say(options.publish, options.channel .. record.client, 'recall', keys.state, record.id, record.token)
