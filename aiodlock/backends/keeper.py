@@ -25,7 +25,7 @@ from .._clock import now
 from .._errors import BackendError, BackendUnavailable, LossReason
 from .._model import Gone, Granted, Terms, Waiting
 from .._tasks import start_soon
-from .kept import ASKING, HELD, OVER, WAITING, KeptPlace, KeptStore, give_back_unknown
+from .kept import ASKING, HELD, NOBODY, OVER, WAITING, Kept, KeptStore, give_back_unknown
 
 _logger = logging.getLogger("aiodlock")
 
@@ -65,20 +65,20 @@ class Keeper:
 
     def __init__(self, store: KeptStore, unavailable_after: float) -> None:
         self.store: KeptStore = store
-        self.places: dict[str, KeptPlace] = {}
+        self.places: dict[str, Kept] = {}
         self._unavailable_after = unavailable_after
-        self._fresh: dict[KeptPlace, None] = {}
+        self._fresh: dict[Kept, None] = {}
         self._heap: list[list[Any]] = []
         self._serials = count()
         self._dead = 0
         self._wake_at = _NEVER
         self._timer: asyncio.TimerHandle | None = None
         self._due = asyncio.Event()
-        self._batch: list[KeptPlace] = []
+        self._batch: list[Kept] = []
         self._flying: dict[object, int] = {}
-        self._kept: dict[object, tuple[deque[KeptPlace], deque[KeptPlace]]] = {}
+        self._kept: dict[object, tuple[deque[Kept], deque[Kept]]] = {}
         self._lost: dict[str, tuple[int, float]] = {}
-        self._looks: deque[tuple[deque[KeptPlace], Callable[[KeptPlace], object]]] = deque()
+        self._looks: deque[tuple[deque[Kept], Callable[[Kept], object]]] = deque()
         self._taken = 0
         self._loop: asyncio.AbstractEventLoop
         self._tasks: asyncio.TaskGroup | None = None
@@ -102,7 +102,7 @@ class Keeper:
 
     # -- what places call --------------------------------------------------------------------------
 
-    def add(self, place: KeptPlace) -> None:
+    def add(self, place: Kept) -> None:
         """Take care of a place that was acknowledged just now."""
         terms = place.terms
         if place.stage is WAITING:
@@ -121,12 +121,12 @@ class Keeper:
         elif self._wake_at <= sent:
             self._due.set()  # the machine has slept, and the timer is late
 
-    def _first_beat(self, place: KeptPlace) -> float:
+    def _first_beat(self, place: Kept) -> float:
         # The answer to a repetition tells what is left of a lease that began with the first message.
         length = place.terms.waiter_ttl if place.stage is WAITING else place.terms.ttl
         return self._beat_of(place, latest=place.deadline - length * 2 / 3)
 
-    def look_at(self, place: KeptPlace, moment: float) -> None:
+    def look_at(self, place: Kept, moment: float) -> None:
         """The place is the head of its queue, and what blocks it may end at ``moment``."""
         place.look_at = moment + _LOOK_SLACK
         if place in self._fresh:
@@ -134,14 +134,14 @@ class Keeper:
         self._watch(place, True)
         self._schedule(place)
 
-    def extend_now(self, place: KeptPlace) -> None:
+    def extend_now(self, place: Kept) -> None:
         """Extend at the next turn of the loop."""
         if place.stage is WAITING or place.stage is HELD:
             place.beat = 0.0
             place.asked = False
             self._schedule(place)
 
-    def lose(self, place: KeptPlace) -> None:
+    def lose(self, place: Kept) -> None:
         """Its lease ran out, and it leaves: what it keeps closed stays closed, see ``was_lost``."""
         lost, moment, terms = self._lost, now(), place.terms
         while lost and lost[first := next(iter(lost))][1] < moment:
@@ -149,8 +149,9 @@ class Keeper:
         if terms.lock_delay or terms.hold_at_least:
             lost[place.id] = place.token, place.ends_by + terms.lock_delay + terms.hold_at_least
 
-    def forget(self, place: KeptPlace) -> None:
-        """Stop caring."""
+    def forget(self, place: Kept) -> None:
+        """Extend it no more."""
+        place.stage = OVER
         entry = place.entry
         if entry is not None:
             entry[2] = place.entry = None
@@ -159,6 +160,12 @@ class Keeper:
             self._fresh.pop(place, None)
         if place.watching:
             self._watch(place, False)
+
+    def drop(self, place: Kept) -> None:
+        """It is over: tell nobody of it any more."""
+        self.forget(place)
+        self.places.pop(place.id, None)
+        place.listener = NOBODY
 
     # -- what the store says by itself ---------------------------------------------------------------
 
@@ -249,7 +256,7 @@ class Keeper:
         )
 
     def _ask_about_all(self, spread: float) -> None:
-        def look(place: KeptPlace) -> None:
+        def look(place: Kept) -> None:
             if place.stage is HELD and not place.failures:
                 self._ask_about_held(place, spread)
             else:
@@ -257,7 +264,7 @@ class Keeper:
 
         self._look_through(look)
 
-    def _ask_about_held(self, place: KeptPlace, spread: float) -> None:
+    def _ask_about_held(self, place: Kept, spread: float) -> None:
         """See within ``spread`` whether the store knows of the hold, unless it must not be extended."""
         if not place.terms.auto_extend or self._at_maximum(place):
             return
@@ -267,7 +274,7 @@ class Keeper:
             place.beat = min(place.beat, now() + random.uniform(0.0, spread))
             self._schedule(place)
 
-    def _look(self, place: KeptPlace) -> None:
+    def _look(self, place: Kept) -> None:
         if place.stage is ASKING and place.noticed is None:
             # No grant, but the answer on its way may be older than what there is to see.
             place.noticed = 0
@@ -276,7 +283,7 @@ class Keeper:
         elif place.lingers and place.stage is HELD and not place.recalled:
             self.extend_now(place)  # its recall may have been missed
 
-    def _look_through(self, look: Callable[[KeptPlace], object]) -> None:
+    def _look_through(self, look: Callable[[Kept], object]) -> None:
         """Call ``look`` for each place there is now, a slice in each turn of the loop."""
         self._looks.append((deque(self.places.values()), look))
         self._look_on()
@@ -320,7 +327,7 @@ class Keeper:
             heapify(self._heap)
             self._dead = 0
 
-    def _schedule(self, place: KeptPlace) -> None:
+    def _schedule(self, place: Kept) -> None:
         entry, when = place.entry, self._next_moment(place)
         place.due = when
         if entry is not None:
@@ -340,7 +347,7 @@ class Keeper:
             self._due.set()  # the machine has slept, and the timer is late
 
     @staticmethod
-    def _next_moment(place: KeptPlace) -> float:
+    def _next_moment(place: Kept) -> float:
         if place.stage is HELD:
             # While an extension is on its way nothing is due: the core knows when the lease ends.
             return _NEVER if place.asked else place.beat
@@ -383,7 +390,7 @@ class Keeper:
         room = _SLICE
         while self._heap and room and (self._heap[0][2] is None or self._heap[0][0] <= moment):
             entry = heappop(self._heap)
-            found: KeptPlace | None = entry[2]
+            found: Kept | None = entry[2]
             if found is None:
                 self._dead -= 1
                 continue
@@ -406,16 +413,16 @@ class Keeper:
             self._batch.append(place)
 
     @staticmethod
-    def _at_maximum(place: KeptPlace) -> bool:
+    def _at_maximum(place: Kept) -> bool:
         maximum = place.terms.max_hold
         return maximum is not None and place.deadline >= place.granted_at + maximum
 
-    def _watch(self, place: KeptPlace, watching: bool) -> None:
+    def _watch(self, place: Kept, watching: bool) -> None:
         if place.watching != watching:
             place.watching = watching
             self.store.watch(place, watching)
 
-    def _put_back(self, place: KeptPlace, entry: list[Any], when: float) -> None:
+    def _put_back(self, place: Kept, entry: list[Any], when: float) -> None:
         entry[0], place.entry = when, entry
         heappush(self._heap, entry)
 
@@ -430,14 +437,14 @@ class Keeper:
             if self._looks:
                 self._due.set()
 
-    def _apart(self, batch: Sequence[KeptPlace]) -> dict[object, list[KeptPlace]]:
+    def _apart(self, batch: Sequence[Kept]) -> dict[object, list[Kept]]:
         """Answers are awaited in order: those of a silent server must not keep another's waiting."""
-        parts: dict[object, list[KeptPlace]] = {}
+        parts: dict[object, list[Kept]] = {}
         for place in batch:
             parts.setdefault(self.store.server_of(place), []).append(place)
         return parts
 
-    def _keep(self, server: object, places: Iterable[KeptPlace]) -> None:
+    def _keep(self, server: object, places: Iterable[Kept]) -> None:
         """Extend these as soon as there are not too many on their way; holders first."""
         holders, waiters = self._kept.setdefault(server, (deque(), deque()))
         for place in places:
@@ -454,7 +461,7 @@ class Keeper:
             # A task that started eagerly may have ended already, and have come by here.
             self._kept.pop(server, None)
 
-    async def _fly(self, server: object, batch: Sequence[KeptPlace]) -> None:
+    async def _fly(self, server: object, batch: Sequence[Kept]) -> None:
         await self._extend([place for place in batch if place.stage is not OVER])
         self._flying[server] -= len(batch)
         if not self._flying[server]:
@@ -464,7 +471,7 @@ class Keeper:
 
     # -- extending ---------------------------------------------------------------------------------
 
-    async def _extend(self, batch: Sequence[KeptPlace]) -> None:
+    async def _extend(self, batch: Sequence[Kept]) -> None:
         lengths = [place.length for place in batch]
         granted = [place.granted for place in batch]
         try:
@@ -498,7 +505,7 @@ class Keeper:
         self._taken = 0
 
     def on_answer(
-        self, place: KeptPlace, result: Granted | Waiting | Gone, length: float, granted: bool
+        self, place: Kept, result: Granted | Waiting | Gone, length: float, granted: bool
     ) -> None:
         """Take the answer to an extension by ``length``; ``granted``: it was sent as a holder's."""
         place.failures, place.silent_since = 0, None
@@ -551,12 +558,12 @@ class Keeper:
         self._schedule(place)
 
     @staticmethod
-    def _asked_for_since(place: KeptPlace) -> bool:
+    def _asked_for_since(place: Kept) -> bool:
         """Whether an extension is due now and not sent yet: an answer that comes now may be older than what
         there is to see then."""
         return place.beat == 0.0 and not place.asked
 
-    def granted(self, place: KeptPlace, token: int, deadline: float) -> None:
+    def granted(self, place: Kept, token: int, deadline: float) -> None:
         """A waiter came to hold, with what was left of its lease as a waiter: extend it to the full ttl.
 
         When nothing is left (or only the margin), the body waits until that extension is answered. Else it
@@ -577,18 +584,17 @@ class Keeper:
         else:
             self.extend_now(place)
 
-    def _gone(self, place: KeptPlace, reason: LossReason) -> None:
-        place.run_out()
+    def _gone(self, place: Kept, reason: LossReason) -> None:
+        self.forget(place)
         place.listener.gone(reason)
 
-    @staticmethod
-    def _recorded(place: KeptPlace, result: bytes) -> None:
+    def _recorded(self, place: Kept, result: bytes) -> None:
         """A success is on record, and the store has forgotten the waiter: it need not be left."""
         listener = place.listener
-        place.run_out() if place.ambiguous else place.abandon()
+        self.forget(place) if place.ambiguous else self.drop(place)
         listener.recorded(result, unsure=place.ambiguous)
 
-    def _on_unknown(self, place: KeptPlace, error: BackendError) -> None:
+    def _on_unknown(self, place: Kept, error: BackendError) -> None:
         again = self._asked_for_since(place)
         place.asked = False
         if place.stage is OVER:
@@ -611,7 +617,7 @@ class Keeper:
         place.look_at = None
         self._schedule(place)
 
-    def _give_up(self, place: KeptPlace, silent: float, error: BackendError) -> None:
+    def _give_up(self, place: Kept, silent: float, error: BackendError) -> None:
         self.forget(place)
         unavailable = BackendUnavailable(
             f"no answer about {place.name!r} for {silent:.1f} s: {error}", name=place.name
@@ -619,7 +625,7 @@ class Keeper:
         unavailable.__cause__ = error
         place.listener.unavailable(unavailable)
 
-    def _beat_of(self, place: KeptPlace, latest: float = _NEVER) -> float:
+    def _beat_of(self, place: Kept, latest: float = _NEVER) -> float:
         terms = place.terms
         if place.stage is HELD:
             if not terms.auto_extend or self._at_maximum(place):

@@ -1,14 +1,14 @@
-"""Stores with a lease per request: the few calls that such a store offers, and the place made of them.
+"""Stores with a lease per request: the few calls that such a store offers, and what is known of a request.
 
-A ``Keeper`` extends what is queued and held, and hears what the store says by itself.
+A ``Keeper`` extends what is queued and held, and hears what the store says by itself. ``KeptPlace`` is what
+the core asks.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from .._clock import now
 from .._errors import BackendError, BackendUnavailable, LossReason
@@ -27,9 +27,6 @@ from .._model import (
     Waiting,
 )
 from .base import Listener
-
-if TYPE_CHECKING:
-    from .keeper import Keeper
 
 
 class Notices(Protocol):
@@ -177,7 +174,7 @@ HELD: Final = Stage.HELD
 OVER: Final = Stage.OVER
 
 
-class _Nobody:
+class Nobody:
     """Listens for a place that is over."""
 
     def granted(self) -> None: ...
@@ -193,7 +190,7 @@ class _Nobody:
     def recalled(self) -> None: ...
 
 
-_NOBODY = _Nobody()
+NOBODY: Final = Nobody()
 
 #: A leave found neither a holder nor a waiter, nor anything that is remembered of one.
 NOTHING_LEFT: Final = Left("gone")
@@ -212,8 +209,8 @@ async def give_back_unknown(leave: Callable[[bool], Awaitable[Left]]) -> None:
         await leave(True)
 
 
-class KeptPlace(StoreRequest):
-    """The place of a request whose lease is its own; to its store it is the request.
+class Kept(StoreRequest):
+    """A request whose lease is its own, as its store and the keeper know it.
 
     Mutable state: ``stage``, ``deadline``, ``token``, ``capped`` (see ``Place``), ``lease_ttl`` (how long a
     holder's extensions are), ``granted`` (it may be too late for a body), ``granted_at``, ``noticed`` (a
@@ -236,7 +233,6 @@ class KeptPlace(StoreRequest):
         "failures",
         "floor",
         "granted_at",
-        "keeper",
         "lease_ttl",
         "leaves",
         "listener",
@@ -261,7 +257,6 @@ class KeptPlace(StoreRequest):
     failures: int
     floor: int
     granted_at: float
-    keeper: Keeper
     lease_ttl: float
     leaves: int
     listener: Listener
@@ -274,12 +269,9 @@ class KeptPlace(StoreRequest):
     token: int
     watching: bool
 
-    def __init__(
-        self, keeper: Keeper, terms: Terms, request_id: str, owner: str, listener: Listener
-    ) -> None:
+    def __init__(self, terms: Terms, request_id: str, owner: str, listener: Listener) -> None:
         # By super() it takes twice as long, for each acquire.
         StoreRequest.__init__(self, request_id, terms, owner, terms.begins, terms.linger > 0.0)
-        self.keeper = keeper
         self.listener = listener
         self.stage = ASKING
         self.lease_ttl = terms.ttl
@@ -289,7 +281,7 @@ class KeptPlace(StoreRequest):
         self.noticed = self.look_at = self.silent_since = self.entry = None
 
     def __repr__(self) -> str:
-        return f"<KeptPlace {self.name!r} {self.terms.mode} {self.stage.value} id={self.id}>"
+        return f"<{type(self).__name__} {self.name!r} {self.terms.mode} {self.stage.value} id={self.id}>"
 
     # -- times -------------------------------------------------------------------------------------
 
@@ -322,42 +314,6 @@ class KeptPlace(StoreRequest):
             self.deadline, now() + max(self.terms.waiter_ttl, self.terms.ttl, self.lease_ttl)
         )
 
-    # -- what the core asks --------------------------------------------------------------------------
-
-    async def acquire(self, *, wait: bool) -> Granted | Waiting | Refused | Gone:
-        """Ask the store, and keep what it gives from then on."""
-        keeper = self.keeper
-        # Before the message: a notice of the grant may overtake the reply.
-        keeper.places[self.id] = self
-        answer = await keeper.store.acquire(self, wait=wait)
-        if isinstance(answer, Granted):
-            if answer.token <= self.broken:
-                return Gone("broken")
-            maximum = self.terms.max_hold
-            self.capped = maximum is not None and self.terms.ttl >= maximum
-            self.hold(answer.token, answer.deadline)
-            keeper.add(self)
-            if answer.recalled:
-                self.recalled = True
-            elif self.recalled:  # the message has overtaken the answer
-                answer = replace(answer, recalled=True)
-        elif isinstance(answer, Waiting):
-            self.stage = WAITING
-            self.deadline, self.floor = answer.deadline, answer.floor
-            keeper.add(self)
-            if answer.look_at is not None:
-                keeper.look_at(self, answer.look_at)
-            if self.noticed is not None:
-                keeper.on_granted(self.id, self.noticed, "")
-                if self.stage is HELD:
-                    return Granted(self.token, self.deadline, self.recalled)
-            self.answered = True
-        elif isinstance(answer, Refused):
-            if self.ambiguous:  # an earlier attempt may still arrive, and be granted
-                return replace(answer, unsure=True)
-            self.abandon()
-        return answer
-
     def hold(self, token: int, deadline: float) -> None:
         """Become a holder, and tell the core if it waits for that. The place in the queue may have had more
         time left than the lease has: on a quorum, other nodes kept it."""
@@ -378,72 +334,3 @@ class KeptPlace(StoreRequest):
         self.recalled = True
         if self.answered or self.stage is HELD:
             self.listener.recalled()
-
-    async def extend(self, ttl: float | None) -> None:
-        """Ask once for an extension by hand."""
-        if ttl is not None:
-            self.lease_ttl = ttl
-        length = self.length
-        (answer,) = self.keeper.store.extend([(self, length)])
-        self.keeper.on_answer(self, await answer, length, granted=True)
-
-    def reuse(self, terms: Terms) -> None:
-        """A new body has the lease that lingered."""
-        before, self.terms = self.terms, terms
-        if (terms.margin, terms.max_hold) != (before.margin, before.max_hold) or self.capped:
-            self.granted_at, self.capped = now(), False
-            self.keeper.extend_now(self)
-        elif terms.max_hold is not None:
-            self.granted_at = now()
-
-    async def begin(self) -> None:
-        """Tell the store that the body begins; it hears that by the next extension."""
-        self.begins = True
-        await self.extend(None)
-
-    async def leave(self, end: End, *, within: float | None = None) -> Left:
-        """Leave once; the answer to a repetition tells what the first has done."""
-        keeper = self.keeper
-        self.stage = OVER
-        keeper.forget(self)
-        self.end = end
-        if end.lost:
-            keeper.lose(self)
-        self.leaves += 1
-        left = await keeper.store.leave(self, lost=end.lost, within=within)
-        return self._on_left(left)
-
-    def leave_soon(self, end: End, done: Callable[[Left | BackendError], object]) -> bool:
-        """Send a leave that nobody waits for."""
-        self.run_out()
-        self.end = end
-        if end.lost:
-            self.keeper.lose(self)
-
-        def on_answer(answer: Left | BackendError) -> None:
-            done(self._on_left(answer) if isinstance(answer, Left) else answer)
-
-        sent = self.keeper.store.leave_later(self, on_answer, lost=end.lost)
-        self.leaves += sent
-        return sent
-
-    def _on_left(self, left: Left) -> Left:
-        if left.reason == "expired":
-            self.keeper.lose(self)  # the store has ended the lease before this client
-        self.keeper.places.pop(self.id, None)
-        self.listener = _NOBODY
-        if self.leaves > 1 and left == Left("gone", "gone"):
-            # The store keeps the record of an expired lease for its lock-delay, and would say so.
-            return Left("released")
-        return left
-
-    def run_out(self) -> None:
-        """Extend it no more."""
-        self.stage = OVER
-        self.keeper.forget(self)
-
-    def abandon(self) -> None:
-        """Forget it."""
-        self.run_out()
-        self.keeper.places.pop(self.id, None)
-        self.listener = _NOBODY

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from .._model import Capabilities, Kind, LockInfo, Mode, Terms, Tokens
-from .base import Follower, Listener
+from .base import Follower, Listener, Place
 from .keeper import Keeper
-from .kept import KeptPlace, KeptStore
+from .kept import KeptStore
+from .kept_place import KeptPlace
 
 
 class KeptBackend:
@@ -46,7 +47,7 @@ class KeptBackend:
         """Run the store, and the keeper beside it."""
         await self.keeper.run(ready)
 
-    def place(self, terms: Terms, request_id: str, owner: str, listener: Listener) -> KeptPlace:
+    def place(self, terms: Terms, request_id: str, owner: str, listener: Listener) -> Place:
         """Make the place of a request."""
         return KeptPlace(self.keeper, terms, request_id, owner, listener)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aiodlock import AcquireTimeout, Client, LockLost, WouldBlock
-from aiodlock.backends.kept import KeptPlace
+from aiodlock.backends.kept_place import KeptPlace
 
 from ..conftest import MakeClient
 from ..scenes import PATIENCE, STARTING, until

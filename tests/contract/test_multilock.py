@@ -25,7 +25,7 @@ from aiodlock._clock import now
 from aiodlock._departure import Departure
 from aiodlock._model import Granted
 from aiodlock._request import Request, State
-from aiodlock.backends.kept import KeptPlace
+from aiodlock.backends.kept_place import KeptPlace
 
 from ..conftest import MakeClient
 from ..proxy import FaultProxy, named

@@ -22,8 +22,8 @@ import aiodlock._clock
 from aiodlock import AcquireTimeout, BackendError, ClientClosed, DeadlockError, LockLost, WouldBlock
 from aiodlock._lease import Lease
 from aiodlock._lock import Acquirable
-from aiodlock.backends.kept import KeptPlace
 from aiodlock.backends.kept_backend import KeptBackend
+from aiodlock.backends.kept_place import KeptPlace
 from aiodlock.backends.redis import RedisBackend
 from aiodlock.backends.redis.quorum import QuorumBackend
 from aiodlock.backends.redis.settings import Settings

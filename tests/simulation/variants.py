@@ -22,7 +22,8 @@ from aiodlock._model import Gone, Granted, Refused, StoreRequest, Waiting
 from aiodlock._register import Register
 from aiodlock._scope import BodyScope
 from aiodlock.backends.keeper import Keeper
-from aiodlock.backends.kept import KeptPlace, Stage
+from aiodlock.backends.kept import Stage
+from aiodlock.backends.kept_place import KeptPlace
 from aiodlock.backends.memory import store as memory_store
 from aiodlock.backends.redis import RedisBackend, replies
 from aiodlock.backends.redis.calls import wire_mode

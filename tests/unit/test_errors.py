@@ -20,7 +20,7 @@ from aiodlock import (
     Unsupported,
     WouldBlock,
 )
-from aiodlock.backends.kept import KeptPlace
+from aiodlock.backends.kept_place import KeptPlace
 
 TREE: dict[type[LockError], tuple[type[Exception], ...]] = {
     AcquireTimeout: (LockError, TimeoutError),

@@ -13,7 +13,9 @@ from aiodlock._clock import now
 from aiodlock._errors import BackendUnavailable, LossReason
 from aiodlock._model import Capabilities, Gone, Granted, Refused, StoreRequest, Terms, Waiting
 from aiodlock.backends.keeper import Keeper
-from aiodlock.backends.kept import KeptPlace, Stage
+from aiodlock.backends.kept import Kept as KeptRequest
+from aiodlock.backends.kept import Stage
+from aiodlock.backends.kept_place import KeptPlace
 
 from ..scenes import takes, until
 
@@ -197,7 +199,7 @@ async def test_thousands_that_are_new_are_looked_at_in_slices(kept: Kept) -> Non
     keeper, looked_at = kept.keeper, 0
     first_beat = keeper._first_beat
 
-    def counted(place: KeptPlace) -> float:
+    def counted(place: KeptRequest) -> float:
         nonlocal looked_at
         looked_at += 1
         return first_beat(place)
