@@ -21,7 +21,7 @@ PATIENCE = 60.0
 #: What takes effect without waiting for a lease to end takes far less than this.
 SOON = 2.0
 #: For what a process of its own has to reach, which must start first.
-STARTING = 40.0
+STARTING = 120.0
 #: A timeout that is to run out after the store has answered, also when the machine stalls meanwhile.
 BRIEF = 1.0
 #: A ttl that is extended in time, also when the machine stalls, and that a test may outlive.

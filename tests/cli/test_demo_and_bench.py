@@ -16,7 +16,6 @@ from ..servers import Store, installed
 from .test_commands import call
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("kept_in", ["valkey", "postgres"])
 async def test_demo_shows_what_is_true(kept_in: str) -> None:
     if kept_in == "postgres" and not installed("postgres"):

@@ -12,7 +12,7 @@ import pytest
 
 from aiodlock import Client, DeadlockError, Lock, NotHeld, ReadWriteLock
 
-from ..scenes import cancelled, held_elsewhere, until, until_free, until_waiting
+from ..scenes import PATIENCE, cancelled, held_elsewhere, until, until_free, until_waiting
 
 SOON = 5.0
 
@@ -89,7 +89,7 @@ async def test_readers_and_writers_are_never_inside_together(pair: ReadWriteLock
             writers -= 1
 
     first = [asyncio.create_task(read()) for _ in range(5)]
-    await asyncio.wait_for(together.wait(), 30.0)
+    await asyncio.wait_for(together.wait(), PATIENCE)
     more = (work() for _ in range(5) for work in (write, read))
     await asyncio.gather(*first, *more)
 

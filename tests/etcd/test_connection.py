@@ -26,7 +26,7 @@ from aiodlock.backends.etcd.exchange import Exchange, Lost, NotSent, Status
 from aiodlock.backends.etcd.link import Link
 from aiodlock.backends.etcd.sources import read_url
 
-from ..scenes import bounded
+from ..scenes import PATIENCE, bounded
 
 _HEAD = [(":status", "200"), ("content-type", "application/grpc")]
 _OK = [("grpc-status", "0"), ("grpc-message", "")]
@@ -628,7 +628,7 @@ async def test_server_that_says_nothing_is_no_connection() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await connect("127.0.0.1", port, None)
-        await asyncio.wait_for(peer.closed.wait(), 20.0)
+        await asyncio.wait_for(peer.closed.wait(), PATIENCE)
 
 
 # -- frames ------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from aiodlock.backends.base import Unanswered
 from aiodlock.backends.etcd.store import EtcdBackend
 
 from ..ports import free_ports
-from ..scenes import PATIENCE, until, until_waiting
+from ..scenes import PATIENCE, STARTING, until, until_waiting
 from .cuts import Cut
 from .servers import EtcdCluster
 
@@ -166,7 +166,7 @@ async def test_killed_while_idle_it_costs_what_a_dead_holder_costs(
     )
     assert process.stdout is not None
     try:
-        first = int(await asyncio.wait_for(process.stdout.readline(), 30.0))
+        first = int(await asyncio.wait_for(process.stdout.readline(), STARTING))
     finally:
         process.kill()
         await process.communicate()

@@ -34,7 +34,7 @@ def cluster() -> Iterator[Cluster]:
 
 async def test_silent_node_of_a_cluster_costs_no_lease_on_another(cluster: Cluster) -> None:
     cluster.configure("cluster-require-full-coverage", "no")
-    async with aiodlock.Client(cluster.url, ttl=3.0) as client:
+    async with aiodlock.Client(cluster.url, ttl=6.0) as client:
         # Extended in one batch.
         leases = [await client.lock(f"name {n}").acquire() for n in range(20)]
         nodes = [cluster.primary_of(f"aiodlock:2:lock:{{name%20{n}}}:state") for n in range(20)]

@@ -14,7 +14,7 @@ import aiodlock
 
 from ..conftest import MakeClient
 from ..protocol.direct import Direct
-from ..scenes import granted_at
+from ..scenes import STARTING, granted_at
 from ..servers import Store
 from .scenes import free_at_once, queued, stalls, takes, waiting_for_notice
 
@@ -41,7 +41,7 @@ async def hold(real_store: Store) -> AsyncIterator[Hold]:
         )
         processes.append(process)
         assert process.stdout is not None
-        assert await asyncio.wait_for(process.stdout.readline(), 20.0) == b"ready\n"
+        assert await asyncio.wait_for(process.stdout.readline(), STARTING) == b"ready\n"
         return process
 
     yield start

@@ -17,7 +17,7 @@ from ..conftest import MakeClient
 from ..inside import session_of
 from ..protocol.direct import Direct
 from ..proxy import FaultProxy
-from ..scenes import PATIENCE, granted_at, until, until_waiting
+from ..scenes import PATIENCE, STARTING, granted_at, until, until_waiting
 from ..servers import Store
 from .scenes import calling
 
@@ -53,7 +53,7 @@ async def start(real_store: Store) -> AsyncIterator[Start]:
 async def token(process: asyncio.subprocess.Process) -> int:
     """Return the token of the next body."""
     assert process.stdout is not None
-    return int(await asyncio.wait_for(process.stdout.readline(), 30.0))
+    return int(await asyncio.wait_for(process.stdout.readline(), STARTING))
 
 
 def again(process: asyncio.subprocess.Process) -> None:

@@ -17,7 +17,7 @@ from aiodlock.backends.postgres.schema import create_statements
 
 from ..inside import session_of
 from ..postgres import PostgresServer
-from ..scenes import PATIENCE, store_of, until, until_waiting
+from ..scenes import PATIENCE, STARTING, store_of, until, until_waiting
 from ..servers import Servers, installed
 from .test_postgres import NAME, Proxy
 
@@ -43,7 +43,7 @@ class Lingerer:
     async def token(self) -> int:
         """Return the token of the next body."""
         assert self.process.stdout is not None
-        return int(await asyncio.wait_for(self.process.stdout.readline(), 30.0))
+        return int(await asyncio.wait_for(self.process.stdout.readline(), STARTING))
 
     def again(self) -> None:
         """Ask for another body."""

@@ -20,6 +20,7 @@ from aiodlock._clock import now
 from aiodlock.backends.postgres.schema import create_statements
 
 from ..postgres import PostgresServer
+from ..scenes import STARTING
 from ..servers import installed, postgres_server
 from .postgres_worker import SCHEMA, TTL
 
@@ -87,7 +88,7 @@ async def worker(url: str, database: Path, seed: int) -> AsyncIterator[asyncio.s
     )
     try:
         assert process.stdout is not None
-        assert await asyncio.wait_for(process.stdout.readline(), 60) == b"ready\n"
+        assert await asyncio.wait_for(process.stdout.readline(), STARTING) == b"ready\n"
         yield process
     finally:
         if process.returncode is None:
@@ -123,7 +124,7 @@ async def until_nothing_is_left(server: PostgresServer) -> None:
 
 
 # Every second or so a process dies, and its waiters delay the others: an acquisition may take a second.
-@pytest.mark.timeout(120 + ACQUISITIONS)
+@pytest.mark.timeout(600 + ACQUISITIONS)
 async def test_killed_processes_break_no_order_let_nobody_in_twice_and_leave_nothing(
     tmp_path: Path,
 ) -> None:

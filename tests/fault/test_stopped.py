@@ -16,6 +16,7 @@ from aiodlock.backends.redis.scripts import LEAVE
 
 from ..conftest import MakeClient
 from ..proxy import FaultProxy
+from ..scenes import STARTING
 from ..servers import Store
 from .scenes import SOON, calling, queued, stalls, until, waiting_for_notice
 
@@ -53,7 +54,7 @@ async def start(real_store: Store) -> AsyncIterator[Start]:
 async def said(process: asyncio.subprocess.Process) -> list[str]:
     """Return the words of the next line."""
     assert process.stdout is not None
-    line = await asyncio.wait_for(process.stdout.readline(), 20.0)
+    line = await asyncio.wait_for(process.stdout.readline(), STARTING)
     return line.decode().split()
 
 

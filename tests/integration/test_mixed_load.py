@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from ..scenes import queued_for
+from ..scenes import STARTING, queued_for
 from ..servers import Store
 from .history import History, Life, monitored
 from .reader_writer import NAME, TICK, TTL
@@ -101,7 +101,7 @@ class Crowd:
             process.stdin.write(b"die holding\n")
         else:
             process.kill()
-        await asyncio.wait_for(process.wait(), 30.0)
+        await asyncio.wait_for(process.wait(), STARTING)
         self.died_at.append(time.time())
 
     @staticmethod
@@ -180,7 +180,7 @@ def deaths_in_the_way(history: History, life: Life, died_at: list[float]) -> int
     return sum(began <= moment <= life.granted for moment in died_at)
 
 
-@pytest.mark.timeout(240 + 10 * SECONDS)
+@pytest.mark.timeout(600 + 10 * SECONDS)
 @pytest.mark.stores("valkey9", "redis70")
 @pytest.mark.parametrize("readers", [0.9, 0.5])
 async def test_readers_and_writers_that_are_cancelled_and_killed(

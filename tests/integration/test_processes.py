@@ -102,7 +102,6 @@ def check(database: Path, arrived: list[tuple[str, str]]) -> list[tuple[int, str
     return grants
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.stores("valkey9", "redis70")
 async def test_thousands_of_turns_in_order_without_overlap_and_nothing_is_left(
     store: Store, tmp_path: Path
@@ -115,7 +114,6 @@ async def test_thousands_of_turns_in_order_without_overlap_and_nothing_is_left(
     assert await (await store.raw()).keys("*") == ["aiodlock:2:lock:{turn}:token"]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.stores("valkey9", "redis70")
 @pytest.mark.parametrize("readers", [0.9, 0.5])
 async def test_readers_and_writers_keep_their_order_and_writers_are_alone(

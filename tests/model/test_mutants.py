@@ -405,7 +405,6 @@ def _some(mutants: Sequence[Mutant | MachineMutant]) -> list[Any]:
     ]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("_constants_of_no_module")
 @pytest.mark.stores("valkey9")
 @pytest.mark.parametrize("mutant", _some(MUTANTS))
@@ -413,7 +412,6 @@ def test_model_test_notices_a_rule_taken_out(mutant: Mutant, store: Store) -> No
     _is_noticed(mutant.machine, store, sources=mutant.sources())
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("_constants_of_no_module")
 @pytest.mark.stores("valkey9")
 @pytest.mark.parametrize("mutant", _some(MACHINE_MUTANTS))

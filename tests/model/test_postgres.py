@@ -34,7 +34,7 @@ from .test_scripts import (
 from .turns import WAYS, Database, VirtualTurns
 
 
-@pytest.mark.timeout(300 + STEPS / 10)
+@pytest.mark.timeout(600 + STEPS / 10)
 @pytest.mark.parametrize("machine", [Locks, Semaphores, Onces])
 def test_functions_answer_and_tell_as_the_machine(
     postgres: PostgresServer, machine: type[Locks]

@@ -286,7 +286,6 @@ def test_histories_by_hand_go_their_ways(database: Database) -> None:
     _refuse(database)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(not installed("postgres"), reason="postgres is not installed")
 @pytest.mark.parametrize("function", _FUNCTIONS)
 def test_histories_by_hand_notice_each_condition_taken_out(servers: Servers, function: str) -> None:

@@ -745,7 +745,7 @@ def take_steps(make: Callable[[], Locks], steps: int, **how: Any) -> None:
     )
 
 
-@pytest.mark.timeout(300 + STEPS / 10)
+@pytest.mark.timeout(600 + STEPS / 10)
 @pytest.mark.parametrize("machine", [Locks, Semaphores, Onces])
 @pytest.mark.stores("fakeredis", "valkey9", "redis62")
 def test_scripts_answer_and_tell_as_the_machine(store: Store, machine: type[Locks]) -> None:

@@ -145,7 +145,6 @@ CONDITIONS = [
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)  # half a minute, where nothing else runs
 @pytest.mark.parametrize(
     ("pair", "mutation"),
     [(pair, mutation) for pair, mutation in CONDITIONS if not mutation.rare],

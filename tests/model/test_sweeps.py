@@ -54,7 +54,7 @@ def database(postgres: PostgresServer) -> Iterator[Database]:
     database.close()
 
 
-@pytest.mark.timeout(300 + STEPS / 10)
+@pytest.mark.timeout(600 + STEPS / 10)
 @pytest.mark.parametrize("machine", _MACHINES.values())
 def test_sweeps_change_no_answer_and_leave_nothing_of_the_dead(
     database: Database, machine: type[Swept]
@@ -107,7 +107,7 @@ def pausing(postgres: PostgresServer) -> Iterator[PausingDatabase]:
     database.close()
 
 
-@pytest.mark.timeout(300 + STEPS / 10)
+@pytest.mark.timeout(600 + STEPS / 10)
 def test_steps_while_a_sweep_pauses_are_answered_as_by_the_machine(
     pausing: PausingDatabase,
 ) -> None:

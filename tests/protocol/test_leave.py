@@ -552,7 +552,6 @@ async def test_owner_that_is_handed_a_name_has_it_for_its_next_request_too(direc
     assert await direct.queue() == ["c"]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.stores("valkey9")
 async def test_time_to_grant_many_readers_grows_with_their_number_not_with_its_square(
     store: Store, direct: Direct

@@ -33,7 +33,7 @@ from aiodlock import sync
 from ..servers import embedded
 
 # What these libraries warn of is theirs.
-pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.filterwarnings("default")]
 
 
 ROOT = Path(__file__).parents[2]

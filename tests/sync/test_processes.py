@@ -39,7 +39,7 @@ def run(scenario: str, url: str, *, quiet: bool = True) -> str:
         ],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

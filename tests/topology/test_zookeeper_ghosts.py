@@ -317,7 +317,7 @@ async def test_waiter_whose_node_is_deleted_is_told(server: ZooKeeperServer, nam
         await waiter.queue()
         assert waiter.place._node.path is not None
         await backend._main.ask(jute.delete(waiter.place._node.path))
-        await asyncio.wait_for(waiter.heard.changed.wait(), 10.0)
+        await asyncio.wait_for(waiter.heard.changed.wait(), PATIENCE)
         assert waiter.heard.told == ["gone"]
         await waiter.leave()
         await holder.leave()

@@ -20,7 +20,7 @@ from aiodlock.backends.zookeeper.queue import Entry
 from aiodlock.backends.zookeeper.session import Session
 from aiodlock.backends.zookeeper.store import ZooKeeperBackend
 
-from ..scenes import until
+from ..scenes import PATIENCE, until
 from ..zookeeper import ZooKeeperServer, installed, looking
 from .zookeeper_places import Asker, asker, running
 from .zookeeper_proxy import FrameProxy
@@ -125,7 +125,7 @@ async def test_owner_holds_on_when_the_client_that_came_first_dies(
         await second.leave()
         assert stranger.heard.told == []
         await third.leave()
-        await asyncio.wait_for(stranger.heard.changed.wait(), 10.0)
+        await asyncio.wait_for(stranger.heard.changed.wait(), PATIENCE)
         assert stranger.heard.told == ["granted"]
         assert stranger.place.token > token
         await stranger.leave()
@@ -401,7 +401,7 @@ async def test_margin_that_no_session_leaves_is_a_lease_that_comes_too_late(
         asked = asker(backend, name=name, ttl=TTL, margin=0.99 * TTL)
         answer = await asked.place.acquire(wait=True)
         assert isinstance(answer, Waiting)
-        await asyncio.wait_for(asked.heard.changed.wait(), 10.0)
+        await asyncio.wait_for(asked.heard.changed.wait(), PATIENCE)
         assert asked.heard.told == ["expired"]
         assert asked.place.token > 0
         await asked.leave()
@@ -509,11 +509,11 @@ async def test_observer_is_told_of_a_queue_that_comes_and_of_its_changes(
         await asyncio.sleep(0.1)
         asked = asker(backend, name=name, ttl=TTL)
         await asked.acquire()
-        await asyncio.wait_for(changed.wait(), 10.0)
+        await asyncio.wait_for(changed.wait(), PATIENCE)
         await asyncio.sleep(0.1)
         changed.clear()
         await asked.leave()
-        await asyncio.wait_for(changed.wait(), 10.0)
+        await asyncio.wait_for(changed.wait(), PATIENCE)
         stop()
         changed.clear()
         again = asker(backend, name=name, ttl=TTL)
@@ -539,7 +539,7 @@ async def test_observer_of_a_queue_that_the_servers_delete_is_told_of_the_next_o
         changed.clear()
         asked = asker(backend, name=name, ttl=TTL)
         await asked.acquire()
-        await asyncio.wait_for(changed.wait(), 10.0)
+        await asyncio.wait_for(changed.wait(), PATIENCE)
         await asked.leave()
         stop()
 
@@ -634,7 +634,7 @@ async def test_lost_lease_keeps_its_name_closed_until_it_would_have_ended(
         await waiter.queue()
         deadline = holder.place.deadline
         holder.place.run_out()
-        await asyncio.wait_for(waiter.heard.changed.wait(), 10.0)
+        await asyncio.wait_for(waiter.heard.changed.wait(), PATIENCE)
         assert waiter.heard.told == ["granted"]
         assert waiter.heard.at >= deadline
         assert await holder.leave() == Left("gone", "expired")
@@ -654,7 +654,7 @@ async def test_lease_that_was_held_for_its_longest_time_is_deleted_though_the_se
         assert lifetime is not None
         session_ends = lifetime.deadline
         holder.place.run_out()
-        await asyncio.wait_for(waiter.heard.changed.wait(), 10.0)
+        await asyncio.wait_for(waiter.heard.changed.wait(), PATIENCE)
         assert waiter.heard.told == ["granted"]
         assert holder.place.deadline <= waiter.heard.at < session_ends
         await holder.leave()

@@ -26,7 +26,7 @@ from aiodlock.backends.zookeeper.session import Credentials, Ensemble, Session
 from aiodlock.backends.zookeeper.store import ZooKeeperBackend
 
 from ..ports import free_port
-from ..scenes import bounded, takes, until
+from ..scenes import PATIENCE, bounded, takes, until
 from ..zookeeper import Links, ZooKeeperEnsemble, ZooKeeperServer, installed, looking
 from .zookeeper_places import asker, running
 from .zookeeper_proxy import FrameProxy
@@ -166,7 +166,7 @@ async def test_session_goes_on_after_a_cut_with_its_nodes_and_watches(
         await other.ask(jute.delete(watched))  # while nobody can be told
         link.heal()
         await session.wait_up(10.0)
-        await asyncio.wait_for(gone.wait(), 10.0)
+        await asyncio.wait_for(gone.wait(), PATIENCE)
         assert session.id == number
         assert (await session.ask(jute.exists(path))).value.ephemeral_owner == number
         assert (member.told[0], member.told[-1]) == ("down", "up")
@@ -347,7 +347,7 @@ async def test_container_is_deleted_by_the_servers_and_create2_tells_its_stat(
         await session.ask(jute.delete(f"{path}/a"))
         gone = asyncio.Event()
         await session.watch(path, gone.set)
-        await asyncio.wait_for(gone.wait(), 30.0)
+        await asyncio.wait_for(gone.wait(), PATIENCE)
 
 
 async def test_watches_of_children_and_of_nodes_to_come_are_told_once(
@@ -358,11 +358,11 @@ async def test_watches_of_children_and_of_nodes_to_come_are_told_once(
         made, changed = asyncio.Event(), asyncio.Event()
         session.watch_creation(path, made.set)
         await session.ask(jute.create(path, b"", jute.PERSISTENT))
-        await asyncio.wait_for(made.wait(), 10.0)
+        await asyncio.wait_for(made.wait(), PATIENCE)
         session.watch_children(path, changed.set)
         await session.ask(jute.get_children(path, watch=True))
         await session.ask(jute.create(f"{path}/a", b"", jute.EPHEMERAL))
-        await asyncio.wait_for(changed.wait(), 10.0)
+        await asyncio.wait_for(changed.wait(), PATIENCE)
 
 
 async def test_user_of_digest_owns_its_nodes_and_strangers_are_refused(

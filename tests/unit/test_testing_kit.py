@@ -46,7 +46,6 @@ def test_it(aiodlock_client, aiodlock_store):
 """
 
 
-@pytest.mark.timeout(180)
 def test_fixtures_need_no_other_plugin(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["aiodlock.testing"]\n')
     (tmp_path / "test_it.py").write_text(USERS_TEST)

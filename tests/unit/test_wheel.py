@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 # Builds, installs, and has a type checker look at everything.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 # Run by the Python of a fresh environment: import everything importable, list the data files.
 _LOOK = """
