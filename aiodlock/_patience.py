@@ -30,6 +30,8 @@ _SOON = 1.8
 _GAIN, _DEVIATION_GAIN, _DEVIATIONS = 1 / 8, 1 / 4, 4
 #: The least that is added, as a part of the round trip.
 _LEAST_ADDED = 1 / 4
+#: What part of the least time is a short one.
+_SHORT = 1 / 10
 
 
 def soon(answers_within: float) -> float:
@@ -90,6 +92,11 @@ class Patience:
     def knows(self) -> bool:
         """Whether there was an answer yet."""
         return self._smoothed is not None
+
+    @property
+    def is_short(self) -> bool:
+        """Whether answers take so much less than the least time that a few samples tell of all."""
+        return self.learned <= self._least and self._estimate < _SHORT * self._least
 
     @property
     def _estimate(self) -> float:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
+
+import pytest
 
 from aiodlock._patience import Patience
 from aiodlock.backends.base import Unanswered
@@ -199,3 +203,55 @@ async def test_replies_that_came_before_the_end_of_a_connection_count() -> None:
     assert isinstance(heard[1000], Unanswered)
     await asyncio.sleep(0)
     assert len(heard) == 1001
+
+
+def _slow_server(wire: Silent, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Return what sends one command and answers it after so many seconds of the wire's clock."""
+    moment = wire._loop.time()
+    monkeypatch.setattr(wire, "_loop", SimpleNamespace(time=lambda: moment, call_later=Mock()))
+
+    def ask(takes: float) -> None:
+        nonlocal moment
+        wire.call(b"command", lambda reply: None)
+        moment += takes
+        wire.answer(b"reply")
+
+    return ask
+
+
+async def test_of_quick_replies_one_in_a_while_is_a_sample_and_of_slow_ones_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wire = Silent(1.0)
+    ask, samples = _slow_server(wire, monkeypatch), list[float]()
+    learn = wire.patience.answered
+
+    def answered(took: float) -> None:
+        samples.append(round(took, 3))
+        learn(took)
+
+    monkeypatch.setattr(wire.patience, "answered", answered)
+    for _ in range(10):
+        ask(0.001)
+    assert samples == [0.001], "the first one"
+    assert wire._watchdog is not None
+    wire._watch(wire._answers, 1.0)  # nothing is on its way
+    for _ in range(3):
+        ask(0.5)
+    assert samples == [0.001, 0.5, 0.5, 0.5]
+    for _ in range(40):
+        ask(0.001)
+    assert 10 < len(samples) < 40, "until what is learned is short again"
+    wire.close()
+
+
+async def test_reply_after_one_that_did_not_come_in_time_is_a_sample() -> None:
+    wire = Silent(1.0)
+    wire.call(b"quick", lambda reply: None)
+    wire.answer(b"reply")
+    late, heard = wire.send_packed(b"late", within=0.01), list[Any]()
+    await until(late.done)
+    assert wire._timed is None
+    wire.call(b"next", heard.append)
+    assert wire._timed is not None
+    wire.close()

@@ -95,8 +95,8 @@ class Wire:
     Mutable state: ``_out`` (packed commands of this turn), ``_waiting`` (a future, or what stands for it,
     per command sent), ``_held`` (commands that wait until fewer are on their way), ``_answers`` (counts
     replies, so that silence can be told), ``_lease`` (the shortest that hung on an answer lately),
-    ``_timed`` (the reader whose reply is a sample of how long replies take, and when it was asked for),
-    ``_limited`` (replies that are awaited for so long only, and
+    ``_timed`` (the reader whose reply is a sample of how long replies take, and when it was asked for;
+    ``_to_time``: the next command's is one), ``_limited`` (replies that are awaited for so long only, and
     until when) with one timer ``_limit`` for the oldest of them, which is not moved when that one is
     answered; ``lost`` (done when it is over).
 
@@ -119,6 +119,7 @@ class Wire:
         self.patience: Patience = patience
         self._lease = self._longest = longest
         self._timed: tuple[Reader, float] | None = None
+        self._to_time = False
         self._answers = 0
         self._watchdog: asyncio.TimerHandle | None = None
         self._limited: deque[tuple[float, Reader]] = deque()
@@ -195,6 +196,8 @@ class Wire:
         urgent: bool = False,
     ) -> None:
         out, waiting = self._out, self._waiting
+        if self._watchdog is None:
+            self._watch_anew()
         if len(waiting) >= _WINDOW and not urgent:
             self._held.append((command, reply))
         else:
@@ -208,14 +211,12 @@ class Wire:
             else:
                 self._write(command)
             waiting.append(reply)
-            if self._timed is None:
-                self._timed = reply, self._loop.time()
+            if self._to_time:
+                self._timed, self._to_time = (reply, self._loop.time()), False
         if within is not None:
             self._limited.append((self._loop.time() + within, reply))
             if self._limit is None:
                 self._limit = self._loop.call_later(within, self._on_limit)
-        if self._watchdog is None:
-            self._watch_anew()
 
     def post(self, *command: bytes | str | int) -> None:
         """Send one command whose reply arrives as a message."""
@@ -285,7 +286,8 @@ class Wire:
         waiter = self._waiting.popleft()
         if self._timed is not None and self._timed[0] is waiter:
             self.patience.answered(self._loop.time() - self._timed[1])
-            self._timed = None
+            # Quick replies are many, and one in a while tells as much as all of them.
+            self._timed, self._to_time = None, not self.patience.is_short
         if self._held:  # first: what this reply leads to is behind them
             self._send_held()
         limited = self._limited
@@ -315,11 +317,13 @@ class Wire:
             _, reply = limited.popleft()
             if not reply.done():
                 fail(reply, Unanswered("no reply in time"))
+                self._to_time = self._timed is None
         self._limit = self._loop.call_at(limited[0][0], self._on_limit) if limited else None
 
     def _watch_anew(self) -> None:
         if self._watchdog is not None:
             self._watchdog.cancel()
+        self._to_time = self._timed is None
         silence = self.patience.silence(self._lease)
         self._watchdog = self._loop.call_later(silence, self._watch, self._answers, silence)
 
