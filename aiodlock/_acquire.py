@@ -112,7 +112,12 @@ class Acquisition:
         del task
         about = session.telling.acquiring(self._request)
         try:
-            await self._turn()
+            timeout = self._timeout
+            try:
+                await (self._wait_for_turn() if timeout is None else self._turn_within(timeout))
+            except BaseException as error:
+                await self._leave(error)
+                raise
             if bodies:
                 await self._check_bodies_again(bodies)
         except BaseException as error:
@@ -254,25 +259,20 @@ class Acquisition:
         # those who look for deadlocks that the request gives up by itself.
         return f"t{request_id}" if self._timeout is None else f"t{request_id}{IMPATIENT}"
 
-    async def _turn(self) -> None:
-        """Return when the request holds."""
-        timeout = self._timeout
+    async def _turn_within(self, timeout: float) -> None:
+        """Return when the request holds; 0: ask once.
+
+        :raises AcquireTimeout: when the time is up; the request has left.
+        """
         try:
-            if timeout is None:
-                await self._wait_for_turn()
-            else:
-                limit = timeout or soon(self._session.backend.answers_within)
-                async with asyncio.timeout(max(0.001, limit)):
-                    await (self._wait_for_turn() if timeout else self._try_once())
+            limit = timeout or soon(self._session.backend.answers_within)
+            async with asyncio.timeout(max(0.001, limit)):
+                await (self._wait_for_turn() if timeout else self._try_once())
+                return
         except TimeoutError as elapsed:
             if isinstance(elapsed, AcquireTimeout):
                 raise
             is_away = await self._leave_late()
-        except BaseException as error:
-            await self._leave(error)
-            raise
-        else:
-            return
         # Out here it has no context: that would keep the cancelled wait, its frames and its tracebacks.
         raise self._timed_out(is_away) from (self._session.backend.failure if is_away else None)
 
@@ -292,7 +292,7 @@ class Acquisition:
         """Leave nothing at the store, and wait for that no longer than what has come out allows."""
         request, session = self._request, self._session
         if request.state is LEAVING or request.state is OVER:
-            return  # refused
+            return  # refused, or too late
         if not self._is_sent:
             request.end()
         elif isinstance(error, AlreadyDone) and not error.unsure:
