@@ -20,7 +20,7 @@ import json
 import logging
 import math
 import zlib
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -54,7 +54,8 @@ _SHARE = 0.1
 class Record:
     """Tells the waits of one client.
 
-    Mutable state: ``waits`` (by request id), ``_serial`` (of their last change), ``_narrowed`` (of the last
+    Mutable state: ``waits`` (by request id, in the order in which they became long: the oldest first),
+    ``_serial`` (of their last change), ``_narrowed`` (of the last
     narrowing), ``_written`` (of the last acknowledged record), ``_encoded`` (the last record), ``_named``
     and ``_maybe_named`` (the blocks that the acknowledged record names, and those that later ones name,
     which may have arrived), ``_due`` (when to write) and ``_not_before``, ``_running``, ``_hurry`` (set
@@ -180,11 +181,15 @@ class Record:
 # -- the record --------------------------------------------------------------------------------------
 
 
-async def encode(waits: Iterable[Wait]) -> tuple[bytes, frozenset[Block]]:
-    """Return a record of these waits, and the blocks that it names."""
+async def encode(waits: Sequence[Wait]) -> tuple[bytes, frozenset[Block]]:
+    """Return a record of these waits, the oldest first, and the blocks that it names.
+
+    Nothing here is done for all of them in one turn of the event loop: sorting thousands stopped it.
+    """
     packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     record, named = bytearray(), set[Block]()
-    for line in _lines(waits):
+    for at in range(0, len(waits), _LINE):
+        line = waits[at : at + _LINE]
         # Flushed, so that its length is known, and that what does not fit can be left out.
         packed = packer.compress(_encode_line(line)) + packer.flush(zlib.Z_SYNC_FLUSH)
         if len(record) + len(packed) > _LARGEST:
@@ -195,25 +200,13 @@ async def encode(waits: Iterable[Wait]) -> tuple[bytes, frozenset[Block]]:
     return bytes(record), frozenset(named)
 
 
-def _lines(waits: Iterable[Wait]) -> Iterable[list[Wait]]:
-    """Sort by age, and what has the same blocks and waits for the same name together."""
-    oldest: dict[object, tuple[int, str]] = {}
-    ordered = sorted(waits, key=lambda wait: wait.age)
-    for wait in ordered:
-        oldest.setdefault(_group_of(wait), wait.age)
-    ordered.sort(key=lambda wait: oldest[_group_of(wait)])
-    return (ordered[at : at + _LINE] for at in range(0, len(ordered), _LINE))
-
-
-def _group_of(wait: Wait) -> object:
-    return wait.where, wait.mode, wait.inside
-
-
 def _encode_line(waits: Iterable[Wait]) -> bytes:
     groups: dict[object, list[Any]] = {}
     for wait in waits:
         blocks = [[*where, token] for where, token in sorted(wait.inside)]
-        group = groups.setdefault(_group_of(wait), [*wait.where, wait.mode, blocks, []])
+        group = groups.setdefault(
+            (wait.where, wait.mode, wait.inside), [*wait.where, wait.mode, blocks, []]
+        )
         owner = "" if wait.owner == wait.id else wait.owner
         group[-1].append([wait.id, owner, wait.arrived, wait.note])
     return json.dumps(list(groups.values()), separators=(",", ":")).encode() + b"\n"

@@ -465,12 +465,34 @@ async def test_a_record_has_the_oldest_waits_as_far_as_they_fit() -> None:
         for at in range(20_000)
     ]
     waits = [replace(wait, owner=wait.id) for wait in waits]
-    record, named = await encode(reversed(waits))
+    record, named = await encode(waits)
     assert len(record) <= 64 * 1024
     told = list((await decode("c1", record)).values())
     assert told == waits[: len(told)]
     assert named == {block for wait in told for block in wait.inside}
     assert len(told) > 4_000
+
+
+def test_each_turn_of_the_loop_does_little_for_a_record_of_thousands_of_waits() -> None:
+    waits = [replace(wait_of(1, "hot", (f"n{at}", at)), id=f"c1-{at}") for at in range(5_000)]
+    encoding, turns, calls = encode(waits), list[int](), 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        while True:
+            calls = 0
+            encoding.send(None)
+            turns.append(calls)
+    except StopIteration:
+        pass
+    finally:
+        sys.setprofile(None)
+    assert len(turns) >= 50
+    assert max(turns) < 5_000, "some dozens for each of a hundred waits"
 
 
 def test_crossed_readers_and_writers_lose_as_few_as_are_needed() -> None:
