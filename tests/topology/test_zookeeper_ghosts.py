@@ -45,7 +45,9 @@ async def _nodes(backend: ZooKeeperBackend, name: str) -> list[str]:
     await session.wait_up(10.0)
     session.submit(jute.sync("/"))
     try:
-        return (await session.ask(jute.get_children(backend.directory("lock", name)))).value[0]
+        return (await session.ask(jute.get_children(backend.queues.directory("lock", name)))).value[
+            0
+        ]
     except jute.ZooKeeperError:
         return []
 
@@ -80,7 +82,7 @@ async def test_connection_lost_at_any_message_costs_no_place_and_leaves_no_ghost
     ):
         loss = proxy.lose(what, *ON_THE_WAY, nth=nth)
         asked = asker(near, name=name, ttl=TTL)
-        session = near.session_of(asked.place._terms)
+        session = near._session_in_use(asked.place._terms.ttl)
         number = session.id
         granted = await _persist(asked)
         assert isinstance(granted, Granted), granted
@@ -111,7 +113,7 @@ async def test_release_whose_message_is_lost_is_repeated(
         asked, next_one = asker(near, name=name, ttl=TTL), asker(far, name=name, ttl=TTL)
         await asked.acquire()
         await next_one.queue()
-        session = near.session_of(asked.place._terms)
+        session = near._session_in_use(asked.place._terms.ttl)
         number = session.id
         loss = proxy.lose(what, jute.MULTI)
         with pytest.raises(BackendUnavailable):
@@ -134,7 +136,7 @@ async def test_release_while_there_is_no_connection_is_done_when_there_is_one(
     ):
         asked = asker(near, name=name, ttl=TTL)
         await asked.acquire()
-        session = near.session_of(asked.place._terms)
+        session = near._session_in_use(asked.place._terms.ttl)
         proxy.refuses = True
         proxy.cut()
         await until(lambda: not session.is_up)
@@ -166,7 +168,7 @@ async def test_acquire_that_is_cancelled_while_its_node_is_made_leaves_none(
             await asyncio.gather(asking, return_exceptions=True)
             await _leave(asked)
             assert await _nodes(far, name) == []
-            receipts = (await far._main.ask(jute.get_children(f"{far.root}/ids"))).value[0]
+            receipts = (await far._main.ask(jute.get_children(f"{far.queues.root}/ids"))).value[0]
             assert asked.place._node.id not in receipts
 
 
@@ -189,7 +191,7 @@ async def test_acquire_cancelled_after_its_answer_was_lost_leaves_none_and_no_la
         assert await _leave(asked) == Left("withdrawn")
         assert await _nodes(far, name) == []
         # What the lost connection may still have carried: the receipt refuses it.
-        session = near.session_of(asked.place._terms)
+        session = near._session_in_use(asked.place._terms.ttl)
         with pytest.raises(jute.Aborted, match="exists"):
             await session.ask(jute.multi(asked.place._node.creation()))
 
@@ -210,7 +212,7 @@ async def test_node_of_a_dying_session_is_never_taken_for_ones_own(
         await warm.acquire()
         await warm.leave()
         asked = asker(near, name=name, ttl=ttl)
-        session = near.session_of(asked.place._terms)
+        session = near._session_in_use(asked.place._terms.ttl)
         proxy.lose("answer", jute.MULTI)
         number = session.id
         attempt = asyncio.create_task(asked.place.acquire(wait=True))
@@ -229,7 +231,7 @@ async def test_node_of_a_dying_session_is_never_taken_for_ones_own(
         granted = await again.acquire()
         await other.queue()
         (own, _) = sorted(await _nodes(far, name), key=lambda node: node.split(":")[3])
-        path = f"{near.directory('lock', name)}/{own}"
+        path = f"{near.queues.directory('lock', name)}/{own}"
         answer = await session.ask(jute.get_data(path))
         assert answer.value[1].ephemeral_owner == session.id
         assert answer.value[1].created == granted.token
@@ -265,7 +267,7 @@ async def test_holder_whose_move_into_its_owners_seat_had_no_answer_hears_of_a_b
     server: ZooKeeperServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Servers may take longer to tell where its node is than it is left unwatched."""
-    monkeypatch.setattr("aiodlock.backends.zookeeper.store._WATCH_AFTER", 0.0)
+    monkeypatch.setattr("aiodlock.backends.zookeeper.queues._WATCH_AFTER", 0.0)
     async with (
         FrameProxy(server.port) as proxy,
         running(proxy.url, tick=TICK, ttl=TTL) as near,
@@ -303,7 +305,7 @@ async def test_acquire_that_ends_at_any_message_leaves_no_queue_that_nothing_was
         await _leave(asked)
         await far._main.ask(jute.sync("/"))
         try:
-            stat = (await far._main.ask(jute.exists(near.directory("lock", name)))).value
+            stat = (await far._main.ask(jute.exists(near.queues.directory("lock", name)))).value
         except jute.ZooKeeperError:
             return
         assert stat.children_version > 0
@@ -435,7 +437,7 @@ async def test_node_that_servers_have_restored_is_deleted_after_a_reconnection(
         waiter = asker(far, name=name, ttl=TTL, **terms)
         await held.acquire()
         await kept.acquire()
-        path, session = held.place._node.path, near.session_of(held.place._terms)
+        path, session = held.place._node.path, near._session_in_use(held.place._terms.ttl)
         number = session.id
         assert path is not None
         await held.leave()

@@ -43,7 +43,7 @@ def name() -> str:
 
 
 async def _receipts(backend: ZooKeeperBackend, *asked: Asker) -> list[str]:
-    ids = (await backend._main.ask(jute.get_children(f"{backend.root}/ids"))).value[0]
+    ids = (await backend._main.ask(jute.get_children(f"{backend.queues.root}/ids"))).value[0]
     return [one.place._node.id for one in asked if one.place._node.id in ids]
 
 
@@ -266,7 +266,7 @@ async def test_session_that_is_about_to_be_used_is_not_closed_as_idle(
         before = asker(backend, name=name, ttl=1.0)
         await before.acquire()
         await before.leave()
-        session = backend.session_of(before.place._terms)
+        session = backend._session_in_use(before.place._terms.ttl)
         session.used_at -= 100.0
         connected = session.wait_up
 
@@ -533,7 +533,7 @@ async def test_observer_of_a_queue_that_the_servers_delete_is_told_of_the_next_o
         await before.leave()
         changed = asyncio.Event()
         stop = backend.observe("lock", name, changed.set)
-        await backend._main.ask(jute.delete(backend.directory("lock", name)))
+        await backend._main.ask(jute.delete(backend.queues.directory("lock", name)))
         for _ in range(2):
             await backend._main.ask(jute.sync("/"))
         changed.clear()
@@ -583,7 +583,7 @@ async def test_everything_that_was_deleted_ends_what_was_held_and_waited_for(
         holder, waiter = asker(backend, name=name, ttl=TTL), asker(backend, name=name, ttl=TTL)
         await holder.acquire()
         await waiter.queue()
-        path = backend.directory("lock", name)
+        path = backend.queues.directory("lock", name)
         nodes = (await backend._main.ask(jute.get_children(path))).value[0]
         await asyncio.sleep(0.1)
         for node in nodes:

@@ -677,7 +677,7 @@ async def test_receipts_directory_that_somebody_deleted_is_made_anew(
             async with bounded(5.0):
                 await asked.acquire()
             await asked.leave()
-            session, ids = backend._main, f"{backend.root}/ids"
+            session, ids = backend._main, f"{backend.queues.root}/ids"
             for node in (await session.ask(jute.get_children(ids))).value[0]:
                 await session.ask(jute.delete(f"{ids}/{node}"))
             await session.ask(jute.delete(ids))
@@ -709,7 +709,7 @@ async def test_clients_whose_nodes_somebody_deleted_with_what_they_stood_in_go_o
     ):
         asked = asker(backend, name="name", ttl=ttl)
         await asked.acquire()
-        paths = (backend._main._node, f"{backend.root}/clients")
+        paths = (backend._main._node, f"{backend.queues.root}/clients")
         deletion = jute.multi([jute.delete(path) for path in paths])
         await other.ask(deletion)
         await asyncio.sleep(ttl)
@@ -724,7 +724,7 @@ async def test_holder_whose_receipt_somebody_deleted_is_broken(server: ZooKeeper
     async with running(server.url, tick=TICK, ttl=TTL) as backend:
         asked = asker(backend, name=name, ttl=TTL)
         await asked.acquire()
-        await backend._main.ask(jute.delete(f"{backend.root}/ids/{asked.place._node.id}"))
+        await backend._main.ask(jute.delete(f"{backend.queues.root}/ids/{asked.place._node.id}"))
         assert await backend.break_lock(name) == 1
         await until(lambda: asked.heard.told == ["gone"])
         await asked.leave()
@@ -745,7 +745,7 @@ def test_backend_that_is_run_again_on_another_loop_watches_its_nodes(
             await ready.wait()
             asked = asker(backend, name=name)
             await asked.acquire()
-            assert backend._unwatched
+            assert backend.queues._soon
             if breaks:
                 await backend.break_lock(name)
                 await until(lambda: asked.heard.told == ["broken"])

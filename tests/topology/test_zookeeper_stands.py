@@ -64,7 +64,7 @@ async def _is_deleted_when_empty(backend: ZooKeeperBackend, name: str) -> None:
     async with bounded(10.0):
         while True:
             try:
-                await backend._main.ask(jute.delete(backend.directory("lock", name)))
+                await backend._main.ask(jute.delete(backend.queues.directory("lock", name)))
                 return
             except jute.ZooKeeperError as refused:
                 if refused.code != jute.NOT_EMPTY:
@@ -308,12 +308,12 @@ async def test_request_whose_queue_goes_before_it_is_read_was_broken(
     async with running(server.url, tick=TICK, ttl=TTL) as backend:
         await _pass_by(backend, name)
         asked = asker(backend, name=name, ttl=TTL)
-        read_queue_of = backend.read_queue
+        read_queue_of = backend.queues.read_queue
 
         def gone(session: Session, path: str) -> asyncio.Future[Queue]:
             return read_queue_of(session, f"{path}-gone")
 
-        monkeypatch.setattr(backend, "read_queue", gone)
+        monkeypatch.setattr(backend.queues, "read_queue", gone)
         assert await asked.place.acquire(wait=True) == Gone("broken")
         monkeypatch.undo()
         await asked.leave()
@@ -414,7 +414,7 @@ async def test_call_that_cannot_be_done_costs_no_other_its_place(
         for each in names:
             await _pass_by(backend, each)
         # The servers delete what has been empty for a while.
-        await backend._main.ask(jute.delete(backend.directory("lock", names[1])))
+        await backend._main.ask(jute.delete(backend.queues.directory("lock", names[1])))
         asked = [asker(backend, name=each, ttl=TTL) for each in names]
         granted = await asyncio.gather(*(one.acquire() for one in asked))
         assert all(isinstance(one, Granted) for one in granted)
@@ -432,12 +432,12 @@ async def test_queue_that_was_not_there_when_it_was_read_and_came_back_before_th
         names = [f"{name}-{number}" for number in range(2)]
         for each in names:
             await _pass_by(backend, each)
-        missing = backend.directory("lock", names[1])
+        missing = backend.queues.directory("lock", names[1])
         await backend._main.ask(jute.delete(missing))
         send_alone = transactions._send_alone
 
         def another_makes_it_first(connection: Connection, part: transactions._Part) -> None:
-            connection.submit(jute.create2(missing, b"", jute.CONTAINER, backend.acl))
+            connection.submit(jute.create2(missing, b"", jute.CONTAINER, backend.queues.acl))
             send_alone(connection, part)
 
         monkeypatch.setattr(transactions, "_send_alone", another_makes_it_first)
@@ -453,7 +453,7 @@ async def test_calls_whose_connection_was_lost_in_their_turn_were_never_sent(
 ) -> None:
     async with FrameProxy(server.port) as proxy, running(proxy.url, tick=TICK, ttl=TTL) as backend:
         session = backend._main
-        receipt = jute.create(f"{backend.root}/ids/{name}", b"", jute.EPHEMERAL)
+        receipt = jute.create(f"{backend.queues.root}/ids/{name}", b"", jute.EPHEMERAL)
         first = session.transact((receipt,))
         second = session.transact((jute.check("/"),))
         lost = session._connection
@@ -466,7 +466,7 @@ async def test_calls_whose_connection_was_lost_in_their_turn_were_never_sent(
         proxy.cut()
         await until(lambda: session.is_up and session._connection is not lost)
         with pytest.raises(jute.ZooKeeperError, match="no such node"):
-            await session.ask(jute.exists(f"{backend.root}/ids/{name}"))
+            await session.ask(jute.exists(f"{backend.queues.root}/ids/{name}"))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -508,7 +508,7 @@ async def test_those_hold_who_stand_in_front(server: ZooKeeperServer, name: str,
 async def _held(backend: ZooKeeperBackend, name: str) -> set[str]:
     """Return the requests that hold, as the servers' nodes tell it."""
     await backend._main.ask(jute.sync("/"))
-    path = backend.directory("lock", name)
+    path = backend.queues.directory("lock", name)
     nodes = (await backend._main.ask(jute.get_children(path))).value[0]
     return {entry.request for entry in holders(read_queue(nodes))}
 
@@ -535,7 +535,9 @@ def _any(
     backend = chance.choice([near, near, far])
     mode = chance.choice(["exclusive", "exclusive", "shared"])
     ttl = chance.choice([TTL, TTL, 12.0])
-    own = [one for one in here if one.place._store is backend and one.heard.told == ["granted"]]
+    own = [
+        one for one in here if one.place._queues is backend.queues and one.heard.told == ["granted"]
+    ]
     owner = chance.choice([None, None, None, "ubob", "own"])
     if owner == "own":
         owner = f"t{chance.choice(own).request_id}" if own else None
@@ -577,11 +579,11 @@ async def test_queue_of_more_than_a_megabyte_is_read(server: ZooKeeperServer, na
     async with running(server.url, tick=TICK, ttl=20.0) as backend:
         holder = asker(backend, name=name, ttl=20.0)
         await holder.acquire()
-        session, path = backend._main, backend.directory("lock", name)
+        session, path = backend._main, backend.queues.directory("lock", name)
         node = f"{path}/x:{'0' * 20}:{'0' * 24}:"
         some = [jute.create(node, b"", jute.EPHEMERAL | jute.SEQUENTIAL)] * 500
         await asyncio.gather(*(session.ask(jute.multi(some)) for _ in range(35)))
-        entries = await backend.read_queue(session, path)
+        entries = await backend.queues.read_queue(session, path)
         assert len(entries) == 17_501
         assert sum(4 + len(entry.node) for entry in entries) > 1_050_000
         await holder.leave()

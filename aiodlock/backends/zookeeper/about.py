@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
+from .jute import Stat
+
 _LARGEST = 2**63 - 1
 
 
@@ -52,3 +54,8 @@ def read_about(data: bytes) -> About:
 def _text(value: object) -> str:
     """Return a text that can be shown and encoded: halves of characters are replaced."""
     return value.encode(errors="replace").decode() if isinstance(value, str) else ""
+
+
+def is_recallable(data: bytes, stat: Stat) -> bool:
+    """Tell whether what holds by this node lingers, and nobody has written it to recall it."""
+    return stat.version == 0 and read_about(data).lingers

@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from . import jute
 from .connection import Answer
 from .node import QueueNode
 from .queue import Blocked, request_of
+from .queues import Queues
 from .session import Session
 from .stands import Behind, Stand
-
-if TYPE_CHECKING:
-    from .store import ZooKeeperBackend
 
 
 class Blockers:
@@ -30,13 +27,13 @@ class Blockers:
 
     def __init__(
         self,
-        store: ZooKeeperBackend,
+        queues: Queues,
         node: QueueNode,
         look: Callable[[], object],
         ahead_gone: Behind,
         refused: Callable[[jute.ZooKeeperError], object],
     ) -> None:
-        self._store = store
+        self._queues = queues
         self._node = node
         self._look = look
         self._ahead_gone = ahead_gone
@@ -54,7 +51,7 @@ class Blockers:
         self.clear()
         directory = self._node.directory
         for node in blocked.by:
-            ahead = None if self._node.limit else self._store.stands.find(directory, node)
+            ahead = None if self._node.limit else self._queues.stands.find(directory, node)
             if ahead is not None:
                 self.follow(ahead)
             else:
@@ -119,12 +116,12 @@ class Blockers:
         if isinstance(error, jute.ZooKeeperError):
             self._look()
         elif error is None and self._is_nobodys(session, path, answer.result().value):
-            self._store.start(self._clear(session, path))
+            self._queues.start(self._clear(session, path))
 
     def _is_nobodys(self, session: Session, path: str, stat: jute.Stat) -> bool:
         """Tell whether a node is this session's, and no place of the client knows it."""
-        return stat.ephemeral_owner == session.id and request_of(path) not in self._store.live
+        return stat.ephemeral_owner == session.id and request_of(path) not in self._queues.live
 
     async def _clear(self, session: Session, path: str) -> None:
-        await self._store.clear(session, path)
+        await self._queues.clear(session, path)
         self._look()

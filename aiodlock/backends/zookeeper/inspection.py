@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 from ..._errors import BackendError, Unsupported
 from ..._model import HolderInfo, Kind, LockInfo, Mode, Tokens, WaiterInfo
+from ..asked import by_owner, shown
 from . import jute
 from .about import read_about
 from .node import BROKEN
 from .queue import Entry, Queue, holders
+from .queues import Queues
 from .session import Session
-
-if TYPE_CHECKING:
-    from .store import ZooKeeperBackend
 
 _WAIT_UP = 1.0
 #: How many nodes are asked about, or broken, at once.
@@ -29,19 +28,16 @@ _TRIES = 20
 class Inspection:
     """The calls of ``Backend`` that are for people."""
 
-    def __init__(self, store: ZooKeeperBackend, session: Callable[[], Session]) -> None:
+    def __init__(self, queues: Queues, session: Callable[[], Session]) -> None:
         """:param session: gives the one that is asked."""
-        self._store = store
+        self._queues = queues
         self._session = session
-
-    async def inspect(self, kind: Kind, name: str) -> LockInfo:
-        return (await self.inspect_all(kind, [name]))[0]
 
     async def holds(self, kind: Kind, name: str, mode: Mode, token: int) -> bool:
         """Return whether the grant that has this token holds still. Waiters are not asked for."""
-        session, path = self._session(), self._store.directory(kind, name)
+        session, path = self._session(), self._queues.directory(kind, name)
         await session.wait_up(_WAIT_UP)
-        await self._store.until_left(session, path)
+        await self._queues.leaves.until_arrived(path, but=session)
         holding = holders(await self._entries(session, path))
         grants = [
             (_mode_of(entry), read_about(data).token or stat.created)
@@ -50,7 +46,7 @@ class Inspection:
         return (mode, token) in grants
 
     async def inspect_all(
-        self, kind: Kind, names: Sequence[str], *, queues: bool = True
+        self, kind: Kind, names: Sequence[str], *, queues: bool
     ) -> list[LockInfo]:
         session = self._session()
         await session.wait_up(_WAIT_UP)
@@ -62,34 +58,32 @@ class Inspection:
         return found
 
     async def _inspect(self, session: Session, kind: Kind, name: str, queues: bool) -> LockInfo:
-        path = self._store.directory(kind, name)
-        await self._store.until_left(session, path)
+        path = self._queues.directory(kind, name)
+        await self._queues.leaves.until_arrived(path, but=session)
         entries = await self._entries(session, path)
         holding = {entry.node for entry in holders(entries)}
-        held: dict[tuple[str, Mode], HolderInfo] = {}
+        held: list[HolderInfo] = []
         waiters: list[WaiterInfo] = []
         asked = entries if queues else holders(entries)
         async for entry, data, stat in self._read(session, path, asked):
             owner, client, token, note, description, _ = read_about(data)
-            owner, mode = _shown(owner), _mode_of(entry)
+            owner, mode = shown(owner), _mode_of(entry)
             if entry.node not in holding:
                 waiters.append(
                     WaiterInfo(owner, mode, len(waiters), None, client, note, description)
                 )
                 continue
-            before = held.get((owner, mode))
-            count = before.count + 1 if before else 1
-            held[owner, mode] = HolderInfo(
-                owner, mode, token or stat.created, count, None, client, note, description
+            held.append(
+                HolderInfo(owner, mode, token or stat.created, 1, None, client, note, description)
             )
-        last = max((holder.token for holder in held.values()), default=0)
-        return LockInfo(name, tuple(held.values()), tuple(waiters), last, kind=kind)
+        last = max((holder.token for holder in held), default=0)
+        return LockInfo(name, by_owner(held), tuple(waiters), last, kind=kind)
 
     async def _entries(self, session: Session, path: str) -> Queue:
         """Read a queue as it is now, not as this client's server saw it a moment ago."""
         session.submit(jute.sync(path))
         try:
-            return await asyncio.shield(self._store.read_queue(session, path))
+            return await asyncio.shield(self._queues.read_queue(session, path))
         except jute.ZooKeeperError as refused:
             if refused.code != jute.NO_NODE:
                 raise self._refused(refused) from refused
@@ -112,12 +106,12 @@ class Inspection:
                 yield entry, data, stat
 
     def _refused(self, refused: jute.ZooKeeperError) -> BackendError:
-        return BackendError(f"{self._store.described}: {refused}")
+        return BackendError(f"{self._queues.described}: {refused}")
 
-    async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
+    async def names(self, match: str, kind: Kind) -> AsyncIterator[str]:
         session = self._session()
         await session.wait_up(_WAIT_UP)
-        path = f"{self._store.root}/{kind}s"
+        path = f"{self._queues.root}/{kind}s"
         session.submit(jute.sync(path))
         try:
             nodes = (await session.ask(jute.get_children(path))).value[0]
@@ -137,8 +131,8 @@ class Inspection:
                 if used:
                     yield unquote(node)
 
-    async def break_lock(self, name: str, kind: Kind = "lock", tokens: Tokens | None = None) -> int:
-        session, path = self._session(), self._store.directory(kind, name)
+    async def break_lock(self, name: str, kind: Kind, tokens: Tokens | None) -> int:
+        session, path = self._session(), self._queues.directory(kind, name)
         await session.wait_up(_WAIT_UP)
         broken, missing = 0, set[str]()
         for _ in range(_TRIES):
@@ -168,7 +162,7 @@ class Inspection:
         """Delete these nodes, all or none. ``missing``: receipts that are known not to be there."""
         calls: list[jute.Call[Any]] = [jute.delete(f"{path}/{entry.node}") for entry in holding]
         # Each holder's receipt tells it that this was no accident.
-        receipts = [f"{self._store.root}/ids/{entry.request}" for entry in holding]
+        receipts = [f"{self._queues.root}/ids/{entry.request}" for entry in holding]
         receipts = [receipt for receipt in receipts if receipt not in missing]
         calls += [jute.set_data(receipt, BROKEN) for receipt in receipts]
         try:
@@ -185,8 +179,3 @@ class Inspection:
 
 def _mode_of(entry: Entry) -> Mode:
     return "exclusive" if entry.mode == "x" else "shared"
-
-
-def _shown(owner: str) -> str:
-    """Return the owner as the user named it, or the task's id."""
-    return unquote(owner[1:]) if owner.startswith("u") else owner[1:]

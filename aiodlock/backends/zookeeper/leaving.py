@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
 
 from ..._errors import BackendError
 from ..._model import Left
@@ -12,9 +12,6 @@ from . import jute
 from .connection import Answer
 from .node import QueueNode
 from .session import Session
-
-if TYPE_CHECKING:
-    from .store import ZooKeeperBackend
 
 
 class Leaving:
@@ -26,10 +23,13 @@ class Leaving:
     """
 
     def __init__(
-        self, store: ZooKeeperBackend, node: QueueNode, deleted: Callable[[int], object]
+        self,
+        node: QueueNode,
+        deleted: Callable[[int], object],
+        start: Callable[[Coroutine[Any, Any, Any]], object],
     ) -> None:
         self.sent: bool = False
-        self._store = store
+        self._start = start
         self._node = node
         self._deleted = deleted
         self._held = False
@@ -79,7 +79,7 @@ class Leaving:
             elif (
                 isinstance(error, jute.Aborted) and error.index == 0 and error.code == jute.NO_NODE
             ):
-                self._store.start(self._tell_why(session, repeated, done))
+                self._start(self._tell_why(session, repeated, done))
             elif isinstance(error, jute.ZooKeeperError):
                 done(self._node.refused(error))
             else:

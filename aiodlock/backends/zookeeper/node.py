@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from ..._errors import BackendError, BackendUnavailable
 from ..._model import IMPATIENT, Terms
@@ -26,10 +26,8 @@ from .queue import (
     owner_tag,
     standing,
 )
+from .queues import Queues
 from .session import Session
-
-if TYPE_CHECKING:
-    from .store import ZooKeeperBackend
 
 _Made: TypeAlias = Answer[list[object]]
 
@@ -48,22 +46,22 @@ class QueueNode:
     is in its owner's seat).
     """
 
-    def __init__(self, store: ZooKeeperBackend, terms: Terms, request_id: str, owner: str) -> None:
-        self.directory: str = store.directory(terms.kind, terms.name)
+    def __init__(self, queues: Queues, terms: Terms, request_id: str, owner: str) -> None:
+        self.directory: str = queues.directory(terms.kind, terms.name)
         self.lifetime: Lifetime | None = None
         self.path: str | None = None
         self.created: int = 0
         self.making: asyncio.Future[_Made] | None = None
         self.ambiguous: bool = False
         self.astray: bool = False
-        self._store = store
+        self._queues = queues
         self._terms = terms
         self._owner = owner
         self.id: str = _short(request_id)
         mode = "x" if terms.mode == "exclusive" else "s"
         self._mode = str(terms.limit) if terms.limit else mode
         self._tag = "" if terms.limit else owner_tag(_short_owner(owner), self.id)
-        self._receipt = f"{store.root}/ids/{self.id}"
+        self._receipt = f"{queues.root}/ids/{self.id}"
         self._joined = False
 
     def is_over(self) -> bool:
@@ -77,11 +75,11 @@ class QueueNode:
         """Put into words that the servers have refused something about it: for now, if they have let this
         client make nodes before."""
         for_now = refused.code in jute.FOR_NOW or (
-            refused.code in jute.OF_USERS and self._store.was_let_in
+            refused.code in jute.OF_USERS and self._queues.was_let_in
         )
         kind = BackendUnavailable if for_now else BackendError
         return kind(
-            f"{self._store.described} refused what was asked about {self.directory}: {refused}",
+            f"{self._queues.described} refused what was asked about {self.directory}: {refused}",
             name=self._terms.name,
         )
 
@@ -138,7 +136,7 @@ class QueueNode:
         while self.path is None and not self.is_over():
             if makes:
                 making = session.submit(jute.multi(self.creation(queue=True)))
-            elif self._store.is_known(self.directory):
+            elif self._queues.is_known(self.directory):
                 # Two nodes of one queue must not have the same transaction: it is their token.
                 making = session.transact(self.creation(), once=self.directory)
             else:
@@ -147,7 +145,7 @@ class QueueNode:
             self.making = making
             making.add_done_callback(self._on_made)
             # Both are on their way at once: the queue is read behind the node's creation.
-            reading = self._store.read_queue(session, self.directory) if reads else None
+            reading = self._queues.read_queue(session, self.directory) if reads else None
             try:
                 await asyncio.shield(making)
             except jute.Aborted as aborted:
@@ -165,7 +163,7 @@ class QueueNode:
                     rooted = True
                     await session.make_root()
                     continue
-                self._store.note(self.directory, exists=False)
+                self._queues.note(self.directory, exists=False)
                 makes = True
                 continue
             if reading is None:
@@ -200,7 +198,7 @@ class QueueNode:
         :param reading: one that is on its way.
         """
         try:
-            return await asyncio.shield(reading or self._store.read_queue(session, self.directory))
+            return await asyncio.shield(reading or self._queues.read_queue(session, self.directory))
         except jute.ZooKeeperError as refused:
             if refused.code != jute.NO_NODE:
                 raise
@@ -212,7 +210,7 @@ class QueueNode:
         All or none are made. The receipt has the request's id for its name, so repeating it makes nothing.
         The servers delete a queue that has become empty, and never one that nothing was ever in.
         """
-        acl = self._store.acl
+        acl = self._queues.acl
         path = f"{self.directory}/{node_name(self._mode, self.id, self._tag)}"
         flags = jute.EPHEMERAL | jute.SEQUENTIAL
         receipt = jute.create(self._receipt, b"", jute.EPHEMERAL, acl)
@@ -223,9 +221,9 @@ class QueueNode:
 
     def about(self, token: int = 0) -> bytes:
         """Return what the node tells people, and a joined one's token."""
-        store, terms = self._store, self._terms
+        queues, terms = self._queues, self._terms
         about = About(
-            self._owner, store.label, token, terms.note, store.description, terms.linger > 0
+            self._owner, queues.label, token, terms.note, queues.description, terms.linger > 0
         )
         return write_about(about)
 
@@ -235,8 +233,8 @@ class QueueNode:
         if error is None:
             answer = making.result()
             self.path, self.created = cast("str", answer.value[-1]), answer.zxid
-            self._store.note(self.directory, exists=True)
-            self._store.was_let_in = True
+            self._queues.note(self.directory, exists=True)
+            self._queues.was_let_in = True
         elif isinstance(error, Unanswered):
             self.ambiguous = True
         self.making = None
@@ -271,7 +269,7 @@ class QueueNode:
                 jute.multi(
                     (
                         jute.check(path),
-                        jute.create(node, self.about(token), jute.EPHEMERAL, self._store.acl),
+                        jute.create(node, self.about(token), jute.EPHEMERAL, self._queues.acl),
                         jute.delete(self.path),
                     )
                 )
@@ -301,12 +299,12 @@ class QueueNode:
     async def find(self, session: Session) -> None:
         """Find what an unanswered attempt has made. Behind the receipt no late duplicate makes anything."""
         try:
-            await session.ask(jute.create(self._receipt, b"", jute.EPHEMERAL, self._store.acl))
+            await session.ask(jute.create(self._receipt, b"", jute.EPHEMERAL, self._queues.acl))
         except jute.ZooKeeperError as refused:
             if refused.code not in (jute.NODE_EXISTS, jute.NO_NODE):
                 raise
         try:
-            entries = await asyncio.shield(self._store.read_queue(session, self.directory))
+            entries = await asyncio.shield(self._queues.read_queue(session, self.directory))
         except jute.ZooKeeperError as refused:
             if refused.code != jute.NO_NODE:
                 raise
@@ -339,11 +337,6 @@ class QueueNode:
             if aborted.index == 0 or aborted.code != jute.NO_NODE:
                 raise
             await session.ask(jute.delete(node))  # its receipt was deleted by somebody
-
-
-def is_recallable(data: bytes, stat: jute.Stat) -> bool:
-    """Tell whether what holds by this node lingers, and nobody has written it to recall it."""
-    return stat.version == 0 and read_about(data).lingers
 
 
 def _short(request_id: str) -> str:

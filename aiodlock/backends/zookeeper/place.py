@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ..._clock import now
 from ..._errors import BackendError, BackendUnavailable, LossReason, Unsupported
@@ -22,12 +22,10 @@ from .connection import Answer
 from .leaving import Leaving
 from .node import QueueNode
 from .queue import Barred, Blocked, Entry, Holds, Joins, Queue
+from .queues import Queues
 from .session import Session
 from .stands import Stand
 from .successors import Successors
-
-if TYPE_CHECKING:
-    from .store import ZooKeeperBackend
 
 #: How long an acquire waits for a connection before it says that there is none.
 _WAIT_UP = 1.0
@@ -68,22 +66,25 @@ class ZooKeeperPlace:
 
     def __init__(
         self,
-        store: ZooKeeperBackend,
+        queues: Queues,
+        node: QueueNode,
+        session_of: Callable[[float], Session],
         terms: Terms,
-        request_id: str,
-        owner: str,
         listener: Listener,
+        *,
+        unavailable_after: float,
     ) -> None:
+        """:param session_of: returns the session with that timeout (seconds)."""
         self.token: int = 0
-        self._store = store
+        self._queues = queues
+        self._session_of = session_of
         self._terms = terms
         self._listener = listener
-        self._node = QueueNode(store, terms, request_id, owner)
+        self._unavailable_after = unavailable_after
+        self._node = node
         self._state = _NEW
         self._session: Session | None = None
-        self._blockers = Blockers(
-            store, self._node, self._look, self._on_ahead_gone, self._on_refused
-        )
+        self._blockers = Blockers(queues, node, self._look, self._on_ahead_gone, self._on_refused)
         self._own: str | None = None
         self._stand: Stand | None = None
         self._looking = False
@@ -91,7 +92,7 @@ class ZooKeeperPlace:
         self._until = self._closes = math.inf
         self._successors: Successors | None = None
         self._untold = False
-        self._leaving = Leaving(store, self._node, self._on_deleted)
+        self._leaving = Leaving(node, self._on_deleted, queues.start)
 
     def __repr__(self) -> str:
         return f"<ZooKeeperPlace {self._terms.name!r} {self._state.value} {self._node!r}>"
@@ -126,7 +127,7 @@ class ZooKeeperPlace:
     async def acquire(self, *, wait: bool) -> Granted | Waiting | Refused | Gone:
         try:
             if self._session is None or self._node.lifetime is None:
-                self._session = self._store.session_of(self._terms)
+                self._session = self._session_of(self._terms.ttl)
             session = self._session
             await session.wait_up(_WAIT_UP)
             self._check_ttl(session)
@@ -138,16 +139,16 @@ class ZooKeeperPlace:
             if self._node.lifetime is None:
                 self._node.lifetime = session.lifetime
                 session.members.add(self)
-                self._store.live.add(self._node.id)
+                self._queues.live.add(self._node.id)
             return await self._ask(session, wait=wait)
         except jute.ZooKeeperError as refused:
             raise self._node.refused(refused) from refused
 
     async def _is_taken(self, session: Session) -> bool:
         """Look at the queue as it is now. What is refused for this costs no commit, and leaves nothing."""
-        await self._store.until_left(session, self._node.directory)
+        await self._queues.leaves.until_arrived(self._node.directory, but=session)
         session.submit(jute.sync(self._node.directory))
-        reading = self._store.read_queue(session, self._node.directory)
+        reading = self._queues.read_queue(session, self._node.directory)
         try:
             entries = await asyncio.shield(reading)
             if not self._node.is_taken(entries):
@@ -163,7 +164,7 @@ class ZooKeeperPlace:
         """Tell those of them that linger: who is refused does not stay in the queue that they watch."""
         if not self._terms.limit:
             paths = [f"{self._node.directory}/{node}" for node in nodes]
-            self._store.start(self._store.recall(session, paths))
+            self._queues.start(self._queues.recall(session, paths))
 
     def _check_ttl(self, session: Session) -> None:
         ttl, granted, longest = self._terms.ttl, session.negotiated, self._terms.max_hold
@@ -181,7 +182,7 @@ class ZooKeeperPlace:
                 "(maxSessionTimeout, by default 20 * tickTime)",
                 name=self._terms.name,
             )
-        tick = self._store.tick
+        tick = session.tick
         if granted < _FEWEST_TICKS * tick:
             raise Unsupported(
                 f"ttl={ttl:g} is too short for tick_time={tick:g}: no lease could be extended. Give the "
@@ -193,7 +194,7 @@ class ZooKeeperPlace:
     async def _ask(self, session: Session, *, wait: bool) -> Granted | Waiting | Refused | Gone:
         while not self._node.is_over():
             directory = self._node.directory
-            near = self._node.is_plain and self._store.stands.ends_with_exclusive(
+            near = self._node.is_plain and self._queues.stands.ends_with_exclusive(
                 directory, session
             )
             entries = await self._node.enter(session, reads=not near)
@@ -240,7 +241,7 @@ class ZooKeeperPlace:
 
     def _begin_stand(self, session: Session) -> Stand | None:
         """Tell other places of this client of the node; return the one right in front, if it is ours."""
-        node, stands = self._node, self._store.stands
+        node, stands = self._node, self._queues.stands
         if self._stand is None and node.path is not None and not self._terms.limit:
             exclusive = self._terms.mode == "exclusive"
             self._stand = Stand(
@@ -252,11 +253,11 @@ class ZooKeeperPlace:
     def _end_stand(self, *, held_until: int = 0) -> None:
         stand, self._stand = self._stand, None
         if stand is not None:
-            self._store.stands.end(stand, held_until=held_until)
+            self._queues.stands.end(stand, held_until=held_until)
 
     async def _join(self, session: Session, seat: Entry) -> None:
         self._end_stand()
-        self._store.stands.share(self._node.directory, seat.number)
+        self._queues.stands.share(self._node.directory, seat.number)
         await self._node.join(session, seat)
 
     # -- waiting -------------------------------------------------------------------------------------
@@ -265,7 +266,7 @@ class ZooKeeperPlace:
         self._state = _WAITING
         if self._node.may_join:
             session.looking.add(self._look)  # nothing tells it that its owner holds now
-        self._store.watch_soon(self)
+        self._queues.soon(self.watch_own)
 
     def watch_own(self) -> None:
         """See whether the node is deleted by others, unless the request has ended meanwhile."""
@@ -303,7 +304,7 @@ class ZooKeeperPlace:
         def on_answer(answer: asyncio.Future[Answer[tuple[bytes, jute.Stat]]]) -> None:
             error = answer.exception()
             if isinstance(error, jute.ZooKeeperError) and error.code == jute.NO_NODE:
-                self._store.start(self._find_out(session))
+                self._queues.start(self._find_out(session))
                 return
             if isinstance(error, BackendUnavailable) and self._own == node:
                 # The next connection sets the watch, but what was written before is not told by that.
@@ -331,7 +332,9 @@ class ZooKeeperPlace:
         assert session is not None
         if session.is_up:
             self._looking = True
-            self._store.read_queue(session, self._node.directory).add_done_callback(self._on_looked)
+            self._queues.read_queue(session, self._node.directory).add_done_callback(
+                self._on_looked
+            )
 
     def _on_looked(self, reading: asyncio.Future[Queue]) -> None:
         self._looking = False
@@ -346,7 +349,7 @@ class ZooKeeperPlace:
         entries = reading.result()
         if self._node.path is None and self._node.where(entries) is not None:
             # The answer to its move into a seat was lost: it is at one of two places.
-            self._store.start(self._adopt(session, entries))
+            self._queues.start(self._adopt(session, entries))
             return
         match self._node.where(entries):
             case None:
@@ -362,7 +365,7 @@ class ZooKeeperPlace:
                     self._blockers.wait_for(session, blocked)
             case Joins(seat):
                 if self._moving is None:
-                    self._store.start(self._change_over(session, seat))
+                    self._queues.start(self._change_over(session, seat))
             case Barred():
                 pass  # it waits on: the owner came to hold by another request meanwhile
 
@@ -387,7 +390,7 @@ class ZooKeeperPlace:
             await self._node.adopt(session, entries)
         except (jute.ZooKeeperError, BackendError):
             pass  # it has gone meanwhile, or it looks again when there is a connection
-        self._store.watch_soon(self)  # before, it was not known which node to watch
+        self._queues.soon(self.watch_own)  # before, it was not known which node to watch
         self._look()
 
     def _on_progress(self) -> None:
@@ -412,7 +415,7 @@ class ZooKeeperPlace:
             self._successors = Successors(session, self._node, self._listener.recalled)
         session.looking.discard(self._look)
         if watches:
-            self._store.watch_soon(self)
+            self._queues.soon(self.watch_own)
         self._untold = bool(self._terms.limit) and followed
         self._tell_next(session)
 
@@ -498,7 +501,7 @@ class ZooKeeperPlace:
     def on_up(self) -> None:
         if self._session is not None:
             self._leaving.on_up(self._session)
-        self._store.watch_soon(self)
+        self._queues.soon(self.watch_own)
         if self._successors is not None:
             self._successors.look()
         if self._session is not None:
@@ -508,12 +511,12 @@ class ZooKeeperPlace:
     def on_down(self, error: BackendUnavailable, silent: float) -> None:
         if self._state in (_WAITING, _HELD):
             self._listener.extension_failed(error)
-        if self._state is _WAITING and silent >= self._store.unavailable_after:
+        if self._state is _WAITING and silent >= self._unavailable_after:
             self._listener.unavailable(error)
 
     def on_over(self) -> None:
         self._end_stand()
-        self._store.live.discard(self._node.id)
+        self._queues.live.discard(self._node.id)
         self._lose("expired")
 
     def look_after(self) -> None:
@@ -535,7 +538,7 @@ class ZooKeeperPlace:
             async with asyncio.timeout(within):
                 return await self._leave()
         except TimeoutError as silent:
-            raise Unanswered(f"{self._store.described}: no answer for {within:g} s") from silent
+            raise Unanswered(f"{self._queues.described}: no answer for {within:g} s") from silent
         except jute.ZooKeeperError as refused:
             raise self._node.refused(refused) from refused
 
@@ -585,7 +588,7 @@ class ZooKeeperPlace:
             return False
         self._leaving.begin(held=self._state is _HELD)
         self._stop()
-        on_its_way = self._store.leaving(session, self._node.directory)
+        on_its_way = self._queues.leaves.begin(self._node.directory, session)
 
         def on_left(left: Left | BackendError) -> None:
             on_its_way.set_result(None)
@@ -609,4 +612,4 @@ class ZooKeeperPlace:
         if self._session is not None and self in self._session.members:
             self._session.members.discard(self)
             self._session.used_at = now()
-        self._store.live.discard(self._node.id)
+        self._queues.live.discard(self._node.id)

@@ -164,6 +164,11 @@ class Session:
         return self._id
 
     @property
+    def tick(self) -> float:
+        """The servers' tickTime in seconds."""
+        return self._ensemble.tick
+
+    @property
     def is_up(self) -> bool:
         """Whether there is a connection that requests can be sent on."""
         return self._connection is not None and self._connection.is_open

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from . import jute
 from .connection import Answer
+from .node import QueueNode
 from .queue import read_queue
 from .session import Session
-
-if TYPE_CHECKING:
-    from .node import QueueNode
 
 _Children = asyncio.Future[Answer[tuple[list[str], jute.Stat]]]
 

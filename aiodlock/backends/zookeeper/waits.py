@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from ..._errors import BackendError
 from . import jute
+from .queues import Queues
 from .session import Session
-
-if TYPE_CHECKING:
-    from .store import ZooKeeperBackend
 
 _WAIT_UP = 1.0
 
@@ -23,18 +21,18 @@ class Waits:
     Mutable state: ``_told`` (the serial of the last acknowledged record, and the session it was told on).
     """
 
-    def __init__(self, store: ZooKeeperBackend, session: Callable[[], Session]) -> None:
-        self._store = store
+    def __init__(self, queues: Queues, session: Callable[[], Session]) -> None:
+        self._queues = queues
         self._session = session
         self._told = (0, 0)
 
-    async def tell(self, serial: int, record: bytes) -> None:
+    async def tell(self, serial: int, record: bytes, keep: float) -> None:
         """Write this client's record, unless the servers have it."""
         session = self._session()
         await session.wait_up(_WAIT_UP)
         if self._told == (serial, session.id):
             return  # it lives as long as the session
-        path, told = self._path(self._store.label), (serial, session.id)
+        path, told = self._path(self._queues.label), (serial, session.id)
         try:
             if record:
                 await self._write(session, path, record)
@@ -55,7 +53,7 @@ class Waits:
             if stat.ephemeral_owner == session.id:
                 return
             await session.ask(jute.delete(path))  # of a session of before, which is ending
-        create: jute.Call[Any] = jute.create(path, record, jute.EPHEMERAL, self._store.acl)
+        create: jute.Call[Any] = jute.create(path, record, jute.EPHEMERAL, self._queues.acl)
         try:
             await session.ask(create)
         except jute.ZooKeeperError as refused:
@@ -83,7 +81,7 @@ class Waits:
         return found
 
     def _path(self, label: str) -> str:
-        return f"{self._store.root}/waits/{quote(label, safe='')}"
+        return f"{self._queues.root}/waits/{quote(label, safe='')}"
 
     def _refused(self, refused: jute.ZooKeeperError) -> BackendError:
-        return BackendError(f"{self._store.described}: {refused}")
+        return BackendError(f"{self._queues.described}: {refused}")

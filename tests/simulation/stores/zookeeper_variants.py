@@ -81,15 +81,15 @@ async def _finds_nothing(self: QueueNode, session: Session) -> None:
 
 def _no_receipt(self: QueueNode, *, queue: bool = False) -> tuple[Any, ...]:
     calls = _CREATION(self, queue=queue)
-    path = f"{self._store.root}/ids/{self.id}.{len(calls)}{id(calls)}"
-    return jute.create(path, b"", jute.EPHEMERAL, self._store.acl), *calls[1:]
+    path = f"{self._queues.root}/ids/{self.id}.{len(calls)}{id(calls)}"
+    return jute.create(path, b"", jute.EPHEMERAL, self._queues.acl), *calls[1:]
 
 
 _CREATION = QueueNode.creation
 
 
 def _over_is_not_told(self: ZooKeeperPlace) -> None:
-    self._store.live.discard(self._node.id)
+    self._queues.live.discard(self._node.id)
 
 
 def _always_has_time(self: ZooKeeperPlace) -> bool:

@@ -1,0 +1,89 @@
+"""Backends whose questions from people, and about waits, are answered by objects of their own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol
+from urllib.parse import unquote
+
+from .._model import HolderInfo, Kind, LockInfo, Mode, Tokens
+
+
+class Inspector(Protocol):
+    """Answers people; see ``Backend``."""
+
+    async def inspect_all(
+        self, kind: Kind, names: Sequence[str], *, queues: bool
+    ) -> list[LockInfo]: ...
+
+    async def holds(self, kind: Kind, name: str, mode: Mode, token: int) -> bool: ...
+
+    def names(self, match: str, kind: Kind) -> AsyncIterator[str]: ...
+
+    async def break_lock(self, name: str, kind: Kind, tokens: Tokens | None) -> int: ...
+
+    async def forget(self, name: str) -> bool: ...
+
+
+class WaitsTold(Protocol):
+    """Tells and reads what clients wait for; see ``Backend``."""
+
+    async def tell(self, serial: int, record: bytes, keep: float) -> None: ...
+
+    async def read(self, labels: Sequence[str]) -> dict[str, bytes]: ...
+
+
+class Asked:
+    """The calls of ``Backend`` that are passed on to these two."""
+
+    def __init__(self, inspection: Inspector, waits: WaitsTold) -> None:
+        self._inspection = inspection
+        self._waits = waits
+
+    async def inspect(self, kind: Kind, name: str) -> LockInfo:
+        return (await self.inspect_all(kind, [name]))[0]
+
+    async def inspect_all(
+        self, kind: Kind, names: Sequence[str], *, queues: bool = True
+    ) -> list[LockInfo]:
+        return await self._inspection.inspect_all(kind, names, queues=queues)
+
+    async def holds(self, kind: Kind, name: str, mode: Mode, token: int) -> bool:
+        return await self._inspection.holds(kind, name, mode, token)
+
+    def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
+        return self._inspection.names(match, kind)
+
+    async def break_lock(self, name: str, kind: Kind = "lock", tokens: Tokens | None = None) -> int:
+        return await self._inspection.break_lock(name, kind, tokens)
+
+    async def forget(self, name: str) -> bool:
+        return await self._inspection.forget(name)
+
+    async def tell_waits(self, serial: int, record: bytes, *, keep: float) -> None:
+        await self._waits.tell(serial, record, keep)
+
+    async def waits_of(self, labels: Sequence[str]) -> dict[str, bytes]:
+        return await self._waits.read(labels)
+
+    def announce(self, kind: str, name: str) -> None:
+        """Do nothing: observers watch the name itself."""
+
+    async def settle(self) -> None:
+        """Every answer is waited for by a call."""
+
+
+def by_owner(holds: Iterable[HolderInfo]) -> tuple[HolderInfo, ...]:
+    """Return one entry for each owner and mode, with the number of its holds that the store counts."""
+    found: dict[tuple[str, Mode], HolderInfo] = {}
+    for hold in holds:
+        before = found.get((hold.owner, hold.mode))
+        count = before.count + 1 if before else 1
+        found[hold.owner, hold.mode] = replace(hold, count=count)
+    return tuple(found.values())
+
+
+def shown(owner: str) -> str:
+    """Return an owner as the user named it, or the task's id."""
+    return unquote(owner[1:]) if owner.startswith("u") else owner[1:]
