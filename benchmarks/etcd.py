@@ -95,14 +95,16 @@ async def _store(cluster: EtcdCluster) -> AsyncIterator[EtcdBackend]:
 async def _own_messages(cluster: EtcdCluster) -> AsyncIterator[Pair]:
     """The two transactions of ours, and nothing else of ours."""
     async with _store(cluster) as store:
-        link, lease = store._link, await store.leases.make(60)
+        link, lease = store.cluster.link, await store.cluster.leases.make(60)
         leases, numbers = transactions.Leases(lease.id, lease.id), itertools.count()
         value = b'{"mode": "exclusive", "owner": "tother", "client": "other"}'
 
         async def pair(name: str) -> None:
-            keys, id = store.keys("lock", name), f"{next(numbers):016}"
+            keys, id = store.cluster.keys("lock", name), f"{next(numbers):016}"
             enter = transactions.enter(keys, id, value, leases, read=True)
-            leave = transactions.leave(keys, id, store.message_key(id), delay=False, opens=False)
+            leave = transactions.leave(
+                keys, id, store.cluster.message_key(id), delay=False, opens=False
+            )
             assert (await link.call(api.TXN, enter)).succeeded
             assert (await link.call(api.TXN, leave)).succeeded
 
@@ -113,7 +115,7 @@ async def _own_messages(cluster: EtcdCluster) -> AsyncIterator[Pair]:
 async def _raw(cluster: EtcdCluster) -> AsyncIterator[Pair]:
     """Two transactions on the channel that ours uses."""
     async with _store(cluster) as store:
-        link = store._link
+        link = store.cluster.link
 
         async def pair(name: str) -> None:
             key = f"raw/{name}".encode()
@@ -196,7 +198,7 @@ async def _hand_over(cluster: EtcdCluster, waiting: int) -> None:
         assert one._core.session is not None
         store = one._core.session.backend
         assert isinstance(store, EtcdBackend)
-        link, keys = store._link, store.keys("lock", name)
+        link, keys = store.cluster.link, store.cluster.keys("lock", name)
         lease = await one.lock(name).acquire()
         tasks: list[asyncio.Task[tuple[float, aiodlock.Lease]]] = []
 
@@ -206,9 +208,9 @@ async def _hand_over(cluster: EtcdCluster, waiting: int) -> None:
 
         for number in range(_HAND_OVERS):
             tasks.append(asyncio.create_task(turn((two, one)[number % 2])))
-            while len((await store.read(keys)).requests) < number + 2:
+            while len((await store.cluster.read(keys)).requests) < number + 2:
                 await asyncio.sleep(0)
-        others = await store.leases.make(600)
+        others = await store.cluster.leases.make(600)
         value = b'{"mode": "exclusive", "owner": "tother", "client": "other"}'
         for first in range(0, waiting, 100):
             some = range(first, min(first + 100, waiting))
@@ -217,18 +219,18 @@ async def _hand_over(cluster: EtcdCluster, waiting: int) -> None:
             await link.call(api.TXN, m.TxnRequest(success=steps))
         took, raw, written = [], [], []
         for task in tasks:
-            before = (await store.read(keys)).revision
+            before = (await store.cluster.read(keys)).revision
             began = time.perf_counter()
             await lease.release()
             granted, lease = await task
             took.append(granted - began)
-            written.append((await store.read(keys)).revision - before)
+            written.append((await store.cluster.read(keys)).revision - before)
             put = m.RequestOp(request_put=m.PutRequest(b"raw", b"x" * 100))
             began = time.perf_counter()
             await link.call(api.TXN, m.TxnRequest(success=[put]))
             raw.append(time.perf_counter() - began)
         await lease.release()
-        await store.leases.revoke(others)
+        await store.cluster.leases.revoke(others)
     commit, hand_over = statistics.median(raw), statistics.median(took)
     print(
         f"| {waiting:,} | {hand_over * 1000:.2f} ms | {commit * 1000:.2f} ms | {hand_over / commit:.2f} "

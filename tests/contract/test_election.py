@@ -104,7 +104,7 @@ def _listens_late(client: aiodlock.Client) -> Callable[[], object]:
     assert client._core.session is not None
     backend: Any = client._core.session.backend
     if isinstance(backend, EtcdBackend):
-        unsent, kept = backend.watches._unsent, asyncio.Queue[Any]()
+        unsent, kept = backend.cluster.watches._unsent, asyncio.Queue[Any]()
         put, unsent.put_nowait = unsent.put_nowait, kept.put_nowait  # type: ignore[method-assign]
         return lambda: [put(kept.get_nowait()) for _ in range(kept.qsize())]
     listening, may_listen = backend.store._listening, asyncio.Event()

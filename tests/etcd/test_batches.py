@@ -56,9 +56,9 @@ async def test_request_that_is_too_large_fails_alone_and_its_member_is_not_given
     one_node: EtcdCluster, make_direct: MakeDirect
 ) -> None:
     direct = await make_direct(one_node)
-    link = direct.store._link
+    link = direct.store.cluster.link
     before = link.generation
-    batches = Batches(link, direct.store.start)
+    batches = Batches(link, direct.store.cluster.start)
     sizes = {b"a": 10, b"b": 3 << 20, b"c": 10, b"d": 1_700_000}
     calls = [batches.transact(key, _put(b"large/" + key, size)) for key, size in sizes.items()]
     answers = await asyncio.gather(*calls, return_exceptions=True)

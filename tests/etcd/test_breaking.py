@@ -46,19 +46,19 @@ async def test_end_of_a_hold_is_told_once_though_a_message_on_its_way_finds_it_t
     direct = await make_direct(one_node)
     place, heard = direct.place()
     assert isinstance(await place.acquire(wait=True), Granted)
-    transact, on_its_way, goes_on = direct.store.transact, asyncio.Event(), asyncio.Event()
+    transact, on_its_way, goes_on = direct.store.cluster.transact, asyncio.Event(), asyncio.Event()
 
     async def slow(*about: Any, **how: Any) -> Any:
         on_its_way.set()
         await goes_on.wait()
         return await transact(*about, **how)
 
-    monkeypatch.setattr(direct.store, "transact", slow)
+    monkeypatch.setattr(direct.store.cluster, "transact", slow)
     lease, _ = await place.own.wanted(granted=True)
     value = place.value(place.token)
     writing = asyncio.create_task(place.own.write(place.value(), value, lease, None))
     await on_its_way.wait()
-    monkeypatch.setattr(direct.store, "transact", transact)
+    monkeypatch.setattr(direct.store.cluster, "transact", transact)
     assert await direct.store.break_lock("name") == 1
     await heard.until("gone: broken")
     goes_on.set()

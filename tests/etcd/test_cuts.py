@@ -61,7 +61,7 @@ async def test_client_that_is_cut_from_its_member_goes_on_with_another(
         waiter, waiter_heard = direct.place(ttl=5.0, waiter_ttl=5.0)
         await _acquire(holder, heard)
         assert isinstance(await waiter.acquire(wait=True), Waiting)
-        at = direct.store._link.endpoint
+        at = direct.store.cluster.link.endpoint
         (cut,) = [cut for cut in cuts.values() if at.endswith(f":{cut.port}")]
         cut.cut()
         began = now()
@@ -69,7 +69,7 @@ async def test_client_that_is_cut_from_its_member_goes_on_with_another(
             while holder.deadline < began + 6.0:  # renewed elsewhere
                 assert heard.words == []
                 await asyncio.sleep(0.05)
-        assert direct.store._link.endpoint != at
+        assert direct.store.cluster.link.endpoint != at
         assert (await _leave(holder)).what == "released"
         await waiter_heard.until("granted")
         cut.heal()
@@ -173,7 +173,7 @@ async def test_leader_that_is_cut_from_its_peers_keeps_nothing_alive(
             while holder.deadline < began + 7.0:
                 assert heard.words == []
                 await asyncio.sleep(0.05)
-        assert direct.store._link.endpoint != leader.endpoint
+        assert direct.store.cluster.link.endpoint != leader.endpoint
         assert (await _leave(holder)).what == "released"
         await waiter_heard.until("granted", 20.0)
         assert waiter.token > holder.token
@@ -242,7 +242,7 @@ async def _under_load(direct: Direct, disturb: Callable[[], Coroutine[Any, Any, 
 
 
 async def _revision(direct: Direct) -> int:
-    return (await direct.store.read(direct.store.keys("lock", "name"))).revision
+    return (await direct.store.cluster.read(direct.store.cluster.keys("lock", "name"))).revision
 
 
 async def test_compaction_and_defragmentation_disturb_nobody(

@@ -55,8 +55,8 @@ async def _leave(place: EtcdPlace, within: float = 20.0) -> Left:
 
 async def _left(direct: Direct, name: str = "name") -> list[bytes]:
     """Return the keys of a name that are no markers."""
-    keys = direct.store.keys("lock", name)
-    answer = await direct.store._link.call(api.RANGE, m.RangeRequest(keys.base, keys.end))
+    keys = direct.store.cluster.keys("lock", name)
+    answer = await direct.store.cluster.link.call(api.RANGE, m.RangeRequest(keys.base, keys.end))
     return [kv.key for kv in answer.kvs if b"/x/" not in kv.key]
 
 
@@ -71,7 +71,7 @@ class Faulty:
         self.lose = 0
         self.writing: bytes | None = None
         self.requests: list[m.TxnRequest] = []
-        call = direct.store._link.call
+        call = direct.store.cluster.link.call
 
         async def lossy(method: Any, request: Any, within: float = 2.0) -> Any:
             answer = await call(method, request, within)
@@ -83,7 +83,7 @@ class Faulty:
                     raise Unanswered("the answer was lost")
             return answer
 
-        monkeypatch.setattr(direct.store._link, "call", lossy)
+        monkeypatch.setattr(direct.store.cluster.link, "call", lossy)
 
 
 @pytest.mark.parametrize("wait", [True, False])
@@ -116,7 +116,7 @@ async def test_late_duplicate_of_an_acquire_is_refused_after_the_leave(
     late = faulty.requests[-1]
     await place.leave(ENDED)
     assert await _left(direct) == []
-    await direct.store._link.call(api.TXN, late)
+    await direct.store.cluster.link.call(api.TXN, late)
     assert await _left(direct) == []
 
 
@@ -132,7 +132,7 @@ async def test_late_duplicate_of_an_acquire_is_refused_in_the_lock_delay_of_its_
     await place.leave(LOST)
     closed = [place.keys.delay(place.id)]
     assert await _left(direct) == closed
-    await direct.store._link.call(api.TXN, late)
+    await direct.store.cluster.link.call(api.TXN, late)
     assert await _left(direct) == closed
 
 
@@ -183,7 +183,7 @@ async def test_request_whose_owner_leaves_while_it_joins_is_told(
     first, heard = far.place(owner="ann")
     await _acquire(first, heard)
     mate, mate_heard = direct.place(owner="ann")
-    transact = direct.store.transact
+    transact = direct.store.cluster.transact
     joins, go = asyncio.Event(), asyncio.Event()
 
     async def late(keys: Any, request: m.TxnRequest, **options: Any) -> m.TxnResponse:
@@ -192,14 +192,14 @@ async def test_request_whose_owner_leaves_while_it_joins_is_told(
             await go.wait()
         return await transact(keys, request, **options)
 
-    monkeypatch.setattr(direct.store, "transact", late)
+    monkeypatch.setattr(direct.store.cluster, "transact", late)
     asked = asyncio.create_task(mate.acquire(wait=True))
     await joins.wait()
     await first.leave(ENDED)
     if then != "granted":
         deletion = m.RequestOp(request_delete_range=m.DeleteRangeRequest(mate.key))
-        await direct.store._link.call(api.TXN, m.TxnRequest(success=[deletion]))
-    room = direct.store.rooms.find(mate.keys)
+        await direct.store.cluster.link.call(api.TXN, m.TxnRequest(success=[deletion]))
+    room = direct.store.cluster.rooms.find(mate.keys)
     assert room is not None
     async with bounded(5.0):
         while room.queue is None or len(room.queue.requests) != (then == "granted"):
@@ -221,7 +221,7 @@ async def test_waiter_that_leaves_while_it_joins_its_owner_keeps_nothing(
     await _acquire(first, first_heard)
     for place in (owner, mate):
         assert isinstance(await place.acquire(wait=True), Waiting)
-    transact = direct.store.transact
+    transact = direct.store.cluster.transact
     joined, go = asyncio.Event(), asyncio.Event()
 
     async def late(keys: Any, request: m.TxnRequest, **options: Any) -> m.TxnResponse:
@@ -231,13 +231,13 @@ async def test_waiter_that_leaves_while_it_joins_its_owner_keeps_nothing(
             await go.wait()
         return answer
 
-    monkeypatch.setattr(direct.store, "transact", late)
+    monkeypatch.setattr(direct.store.cluster, "transact", late)
     await first.leave(ENDED)
     await owner_heard.until("granted")
     await joined.wait()
-    lease = direct.store.leases.known(20.0)
+    lease = direct.store.cluster.leases.known(20.0)
     assert lease is not None
-    monkeypatch.setattr(direct.store, "transact", transact)
+    monkeypatch.setattr(direct.store.cluster, "transact", transact)
     await mate.leave(ENDED)
     go.set()
     await asyncio.sleep(0.3)
@@ -261,7 +261,7 @@ async def test_waiter_that_leaves_when_its_turn_comes_while_its_key_is_moved_sta
         await asyncio.sleep(0.1)  # it waits to write what its grant needs
         await waiter.leave(ENDED)
     await asyncio.sleep(0.1)
-    assert direct.store.is_up
+    assert direct.store.cluster.is_up
     assert waiter.state == "left"
     assert waiter_heard.words == []
     assert await _left(direct) == []
@@ -286,8 +286,8 @@ async def test_cancelled_acquire_leaves_nothing(
 
 
 async def _revoke(direct: Direct, place: EtcdPlace) -> None:
-    assert place.lease is not None
-    await direct.store._link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(place.lease.id))
+    assert place.own.lease is not None
+    await direct.store.cluster.link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(place.own.lease.id))
 
 
 async def test_waiter_whose_lease_ended_is_told_while_its_predecessor_holds(
@@ -327,15 +327,15 @@ async def test_renewal_that_was_answered_while_the_loop_was_blocked_gives_no_mem
     direct = await make_direct(one_node)
     place, heard = direct.place(ttl=3.0)
     await _acquire(place, heard)
-    lease = place.lease
+    lease = place.own.lease
     assert lease is not None
-    generation = direct.store._link.generation
+    generation = direct.store.cluster.link.generation
     async with bounded(5.0):
         while lease.silent_since is None:
             await asyncio.sleep(0)
     time.sleep(1.5)
     await asyncio.sleep(0.3)
-    assert direct.store._link.generation == generation
+    assert direct.store.cluster.link.generation == generation
     assert heard.errors == []
     await place.leave(ENDED)
 
@@ -347,9 +347,9 @@ async def test_acquire_with_a_lease_that_ended_unnoticed_uses_another(
     place, heard = direct.place(ttl=25.0, waiter_ttl=25.0)
     await _acquire(place, heard)
     await place.leave(ENDED)
-    lease = direct.store.leases.known(25.0)
+    lease = direct.store.cluster.leases.known(25.0)
     assert lease is not None
-    await direct.store._link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(lease.id))
+    await direct.store.cluster.link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(lease.id))
     again, again_heard = direct.place(ttl=25.0, waiter_ttl=25.0)
     await _acquire(again, again_heard)
     await again.leave(ENDED)
@@ -362,7 +362,7 @@ async def test_key_deleted_by_others_is_noticed(
     place, heard = direct.place(ttl=3.0)
     await _acquire(place, heard)
     deletion = m.RequestOp(request_delete_range=m.DeleteRangeRequest(place.key))
-    await direct.store._link.call(api.TXN, m.TxnRequest(success=[deletion]))
+    await direct.store.cluster.link.call(api.TXN, m.TxnRequest(success=[deletion]))
     await heard.until("gone: gone")
 
 
@@ -373,11 +373,11 @@ async def test_holder_that_was_told_that_its_key_is_gone_is_not_asked_about_agai
     direct = await make_direct(one_node)
     place, heard = direct.place(ttl=20.0, waiter_ttl=20.0)
     await _acquire(place, heard)
-    lease = place.lease
+    lease = place.own.lease
     assert lease is not None
     if how == "deleted":
         deletion = m.RequestOp(request_delete_range=m.DeleteRangeRequest(place.key))
-        await direct.store._link.call(api.TXN, m.TxnRequest(success=[deletion]))
+        await direct.store.cluster.link.call(api.TXN, m.TxnRequest(success=[deletion]))
         await direct.store._audit._compare(lease)
         assert heard.words == ["gone: gone"]
     else:
@@ -399,10 +399,10 @@ async def test_key_of_a_request_that_is_over_is_deleted(
     direct = await make_direct(one_node)
     place, heard = direct.place(ttl=3.0)
     await _acquire(place, heard)
-    assert place.lease is not None
-    ghost = direct.store.keys("lock", "name").request(f"{direct.store.label}-999")
-    put = m.RequestOp(request_put=m.PutRequest(ghost, b"{}", place.lease.id))
-    await direct.store._link.call(api.TXN, m.TxnRequest(success=[put]))
+    assert place.own.lease is not None
+    ghost = direct.store.cluster.keys("lock", "name").request(f"{direct.store.label}-999")
+    put = m.RequestOp(request_put=m.PutRequest(ghost, b"{}", place.own.lease.id))
+    await direct.store.cluster.link.call(api.TXN, m.TxnRequest(success=[put]))
     async with bounded(10.0):
         while ghost in await _left(direct):
             await asyncio.sleep(0.05)
@@ -418,7 +418,7 @@ async def test_lock_delay_that_began_while_the_keys_are_compared_is_not_deleted(
     await _acquire(place, heard)
     lease = place.own.delay_lease
     assert lease is not None
-    link = direct.store._link
+    link = direct.store.cluster.link
     call = link.call
 
     async def slow(method: Any, request: Any, within: float = 2.0) -> Any:
@@ -442,7 +442,7 @@ async def test_dead_client_costs_its_lease(
     waiter, waiter_heard = direct.place(ttl=2.0)
     assert isinstance(await waiter.acquire(wait=True), Waiting)
     async with takes(at_most=2.0 + 2.0):
-        monkeypatch.setattr(dead.store.leases, "_by_id", {})  # it renews nothing any more
+        monkeypatch.setattr(dead.store.cluster.leases, "_by_id", {})  # it renews nothing any more
         await waiter_heard.until("granted")
     assert holder.deadline <= now()
     await waiter.leave(ENDED)
@@ -476,7 +476,7 @@ async def test_lock_delay_of_a_process_that_dies_begins_when_its_lease_has_ended
     """
     direct = await make_direct(one_node)
     if known:
-        await direct.store.leases.get(4.0)
+        await direct.store.cluster.leases.get(4.0)
         await asyncio.sleep(0.2)
     holder, heard = direct.place(ttl=3.0, lock_delay=1.0)
     await _acquire(holder, heard)
@@ -552,13 +552,13 @@ async def test_lock_delay_begins_once_though_the_body_ends_later(
     await asyncio.sleep(0.2)
     holder.run_out()
     async with bounded(5.0):
-        while (queue := await direct.store.read(holder.keys)).requests:
+        while (queue := await direct.store.cluster.read(holder.keys)).requests:
             await asyncio.sleep(0.01)
     begun = queue.closing()
     await asyncio.sleep(0.05)
     assert await holder.leave(LOST) == Left("gone", "expired")
-    assert (await direct.store.read(holder.keys)).closing() == begun
-    assert not direct.store.knows(holder.id)
+    assert (await direct.store.cluster.read(holder.keys)).closing() == begun
+    assert holder.id not in direct.store.requests
 
 
 @pytest.mark.parametrize("turns", range(5))
@@ -596,16 +596,16 @@ async def test_waiter_is_granted_though_what_it_missed_was_compacted(
     await _acquire(holder, heard)
     assert isinstance(await waiter.acquire(wait=True), Waiting)
     # Its watch goes back behind what the store remembers.
-    room = direct.store.rooms.of(direct.store.keys("lock", "name"))
+    room = direct.store.cluster.rooms.of(direct.store.cluster.keys("lock", "name"))
     assert room._watch is not None
     await holder.leave(ENDED)
     await waiter_heard.until("granted")
     third, third_heard = direct.place()
     assert isinstance(await third.acquire(wait=True), Waiting)
     room._watch.start = 1
-    revision = (await direct.store.read(room.keys)).revision
+    revision = (await direct.store.cluster.read(room.keys)).revision
     await asyncio.to_thread(one_node.call, "kv/compaction", revision=str(revision))
-    link = direct.store._link
+    link = direct.store.cluster.link
     link.failed(link.generation, Unanswered("cut by the test"))
     await waiter.leave(ENDED)
     await third_heard.until("granted")
@@ -633,7 +633,7 @@ async def test_full_store_refuses_and_releases(
 
     async def fill() -> None:
         while True:  # how full it is, the server knows when it has written to its disk
-            await direct.store._link.call(api.TXN, m.TxnRequest(success=[put]), 10.0)
+            await direct.store.cluster.link.call(api.TXN, m.TxnRequest(success=[put]), 10.0)
 
     with pytest.raises(BackendError, match="NOSPACE"):
         async with bounded(30.0):
@@ -675,7 +675,7 @@ async def _leader(cluster: EtcdCluster, direct: Direct) -> EtcdNode:
 
 def _use(direct: Direct, cluster: EtcdCluster, node: EtcdNode) -> None:
     """Have the client talk to this member."""
-    link = direct.store._link
+    link = direct.store.cluster.link
     while link.endpoint != node.endpoint:
         link._switched_at = 0.0
         link.failed(link.generation, Unanswered("moved by the test"))

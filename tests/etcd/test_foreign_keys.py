@@ -28,12 +28,12 @@ VALUES = (b"", b"hello", b"[1]", b"\xff\xfe", b"[" * 20_000, b'{"mode": "shared"
 
 async def _put(direct: Direct, key: bytes, value: bytes = b"hello") -> None:
     step = m.RequestOp(request_put=m.PutRequest(key, value))
-    await direct.store._link.call(api.TXN, m.TxnRequest(success=[step]))
+    await direct.store.cluster.link.call(api.TXN, m.TxnRequest(success=[step]))
 
 
 async def _delete(direct: Direct, key: bytes) -> None:
     step = m.RequestOp(request_delete_range=m.DeleteRangeRequest(key))
-    await direct.store._link.call(api.TXN, m.TxnRequest(success=[step]))
+    await direct.store.cluster.link.call(api.TXN, m.TxnRequest(success=[step]))
 
 
 async def _refused(asking: Coroutine[Any, Any, object]) -> str:
@@ -50,7 +50,7 @@ async def test_request_behind_a_key_that_cannot_be_read_is_told_which_and_leaves
     one_node: EtcdCluster, make_direct: MakeDirect, below: bytes, known: bool
 ) -> None:
     direct = await make_direct(one_node)
-    base = direct.store.keys("lock", "name").base
+    base = direct.store.cluster.keys("lock", "name").base
     holder, _ = direct.place()
     waiter, heard = direct.place()
     if known:  # the client follows the name
@@ -80,7 +80,7 @@ async def test_key_of_no_kind_of_ours_disturbs_nobody(
     one_node: EtcdCluster, make_direct: MakeDirect, below: bytes
 ) -> None:
     direct = await make_direct(one_node)
-    await _put(direct, direct.store.keys("lock", "name").base + below)
+    await _put(direct, direct.store.cluster.keys("lock", "name").base + below)
     for wait in (True, False):
         place, _ = direct.place()
         assert isinstance(await place.acquire(wait=wait), Granted)
@@ -102,7 +102,7 @@ async def test_nobody_is_let_in_behind_a_holder_whose_key_was_written_over(
     waiter, heard = two.place()
     assert isinstance(await waiter.acquire(wait=True), Waiting)
     await _put(one, holder.key, b"by hand")
-    room = two.store.rooms.of(waiter.keys)
+    room = two.store.cluster.rooms.of(waiter.keys)
     async with bounded(5.0):
         while room.queue is None or not room.queue.foreign:
             await asyncio.sleep(0.01)
@@ -111,7 +111,7 @@ async def test_nobody_is_let_in_behind_a_holder_whose_key_was_written_over(
     await place.leave(ENDED)
     room._missed()  # the name is read anew
     async with bounded(5.0):
-        rooms = two.store.rooms
+        rooms = two.store.cluster.rooms
         while (read := rooms.of(waiter.keys).queue) is None or read.find(holder.id) is not None:
             await asyncio.sleep(0.01)
     assert heard.words == []
@@ -124,7 +124,7 @@ async def test_record_that_cannot_be_read_is_told(
     one_node: EtcdCluster, make_direct: MakeDirect
 ) -> None:
     direct = await make_direct(one_node)
-    keys = direct.store.keys("once", "name")
+    keys = direct.store.cluster.keys("once", "name")
     await _put(direct, keys.record)
     for wait in (True, False):
         place, _ = direct.place(kind="once")
@@ -136,13 +136,13 @@ async def test_message_of_somebody_else_to_a_client_does_not_end_it(
     one_node: EtcdCluster, make_direct: MakeDirect
 ) -> None:
     direct = await make_direct(one_node)
-    start = direct.store.message_key("")
+    start = direct.store.cluster.message_key("")
     await _put(direct, start + b"\xff")
     await _put(direct, start + b"recall", b"\xff")
     await asyncio.sleep(0.2)
     place, _ = direct.place()
     assert isinstance(await place.acquire(wait=True), Granted)
-    assert direct.store.is_up
+    assert direct.store.cluster.is_up
 
 
 async def test_user_is_told_the_key_and_lists_other_names(one_node: EtcdCluster) -> None:
@@ -150,7 +150,7 @@ async def test_user_is_told_the_key_and_lists_other_names(one_node: EtcdCluster)
         assert client._core.session is not None
         store = client._core.session.backend
         assert isinstance(store, EtcdBackend)
-        direct, base = Direct(store), store.keys("lock", "name").base
+        direct, base = Direct(store), store.cluster.keys("lock", "name").base
         await _put(direct, base + b"q/other")
         async with client.lock("another"):
             with pytest.raises(BackendError, match="strangers/1/l/name/q/other"):

@@ -100,14 +100,14 @@ async def test_three_clients_follow_the_name_and_read_nothing_between_their_turn
 
 
 def _note_reads(client: Direct, monkeypatch: pytest.MonkeyPatch, read: list[Direct]) -> None:
-    call = client.store._link.call
+    call = client.store.cluster.link.call
 
     async def noted(method: Any, request: Any, within: float = 2.0) -> Any:
-        if method is api.RANGE and request is not client.store._probe:
+        if method is api.RANGE and request is not client.store.cluster.link._probe:
             read.append(client)
         return await call(method, request, within)
 
-    monkeypatch.setattr(client.store._link, "call", noted)
+    monkeypatch.setattr(client.store.cluster.link, "call", noted)
 
 
 async def test_waiters_far_behind_are_granted_whoever_gives_up_in_front(
@@ -153,7 +153,7 @@ async def test_waiter_far_behind_whose_key_is_gone_is_told(
     holder, waiters = await _queue(clients, ["exclusive"] * 5)
     place, heard = waiters[-1]
     deletion = m.RequestOp(request_delete_range=m.DeleteRangeRequest(place.key))
-    await clients[0].store._batches.transact(b"x", m.TxnRequest(success=[deletion]))
+    await clients[0].store.cluster._batches.transact(b"x", m.TxnRequest(success=[deletion]))
     await heard.until("gone: gone", 5.0)
     for one, _ in waiters:
         await one.leave(ENDED)
@@ -166,7 +166,7 @@ async def test_request_whose_turn_becomes_far_while_it_comes_is_told_that_it_wai
     """The change that makes it far is heard after the answer, and before its own one."""
     clients = await _make(one_node, make_direct, "herd far", 5)
     holder, waiters = await _queue(clients[:3], ["exclusive"] * 2)
-    room = clients[2].store.rooms.find(holder.keys)
+    room = clients[2].store.cluster.rooms.find(holder.keys)
     assert room is not None
     assert room.queue is not None
     assert not room._far
@@ -189,10 +189,10 @@ async def test_request_that_comes_while_the_name_is_read_is_told_that_it_waits(
     clients = await _make(one_node, make_direct, "herd read", 6)
     holder, waiters = await _queue(clients, ["exclusive"] * 5)
     store = clients[-1].store
-    room = store.rooms.find(holder.keys)
+    room = store.cluster.rooms.find(holder.keys)
     assert room is not None
     assert room._far
-    read, transact = room._read, store.transact
+    read, transact = room._read, store.cluster.transact
     was_read, go, let_go = asyncio.Event(), asyncio.Event(), asyncio.Event()
     second, _ = clients[-1].place(ttl=20.0, waiter_ttl=20.0)
     third, _ = clients[-1].place(ttl=20.0, waiter_ttl=20.0)
@@ -209,8 +209,8 @@ async def test_request_that_comes_while_the_name_is_read_is_told_that_it_waits(
         return await transact(keys, request, **options)
 
     monkeypatch.setattr(room, "_read", slow_read)
-    monkeypatch.setattr(store.rooms, "_read", slow_read)
-    monkeypatch.setattr(store, "transact", slow_second)
+    monkeypatch.setattr(store.cluster.rooms, "_read", slow_read)
+    monkeypatch.setattr(store.cluster, "transact", slow_second)
     await waiters[2][0].leave(ENDED)  # the signal
     await was_read.wait()
     asking = asyncio.create_task(second.acquire(wait=True))

@@ -100,7 +100,7 @@ async def test_hold_whose_answer_is_lost_is_written_once(
     await place.leave(ENDED)
     assert await _closed(direct) == 1
     await direct.store.break_lock("name")
-    await direct.store._link.call(api.TXN, late)
+    await direct.store.cluster.link.call(api.TXN, late)
     assert await _left(direct) == []
     await first.leave(ENDED)
 
@@ -114,7 +114,7 @@ async def test_body_that_never_began_leaves_the_name_open_also_when_its_key_is_g
         await _acquire(place, heard)
         if gone:
             deletion = m.RequestOp(request_delete_range=m.DeleteRangeRequest(place.key))
-            await direct.store._link.call(api.TXN, m.TxnRequest(success=[deletion]))
+            await direct.store.cluster.link.call(api.TXN, m.TxnRequest(success=[deletion]))
         await place.leave(UNUSED)
         assert await _left(direct) == []
 
@@ -154,7 +154,7 @@ async def test_hold_counts_from_when_the_body_is_told_however_slow_the_store_is(
     one_node: EtcdCluster, make_direct: MakeDirect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     direct = await make_direct(one_node)
-    ask = direct.store._link._ask
+    ask = direct.store.cluster.link._ask
 
     async def slow(*args: Any) -> Any:
         answer = await ask(*args)
@@ -164,11 +164,11 @@ async def test_hold_counts_from_when_the_body_is_told_however_slow_the_store_is(
     place, heard = _holding(direct, 2.0)
     async with bounded(20.0):
         await _acquire(direct.place()[0], heard)  # its leases are there
-        monkeypatch.setattr(direct.store._link, "_ask", slow)
+        monkeypatch.setattr(direct.store.cluster.link, "_ask", slow)
         await direct.store.break_lock("name")
         assert isinstance(await place.acquire(wait=True), Granted)
     granted = now()
-    monkeypatch.setattr(direct.store._link, "_ask", ask)
+    monkeypatch.setattr(direct.store.cluster.link, "_ask", ask)
     await place.leave(ENDED)
     assert await _closed(direct) == 1
     waiter, waiter_heard = direct.place()
@@ -195,7 +195,7 @@ async def test_leases_that_nobody_uses_are_revoked(
     unused, heard = _holding(direct, 3600.0)
     await _acquire(unused, heard)
     await unused.leave(UNUSED)
-    lost = asyncio.create_task(direct.store.leases.make(3600.0))
+    lost = asyncio.create_task(direct.store.cluster.leases.make(3600.0))
     await asyncio.sleep(0)
     lost.cancel()  # its answer is heard by nobody
     await asyncio.wait([lost])

@@ -64,14 +64,14 @@ async def test_no_message_is_sent_between_two_bodies(
     def transact(*about: object) -> Any:
         raise AssertionError(f"it was asked: {about}")
 
-    monkeypatch.setattr(_store(client), "transact", transact)
-    watches = len(_store(client).watches)
+    monkeypatch.setattr(_store(client).cluster, "transact", transact)
+    watches = len(_store(client).cluster.watches)
     for _ in range(50):
         async with lock as lease:
             assert lease.token == first.token
         async with client.lock("a", linger=LONG) as lease:
             assert lease.token == first.token
-    assert len(_store(client).watches) == watches
+    assert len(_store(client).cluster.watches) == watches
     monkeypatch.undo()
 
 
@@ -79,15 +79,15 @@ async def test_one_watch_for_a_lease_that_lingers_and_none_when_it_is_released(
     make: MakeClient,
 ) -> None:
     client, other = await make(), await make()
-    before = len(_store(client).watches)
+    before = len(_store(client).cluster.watches)
     for name in "abc":
         async with client.lock(name, linger=LONG):
             pass
-    assert len(_store(client).watches) == before + 3
+    assert len(_store(client).cluster.watches) == before + 3
     for name in "abc":
         async with other.lock(name, timeout=PATIENCE):
             pass
-    await until(lambda: len(_store(client).watches) == before)
+    await until(lambda: len(_store(client).cluster.watches) == before)
 
 
 async def test_recall_is_missed_while_the_connection_is_cut(
@@ -125,9 +125,9 @@ async def test_recall_is_missed_and_compacted(make: MakeClient, one_node: EtcdCl
     await until_waiting(other, "a")
     await told.wait()  # told later, it would set the start anew
     watch.start = 1
-    revision = (await store.read(place.keys)).revision
+    revision = (await store.cluster.read(place.keys)).revision
     await asyncio.to_thread(one_node.call, "kv/compaction", revision=str(revision))
-    store._link.failed(store._link.generation, Unanswered("cut by the test"))
+    store.cluster.link.failed(store.cluster.link.generation, Unanswered("cut by the test"))
     await (await task).release()
     assert not _kept(client)
 

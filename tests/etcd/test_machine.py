@@ -97,7 +97,7 @@ class _Both:
 
     async def _read(self) -> Queue:
         kind = "semaphore" if self.limit else "lock"
-        return await self.direct.store.read(self.direct.store.keys(kind, self.name))
+        return await self.direct.store.cluster.read(self.direct.store.cluster.keys(kind, self.name))
 
 
 @pytest.mark.parametrize("limit", [0, 2], ids=["lock", "semaphore"])

@@ -46,7 +46,7 @@ async def test_lease_that_was_idle_is_renewed_before_it_is_used(
 ) -> None:
     """A renewal counts after a read, which may take longer than the write of a request."""
     direct = await make_direct(one_node)
-    call = direct.store._link.call
+    call = direct.store.cluster.link.call
 
     async def slow(method: Any, request: Any, within: float = 2.0) -> Any:
         answer = await call(method, request, within)
@@ -54,11 +54,11 @@ async def test_lease_that_was_idle_is_renewed_before_it_is_used(
             await asyncio.sleep(0.05)
         return answer
 
-    monkeypatch.setattr(direct.store._link, "call", slow)
+    monkeypatch.setattr(direct.store.cluster.link, "call", slow)
     place, heard = direct.place(ttl=0.3)
     await _acquire(place, heard)
     await place.leave(ENDED)
-    lease = direct.store.leases.known(0.3)
+    lease = direct.store.cluster.leases.known(0.3)
     assert lease is not None
     async with bounded(5.0):
         while lease.deadline(0.3) > now():
@@ -77,7 +77,7 @@ async def test_margin_may_be_longer_than_the_lease_of_a_waiter(
     direct = await make_direct(one_node)
     place, heard = direct.place(ttl=20.0, margin=8.0, lock_delay=lock_delay)
     marker = m.RequestOp(request_put=m.PutRequest(place.keys.marker("another"), b"{}"))
-    await direct.store._link.call(api.TXN, m.TxnRequest(success=[marker]))
+    await direct.store.cluster.link.call(api.TXN, m.TxnRequest(success=[marker]))
     assert isinstance(await place.acquire(wait=True), Granted)
     assert place.deadline - 8.0 > now()
     waiter, waiter_heard = direct.place(ttl=20.0, margin=8.0, lock_delay=lock_delay)
@@ -98,7 +98,7 @@ async def test_waiter_that_is_granted_with_little_more_than_its_margin_keeps_its
     assert isinstance(await first.acquire(wait=True), Granted)
     waiter, heard = direct.place(ttl=20.0, waiter_ttl=3.0)
     assert isinstance(await waiter.acquire(wait=True), Waiting)
-    lease = waiter.lease
+    lease = waiter.own.lease
     assert lease is not None
     before = lease.renewed_at
     async with bounded(5.0):
@@ -122,8 +122,8 @@ async def test_grant_that_is_broken_before_it_is_answered_begins_no_body(
     direct = await make_direct(one_node)
     place, heard = direct.place(ttl=20.0, margin=8.0)
     marker = m.RequestOp(request_put=m.PutRequest(place.keys.marker("another"), b"{}"))
-    await direct.store._link.call(api.TXN, m.TxnRequest(success=[marker]))
-    transact = direct.store.transact
+    await direct.store.cluster.link.call(api.TXN, m.TxnRequest(success=[marker]))
+    transact = direct.store.cluster.transact
     lost = False
 
     async def lossy(keys: Any, request: m.TxnRequest, **options: Any) -> m.TxnResponse:
@@ -134,11 +134,11 @@ async def test_grant_that_is_broken_before_it_is_answered_begins_no_body(
             raise Unanswered("the answer was lost")
         return answer
 
-    monkeypatch.setattr(direct.store, "transact", lossy)
+    monkeypatch.setattr(direct.store.cluster, "transact", lossy)
     with pytest.raises(Unanswered):
         await place.acquire(wait=True)
     async with bounded(5.0):
-        while not place.settled:
+        while not place.own.settled:
             await asyncio.sleep(0.01)
     assert await direct.store.break_lock("name") == 1
     await heard.until("gone: broken")
@@ -164,7 +164,7 @@ async def test_lease_that_was_extended_by_less_is_moved_without_a_storm_of_renew
 
     monkeypatch.setattr(SharedLease, "sent", noted)
     async with bounded(5.0):
-        while place.lease is None or place.lease.asked != 8:
+        while place.own.lease is None or place.own.lease.asked != 8:
             assert place.deadline >= told
             await asyncio.sleep(0.01)
     assert place.deadline >= told

@@ -33,8 +33,8 @@ def _once(direct: Direct, **terms: Any) -> tuple[EtcdPlace, Heard]:
 
 async def _keys(direct: Direct) -> list[m.KeyValue]:
     """Return what there is of the name, but no markers."""
-    keys = direct.store.keys("once", "name")
-    answer = await direct.store._link.call(api.RANGE, m.RangeRequest(keys.base, keys.end))
+    keys = direct.store.cluster.keys("once", "name")
+    answer = await direct.store.cluster.link.call(api.RANGE, m.RangeRequest(keys.base, keys.end))
     return [kv for kv in answer.kvs if b"/x/" not in kv.key]
 
 
@@ -47,7 +47,7 @@ async def _recorded(direct: Direct) -> bytes | None:
 
 async def _lives(direct: Direct, lease: int) -> bool:
     request = m.LeaseTimeToLiveRequest(lease)
-    return (await direct.store._link.call(api.LEASE_TIME_TO_LIVE, request)).ttl >= 0
+    return (await direct.store.cluster.link.call(api.LEASE_TIME_TO_LIVE, request)).ttl >= 0
 
 
 async def _until_ended(direct: Direct, *leases: int) -> None:
@@ -95,7 +95,7 @@ async def test_recording_that_arrives_after_a_later_leave_records_nothing(
     place, heard = _once(direct)
     await _acquire(place, heard)
     late: list[m.TxnRequest] = []
-    call = direct.store._link.call
+    call = direct.store.cluster.link.call
 
     async def lost(method: Any, request: Any, within: float = 2.0) -> Any:
         if method is api.TXN:
@@ -104,7 +104,7 @@ async def test_recording_that_arrives_after_a_later_leave_records_nothing(
         return await call(method, request, within)
 
     with monkeypatch.context() as patch:
-        patch.setattr(direct.store._link, "call", lost)
+        patch.setattr(direct.store.cluster.link, "call", lost)
         with pytest.raises(Unanswered):
             await place.leave(RECORD)
     (lease,) = place.own._record_leases
@@ -127,7 +127,7 @@ async def test_late_duplicate_of_a_recording_does_not_undo_a_forget(
     assert (await place.leave(RECORD)).what == "recorded"
     late = faulty.requests[-1]
     assert await direct.store.forget("name")
-    await direct.store._link.call(api.TXN, late)
+    await direct.store.cluster.link.call(api.TXN, late)
     assert await _recorded(direct) is None
     assert not await direct.store.forget("name")
 
@@ -143,7 +143,7 @@ async def test_holder_whose_key_is_gone_records_nothing(
             assert await direct.store.break_lock("name", kind="once") == 1
         else:
             deletion = m.RequestOp(request_delete_range=m.DeleteRangeRequest(place.key))
-            await direct.store._link.call(api.TXN, m.TxnRequest(success=[deletion]))
+            await direct.store.cluster.link.call(api.TXN, m.TxnRequest(success=[deletion]))
         left = await place.leave(RECORD)
         assert (left.what, left.reason) == ("gone", "broken" if broken else "gone")
         assert await _recorded(direct) is None
@@ -166,12 +166,12 @@ async def test_acquire_that_arrives_after_the_record_makes_no_ghost(
         await waiter.acquire(wait=wait)
     late = faulty.requests[-1]
     assert (await holder.leave(RECORD)).what == "recorded"
-    await direct.store._link.call(api.TXN, late)  # while the record is there: by the record
+    await direct.store.cluster.link.call(api.TXN, late)  # while the record is there: by the record
     answer = await waiter.acquire(wait=wait)
     assert answer == Refused("recorded", unsure=True, result=b"sdone")
     await waiter.leave(ENDED)
     await direct.store.forget("name")
-    await direct.store._link.call(api.TXN, late)  # later: by the marker
+    await direct.store.cluster.link.call(api.TXN, late)  # later: by the marker
     assert await _recorded(direct) is None
 
 
@@ -192,23 +192,23 @@ async def test_success_is_told_with_one_message_per_client_and_nobody_leaves(
     for place, one in waiters:
         await one.until("recorded")
         assert one.words == ["recorded"]
-        assert (place.state, place.lease) == ("left", None)
+        assert (place.state, place.own.lease) == ("left", None)
     assert calls.count(api.TXN.path) == 1  # the recording
     assert calls.count(api.RANGE.path) <= 3
     assert await _recorded(clients[0]) == b"sdone"
     for client in clients:
-        assert not client.store._places
+        assert not client.store.requests
 
 
 def _note(client: Direct, monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> None:
-    call = client.store._link.call
+    call = client.store.cluster.link.call
 
     async def noted(method: Any, request: Any, within: float = 2.0) -> Any:
-        if request is not client.store._probe:
+        if request is not client.store.cluster.link._probe:
             calls.append(method.path)
         return await call(method, request, within)
 
-    monkeypatch.setattr(client.store._link, "call", noted)
+    monkeypatch.setattr(client.store.cluster.link, "call", noted)
 
 
 async def test_success_while_another_attempt_is_on_its_way_is_its_answer(

@@ -35,11 +35,11 @@ async def test_request_that_joined_in_a_lost_answer_stays_beside_its_owner_when_
     await _acquire(first, first_heard)
     for place in (owner, other, mate):
         assert isinstance(await place.acquire(wait=True), Waiting)
-    room = direct.store.rooms.find(mate.keys)
+    room = direct.store.cluster.rooms.find(mate.keys)
     assert room is not None
     watch = room._watch
     assert watch is not None
-    call, heard = direct.store._link.call, watch.heard
+    call, heard = direct.store.cluster.link.call, watch.heard
     sent = 0
     events: list[Any] = []
 
@@ -58,7 +58,7 @@ async def test_request_that_joined_in_a_lost_answer_stays_beside_its_owner_when_
             monkeypatch.setattr(watch, "heard", heard)
         return await call(method, request, within)
 
-    monkeypatch.setattr(direct.store._link, "call", lossy)
+    monkeypatch.setattr(direct.store.cluster.link, "call", lossy)
     monkeypatch.setattr("aiodlock.backends.etcd.place.PAUSE", 3.0)  # it asks again only then
     await first.leave(ENDED)
     await owner_heard.until("granted")
@@ -66,7 +66,7 @@ async def test_request_that_joined_in_a_lost_answer_stays_beside_its_owner_when_
     assert sent >= 3
     assert mate.token == owner.token
     await asyncio.sleep(0.3)
-    assert list((await direct.store.read(mate.keys)).joined) == [mate.id]
+    assert list((await direct.store.cluster.read(mate.keys)).joined) == [mate.id]
     await owner.leave(ENDED)
     await asyncio.sleep(0.2)
     assert other_heard.words == []
@@ -120,7 +120,7 @@ async def test_request_that_joined_in_a_lost_answer_has_its_lock_delay(
     first, heard = direct.place(ttl=20.0, waiter_ttl=20.0, owner="ann")
     await _acquire(first, heard)
     mate, _ = direct.place(ttl=20.0, waiter_ttl=20.0, owner="ann", lock_delay=5.0)
-    transact = direct.store.transact
+    transact = direct.store.cluster.transact
 
     async def lossy(keys: Keys, request: m.TxnRequest, **options: Any) -> m.TxnResponse:
         answer = await transact(keys, request, **options)
@@ -128,12 +128,12 @@ async def test_request_that_joined_in_a_lost_answer_has_its_lock_delay(
             raise Unanswered("the answer was lost")
         return answer
 
-    monkeypatch.setattr(direct.store, "transact", lossy)
+    monkeypatch.setattr(direct.store.cluster, "transact", lossy)
     with pytest.raises(Unanswered):
         await mate.acquire(wait=True)
-    monkeypatch.setattr(direct.store, "transact", transact)
+    monkeypatch.setattr(direct.store.cluster, "transact", transact)
     assert isinstance(await mate.acquire(wait=True), Granted)
     assert mate.token == first.token
     await mate.leave(LOST)
-    assert len((await direct.store.read(mate.keys)).closed()) == 1
+    assert len((await direct.store.cluster.read(mate.keys)).closed()) == 1
     await first.leave(ENDED)

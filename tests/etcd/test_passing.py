@@ -30,7 +30,7 @@ class Gate:
     def __init__(self, direct: Direct, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open = asyncio.Event()
         self.kept = 0
-        call = direct.store._link.call
+        call = direct.store.cluster.link.call
 
         async def gated(method: Any, request: Any, within: float = 2.0) -> Any:
             if method is api.TXN and not self.open.is_set():
@@ -38,7 +38,7 @@ class Gate:
                 await self.open.wait()
             return await call(method, request, within)
 
-        monkeypatch.setattr(direct.store._link, "call", gated)
+        monkeypatch.setattr(direct.store.cluster.link, "call", gated)
 
 
 async def _wait(direct: Direct, **terms: Any) -> tuple[EtcdPlace, Heard]:
@@ -49,7 +49,7 @@ async def _wait(direct: Direct, **terms: Any) -> tuple[EtcdPlace, Heard]:
 
 async def _followed(direct: Direct, kind: str = "lock") -> None:
     """Wait until the client follows the name: until then nothing is passed on."""
-    room = direct.store.rooms.of(direct.store.keys(kind, "name"))
+    room = direct.store.cluster.rooms.of(direct.store.cluster.keys(kind, "name"))
     await until(lambda: room._watch is not None)
 
 

@@ -35,7 +35,7 @@ class Leaves:
     def __init__(self, direct: Direct, monkeypatch: pytest.MonkeyPatch) -> None:
         self.may_go = asyncio.Event()
         self.sent: list[asyncio.Task[Left]] = []
-        transact = direct.store.transact
+        transact = direct.store.cluster.transact
 
         async def kept(
             keys: Any, request: Any, *, own: bool = False, gather: bool = False
@@ -44,7 +44,7 @@ class Leaves:
                 await self.may_go.wait()
             return await transact(keys, request, own=own, gather=gather)
 
-        monkeypatch.setattr(direct.store, "transact", kept)
+        monkeypatch.setattr(direct.store.cluster, "transact", kept)
 
     async def of(self, place: EtcdPlace) -> None:
         """Send one. What it passes on to is told before this returns."""
@@ -73,8 +73,8 @@ async def _line_up(direct: Direct, *, linger: float = 0.0, **terms: Any) -> Aske
 
 async def _has_heard_of_all(direct: Direct, place: EtcdPlace) -> None:
     """Have everything told to a client that was written before: its own watch tells in order."""
-    room = direct.store.rooms.of(place.keys)
-    revision = (await direct.store.read(place.keys)).revision
+    room = direct.store.cluster.rooms.of(place.keys)
+    revision = (await direct.store.cluster.read(place.keys)).revision
     probe, _ = await _line_up(
         direct,
         name=place.terms.name,
@@ -155,13 +155,13 @@ async def test_lease_is_lost_while_the_leave_is_on_its_way(
     leaves = Leaves(direct, monkeypatch)
     await leaves.of(holder)
     await heard.until("granted")
-    assert holder.lease is not None
-    assert place.lease is not None
-    assert holder.lease is not place.lease
-    lost = holder.lease if which == "of who leaves" else place.lease
-    await other.store._link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(lost.id))
-    if lost is place.lease:
-        await direct.store.look_for(lost)
+    assert holder.own.lease is not None
+    assert place.own.lease is not None
+    assert holder.own.lease is not place.own.lease
+    lost = holder.own.lease if which == "of who leaves" else place.own.lease
+    await other.store.cluster.link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(lost.id))
+    if lost is place.own.lease:
+        await direct.store.cluster.look_for(lost)
         assert heard.words == ["granted", "gone: expired"]
         assert foreign_heard.words == []  # the key of who leaves is there
         assert [left.what for left in await leaves.let_go()] == ["released"]

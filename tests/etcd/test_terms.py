@@ -233,7 +233,7 @@ async def test_lease_of_a_lock_delay_is_longer_however_short_that_is(lock_delay:
 
 
 async def _old_leases(direct: Direct) -> list[int]:
-    return [lease.id for lease in direct.store.leases.all()]
+    return [lease.id for lease in direct.store.cluster.leases.all()]
 
 
 async def test_nothing_rests_on_a_lease_from_before_a_change_of_the_leader(
@@ -258,7 +258,7 @@ async def test_nothing_rests_on_a_lease_from_before_a_change_of_the_leader(
             await asyncio.sleep(0.02)
     # A leader that was stopped believes that these have ended, and says so to the cluster.
     for id in old:
-        await direct.store._link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(id))
+        await direct.store.cluster.link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(id))
     assert {*await _left(direct), *await _left(direct, "delayed")} == kept
     assert heard.words == waiter_heard.words == delayed_heard.words == []
     assert (await _leave(holder)).what == "released"
@@ -269,9 +269,9 @@ async def test_nothing_rests_on_a_lease_from_before_a_change_of_the_leader(
 
 
 async def _outdate(direct: Direct, seconds: float) -> SharedLease:
-    lease = direct.store.leases.known(seconds)
+    lease = direct.store.cluster.leases.known(seconds)
     assert lease is not None
-    direct.store.leases._outdate(lease)
+    direct.store.cluster.leases._outdate(lease)
     return lease
 
 
@@ -287,11 +287,11 @@ async def test_requests_move_together_to_another_lease(
     faulty = Faulty(direct, monkeypatch)
     old = await _outdate(direct, 20.0)
     async with bounded(10.0):
-        while any(place.lease is old or not place.settled for place in (holder, *waiters)):
+        while any(place.own.lease is old or not place.own.settled for place in (holder, *waiters)):
             await asyncio.sleep(0.01)
     assert len(faulty.requests) == 2
     before = holder.deadline
-    await direct.store._link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(old.id))
+    await direct.store.cluster.link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(old.id))
     assert len(await _left(direct)) == 101
     assert holder.deadline >= before
     for place in (*reversed(waiters), holder):
@@ -314,12 +314,12 @@ async def test_move_whose_answer_is_lost_promises_no_more_than_either_lease(
     old = await _outdate(direct, 20.0)
     until = holder.deadline
     async with bounded(10.0):
-        while not holder.settled or holder.lease is old:
+        while not holder.own.settled or holder.own.lease is old:
             if faulty.lose:
                 assert holder.deadline <= until
             await asyncio.sleep(0)
     assert holder.deadline > until
-    await direct.store._link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(old.id))
+    await direct.store.cluster.link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(old.id))
     assert await holder.leave(ENDED) == Left("released")
     assert heard.words == []
 
@@ -334,13 +334,15 @@ async def test_late_duplicate_of_a_move_changes_nothing(
     for _ in range(2):
         old = await _outdate(direct, 20.0)
         async with bounded(10.0):
-            while holder.lease is old or not holder.settled:
+            while holder.own.lease is old or not holder.own.settled:
                 await asyncio.sleep(0.01)
     first, _ = faulty.requests
-    await direct.store._link.call(api.TXN, first)
-    (key,) = (await direct.store.read(direct.store.keys("lock", "name"))).requests.values()
-    assert holder.lease is not None
-    assert key.lease == holder.lease.id
+    await direct.store.cluster.link.call(api.TXN, first)
+    (key,) = (
+        await direct.store.cluster.read(direct.store.cluster.keys("lock", "name"))
+    ).requests.values()
+    assert holder.own.lease is not None
+    assert key.lease == holder.own.lease.id
     await holder.leave(ENDED)
 
 
@@ -355,7 +357,7 @@ async def test_lock_delay_whose_lease_was_revoked_is_written_again(
     assert delay is not None
     kept = await _left(direct)
     assert len(kept) == 2
-    await direct.store._link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(delay.id))
+    await direct.store.cluster.link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(delay.id))
     assert await _left(direct) == [holder.key]
     async with bounded(5.0):
         while await _left(direct) != kept:
@@ -373,7 +375,7 @@ async def test_holder_whose_key_is_gone_when_it_is_moved_is_told(
     holder, heard = direct.place(ttl=20.0, waiter_ttl=20.0)
     await _acquire(holder, heard)
     deletion = m.RequestOp(request_delete_range=m.DeleteRangeRequest(holder.key))
-    await direct.store._link.call(api.TXN, m.TxnRequest(success=[deletion]))
+    await direct.store.cluster.link.call(api.TXN, m.TxnRequest(success=[deletion]))
     await _outdate(direct, 20.0)
     await heard.until("gone: gone")
     await asyncio.sleep(0.05)
@@ -393,13 +395,13 @@ async def test_request_that_is_gone_when_its_lease_is_there_is_not_made_anew(
     waiter, waiter_heard = direct.place(ttl=25.0, waiter_ttl=15.0, owner=owner, lock_delay=delay)
     for place in (mate, waiter) if owner else (waiter,):
         assert isinstance(await place.acquire(wait=True), Waiting)
-    leases = direct.store.leases
+    leases = direct.store.cluster.leases
     get = leases.get
 
     async def slow(length: float) -> SharedLease:
         if length == 25.0 and not waiter_heard.words:
             deletion = m.RequestOp(request_delete_range=m.DeleteRangeRequest(waiter.key))
-            await direct.store._link.call(api.TXN, m.TxnRequest(success=[deletion]))
+            await direct.store.cluster.link.call(api.TXN, m.TxnRequest(success=[deletion]))
             await waiter_heard.until("gone: gone")
         return await get(length)
 
@@ -432,7 +434,7 @@ async def test_waiter_that_is_granted_promises_no_more_than_its_new_lease(
     delay = 0.0 if owner else 1.0
     waiter, waiter_heard = direct.place(ttl=6.0, waiter_ttl=5.0, owner=owner, lock_delay=delay)
     assert isinstance(await waiter.acquire(wait=True), Waiting)
-    lease = direct.store.leases.known(6.0)
+    lease = direct.store.cluster.leases.known(6.0)
     assert lease is not None
     async with bounded(10.0):
         while waiter.deadline < lease.deadline(6.0) + 0.3:
@@ -441,7 +443,7 @@ async def test_waiter_that_is_granted_promises_no_more_than_its_new_lease(
     await waiter_heard.until("granted")
     assert waiter.deadline <= lease.deadline(6.0)
     async with bounded(5.0):
-        while waiter.lease is not lease:  # the event of a joining may come before its answer
+        while waiter.own.lease is not lease:  # the event of a joining may come before its answer
             assert waiter.deadline <= lease.deadline(6.0)
             await asyncio.sleep(0)
     assert waiter.deadline <= lease.deadline(6.0)
@@ -507,5 +509,5 @@ async def test_requests_are_moved_one_by_one_where_a_member_takes_no_more(
         cluster.nodes[0].kill()
         await asyncio.to_thread(cluster.start)
         async with bounded(15.0):
-            while any(place.lease is None or place.lease.id in old for place, _ in places):
+            while any(place.own.lease is None or place.own.lease.id in old for place, _ in places):
                 await asyncio.sleep(0.02)

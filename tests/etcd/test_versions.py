@@ -20,7 +20,7 @@ def _link(client: aiodlock.Client) -> api.Link:
     assert client._core.session is not None
     store = client._core.session.backend
     assert isinstance(store, EtcdBackend)
-    return store._link
+    return store.cluster.link
 
 
 async def _mark(client: aiodlock.Client, prefix: str, mark: bytes) -> None:

@@ -143,8 +143,8 @@ def no_places(*clients: aiodlock.Client) -> None:
         if isinstance(backend, ZooKeeperBackend):
             assert not any(one.members for one in backend._sessions.values())
         elif isinstance(backend, EtcdBackend):
-            assert backend._places == {}
-            assert not any(lease.users for lease in backend.leases.all())
+            assert not backend.requests
+            assert not any(lease.users for lease in backend.cluster.leases.all())
         else:
             keeper = keeper_of(client)
             assert (keeper.places, len(keeper)) == ({}, 0)

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
 from ..._clock import now
-from ..._errors import BackendError, LossReason
+from ..._errors import BackendError
 from . import link as api
 from . import messages as m
 from . import recipe, transactions
+from .cluster import Cluster
 from .leases import SharedLease
-from .link import Link
-
-if TYPE_CHECKING:
-    from .place import EtcdPlace
-    from .store import EtcdBackend
+from .place import EtcdPlace
+from .request import Requests
 
 _logger = logging.getLogger("aiodlock")
 
@@ -38,9 +35,9 @@ class Audit:
     Mutable state: ``_compared`` (when the keys of a lease were compared last, by its id).
     """
 
-    def __init__(self, store: EtcdBackend, link: Link) -> None:
-        self._store = store
-        self._link = link
+    def __init__(self, cluster: Cluster, places: Requests[EtcdPlace]) -> None:
+        self._cluster = cluster
+        self._places = places
         self._compared: dict[int, float] = {}
 
     def hurry(self) -> None:
@@ -49,7 +46,7 @@ class Audit:
 
     async def run(self) -> None:
         """Compare until cancelled."""
-        leases = self._store.leases
+        leases = self._cluster.leases
         while True:
             await asyncio.sleep(_LEAST / 2)
             for lease in leases.all():
@@ -66,42 +63,26 @@ class Audit:
             self._compared = {id: at for id, at in self._compared.items() if id in alive}
 
     async def _compare(self, lease: SharedLease) -> None:
-        store = self._store
+        cluster = self._cluster
         before = {
             place.key: place
-            for place in store.places_with(lease)
-            if place.state in ("waiting", "held") and place.settled
+            for place in self._places
+            if place.own.lease is lease and place.lives and place.own.settled
         }
         request = m.LeaseTimeToLiveRequest(lease.id, keys=True)
-        answer = await self._link.call(api.LEASE_TIME_TO_LIVE, request)
+        answer = await cluster.link.call(api.LEASE_TIME_TO_LIVE, request)
         if answer.ttl < 0:
-            store.leases.ended(lease)
+            cluster.leases.ended(lease)
             return
         there = set(answer.keys)
         for key, place in before.items():
-            known = place.state in ("waiting", "held") and place.lease is lease
-            if key not in there and known and place.settled:
-                reason = await why_gone(place)
+            known = place.lives and place.own.lease is lease
+            if key not in there and known and place.own.settled:
+                reason = await place.own.why_gone()
                 if reason is not None:
                     place.on_gone(reason)
         for key in there:
             id = recipe.text_of(key.rpartition(b"/")[2])
-            if not store.knows(id) and id.startswith(store.label):
+            if id not in self._places and id.startswith(cluster.label):
                 _logger.info("etcd: deleting a key of a request that is over: %r", key)
-                await self._link.call(api.TXN, transactions.delete_at(key, lease.id))
-
-
-async def why_gone(place: EtcdPlace) -> LossReason | None:
-    """Return why a request has no key any more; None if it has."""
-    store, keys = place.store, place.keys
-    look = transactions.look(keys, place.id, store.message_key(place.id))
-    answer = await store.transact(keys, look)
-    if answer.succeeded:
-        return None
-    found = answer.responses[0].response_range
-    if found is not None and found.kvs:
-        return "broken"
-    if place.lease is not None and not place.lease.alive:
-        return "expired"
-    others = list((await store.read(keys)).holders())
-    return "taken_over" if others else "gone"
+                await cluster.link.call(api.TXN, transactions.delete_at(key, lease.id))

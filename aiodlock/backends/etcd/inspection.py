@@ -6,19 +6,14 @@ from __future__ import annotations
 import fnmatch
 import logging
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 from ..._errors import BackendError
 from ..._model import HolderInfo, Kind, LockInfo, Mode, RecordedInfo, Tokens, WaiterInfo
+from ..asked import by_owner, shown
 from . import link as api
 from . import messages as m
 from . import recipe, transactions
-from .link import Link
-from .recipe import Record
-
-if TYPE_CHECKING:
-    from .store import EtcdBackend
+from .cluster import Cluster
 
 _logger = logging.getLogger("aiodlock")
 
@@ -32,37 +27,52 @@ _BROKEN_TOGETHER = 20
 class Inspection:
     """The calls of ``Backend`` that are for people."""
 
-    def __init__(self, store: EtcdBackend, link: Link, prefix: str) -> None:
-        self._store = store
-        self._link = link
-        self._prefix = prefix
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
 
-    async def inspect(self, kind: Kind, name: str) -> LockInfo:
+    async def inspect_all(
+        self, kind: Kind, names: Sequence[str], *, queues: bool
+    ) -> list[LockInfo]:
         """Return who holds and who waits."""
-        keys = self._store.keys(kind, name)
-        await self._store.until_left(keys)
-        queue = await self._store.read(keys)
+        return [await self._inspect(kind, name) for name in names]
+
+    async def _inspect(self, kind: Kind, name: str) -> LockInfo:
+        keys = self._cluster.keys(kind, name)
+        await self._cluster.leaves.until_arrived(keys.base)
+        queue = await self._cluster.read(keys)
         closed = 0.0
         gone = queue.closed()
         for lease in queue.closing():
             request = m.LeaseTimeToLiveRequest(lease)
-            answer = await self._link.call(api.LEASE_TIME_TO_LIVE, request)
+            answer = await self._cluster.link.call(api.LEASE_TIME_TO_LIVE, request)
             # Whole seconds, rounded down: what is closed has some time left.
             closed = max(closed, float(answer.ttl), 1.0)
         recorded = None
         if queue.success is not None:
             request = m.LeaseTimeToLiveRequest(queue.success.lease)
-            answer = await self._link.call(api.LEASE_TIME_TO_LIVE, request)
+            answer = await self._cluster.link.call(api.LEASE_TIME_TO_LIVE, request)
             if answer.ttl >= 0:
                 recorded = RecordedInfo(float(answer.granted_ttl - answer.ttl), float(answer.ttl))
         holders = list(queue.holders())
         token = max((record.order for record in (*holders, *gone)), default=0)
         return LockInfo(
             name,
-            _holders(holders),
+            by_owner(
+                HolderInfo(
+                    owner=shown(holder.owner),
+                    mode=holder.mode,
+                    token=holder.order,
+                    count=1,
+                    remaining=None,
+                    client=holder.client,
+                    note=holder.note,
+                    description=holder.description,
+                )
+                for holder in holders
+            ),
             tuple(
                 WaiterInfo(
-                    _owner(waiter),
+                    shown(waiter.owner),
                     waiter.mode,
                     position,
                     None,
@@ -85,23 +95,19 @@ class Inspection:
         Who knows a token has it of a grant, which lasts until its key is gone. It may stand behind one of
         the same client still, which has left, and whose key is about to be deleted.
         """
-        queue = await self._store.read(self._store.keys(kind, name))
+        queue = await self._cluster.read(self._cluster.keys(kind, name))
         there = (*queue.requests.values(), *queue.joined.values())
         return any(record.order == token and record.mode == mode for record in there)
 
-    async def inspect_all(self, kind: Kind, names: Sequence[str]) -> list[LockInfo]:
-        """Return the same for several names."""
-        return [await self.inspect(kind, name) for name in names]
-
-    async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
+    async def names(self, match: str, kind: Kind) -> AsyncIterator[str]:
         """Iterate over every name of the kind that is held or waited for and matches the glob."""
-        key, end = recipe.all_names(self._prefix, kind)
+        key, end = recipe.all_names(self._cluster.prefix, kind)
         last: str | None = None
         while True:
             request = m.RangeRequest(key, end, limit=_PAGE, keys_only=True)
-            answer = await self._link.call(api.RANGE, request)
+            answer = await self._cluster.link.call(api.RANGE, request)
             for kv in answer.kvs:
-                name = recipe.name_of(self._prefix, kind, kv.key)
+                name = recipe.name_of(self._cluster.prefix, kind, kv.key)
                 if name is not None and name != last:
                     last = name
                     if fnmatch.fnmatchcase(name, match):
@@ -112,28 +118,28 @@ class Inspection:
 
     async def forget(self, name: str) -> bool:
         """Take the record of a success back; return whether there was one."""
-        keys = self._store.keys("once", name)
-        answer = await self._store.transact(keys, transactions.forget(keys))
+        keys = self._cluster.keys("once", name)
+        answer = await self._cluster.transact(keys, transactions.forget(keys))
         read = answer.responses[0].response_range
         if read is None or not read.kvs:
             return False
         lease = read.kvs[0].lease  # of this record alone
-        self._store.start(self._revoke, lease)
+        self._cluster.start(self._revoke, lease)
         return True
 
     async def _revoke(self, lease: int) -> None:
         try:
-            await self._link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(lease))
+            await self._cluster.link.call(api.LEASE_REVOKE, m.LeaseRevokeRequest(lease))
         except BackendError as failed:
             _logger.debug("a lease was not revoked, it ends by itself: %s", failed)
 
-    async def break_lock(self, name: str, kind: Kind = "lock", tokens: Tokens | None = None) -> int:
+    async def break_lock(self, name: str, kind: Kind, tokens: Tokens | None) -> int:
         """Release all holders of a name by force, or those with these tokens; return their number."""
-        keys = self._store.keys(kind, name)
-        told = await self._store.leases.make(_REMEMBERED)
+        keys = self._cluster.keys(kind, name)
+        told = await self._cluster.leases.make(_REMEMBERED)
         broken, meant = 0, set[str]()
         while True:
-            queue = await self._store.read(keys)
+            queue = await self._cluster.read(keys)
             holders, closed = list(queue.holders()), queue.closed()
             if tokens is not None:
                 holders, closed = [one for one in holders if one.order in tokens], []
@@ -144,36 +150,13 @@ class Inspection:
                 return broken
             some, gone = holders[:_BROKEN_TOGETHER], closed[:_BROKEN_TOGETHER]
             request = transactions.break_holders(
-                keys, self._prefix, some, gone, queue.revision, told.id
+                keys, self._cluster.prefix, some, gone, queue.revision, told.id
             )
-            if (await self._store.transact(keys, request)).succeeded:
+            if (await self._cluster.transact(keys, request)).succeeded:
                 for record in gone:
                     if (hold := queue.holds.get(record.id)) is not None:
-                        self._store.start(self._revoke, hold.lease)  # of this hold alone
+                        self._cluster.start(self._revoke, hold.lease)  # of this hold alone
                 broken += len(some)
                 meant = meant or {record.id for record in (*holders, *closed)}
                 if (some, gone) == (holders, closed):
                     return broken
-
-
-def _owner(record: Record) -> str:
-    """Return the owner as the user named it, or the task's id."""
-    return unquote(record.owner[1:]) if record.owner.startswith("u") else record.owner[1:]
-
-
-def _holders(records: Sequence[Record]) -> tuple[HolderInfo, ...]:
-    """One entry per owner and mode, with the number of its acquisitions that the store counts."""
-    found: dict[tuple[str, str], HolderInfo] = {}
-    for record in records:
-        before = found.get((record.owner, record.mode))
-        found[record.owner, record.mode] = HolderInfo(
-            owner=_owner(record),
-            mode=record.mode,
-            token=record.order,
-            count=before.count + 1 if before else 1,
-            remaining=None,
-            client=record.client,
-            note=record.note,
-            description=record.description,
-        )
-    return tuple(found.values())

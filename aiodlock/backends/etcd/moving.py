@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
 
 from ..._errors import BackendError, BackendUnavailable
 from . import link as api
 from . import transactions
+from .cluster import Cluster
 from .leases import SharedLease
-from .link import Link
+from .place import EtcdPlace
 from .refusals import LeaseNotFound
-
-if TYPE_CHECKING:
-    from .place import EtcdPlace
-    from .store import EtcdBackend
+from .request import Requests
 
 _logger = logging.getLogger("aiodlock")
 
@@ -31,9 +28,9 @@ class Moving:
     Mutable state: ``_outdated`` (set when a lease has become outdated).
     """
 
-    def __init__(self, store: EtcdBackend, link: Link) -> None:
-        self._store = store
-        self._link = link
+    def __init__(self, cluster: Cluster, places: Requests[EtcdPlace]) -> None:
+        self._cluster = cluster
+        self._places = places
         self._outdated = asyncio.Event()
 
     def on_outdated(self, lease: SharedLease) -> None:
@@ -57,13 +54,13 @@ class Moving:
             except TimeoutError:
                 pass
             self._outdated.clear()
-            while places := [place for place in self._store.all_places() if place.outdated]:
+            while places := [place for place in self._places if place.own.outdated]:
                 some = places[:_TOGETHER]
                 if not await self._move(some):
                     # Together they are more than the cluster takes in a transaction, or one of them is.
                     for place in some:
                         await self._move([place])
-                if any(place.outdated for place in some):
+                if any(place.own.outdated for place in some):
                     await asyncio.sleep(_PAUSE)
 
     async def _move(self, places: list[EtcdPlace]) -> bool:
@@ -77,15 +74,15 @@ class Moving:
 
     async def _move_together(self, places: list[EtcdPlace]) -> None:
         async with AsyncExitStack() as stack:
-            found = [await stack.enter_async_context(place.moving()) for place in places]
+            found = [await stack.enter_async_context(place.own.moving()) for place in places]
             moves = [move for move in found if move is not None]
             if not moves:
                 return
             request = transactions.together([move.request for move in moves])
             try:
-                answer = await self._link.call(api.TXN, request)
+                answer = await self._cluster.link.call(api.TXN, request)
             except LeaseNotFound:
-                await self._store.look_for(*(lease for move in moves for lease in move.leases))
+                await self._cluster.look_for(*(lease for move in moves for lease in move.leases))
                 raise
             for move, step in zip(moves, answer.responses, strict=True):
                 assert step.response_txn is not None

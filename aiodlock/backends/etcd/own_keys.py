@@ -12,10 +12,9 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..._clock import local_deadline, now
-from ..._errors import BackendError, BackendUnavailable
+from ..._errors import BackendError, BackendUnavailable, LossReason
 from ..._model import End, Left
 from ..base import Unanswered
 from . import link as api
@@ -24,15 +23,11 @@ from . import transactions
 from .leases import SharedLease
 from .recipe import Queue, Record, Turn, value_of_success
 from .refusals import LeaseNotFound, NoSpace
-
-if TYPE_CHECKING:
-    from .place import EtcdPlace
+from .request import PAUSE, Request
 
 #: A holder's key is moved from the lease of its waiting to that of its ttl after so long: who leaves sooner
 #: is spared that write (seconds).
 _MOVE_AFTER = 0.05
-#: Pauses between repetitions in the background (seconds).
-PAUSE = 0.1
 #: The lease that keeps a name closed is so much longer than asked for: two writes take time (seconds).
 _SPARE = 0.05
 
@@ -67,8 +62,8 @@ class OwnKeys:
         "_leaves",
         "_maybe",
         "_order",
-        "_place",
         "_record_leases",
+        "_request",
         "_writer",
         "ambiguous",
         "created",
@@ -79,9 +74,9 @@ class OwnKeys:
         "written",
     )
 
-    def __init__(self, place: EtcdPlace) -> None:
-        self._place = place
-        self.ttl: float = place.terms.ttl
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self.ttl: float = request.terms.ttl
         self.lease: SharedLease | None = None
         self._maybe: tuple[SharedLease, ...] = ()
         self.written: int = 0
@@ -103,8 +98,8 @@ class OwnKeys:
     def deadline(self) -> float:
         """Until when they certainly live. It never comes nearer."""
         if self.lease is not None and self.lease.alive:
-            place = self._place
-            length = self.ttl if place.state == "held" else place.terms.waiter_ttl
+            request = self._request
+            length = self.ttl if request.state == "held" else request.terms.waiter_ttl
             end = min(self.lease.deadline(length), self.until)
             for other in self._maybe:
                 end = min(end, other.deadline(length)) if other.alive else 0.0
@@ -124,7 +119,7 @@ class OwnKeys:
     def outdated(self) -> bool:
         """Whether they have to be moved, and can be: a lease that they end with counts no more, or the
         lease is not known."""
-        if self._place.state not in ("waiting", "held") or self._is_written or not self.written:
+        if not self._request.lives or self._is_written or not self.written:
             return False
         lease, delay = self.lease, self.delay_lease
         if self._maybe or (lease is not None and lease.alive and lease.outdated):
@@ -135,7 +130,7 @@ class OwnKeys:
         """The key ends with this lease."""
         before = self.lease
         if lease is not before:
-            pool = self._place.store.leases
+            pool = self._request.cluster.leases
             pool.use(lease)
             self.lease = lease
             if before is not None:
@@ -145,7 +140,7 @@ class OwnKeys:
         """The key of its lock-delay ends with this lease."""
         before = self.delay_lease
         if delay is not before:
-            pool = self._place.store.leases
+            pool = self._request.cluster.leases
             pool.use(delay)
             self.delay_lease = delay
             if before is not None:
@@ -154,7 +149,7 @@ class OwnKeys:
     def found(self, lease_id: int, written: int) -> None:
         """The key was seen: an earlier message without an answer was carried out."""
         self.written = written
-        lease = self._place.store.leases.by_id(lease_id)
+        lease = self._request.cluster.leases.by_id(lease_id)
         if lease is not None:
             self.is_at(lease, written)
 
@@ -170,7 +165,7 @@ class OwnKeys:
 
     def forget(self) -> None:
         """Nobody here needs these leases any more."""
-        pool = self._place.store.leases
+        pool = self._request.cluster.leases
         if self.lease is not None:
             pool.release(self.lease)
             self.lease = None
@@ -183,7 +178,7 @@ class OwnKeys:
     @property
     def useful(self) -> float:
         """How much of a holder's lease counts as held; a tenth of it at least."""
-        return max(self.ttl - self._place.terms.margin, self.ttl / 10)
+        return max(self.ttl - self._request.terms.margin, self.ttl / 10)
 
     @property
     def _promised_now(self) -> float:
@@ -193,12 +188,12 @@ class OwnKeys:
     def hurry(self) -> None:
         """Renew often enough for the terms of now."""
         if self.lease is not None:
-            self._place.store.leases.hurry(self.lease, self.useful)
+            self._request.cluster.leases.hurry(self.lease, self.useful)
 
     async def leases(self) -> tuple[SharedLease, SharedLease, SharedLease | None]:
         """Return the leases of a holder, of a waiter and of the lock-delay. The first has time left for a
         body."""
-        terms, pool = self._place.terms, self._place.store.leases
+        terms, pool = self._request.terms, self._request.cluster.leases
         holder = await pool.get(self.ttl)
         pool.hurry(holder, self.useful)
         if holder.deadline(self.ttl) - terms.margin - now() < self.useful / 2:
@@ -208,26 +203,26 @@ class OwnKeys:
 
     async def _delay_after(self, lease: SharedLease) -> SharedLease | None:
         """Return the lease of the lock-delay of a key that ends with this one; None without."""
-        delay = self._place.terms.lock_delay
-        return await self._place.store.leases.get_longer(lease, delay) if delay else None
+        delay = self._request.terms.lock_delay
+        return await self._request.cluster.leases.get_longer(lease, delay) if delay else None
 
     async def wanted(self, *, granted: bool = False) -> tuple[SharedLease, SharedLease | None]:
         """Return the leases that they should end with. The first one promises what was told.
 
         ``granted``: a waiter is about to hold.
         """
-        place, pool = self._place, self._place.store.leases
+        request, pool = self._request, self._request.cluster.leases
         while True:
             holder, waiter, delay = await self.leases()
             lease, length = holder, self.ttl
-            if place.state != "held" and not granted:
-                lease, length, delay = waiter, place.terms.waiter_ttl, None
+            if request.state != "held" and not granted:
+                lease, length, delay = waiter, request.terms.waiter_ttl, None
             elif self.lease is not None and (more := self.deadline - self._promised_now) > 0.0:
                 # More was told, before ``extend`` made it shorter: until then by a lease as long as this.
                 lease, length = await pool.get(self.lease.asked), self.lease.seconds
                 delay = await self._delay_after(lease)
                 pool.hurry(lease, self.ttl)
-                place.set_timer(max(PAUSE, more), self._move_soon)
+                request.set_timer(max(PAUSE, more), self._move_soon)
             if lease is self.lease or lease.deadline(length) >= self.deadline:
                 return lease, delay
             await pool.renew(lease)
@@ -240,22 +235,22 @@ class OwnKeys:
     async def send(self, request: m.TxnRequest, *leases: SharedLease | None) -> m.TxnResponse:
         """Send what may make the key, with one of these leases. Without an answer it may still be carried
         out, now or later."""
-        store, before, self.ambiguous = self._place.store, self.ambiguous, True
+        cluster, before, self.ambiguous = self._request.cluster, self.ambiguous, True
         try:
-            answer = await store.transact(self._place.keys, request)
+            answer = await cluster.transact(self._request.keys, request)
         except Unanswered:
             raise
         except BackendError as refused:
             self.ambiguous = before
             if isinstance(refused, LeaseNotFound):
-                await store.look_for(*leases)
+                await cluster.look_for(*leases)
             raise
         self.ambiguous = before
         return answer
 
     def were_made(self, found: Record) -> SharedLease:
         """Return the lease that the key was found with, which may be that of an earlier attempt."""
-        lease = self._place.store.leases.by_id(found.lease)
+        lease = self._request.cluster.leases.by_id(found.lease)
         if lease is None:
             raise BackendUnavailable("a key ends with a lease that is renewed no more: ask again")
         self.created, self.written = found.created, found.written
@@ -263,8 +258,8 @@ class OwnKeys:
 
     def delay_in(self, queue: Queue) -> SharedLease | None:
         """Return the lease that its lock-delay was found with."""
-        found = queue.delays.get(self._place.id)
-        return None if found is None else self._place.store.leases.by_id(found.lease)
+        found = queue.delays.get(self._request.id)
+        return None if found is None else self._request.cluster.leases.by_id(found.lease)
 
     async def grant(
         self, turn: Turn, record: Record, queue: Queue
@@ -272,14 +267,14 @@ class OwnKeys:
         """Write what a grant needs, if it needs anything; return the token and the leases, or None if it is
         no grant."""
         async with self.alone():
-            place = self._place
-            if place.state not in ("asking", "waiting"):
+            request = self._request
+            if request.state not in ("asking", "waiting"):
                 return None  # it has left while its key was moved, or it holds
             if turn.what == "joins":
                 return await self._join(turn, record, queue)
-            if place.terms.lock_delay and not record.joined:
+            if request.terms.lock_delay and not record.joined:
                 holder, delay = await self.wanted(granted=True)
-                if not await self.write(place.value(), place.value(turn.order), holder, delay):
+                if not await self.write(request.value(), request.value(turn.order), holder, delay):
                     return None
                 return turn.order, holder, delay
             assert self.lease is not None
@@ -290,26 +285,26 @@ class OwnKeys:
         self, turn: Turn, record: Record, queue: Queue
     ) -> tuple[int, SharedLease, SharedLease | None] | None:
         """Get in beside the owner's other request."""
-        place, order, mate = self._place, turn.order, queue.find(turn.mate)
+        request, order, mate = self._request, turn.order, queue.find(turn.mate)
         if mate is None:
             return None
         holder, delay = await self.wanted(granted=True)
         if not self.written:
             return None  # gone meanwhile
         leases = transactions.Leases(holder.id, 0, delay.id if delay else 0)
-        value = place.value(order)
-        joining = transactions.join(place.keys, record, self.written, mate, value, leases)
+        value = request.value(order)
+        joining = transactions.join(request.keys, record, self.written, mate, value, leases)
         with self.writing(holder):
             answer = await self.send(joining, holder, delay)
-        if place.state == "left":
+        if request.state == "left":
             return None  # its leave has overtaken this answer
         assert answer.header is not None
         if answer.succeeded:
             self.is_at(holder, answer.header.revision)
             return order, holder, delay
         assert answer.responses[0].response_range is not None
-        there = Queue(place.keys, 0, answer.responses[0].response_range.kvs)
-        mine = there.find(place.id)
+        there = Queue(request.keys, 0, answer.responses[0].response_range.kvs)
+        mine = there.find(request.id)
         if mine is not None:
             self.found(mine.lease, mine.written)
         if mine is None or not mine.joined:
@@ -318,24 +313,28 @@ class OwnKeys:
 
     async def close_after(self) -> bool:
         """Keep the name closed for ``hold_at_least`` from now on; False if the key is gone."""
-        place, store, least = self._place, self._place.store, self._place.terms.hold_at_least
+        request, cluster, least = (
+            self._request,
+            self._request.cluster,
+            self._request.terms.hold_at_least,
+        )
         while least and not self._closes:
             # Never renewed: it has to last for that long from now on, when the body is told.
             before = self._hold_lease
             spare = _SPARE if before is None else 2 * (now() - before.renewed_at)
-            lease = await store.leases.make(least + spare)
+            lease = await cluster.leases.make(least + spare)
             instead_of = 0 if before is None else before.id
-            value = place.value(place.token)
+            value = request.value(request.token)
             closing = transactions.close_after(
-                place.keys, place.id, self.created, value, lease.id, instead_of=instead_of
+                request.keys, request.id, self.created, value, lease.id, instead_of=instead_of
             )
-            answer = await store.transact(place.keys, closing)
+            answer = await cluster.transact(request.keys, closing)
             if answer.succeeded:
                 self._hold_lease = lease
                 if before is not None:
-                    store.start(store.leases.revoke, before)
+                    cluster.start(cluster.leases.revoke, before)
             else:
-                store.start(store.leases.revoke, lease)
+                cluster.start(cluster.leases.revoke, lease)
                 found = answer.responses[0].response_range
                 if found is None or not found.kvs:
                     return False
@@ -352,50 +351,50 @@ class OwnKeys:
 
     def move_later(self) -> None:
         """Move a holder's key to the lease of its ttl, if it holds for longer than a moment."""
-        self._place.set_timer(_MOVE_AFTER, self._move_soon)
+        self._request.set_timer(_MOVE_AFTER, self._move_soon)
 
     def _move_soon(self) -> None:
-        if self._place.state == "held":
-            self._place.store.start(self._move_until_answered)
+        if self._request.state == "held":
+            self._request.cluster.start(self._move_until_answered)
 
     async def _move_until_answered(self) -> None:
         """Have the holder's key end with the lease of its ttl, until that is answered."""
-        while self._place.state == "held":
+        while self._request.state == "held":
             try:
                 await self.move()
                 return
             except BackendError as failed:
-                self._place.on_failed(failed)
+                self._request.on_failed(failed)
             await asyncio.sleep(PAUSE)
 
     async def move(self) -> None:
         """Move them to the leases that they should end with, if they are elsewhere."""
-        place = self._place
+        request = self._request
         async with self.alone():
-            while self.written and place.state in ("waiting", "held"):
+            while self.written and request.lives:
                 lease, delay = await self.wanted()
                 if self._are_at(lease, delay):
                     return
-                if await self.write(self._value(), place.value(place.token), lease, delay):
+                if await self.write(self._value(), request.value(request.token), lease, delay):
                     return
 
     @asynccontextmanager
     async def moving(self) -> AsyncIterator[Move | None]:
         """Give what moves them to leases that count, to be sent together with others'; None if there is
         nothing to move any more."""
-        place = self._place
+        request = self._request
         async with self.alone():
-            if not self.written or place.state not in ("waiting", "held"):
+            if not self.written or not request.lives:
                 yield None
                 return
             lease, delay = await self.wanted()
             if not self.written or self._are_at(lease, delay):
                 yield None
                 return
-            request = self._move(self._value(), place.value(place.token), lease, delay)
+            message = self._move(self._value(), request.value(request.token), lease, delay)
             with self.writing(lease):
                 yield Move(
-                    request, lambda answer: self._wrote(answer, lease, delay), (lease, delay)
+                    message, lambda answer: self._wrote(answer, lease, delay), (lease, delay)
                 )
 
     async def write(
@@ -404,27 +403,27 @@ class OwnKeys:
         """Write the key with another lease; else it is known now where it is, or that it is gone."""
         if not self.written:
             return False  # gone while its lease was asked for: to write it now would make it anew
-        store = self._place.store
-        request = self._move(value, delay_value, lease, delay)
+        cluster = self._request.cluster
+        message = self._move(value, delay_value, lease, delay)
         with self.writing(lease):
             try:
-                answer = await store.transact(self._place.keys, request)
+                answer = await cluster.transact(self._request.keys, message)
             except LeaseNotFound:
-                await store.look_for(lease, delay)
+                await cluster.look_for(lease, delay)
                 raise
         return self._wrote(answer, lease, delay)
 
     def _move(
         self, value: bytes, delay_value: bytes, lease: SharedLease, delay: SharedLease | None
     ) -> m.TxnRequest:
-        place = self._place
+        request = self._request
         leases = transactions.Leases(lease.id, 0, delay.id if delay else 0)
-        return transactions.move(place.keys, place.id, self.written, value, delay_value, leases)
+        return transactions.move(request.keys, request.id, self.written, value, delay_value, leases)
 
     def _value(self) -> bytes:
-        place = self._place
-        order = place.token or self._order
-        return place.value(order if order not in (0, self.created) else None)
+        request = self._request
+        order = request.token or self._order
+        return request.value(order if order not in (0, self.created) else None)
 
     @contextmanager
     def writing(self, lease: SharedLease) -> Iterator[None]:
@@ -443,7 +442,7 @@ class OwnKeys:
     def _wrote(self, answer: m.TxnResponse, lease: SharedLease, delay: SharedLease | None) -> bool:
         """Take the answer; tell whether the key was written."""
         assert answer.header is not None
-        if self._place.state == "left":
+        if self._request.state == "left":
             return False
         if answer.succeeded:
             self.is_at(lease, answer.header.revision)
@@ -452,13 +451,28 @@ class OwnKeys:
             return True
         read = answer.responses[0].response_range
         if read is None or not read.kvs:
-            self._place.on_gone("gone")
+            self._request.on_gone("gone")
         else:
             self.found(read.kvs[0].lease, read.kvs[0].mod_revision)
-            mine = Queue(self._place.keys, 0, read.kvs).find(self._place.id)
+            mine = Queue(self._request.keys, 0, read.kvs).find(self._request.id)
             if mine is not None and mine.joined:
                 self._order = mine.order  # the room may not have heard of that yet
         return False
+
+    async def why_gone(self) -> LossReason | None:
+        """Return why its key is not there any more; None if it is."""
+        request, cluster = self._request, self._request.cluster
+        look = transactions.look(request.keys, request.id, cluster.message_key(request.id))
+        answer = await cluster.transact(request.keys, look)
+        if answer.succeeded:
+            return None
+        found = answer.responses[0].response_range
+        if found is not None and found.kvs:
+            return "broken"
+        if self.lease is not None and not self.lease.alive:
+            return "expired"
+        others = list((await cluster.read(request.keys)).holders())
+        return "taken_over" if others else "gone"
 
     # -- deleting them ---------------------------------------------------------------------------
 
@@ -467,9 +481,9 @@ class OwnKeys:
 
         ``passed``: requests of this client alone wait for it, and they do not wait for its answer.
         """
-        place, store, terms = self._place, self._place.store, self._place.terms
+        request, cluster, terms = self._request, self._request.cluster, self._request.terms
         repeated, self._leaves = self._leaves > 0, self._leaves + 1
-        keys, id, message = place.keys, place.id, store.message_key(place.id)
+        keys, id, message = request.keys, request.id, cluster.message_key(request.id)
         if end.record is not None:
             return await self._record(message, *end.record)
         if end.lost and self.delay_lease is not None:
@@ -480,20 +494,20 @@ class OwnKeys:
             leaving = transactions.leave(
                 keys, id, message, delay=delayed, opens=opens, marker_lease=marker
             )
-            answer = await store.transact(keys, leaving, own=True, gather=passed)
+            answer = await cluster.transact(keys, leaving, own=True, gather=passed)
         except NoSpace:
             # Nothing can be written, so no late duplicate either: delete alone.
             leaving = transactions.leave(keys, id, message, delay=delayed, opens=opens)
-            answer = await store.transact(keys, leaving)
+            answer = await cluster.transact(keys, leaving)
         if opens and self._hold_lease is not None:
-            store.start(store.leases.revoke, self._hold_lease)  # nothing ends with it any more
+            cluster.start(cluster.leases.revoke, self._hold_lease)  # nothing ends with it any more
         if answer.succeeded:
             self._keep_record_lease(0)  # no attempt to record a success can be carried out any more
         found = None if answer.succeeded else answer.responses[0].response_range
         if found is not None and found.kvs:
             return Left("gone", "broken")
         if answer.succeeded or repeated:
-            return Left("released" if place.token else "withdrawn")
+            return Left("released" if request.token else "withdrawn")
         if self.delay_lease is not None:
             # It ended before, so the name is closed for a while: from now on, as this client keeps that
             # lease.
@@ -506,25 +520,25 @@ class OwnKeys:
 
     async def _marker_lease(self) -> int:
         """Return the lease of the marker that refuses late duplicates; 0 if there are none to come."""
-        store = self._place.store
-        return (await store.leases.make(store.marker_ttl)).id if self.ambiguous else 0
+        cluster = self._request.cluster
+        return (await cluster.leases.make(cluster.marker_ttl)).id if self.ambiguous else 0
 
     async def _record(self, message: bytes, result: bytes, keep: float) -> Left:
         """Put a success on record. Each attempt has a lease of its own: the record is kept for so long
         from then on, and an attempt whose answer was lost may have been carried out."""
-        place, store = self._place, self._place.store
-        lease = await store.leases.make(keep + api.CALL_WITHIN)
+        request, cluster = self._request, self._request.cluster
+        lease = await cluster.leases.make(keep + api.CALL_WITHIN)
         self._record_leases += (lease,)
-        value, marker = value_of_success(place.id, result), await self._marker_lease()
-        recording = transactions.record(place.keys, place.id, message, value, lease.id, marker)
-        answer = await store.transact(place.keys, recording)
+        value, marker = value_of_success(request.id, result), await self._marker_lease()
+        recording = transactions.record(request.keys, request.id, message, value, lease.id, marker)
+        answer = await cluster.transact(request.keys, recording)
         if answer.succeeded:
             self._keep_record_lease(lease.id)
             return Left("recorded")
         broken, there = (step.response_range for step in answer.responses[:2])
         if there is not None and there.kvs:
-            success = Queue(place.keys, 0, there.kvs).success
-            if success is not None and success.request == place.id:
+            success = Queue(request.keys, 0, there.kvs).success
+            if success is not None and success.request == request.id:
                 self._keep_record_lease(success.lease)
                 return Left("recorded")
         self._keep_record_lease(0)
@@ -534,23 +548,25 @@ class OwnKeys:
         """End the other leases of attempts to record a success: they found its key gone. It was deleted for
         good, so a late duplicate of them records nothing."""
         leases, self._record_leases = self._record_leases, ()
-        store = self._place.store
+        cluster = self._request.cluster
 
         async def revoke() -> None:
             for lease in leases:
                 if lease.id != id:
-                    await store.leases.revoke(lease)
+                    await cluster.leases.revoke(lease)
 
         if leases:
-            store.start(revoke)
+            cluster.start(revoke)
 
     async def _close(self, message: bytes) -> Left:
         """Delete the key, and have the lock-delay end so much later."""
-        place, store = self._place, self._place.store
+        request, cluster = self._request, self._request.cluster
         marker = await self._marker_lease()
-        delay = await store.leases.make(place.terms.lock_delay)
-        value = place.value(place.token)
-        closing = transactions.leave_closed(place.keys, place.id, value, message, delay.id, marker)
-        answer = await store.transact(place.keys, closing)
+        delay = await cluster.leases.make(request.terms.lock_delay)
+        value = request.value(request.token)
+        closing = transactions.leave_closed(
+            request.keys, request.id, value, message, delay.id, marker
+        )
+        answer = await cluster.transact(request.keys, closing)
         found = None if answer.succeeded else answer.responses[1].response_range
         return Left("gone", "broken" if found is not None and found.kvs else "expired")

@@ -11,24 +11,21 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Literal
 
 from ..._clock import local_deadline, now
 from ..._errors import BackendError, BackendUnavailable, LossReason
 from ..._model import LOST, End, Gone, Granted, Left, Refused, Terms, Waiting, first_request
 from ..base import Listener, Unanswered
-from . import audit, recipe, transactions
 from . import messages as m
+from . import transactions
+from .cluster import Cluster
 from .leases import SharedLease
-from .own_keys import PAUSE, Move, OwnKeys
+from .own_keys import OwnKeys
 from .recipe import Keys, Queue, Record, Success, Turn
 from .refusals import LeaseNotFound
+from .request import PAUSE, Request, Requests, State
 from .room import Room
 from .successors import Successors
-
-if TYPE_CHECKING:
-    from .store import EtcdBackend
 
 _logger = logging.getLogger("aiodlock")
 
@@ -37,18 +34,17 @@ _logger = logging.getLogger("aiodlock")
 _FOR_A_BODY = 0.5
 #: So often a single try is repeated when others change the name meanwhile.
 _TRIES = 5
+#: No revision comes later.
+_FAR_FUTURE = (1 << 63) - 1
 
-State = Literal["new", "asking", "waiting", "held", "left"]
 
+class EtcdPlace(Request):
+    """What the core asks. Mutable state, besides that of a request:
 
-class EtcdPlace:
-    """A request. Mutable state:
-
-    ``state``; ``token``; ``own`` (its keys); ``room`` (while it waits); ``_failed`` (the last message had
-    no answer); ``_is_gone`` (the store knows it no more); ``_timer`` (of what is due); ``_successors`` (of
-    a holder that lingers), ``recalled`` (others want what it has), ``_answered`` (the core knows that it
-    waits or holds), ``_closes`` (when its ``max_hold`` is over), ``_was_ended`` (its lease was lost, and
-    its key was deleted when due).
+    ``own`` (its keys); ``room`` (while it waits); ``_failed`` (the last message had no answer);
+    ``_is_gone`` (the store knows it no more); ``_successors`` (of a holder that lingers), ``recalled``
+    (others want what it has), ``_answered`` (the core knows that it waits or holds), ``_closes`` (when its
+    ``max_hold`` is over), ``_was_ended`` (its lease was lost, and its key was deleted when due).
     """
 
     __slots__ = (
@@ -57,36 +53,33 @@ class EtcdPlace:
         "_failed",
         "_is_gone",
         "_listener",
+        "_requests",
         "_successors",
-        "_timer",
         "_was_ended",
-        "id",
-        "keys",
         "own",
-        "owner",
         "recalled",
         "room",
-        "state",
-        "store",
-        "terms",
-        "token",
     )
 
+    state: State
+    terms: Terms
+    token: int
+
     def __init__(
-        self, store: EtcdBackend, terms: Terms, request_id: str, owner: str, listener: Listener
+        self,
+        cluster: Cluster,
+        requests: Requests[EtcdPlace],
+        terms: Terms,
+        request_id: str,
+        owner: str,
+        listener: Listener,
     ) -> None:
-        self.id: str = request_id
-        self.owner: str = owner
-        self.terms: Terms = terms
-        self.store: EtcdBackend = store
-        self.keys: Keys = store.keys(terms.kind, terms.name)
-        self.state: State = "new"
-        self.token: int = 0
+        super().__init__(cluster, terms, request_id, owner)
         self.own: OwnKeys = OwnKeys(self)
         self.room: Room | None = None
+        self._requests = requests
         self._listener = listener
         self._failed = self._is_gone = False
-        self._timer: asyncio.TimerHandle | None = None
         self._successors: Successors | None = None
         self.recalled: bool = False
         self._answered = False
@@ -123,37 +116,6 @@ class EtcdPlace:
         """A lease that is shared does not end while the client lives."""
         return math.inf
 
-    # -- what the store reads --------------------------------------------------------------------
-
-    @property
-    def key(self) -> bytes:
-        """Its key."""
-        return self.keys.request(self.id)
-
-    @property
-    def lease(self) -> SharedLease | None:
-        """The lease that its key ends with."""
-        return self.own.lease
-
-    @property
-    def settled(self) -> bool:
-        """Whether the key is where ``lease`` says: not while it is moved, nor once it is gone."""
-        return self.own.settled
-
-    @property
-    def outdated(self) -> bool:
-        """Whether its keys have to be moved, and can be."""
-        return self.own.outdated
-
-    def moving(self) -> AbstractAsyncContextManager[Move | None]:
-        """Give what moves its keys to leases that count, to be sent together with others'."""
-        return self.own.moving()
-
-    def value(self, order: int | None = None) -> bytes:
-        """Return what stands in its keys. ``order``: of one that joins, and in its lock-delay."""
-        store = self.store
-        return recipe.value_of(self.terms, self.owner, store.label, store.description, order)
-
     # -- asking ----------------------------------------------------------------------------------
 
     async def acquire(self, *, wait: bool) -> Granted | Waiting | Refused | Gone:
@@ -167,7 +129,7 @@ class EtcdPlace:
                 answer: Granted | Waiting | Refused | Gone = Granted(self.token, self.deadline)
             else:
                 self.state = "asking"
-                self.store.add(self)
+                self._requests.add(self)
                 answer = await (self._queue() if wait else self._try_once())
             if isinstance(answer, Granted):
                 answer = await self._begin_at_once()
@@ -192,7 +154,7 @@ class EtcdPlace:
         keys, own = self.keys, self.own
         holder, waiter, delay = await own.leases()
         leases = transactions.Leases(holder.id, waiter.id, delay.id if delay else 0)
-        self.room = room = self.store.rooms.of(keys)
+        self.room = room = self.cluster.rooms.of(keys)
         room.add(self)
         sent, once = now(), self.terms.kind == "once"
         with room.opening() as opens:
@@ -216,7 +178,7 @@ class EtcdPlace:
         made = answer.header.revision
         if not nested.succeeded:
             # An earlier attempt has made the key, or it has left.
-            found = (await self.store.read(keys)).find(self.id)
+            found = (await self.cluster.read(keys)).find(self.id)
             if found is None:
                 return Gone("gone")
             made = found.created
@@ -254,8 +216,8 @@ class EtcdPlace:
 
     async def _try_once(self) -> Granted | Refused | Gone:
         """Be granted at once, or leave nothing behind."""
-        store, keys, own = self.store, self.keys, self.own
-        await store.until_left(keys)
+        cluster, keys, own = self.cluster, self.keys, self.own
+        await cluster.leaves.until_arrived(keys.base)
         holder, waiter, delay = await own.leases()
         leases = transactions.Leases(holder.id, waiter.id, delay.id if delay else 0)
         sent = now()
@@ -274,8 +236,8 @@ class EtcdPlace:
                 return self.hold(mine.order, lease, own.delay_in(known) or delay, sent)
             if known.success is not None:
                 return self._recorded(known.success)
-            joins, far = 0, store.far_future  # as one that comes now
-            limit, label = self.terms.limit, store.label
+            joins, far = 0, _FAR_FUTURE  # as one that comes now
+            limit, label = self.terms.limit, cluster.label
             record = Record(self.id, self.terms.mode, self.owner, label, limit, far, far)
             turn = known.turn_of(record)
             if turn.what == "deadlock" or turn.what == "limit":
@@ -296,7 +258,7 @@ class EtcdPlace:
                 # Nothing is queued, so a holder that lingers is not told by that.
                 for blocker in known.holders():
                     if blocker.lingers:
-                        store.start(store.recall, keys, blocker)
+                        cluster.start(cluster.recall, keys, blocker)
                 break
         return Refused("busy", unsure=own.ambiguous)
 
@@ -337,8 +299,8 @@ class EtcdPlace:
         known = None if self.room is None else self.room.queue
         self._wait_no_more()
         if self.terms.linger and self._successors is None:
-            self._successors = Successors(self)
-            self._successors.begin(known)
+            self._successors = Successors(self, self.on_recalled)
+            self._successors.begin(own.created, known)
         if not self.terms.auto_extend:
             own.until = local_deadline(sent, round(own.ttl * 1000))
         if lease.seconds < own.ttl:
@@ -362,14 +324,14 @@ class EtcdPlace:
             self.hold(turn.order, self.own.lease, None, now())
             self._tell_granted()
         elif self._timer is None:
-            self.set_timer(0.0, lambda: self.store.start(self._confirm_waiting))
+            self.set_timer(0.0, lambda: self.cluster.start(self._confirm_waiting))
 
     def _tell_granted(self) -> None:
         if self._lasts:
             self._count_max_hold()
             self._listener.granted()
         else:
-            self.store.start(self._extend_first)
+            self.cluster.start(self._extend_first)
 
     @property
     def _left(self) -> float:
@@ -385,7 +347,7 @@ class EtcdPlace:
         """Have it end with the lease of its ttl, and renew that if need be."""
         await self.own.move()
         if self.own.lease is not None and not self._lasts:
-            await self.store.leases.renew(self.own.lease)
+            await self.cluster.leases.renew(self.own.lease)
 
     async def _extend_first(self) -> None:
         """Too little is left for a body: renew, and tell then."""
@@ -403,7 +365,7 @@ class EtcdPlace:
 
     def _look_again(self) -> None:
         """It waits from now on: see to what the room told while it was asking."""
-        self.set_timer(0.0, lambda: self.store.start(self._confirm_waiting))
+        self.set_timer(0.0, lambda: self.cluster.start(self._confirm_waiting))
 
     async def _confirm_waiting(self) -> None:
         """Write what the grant of a waiter needs, until that is answered."""
@@ -445,7 +407,7 @@ class EtcdPlace:
 
     def on_failed(self, error: BackendError) -> None:
         """What was sent in the background had no answer, or was refused."""
-        if self.state in ("waiting", "held"):
+        if self.lives:
             self._failed = isinstance(error, BackendUnavailable)
             self._listener.extension_failed(error)
 
@@ -456,7 +418,7 @@ class EtcdPlace:
     def on_gone(self, reason: LossReason) -> None:
         """The store does not know the request any more. Told once: a message that moves its keys may find
         them gone, too."""
-        if self._is_gone or self.state not in ("waiting", "held"):
+        if self._is_gone or not self.lives:
             return
         self._is_gone = True
         self._stop()
@@ -480,12 +442,12 @@ class EtcdPlace:
     def on_recalled(self) -> None:
         """Others want the name, and this holder was to linger."""
         self.recalled = True
-        if self._answered and self.state in ("waiting", "held"):
+        if self._answered and self.lives:
             self._listener.recalled()
 
     def on_silent(self, error: Exception) -> None:
         """What keeps it alive has had no answer."""
-        if self.state in ("waiting", "held"):
+        if self.lives:
             self._listener.extension_failed(error)
 
     def on_unavailable(self, error: BackendUnavailable) -> None:
@@ -504,8 +466,8 @@ class EtcdPlace:
         await own.move()
         if self.state != "held" or own.lease is None:
             return
-        await self.store.leases.renew(own.lease)
-        reason = await audit.why_gone(self)
+        await self.cluster.leases.renew(own.lease)
+        reason = await self.own.why_gone()
         if reason is not None:
             self.on_gone(reason)
         elif not self.terms.auto_extend:
@@ -526,7 +488,7 @@ class EtcdPlace:
         """The lease counts as lost here. Its key would live on with the client: end it when it is due."""
         if self.state == "held" and self.own.lease is not None:
             pause = max(0.0, self.deadline - now())
-            self.set_timer(pause, lambda: self.store.start(self._end_overdue))
+            self.set_timer(pause, lambda: self.cluster.start(self._end_overdue))
 
     async def _end_overdue(self) -> None:
         while self.state == "held":
@@ -576,21 +538,21 @@ class EtcdPlace:
             # A success of the next one would delete its key, and the leave find it gone.
             and terms.kind != "once"
             and first_request(self.owner) == self.id
-            and not self.store.has_mates(self.owner)
+            and not self._requests.has_mates(self.owner)
         )
 
     def _pass_on(self) -> asyncio.Future[None] | None:
-        room = self.store.rooms.find(self.keys)
+        room = self.cluster.rooms.find(self.keys)
         if room is None or not room.left(self.id):
             return None
-        return self.store.leaving(self.keys)  # who inspects the name waits for that
+        return self.cluster.leaves.begin(self.keys.base)  # who inspects the name waits for that
 
     def leave_soon(self, end: End, done: Callable[[Left | BackendError], object]) -> bool:
         """Send a leave that nobody awaits."""
-        if not self.store.is_up:
+        if not self.cluster.is_up:
             return False
 
-        on_its_way = self.store.leaving(self.keys)
+        on_its_way = self.cluster.leaves.begin(self.keys.base)
 
         async def leave() -> None:
             try:
@@ -601,7 +563,7 @@ class EtcdPlace:
                 on_its_way.set_result(None)
             done(left)
 
-        if self.store.start(leave):
+        if self.cluster.start(leave):
             return True
         on_its_way.set_result(None)
         return False
@@ -610,29 +572,14 @@ class EtcdPlace:
         """Forget what is kept of it here."""
         self._stop()
         self.state = "left"
-        self.store.remove(self)
+        self._requests.remove(self)
         self.own.forget()
 
     def _stop(self) -> None:
         self._wait_no_more()
         if self._successors is not None:
             self._successors.end()
-        self._cancel_timer()
-
-    def set_timer(self, pause: float, due: Callable[[], object]) -> None:
-        """Call this after a while, instead of what was due before."""
-        self._cancel_timer()
-
-        def call() -> None:
-            self._timer = None
-            due()
-
-        self._timer = self.store.later(pause, call)
-
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self.cancel_timer()
 
 
 def _queue_in(keys: Keys, answer: m.TxnResponse, step: int) -> Queue:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from . import link as api
 from . import messages as m
 from . import recipe, transactions
+from .cluster import Cluster
 from .leases import SharedLease
-from .link import Link
-
-if TYPE_CHECKING:
-    from .store import EtcdBackend
 
 #: A key's value: the serial, then the record.
 _DIGITS = 20
@@ -27,30 +23,28 @@ class Waits:
     ``_revision`` (in which it was written).
     """
 
-    def __init__(self, store: EtcdBackend, link: Link, prefix: str) -> None:
-        self._store = store
-        self._link = link
-        self._prefix = prefix
-        self._key = recipe.waits_key(prefix, store.label)
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._key = recipe.waits_key(cluster.prefix, cluster.label)
         self._lease: SharedLease | None = None
         self._told = self._revision = 0
 
     async def tell(self, serial: int, record: bytes, keep: float) -> None:
         """Write this client's record, unless the cluster has it."""
-        lease = await self._store.leases.get(keep)
+        lease = await self._cluster.leases.get(keep)
         if serial == self._told and lease is self._lease:
             return  # the lease is extended anyway
         if lease is not self._lease:
             self._told = 0
-            self._store.leases.use(lease)
+            self._cluster.leases.use(lease)
             if self._lease is not None:
-                self._store.leases.release(self._lease)
+                self._cluster.leases.release(self._lease)
             self._lease = lease
         value = f"{serial:0{_DIGITS}}".encode() + record
         for _ in range(_TRIES):
             request = transactions.tell(self._key, value, lease.id, self._revision)
             # Not twice: an old message that arrives late finds another revision.
-            answer = await self._link.call(api.TXN, request)
+            answer = await self._cluster.link.call(api.TXN, request)
             assert answer.header is not None
             if answer.succeeded:
                 self._revision, self._told = answer.header.revision, serial
@@ -61,15 +55,15 @@ class Waits:
             if there is not None and _serial_of(there.value) > serial:
                 break
         if not record:
-            self._store.leases.release(lease)
+            self._cluster.leases.release(lease)
             self._lease = None
 
     async def read(self, labels: Sequence[str]) -> dict[str, bytes]:
         """Return the records of these clients."""
         found: dict[str, bytes] = {}
         for label in labels:
-            request = m.RangeRequest(recipe.waits_key(self._prefix, label))
-            answer = await self._link.call(api.RANGE, request)
+            request = m.RangeRequest(recipe.waits_key(self._cluster.prefix, label))
+            answer = await self._cluster.link.call(api.RANGE, request)
             if answer.kvs and len(answer.kvs[0].value) > _DIGITS:
                 found[label] = answer.kvs[0].value[_DIGITS:]
         return found
