@@ -43,6 +43,8 @@ _T = TypeVar("_T")
 
 #: After so many steps (a few milliseconds) the event loop gets its turn.
 _SLICE = 1_000
+#: So many steps does a request take, or a name, that is looked at by itself.
+_OF_ITS_OWN = 10
 #: The search for cycles of requests ends after so many steps. The next search may find the rest.
 _MOST_STEPS = 300_000
 #: Victims are spared in circles of so many requests at most.
@@ -169,12 +171,14 @@ def search(mine: Sequence[Wait], me: str = "") -> Asking[list[Cycle]]:
     yield from _follow(known, mine, steps)
     circles = yield from _circles_of(known, steps)
     own = {wait.id for wait in mine}
-    meant = [
-        waits
-        for waits in _by_circle(known.reached.values(), circles)
-        if any(wait.id in own for wait in waits)
-    ]
-    queues = {wait.where for waits in meant for wait in waits if known.needs_queue(wait)}
+    meant: list[list[Wait]] = []
+    queues: set[Name] = set()
+    for waits in (yield from _by_circle(known.reached.values(), circles, steps)):
+        if any(wait.id in own for wait in waits):
+            meant.append(waits)
+            queues.update(wait.where for wait in waits if known.needs_queue(wait))
+        if steps.end_slice(len(waits)):
+            yield TURN
     if queues:
         answer = yield Question(queues=frozenset(queues))
         known.names |= answer.names
@@ -307,13 +311,17 @@ def _components(edges: Mapping[Name, Collection[Name]], steps: _Steps) -> Asking
     return numbers
 
 
-def _by_circle(waits: Iterable[Wait], circles: Mapping[Name, int]) -> list[list[Wait]]:
+def _by_circle(
+    waits: Iterable[Wait], circles: Mapping[Name, int], steps: _Steps
+) -> Asking[list[list[Wait]]]:
     """Return the waits along each circle of names."""
     found: dict[int, list[Wait]] = {}
     for wait in waits:
         number = circles.get(wait.where)
         if number is not None and any(circles.get(at) == number for at, _ in wait.inside):
             found.setdefault(number, []).append(wait)
+        if steps.end_slice():
+            yield TURN
     return list(found.values())
 
 
@@ -321,6 +329,8 @@ def _victims_of(graph: _Graph, own: Collection[str], steps: _Steps) -> Asking[di
     """Return a cycle of each request that is the youngest in one, without those that can be spared."""
     waits = sorted(graph.waits.values(), key=lambda wait: wait.age)
     few = len(waits) <= _FEW
+    if steps.end_slice(_OF_ITS_OWN * len(waits)):  # there may be thousands of circles
+        yield TURN
     victims: dict[str, Cycle] = {}
     for start in waits:
         if steps.taken > _MOST_STEPS:
@@ -355,16 +365,12 @@ class _Graph:
     def __init__(self, known: _Known, waits: Iterable[Wait]) -> None:
         self.waits = {wait.id: wait for wait in waits}
         self._known = known
-        self._queues = {
-            where: _Queue(where[0], info)
-            for where in {wait.where for wait in self.waits.values()}
-            if (info := known.names.get(where)) is not None
-        }
+        self._queues: dict[Name, _Queue] = {}
 
     def cycle_of(self, start: Wait, steps: _Steps) -> Asking[Cycle | None]:
         """Return a shortest cycle whose youngest request this is."""
         came: dict[str, Edge | None] = {start.id: None}
-        left = {where: queue.unmet() for where, queue in self._queues.items()}
+        left: dict[Name, _Unmet] = {}
         to_do = deque([start])
         while to_do:
             wait = to_do.popleft()
@@ -383,21 +389,29 @@ class _Graph:
 
     def successors(self, wait: Wait) -> set[str]:
         """Return the ids of the requests that this one waits for."""
-        left = {wait.where: self._queues[wait.where].unmet()} if wait.where in self._queues else {}
-        return {other.id for edge in self._edges(wait, left) for other in self._behind(edge)}
+        return {other.id for edge in self._edges(wait, {}) for other in self._behind(edge)}
 
     def _behind(self, edge: Edge) -> Iterator[Wait]:
         for wait in self._known.relying_on(edge.wait.where, edge.holder):
             if wait.id in self.waits:
                 yield wait
 
-    def _edges(self, wait: Wait, left: Mapping[Name, _Unmet]) -> Iterator[Edge]:
-        """Return the edges of a request, without holders that were met before."""
-        queue = self._queues.get(wait.where)
-        place = None if queue is None else queue.place_of(wait, self._known)
-        if queue is None or place is None:
+    def _edges(self, wait: Wait, left: dict[Name, _Unmet]) -> Iterator[Edge]:
+        """Return the edges of a request, without holders that were met before.
+
+        :param left: those that were not, of each name that was come by.
+        """
+        where = wait.where
+        if (queue := self._queues.get(where)) is None:
+            if (info := self._known.names.get(where)) is None:
+                return
+            queue = self._queues[where] = _Queue(where[0], info)
+        place = queue.place_of(wait, self._known)
+        if place is None:
             return
-        for queued, holder in queue.blockers(place, left[wait.where]):
+        if where not in left:
+            left[where] = queue.unmet()
+        for queued, holder in queue.blockers(place, left[where]):
             yield Edge(wait, queued, holder)
 
 
@@ -505,11 +519,15 @@ def verify(found: Sequence[Cycle], me: str = "") -> Asking[list[Cycle]]:
         frozenset(queues),
         frozenset(edge.wait.client for edge in edges),
     )
-    names = {where: _Queue(where[0], info) for where, info in answer.names.items()}
     steps = _Steps()
+    names: dict[Name, _Queue] = {}
+    for where, info in answer.names.items():
+        names[where] = _Queue(where[0], info)
+        if steps.end_slice(_OF_ITS_OWN):
+            yield TURN
     there: list[Cycle] = []
     for cycle in found:
-        if steps.end_slice(len(cycle.edges)):
+        if steps.end_slice(_OF_ITS_OWN * len(cycle.edges)):
             yield TURN
         if all(
             # A wait that was told anew, since its task has left a block, is not equal.

@@ -50,6 +50,8 @@ _TIMES = 20.0
 _QUEUES_AT_ONCE, _NAMES_AT_ONCE = 20, 250
 #: So many waits become long in one turn of the event loop.
 _SLICE = 100
+#: The waits of so many victims end in one turn.
+_VICTIMS = 50
 _MOST_BLOCKS = 100
 
 
@@ -289,7 +291,10 @@ class Deadlocks:
             return
         await self._record.told(narrowing=True)
         found = await ask.second_pass(first, label)
-        self._found({requests[cycle.edges[0].wait.id]: cycle for cycle in found})
+        for at in range(0, len(found), _VICTIMS):
+            part = found[at : at + _VICTIMS]
+            self._found({requests[cycle.edges[0].wait.id]: cycle for cycle in part})
+            await asyncio.sleep(0)
 
     def _found(self, found: Mapping[Request, Cycle]) -> None:
         """End the wait of each victim that still waits."""

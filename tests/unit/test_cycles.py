@@ -12,7 +12,7 @@ import asyncio
 import random
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -473,26 +473,54 @@ async def test_a_record_has_the_oldest_waits_as_far_as_they_fit() -> None:
     assert len(told) > 4_000
 
 
-def test_each_turn_of_the_loop_does_little_for_a_record_of_thousands_of_waits() -> None:
-    waits = [replace(wait_of(1, "hot", (f"n{at}", at)), id=f"c1-{at}") for at in range(5_000)]
-    encoding, turns, calls = encode(waits), list[int](), 0
+def calls_in_turns(send: Callable[[Any], Any], answer: Callable[[Any], Any]) -> list[int]:
+    """Run something to its end; return how many calls each of its turns of the loop made."""
+    turns, calls, told = list[int](), 0, None
 
     def count(frame: object, event: str, argument: object) -> None:
         nonlocal calls
-        calls += 1
+        calls += event == "call"
 
-    sys.setprofile(count)
-    try:
-        while True:
-            calls = 0
-            encoding.send(None)
+    while True:
+        calls = 0
+        sys.setprofile(count)
+        try:
+            asked = send(told)
+        except StopIteration:
+            return turns
+        finally:
+            sys.setprofile(None)
             turns.append(calls)
-    except StopIteration:
-        pass
-    finally:
-        sys.setprofile(None)
+        told = answer(asked)
+
+
+def test_each_turn_of_the_loop_does_little_for_a_record_of_thousands_of_waits() -> None:
+    waits = [replace(wait_of(1, "hot", (f"n{at}", at)), id=f"c1-{at}") for at in range(5_000)]
+    turns = calls_in_turns(encode(waits).send, lambda _: None)
     assert len(turns) >= 50
-    assert max(turns) < 5_000, "some dozens for each of a hundred waits"
+    assert max(turns) < 3_000, "some for each of a hundred waits"
+
+
+def test_each_turn_of_the_loop_does_little_for_a_thousand_deadlocks() -> None:
+    waits, infos = list[Wait](), list[LockInfo]()
+    for at in range(1_000):
+        for one, other, side in (("a", "b", 0), ("b", "a", 1)):
+            mine, its, number = f"{one}{at}", f"{other}{at}", 2 * at + side
+            wait = wait_of(1, its, (mine, number))
+            waits.append(replace(wait, id=f"c1-{number}", owner=f"c1-{number}", arrived=number))
+            infos.append(info(mine, [(f"c1-{number}", "exclusive", number)], []))
+    answer = Answer(
+        {(one.kind, one.name): one for one in infos}, {"c1": {wait.id: wait for wait in waits}}
+    )
+    cycles = list[Cycle]()
+
+    def probe() -> Generator[Question, Answer, None]:
+        cycles.extend((yield from search(waits, "c1")))
+        cycles[:] = yield from verify(cycles, "c1")
+
+    turns = calls_in_turns(probe().send, lambda _: answer)
+    assert len(cycles) == 1_000
+    assert max(turns) < 10_000, "some for each of the waits, or of a slice of the steps"
 
 
 def test_crossed_readers_and_writers_lose_as_few_as_are_needed() -> None:
