@@ -46,7 +46,7 @@ class Further:
     """When entering has last come further. Only what never came as far before counts: a connection that is
     refused again and again at the same step does not.
 
-    Mutable state: ``at`` (on our clock, seconds), ``_steps``.
+    Mutable state: ``at`` (on our clock, seconds; in the future if more is expected only then), ``_steps``.
     """
 
     def __init__(self) -> None:
@@ -57,10 +57,13 @@ class Further:
         """One more answer has come, of those that come once."""
         self.reach(self._steps + 1)
 
-    def reach(self, steps: int) -> None:
-        """So many answers have come, on one connection."""
+    def reach(self, steps: int, expected: float = 0.0) -> None:
+        """So many answers have come, on one connection.
+
+        :param expected: how long the next one takes, judging by these (seconds).
+        """
         if steps > self._steps:
-            self._steps, self.at = steps, now()
+            self._steps, self.at = steps, now() + expected
 
     def go_on(self) -> None:
         """What is awaited now may take long, and the store shows that it works on it."""

@@ -205,6 +205,14 @@ class PostgresServer:
         self._until(f"select current_setting('{option}') = '{value}'")
         self.execute("checkpoint")
 
+    def keep(self, name: str, content: bytes) -> None:
+        """Write a file beside the data, for the server alone to read."""
+        path = self._data / name
+        path.write_bytes(content)
+        path.chmod(0o600)
+        if self._user is not None:
+            shutil.chown(path, self._user)
+
     def replicate_to(self, standby: PostgresServer) -> None:
         """Return when a standby has all that is committed here. To be called before this server is crashed
         or the standby promoted: a commit does not wait for a standby by itself."""

@@ -542,7 +542,7 @@ async def test_message_that_is_refused_for_good_takes_no_other_along(
         # In one call, since they are sent in one turn of the loop.
         store = store_of(client)
         refused, other = (
-            store.turn(f"leave\tl:{marker}\tid\t{marker}\tended") for marker in ("none", "0")
+            store._calls.turn(f"leave\tl:{marker}\tid\t{marker}\tended") for marker in ("none", "0")
         )
         assert await other == "gone gone"
         with pytest.raises(BackendError, match="refused"):
@@ -583,9 +583,9 @@ async def test_long_record_is_read_once_for_all_who_ask_and_not_in_the_answer(
         async with client.once("job", keep=60) as once:
             once.result = text
         store = store_of(client)
-        key = store.key("once", "job")
+        key = store._calls.key("once", "job")
         words = (key, "me-1", "x", "tme", "9000", "9000", "0", "wait")
-        assert await store.turn("\t".join(("acquire", *words))) == "done"
+        assert await store._calls.turn("\t".join(("acquire", *words))) == "done"
 
         async def ask() -> bool:
             async with client.once("job", keep=60) as once:
@@ -636,13 +636,13 @@ async def test_sweep_takes_smaller_steps_where_a_limit_of_the_server_ends_long_o
             pass
         server.execute("update aiodlock.name set keep_until = 1")
         store = store_of(client)
-        fetch = store.fetch
+        rows = store._calls.rows
 
         async def limited(sql: str, pages: int, *more: object) -> object:
             if pages > 10:
                 raise BackendUnavailable("canceling statement due to statement timeout")
-            return await fetch(sql, pages, *more)
+            return await rows(sql, pages, *more)
 
-        monkeypatch.setattr(store, "fetch", limited)
+        monkeypatch.setattr(store._calls, "rows", limited)
         await store._sweep()
         assert server.execute("select count(*) from aiodlock.name")[0][0] == 0

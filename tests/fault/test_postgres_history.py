@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
@@ -13,6 +13,7 @@ from aiodlock.backends.postgres import scouts
 from aiodlock.backends.postgres.history import History
 from aiodlock.backends.postgres.schema import VERSION, create_statements
 
+from ..contract.test_renewal import kill, until_dead
 from ..postgres import PostgresServer
 from ..scenes import bounded, soon, store_of, until, until_held
 from ..servers import installed, postgres_server
@@ -210,6 +211,50 @@ async def test_move_to_another_database_goes_on_when_the_old_one_is_silent_and_i
                     await asyncio.sleep(0.1)
         assert await is_there(other, NAME.replace(":", "%3A"))
     assert "store_replaced" in events(caplog)
+
+
+async def test_next_session_knows_the_database_of_the_one_that_died(
+    primary: PostgresServer,
+) -> None:
+    async with moved(primary) as (proxy, client, other):
+        async with client.lock(NAME):
+            pass
+        proxy.server = other
+        kill(client)
+        await until_dead(client)
+        await proxy.cut()
+        with pytest.raises(BackendUnavailable):
+            await client.lock("another", timeout=3).acquire()
+        assert not await is_there(other, "another")
+
+
+async def _inspect(client: Client) -> object:
+    return await client.inspect(NAME)
+
+
+async def _list(client: Client) -> object:
+    return [info async for info in client.locks()]
+
+
+async def _tell_waits(client: Client) -> object:
+    return await store_of(client).tell_waits(1, b"waits", keep=5.0)
+
+
+async def _read_record(client: Client) -> object:
+    return await store_of(client)._recorded("a key")
+
+
+@pytest.mark.parametrize("asks", [_inspect, _list, _tell_waits, _read_record])
+async def test_each_query_notices_that_the_server_is_not_the_known_one(
+    primary: PostgresServer, asks: Callable[[Client], Awaitable[object]]
+) -> None:
+    async with Client(primary.url, listen_source=primary.url) as client:
+        await asks(client)
+        primary.execute("update aiodlock.history set id = 'other', born_us = born_us + 1;")
+        with pytest.raises(
+            BackendUnavailable, match=r"another server answers now|the other one counts"
+        ):
+            await asks(client)
 
 
 @pytest.mark.parametrize("changed", ["history", "version"])

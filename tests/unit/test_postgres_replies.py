@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import example, given
@@ -64,6 +65,18 @@ def test_notifications_of_any_shape_are_heard_or_ignored(text: str) -> None:
         notifications.hear([text])
     finally:
         logging.disable(logging.NOTSET)
+
+
+def test_notification_of_a_connection_that_was_not_probed_is_not_heard() -> None:
+    """It may be of another database: what is said there starts no body here."""
+    heard: list[str] = []
+    calls, known = cast(Any, SimpleNamespace(messages=None, label="one")), cast(Any, None)
+    notifications = Notifications(calls, "postgresql://host/db", "there", known, sessions=True)
+    notifications.hear = heard.extend  # type: ignore[method-assign,assignment]
+    notifications._hear_one("granted id key 7")
+    notifications._hear_one("probe 0")
+    notifications._hear_one("granted id key 8")
+    assert heard == ["granted id key 8"]
 
 
 _CELL = st.none() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=4) | st.booleans()

@@ -95,12 +95,58 @@ def sqlstate_of(failed: Exception) -> str:
     return getattr(failed, "sqlstate", None) or ""
 
 
-async def connect(url: str, within: float, **options: object) -> Connection:
+class _Watched:
+    """The event loop, for asyncpg to dial in: tells that there is a connection, and of the first answer.
+    Those that come next, until the server has let the client in, are seen by asyncpg alone."""
+
+    def __init__(self, on_answer: Callable[[], object]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_answer = on_answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    async def create_connection(self, factory: Any, *args: Any, **options: Any) -> Any:
+        def watched() -> Any:
+            return _First(factory(), self._on_answer)
+
+        transport, first = await self._loop.create_connection(watched, *args, **options)
+        self._on_answer()
+        return transport, first.protocol
+
+
+class _First:
+    """Stands in front of a protocol until the first bytes have come."""
+
+    def __init__(self, protocol: Any, on_answer: Callable[[], object]) -> None:
+        self.protocol = protocol
+        self._on_answer = on_answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.protocol, name)
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self.protocol.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._on_answer()
+        self._transport.set_protocol(self.protocol)
+        self.protocol.data_received(data)
+
+
+async def connect(
+    url: str, within: float, on_answer: Callable[[], object] | None = None, **options: object
+) -> Connection:
     """Connect to the first host of a URL that can be used.
 
     Each host has ``within`` seconds of its own. asyncpg has one timeout for all of them, so one that says
     nothing would keep from those behind it.
+
+    :param on_answer: is called when there is a connection, and at the first answer.
     """
+    if on_answer is not None:
+        options["loop"] = _Watched(on_answer)
     failure: Exception | None = None
     for one in one_host_each(url):
         try:

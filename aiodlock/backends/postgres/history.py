@@ -80,16 +80,20 @@ def history_of(row: Mapping[str, Any], known: History | None) -> History | None:
 
 
 async def history_at(
-    connection: Connection, within: float, known: History | None = None
+    connection: Connection, within: float, known: History | None = None, *, direct: bool = False
 ) -> History | None:
-    """Ask for the history, and leave nothing in the session; None where it is not told.
+    """Ask for the history; None where it is not told.
 
     :param known: what is known now.
+    :param direct: no pooler is between. Else nothing is left in the session.
     """
+    sql = "select * from aiodlock.hello()"
 
     async def fetch() -> Any:
+        if direct:
+            return await connection.fetchrow(sql)
         async with transaction(connection, within):
-            return await connection.fetchrow("select * from aiodlock.hello()")
+            return await connection.fetchrow(sql)
 
     try:
         return history_of(await ask(connection, fetch(), within), known)

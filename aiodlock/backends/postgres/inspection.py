@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 from ..._errors import BackendError
@@ -19,9 +19,7 @@ from ..._model import (
     Tokens,
     WaiterInfo,
 )
-
-if TYPE_CHECKING:
-    from .store import PostgresBackend
+from .calls import Calls
 
 #: For so long a break is remembered (ms).
 _REMEMBERED = 60_000
@@ -30,13 +28,14 @@ select asked.number, found.* from unnest($1::text[]) with ordinality asked(key, 
 cross join lateral aiodlock.inspect(asked.key, $2) with ordinality found
 order by asked.number, found.ordinality
 """
+_NAMES = "select aiodlock.names($1) as key"
 
 
 class Inspection:
     """The calls of ``KeptStore`` that are for people."""
 
-    def __init__(self, store: PostgresBackend) -> None:
-        self._store = store
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
 
     async def inspect(self, kind: Kind, name: str) -> LockInfo:
         return (await self.inspect_all(kind, [name]))[0]
@@ -44,37 +43,37 @@ class Inspection:
     async def inspect_all(
         self, kind: Kind, names: Sequence[str], *, queues: bool = True
     ) -> list[LockInfo]:
-        await self._store.up(hurry=True)
-        keys = [self._store.key(kind, name) for name in names]
-        rows = await self._store.fetch(_INSPECT, keys, queues)
+        await self._calls.up(hurry=True)
+        keys = [self._calls.key(kind, name) for name in names]
+        rows = await self._calls.rows(_INSPECT, keys, queues)
         found: list[list[Any]] = [[] for _ in names]
         for row in rows:
             found[row["number"] - 1].append(row)
         # Where the clock was set back, what was clamped for this answer has to be written.
         behind = {
-            self._store.key(kind, names[row["number"] - 1]) for row in rows if _is_set_back(row)
+            self._calls.key(kind, names[row["number"] - 1]) for row in rows if _is_set_back(row)
         }
-        await asyncio.gather(*(self._store.turn(f"look\t{key}") for key in behind))
+        await asyncio.gather(*(self._calls.turn(f"look\t{key}") for key in behind))
         return [_info(kind, name, about) for name, about in zip(names, found, strict=True)]
 
     async def names(self, match: str, kind: Kind = "lock") -> AsyncIterator[str]:
-        await self._store.up(hurry=True)
-        mine = self._store.key(kind, "")
-        for row in await self._store.fetch("select aiodlock.names($1) as key", mine):
+        await self._calls.up(hurry=True)
+        mine = self._calls.key(kind, "")
+        for row in await self._calls.rows(_NAMES, mine):
             name = unquote(row["key"].removeprefix(mine))
             if fnmatch.fnmatchcase(name, match):
                 yield name
 
     async def break_lock(self, name: str, kind: Kind = "lock", tokens: Tokens | None = None) -> int:
-        await self._store.up(hurry=True)
-        key = self._store.key(kind, name)
+        await self._calls.up(hurry=True)
+        key = self._calls.key(kind, name)
         wanted = "" if tokens is None else "\t" + " ".join(map(str, tokens))
-        answer = await self._store.turn(f"break\t{key}\t{_REMEMBERED}{wanted}")
+        answer = await self._calls.turn(f"break\t{key}\t{_REMEMBERED}{wanted}")
         return int(answer.split(" ")[1])
 
     async def forget(self, name: str) -> bool:
-        await self._store.up(hurry=True)
-        return await self._store.turn(f"forget\t{self._store.key('once', name)}") == "forgot 1"
+        await self._calls.up(hurry=True)
+        return await self._calls.turn(f"forget\t{self._calls.key('once', name)}") == "forgot 1"
 
 
 def _is_set_back(row: Any) -> bool:

@@ -14,6 +14,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
@@ -40,7 +41,9 @@ _logger = logging.getLogger("aiodlock")
 
 #: How long a host may take to let a client in (seconds): it may hash a password for longer than it works on
 #: anything else, and that is several round trips. And how long to answer the first questions after that.
-_LET_IN, _LONGEST_LET_IN = 10.0, 30.0
+_LET_IN, _LONGEST_LET_IN = 20.0, 30.0
+#: So many round trips a host takes for that at the most: TLS, and a password.
+_LET_IN_TRIPS = 6
 _FIRST_ANSWER = 2.0
 #: How long the other hosts are waited for when one has let the client in (seconds).
 OTHERS_WITHIN = 1.0
@@ -61,10 +64,12 @@ class Prepared(NamedTuple):
 
     :param history: None: it was not told.
     :param session: the server's process and when it began; None where a pooler lends it to others.
+    :param took: how long the server took to answer (seconds).
     """
 
     history: History | None = None
     session: tuple[int, Any] | None = None
+    took: float = 0.0
 
 
 class _Reached(NamedTuple):
@@ -87,13 +92,21 @@ class Host:
         self._let_in = Patience(_LET_IN, _LONGEST_LET_IN)
         self._dialing: set[asyncio.Task[Connection]] = set()
 
-    async def connect(self, **options: object) -> Connection:
+    async def connect(self, further: Further | None = None, **options: object) -> Connection:
         """Connect.
 
+        :param further: is told how far it has come.
         :raises asyncpg.PostgresError, OSError, TimeoutError: see ``FAILURES``.
         """
         sent = now()
-        dialing = asyncio.create_task(connect(self.url, self._let_in.learned, **options))
+
+        steps = count(1)
+
+        def on_answer() -> None:
+            if further is not None:
+                further.reach(next(steps), _LET_IN_TRIPS * (now() - sent))
+
+        dialing = asyncio.create_task(connect(self.url, self._let_in.learned, on_answer, **options))
         self._dialing.add(dialing)
         dialing.add_done_callback(self._dialing.discard)
         try:
@@ -108,6 +121,8 @@ class Host:
         took = now() - sent
         self._let_in.answered(took)
         self.patience.answered(took)
+        if further is not None:
+            further.reach(3, self.patience.expected)
         return connection
 
     async def close(self) -> None:
@@ -127,8 +142,9 @@ def _hang_up(dialing: asyncio.Task[Connection]) -> None:
 class Link:
     """One connection, made again when it is lost.
 
-    ``prepare`` runs on each new connection before it counts as up, ``on_up`` after that (with False the
-    first time). Mutable state: ``connection`` (None while there is none), ``failure`` (why there is none),
+    ``prepare`` runs on each new connection before it counts as up, ``on_up`` after that (with what it has
+    returned, and with False the first time). Mutable state: ``connection`` (None while there is none),
+    ``failure`` (why there is none),
     ``where`` (the host that it leads to), ``pooled`` (it goes through a pooler), ``was_up``, ``_doubted``
     (a connection that has not answered in time), ``_session`` and ``_given_up`` (the server's session of
     the present connection, and of one that is to be ended), ``history`` (of the present connection),
@@ -146,7 +162,7 @@ class Link:
         pooled: bool,
         known: Known[History],
         prepare: Callable[[Connection, Host], Awaitable[Prepared]],
-        on_up: Callable[[bool], object],
+        on_up: Callable[[Prepared, bool], object],
         sessions: bool = False,
     ) -> None:
         self.described: str = described
@@ -239,18 +255,18 @@ class Link:
     async def _let_in(self, host: Host) -> _Reached:
         while True:
             pooled = self.pooled
-            connection = await host.connect(**({"statement_cache_size": 0} if pooled else {}))
-            self.further.reach(1)
+            options = {"statement_cache_size": 0} if pooled else {}
+            connection = await host.connect(self.further, **options)
             try:
                 connection.add_termination_listener(self._on_terminated)
                 if not self._sessions and not pooled:
                     self.pooled = not await ask(
                         connection, direct(connection), host.patience.learned
                     )
-                    self.further.reach(2)
+                    self.further.reach(4, host.patience.expected)
                 if self.pooled == pooled:
                     prepared = await self._prepare(connection, host)
-                    self.further.reach(3)
+                    self.further.reach(5, host.patience.expected)
                     return _Reached(host.where, connection, prepared)
             except BaseException:
                 connection.terminate()
@@ -308,7 +324,7 @@ class Link:
             self.history = reached.prepared.history
             self._take(connection)
             before, self.was_up = self.was_up, True
-            self._on_up(before)
+            self._on_up(reached.prepared, before)
             while self._is_mine(connection):
                 await self._changed.wait()
                 self._changed.clear()

@@ -40,7 +40,7 @@ class Listening:
             pooled=False,
             known=known,
             prepare=self._prepare,
-            on_up=lambda _: None,
+            on_up=lambda *_: None,
             sessions=sessions,
         )
         self._known = known
@@ -72,9 +72,12 @@ class Listening:
         self._changed.set()
 
     async def _prepare(self, connection: Connection, host: Host) -> Prepared:
-        if len(self.link.hosts) == 1:
-            return Prepared()
-        return Prepared(await history_at(connection, host.patience.learned, self._known.value))
+        if len(self.link.hosts) == 1 or self.link.pooled:
+            return (
+                Prepared()
+            )  # what is heard counts only where a notification of our own arrives, too
+        known = self._known.value
+        return Prepared(await history_at(connection, host.patience.learned, known, direct=True))
 
     async def _listen_to_all(self, connection: Connection) -> None:
         if self.link.pooled:

@@ -140,12 +140,8 @@ class Messages:
         self._wake(loop)
         return answer
 
-    async def query(self, query: _Query) -> Any:
-        """Run a query after the messages that were submitted before; return what it does."""
-        return await self.start_query(query)
-
-    def start_query(self, query: _Query) -> asyncio.Future[Any]:
-        """The same, without waiting for it."""
+    def query(self, query: _Query) -> asyncio.Future[Any]:
+        """Run a query after the messages that were submitted before; the future gets what it returns."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         self._queries.append((query, answer))

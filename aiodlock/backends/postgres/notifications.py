@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from ..._errors import BackendError
 from .._identity import Known
 from ..kept import Notices
+from .calls import Calls
 from .connection import Connection
 from .history import History
 from .listening import Listening
-from .messages import Messages
 from .replies import token_of
 
 _logger = logging.getLogger("aiodlock")
@@ -32,15 +32,15 @@ class Notifications:
 
     Mutable state: ``listener`` (while the store runs), ``polls`` (no notifications arrive here), ``known``
     (set once it is known whether they do), ``_probes`` (how many notifications of our own were sent),
-    ``_probed`` (set when the last one arrives), ``_heard_on`` (the connection where the latest arrived).
+    ``_probed`` (set when the last one arrives: until then, what is heard may be of another database),
+    ``_heard_on`` (the connection where the latest arrived).
     """
 
     def __init__(
         self,
-        messages: Messages,
+        calls: Calls,
         source: str,
         described: str,
-        label: str,
         known: Known[History],
         *,
         sessions: bool,
@@ -51,8 +51,9 @@ class Notifications:
         self.listening: Listening = Listening(
             source, described, known=known, sessions=sessions, on_up=self._on_up
         )
-        self._messages = messages
-        self._channel = channel(label)
+        self._calls = calls
+        self._messages = calls.messages
+        self._channel = channel(calls.label)
         self._probes = 0
         self._probed = asyncio.Event()
         self._heard_on: Connection | None = None
@@ -73,9 +74,8 @@ class Notifications:
         connection = self.listening.link.connection
         self._probes += 1
         self._probed.clear()
-        sql = f"select pg_catalog.pg_notify('{self._channel}', '{self._probe}')"
         try:
-            await self._messages.query(lambda shared: shared.execute(sql))
+            await self._calls.notify(self._channel, self._probe)
             async with asyncio.timeout(max(_PROBE_WITHIN, self._messages.patience.learned)):
                 await self._probed.wait()
         except BackendError:
@@ -122,7 +122,7 @@ class Notifications:
             self._heard_on = self.listening.link.connection
             self.polls = False
             self._probed.set()
-        elif message and not message.startswith("probe"):
+        elif message and self._probed.is_set() and not message.startswith("probe"):
             self.hear([message])
 
     def hear(self, messages: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ that listens for notifications.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -34,12 +35,13 @@ from .._identity import Known
 from .._label import make_label
 from ..base import Unanswered
 from ..kept import Notices
-from .connection import Connection, ask, transaction
+from .calls import ACQUIRE_ONE, LEAVE_ONE, TURN, TURN_MANY, Calls
+from .connection import Connection, ask
 from .history import History, history_of
 from .inspection import Inspection
 from .installing import install
 from .link import Host, Link, Prepared
-from .messages import Message, Messages, NotReplicated, OtherHistory
+from .messages import Message, OtherHistory
 from .notifications import Notifications, channel
 from .replies import LONG_RECORD, Extended, left_of, outcome_of
 from .schema import READ_ONLY, VERSION, missing, wrong_version
@@ -58,10 +60,6 @@ _SWEEP_MOST = 200
 _SWEEP_PAGES = 1000
 #: How long the installation may take, which waits for that of others (seconds).
 _INSTALL_WITHIN = 4.0
-#: The function of the server that says that a commit was not waited for by its standby. Its text may be in
-#: any language.
-_NO_STANDBY = "SyncRepWaitForLSN"
-
 _HELLO = f"""
 select v.oldest, v.newest, h.*, a.backend_start, ({READ_ONLY}) as read_only
 from aiodlock.versions() v cross join aiodlock.hello() h
@@ -69,28 +67,8 @@ left join pg_catalog.pg_stat_activity a on a.pid = pg_catalog.pg_backend_pid()
 """
 
 
-def _checked(call: str, first: int) -> str:
-    """Return the statement of a call that is made only if the server has this version and this history.
-
-    Behind a pooler, or after an upgrade, that may change between two calls. It is no function, because that
-    would cost a third of what a call costs.
-
-    :param first: the number of the first of two further parameters.
-    """
-    return (
-        f"select case when aiodlock.version() = ${first} and exists (select from aiodlock.history h "
-        f"where h.id = ${first + 1} and h.timeline = ('x' || pg_catalog.left("
-        "pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::bit(32)::integer) "
-        f"then aiodlock.{call} end"
-    )
-
-
-_ACQUIRE_ONE = _checked("acquire_one($1, $2, $3, $4, $5, $6)", 7)
-_LEAVE_ONE = _checked("leave_one($1, $2, $3, $4, $5)", 6)
-_TURN = _checked("turn($1, $2, $3)", 4)
-_TURN_MANY = _checked("turn_many($1, $2, $3)", 4)
 _SWEEP = "select place from aiodlock.sweep($1, $2, $3)"
-_RECORDED = "select aiodlock.recorded($1)"
+_RECORDED = "select aiodlock.recorded($1) as result"
 
 
 def _ms(seconds: float) -> int:
@@ -101,8 +79,8 @@ class PostgresBackend:
     """One database. Its functions decide; this sends messages and reads the answers.
 
     Its state is in its connections, in ``Notifications``, and in ``_known`` (the database that it talks
-    to); ``_unsafe`` are the connections on which a commit has not waited for its standby, ``_reading`` the
-    keys whose results are being read, and ``_sweep_pages`` how much one call can sweep here.
+    to); ``_reading`` are the keys whose results are being read, and ``_sweep_pages`` how much one call can
+    sweep here.
     """
 
     capabilities: Capabilities = Capabilities(
@@ -126,14 +104,11 @@ class PostgresBackend:
         self.description: str = description
         self._described = described
         self._create = create
-        self._prefix = prefix
-        self._retention = _ms(token_retention)
         self._marker_ttl = _ms(max(unavailable_after, _REMEMBERED))
         self._known: Known[History] = Known(
             described, silence=unavailable_after, may_hold=self._may_hold
         )
-        self._unsafe: set[Connection] = set()
-        self._reading: dict[str, asyncio.Future[str | None]] = {}
+        self._reading: dict[str, asyncio.Future[str]] = {}
         self._sweep_pages = _SWEEP_PAGES
         # A user who names another source to listen on has a pooler in front of the first one.
         link = Link(
@@ -145,23 +120,25 @@ class PostgresBackend:
             on_up=self._on_connected,
         )
         self._scouts = Scouts(source, link, self._known, self._on_newer)
-        self._messages = Messages(
+        self._calls = Calls(
             link,
-            self._call,
-            lambda said: self._notifications.hear(said),
-            self._known.heard,
+            self._known,
+            prefix=prefix,
+            label=self.label,
+            retention=_ms(token_retention),
+            on_heard=lambda said: self._notifications.hear(said),
         )
+        self._messages = self._calls.messages
         self._notifications = Notifications(
-            self._messages,
+            self._calls,
             listen_source or source,
             described + (" (listening)" if listen_source else ""),
-            self.label,
             self._known,
             sessions=listen_source is not None,
         )
         self._listening = self._notifications.listening
-        self._inspection = Inspection(self)
-        self._waits = Waits(self, f"{prefix}:")
+        self._inspection = Inspection(self._calls)
+        self._waits = Waits(self._calls)
 
     def __repr__(self) -> str:
         return f"<PostgresBackend {self._described}>"
@@ -184,6 +161,10 @@ class PostgresBackend:
                 await asyncio.sleep(_SWEEP_EVERY * random.uniform(0.5, 1.5))
                 await self._sweep()
 
+    def follow(self, dead: PostgresBackend) -> None:
+        """Know the database that the backend of the client's dead session knew."""
+        self._known.follow(dead._known)
+
     def _may_hold(self) -> bool:
         listener = self._notifications.listener
         return listener is not None and listener.may_hold()
@@ -199,8 +180,8 @@ class PostgresBackend:
 
     async def _meet(self, connection: Connection, host: Host) -> Prepared:
         """Check that the server can be written to, and has the schema in the right version."""
-        connection.add_log_listener(self._on_log)
-        within, known = host.patience.learned, self._known.value
+        connection.add_log_listener(self._calls.on_log)
+        within, known, sent = host.patience.learned, self._known.value, now()
         try:
             row = await self._greet(connection, within)
         except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError) as absent:
@@ -209,7 +190,9 @@ class PostgresBackend:
                 raise BackendError(missing(self._described)) from absent
             # Only here: with a lock of all who install, and rights that a client need not have.
             await ask(connection, install(connection), max(within, _INSTALL_WITHIN))
+            sent = now()
             row = await self._greet(connection, within)
+        took = now() - sent
         if row["read_only"]:
             raise BackendUnavailable(f"{self._described} {row['read_only']}")
         if not row["oldest"] <= VERSION <= row["newest"]:
@@ -217,7 +200,7 @@ class PostgresBackend:
         session = None
         if not self._messages.link.pooled and row["backend_start"] is not None:
             session = connection.get_server_pid(), row["backend_start"]
-        return Prepared(history_of(row, known), session)
+        return Prepared(history_of(row, known), session, took)
 
     async def _greet(self, connection: Connection, within: float) -> Any:
         """Return what the server and the schema say of themselves."""
@@ -252,25 +235,10 @@ class PostgresBackend:
         query: Callable[[], Coroutine[Any, Any, Any]],
         within: float,
     ) -> Any:
-        return await ask(connection, self._one_step(connection, query), within)
+        return await ask(connection, self._calls.one_step(connection, query, within), within)
 
-    def _on_log(self, connection: Any, message: Any) -> None:
-        if getattr(message, "server_source_function", None) == _NO_STANDBY:
-            self._unsafe.add(connection)
-
-    async def _one_step(
-        self, connection: Connection, query: Callable[[], Coroutine[Any, Any, Any]]
-    ) -> Any:
-        """Return a query's answer. Behind a pooler, keep the session for as long as the query takes.
-
-        asyncpg prepares a statement and runs it in two steps. Between them a pooler may change the session.
-        """
-        if not self._messages.link.pooled:
-            return await query()
-        async with transaction(connection, self._messages.patience.learned):
-            return await query()
-
-    def _on_connected(self, again: bool) -> None:
+    def _on_connected(self, prepared: Prepared, again: bool) -> None:
+        self._messages.patience.answered(prepared.took)
         if not again:
             return
         self._listening.examine()  # this may be another server
@@ -282,7 +250,8 @@ class PostgresBackend:
         place: str | None = "m0"
         while place is not None:
             try:
-                ((place,),) = await self.fetch(_SWEEP, self._sweep_pages, _SWEEP_MOST, place)
+                (row,) = await self._calls.rows(_SWEEP, self._sweep_pages, _SWEEP_MOST, place)
+                place = row["place"]
             except BackendError as failed:
                 _logger.debug("sweeping failed: %s", failed)
                 if self._sweep_pages == 1 or self._messages.link.connection is None:
@@ -307,63 +276,12 @@ class PostgresBackend:
         """How long the next answer may take (seconds)."""
         return self._messages.patience.typical
 
-    async def _call(self, connection: Connection, messages: list[Message]) -> list[str]:
-        if len(messages) == 1:
-            text, statement, more, _ = messages[0]
-        else:
-            text, more = "\n".join([one.text for one in messages]), ()
-            keys = {one.text.split("\t", 2)[1] for one in messages}
-            if len(keys) == len(messages):
-                statement = _TURN_MANY
-            elif [one.alone for one in messages] == [_ACQUIRE_ONE, _LEAVE_ONE]:
-                _, statement, more, _ = messages[
-                    1
-                ]  # as when many tasks take one name again and again
-            else:
-                statement = _TURN
-        known = self._known.value
-        who = (VERSION, known.id if known is not None else "")
-        call = partial(
-            connection.fetchval, statement, self.label, self._retention, text, *more, *who
-        )
-        answers: str | None = await self._one_step(connection, call)
-        if answers is None:
-            raise OtherHistory("another server answers now, or the schema has another version")
-        if connection in self._unsafe:
-            self._unsafe.discard(connection)
-            raise NotReplicated("the wait for the standby was ended, and the commit may be lost")
-        return answers.split("\n")
-
-    # -- calls -----------------------------------------------------------------------------------
-
-    async def up(self, *, hurry: bool = False) -> None:
-        """Wait for a connection if there is none."""
-        if self._messages.link.connection is None:
-            await self._messages.link.wait_up(hurry=hurry)
-
-    def key(self, kind: str, name: str) -> str:
-        """Return what a name is called in the tables."""
-        return f"{self._prefix}:{kind[0]}:{quote(name, safe='')}"
-
-    async def fetch(self, sql: str, *arguments: object) -> list[Any]:
-        """Return a query's rows."""
-
-        def fetch(connection: Connection) -> Any:
-            return self._one_step(connection, partial(connection.fetch, sql, *arguments))
-
-        rows: list[Any] = await self._messages.query(fetch)
-        return rows
-
-    def turn(self, message: str) -> asyncio.Future[str]:
-        """Send a message that may change anything of its name."""
-        return self._messages.submit(Message(message, _TURN))
-
     # -- requests --------------------------------------------------------------------------------
 
     async def acquire(
         self, request: StoreRequest, *, wait: bool
     ) -> Granted | Waiting | Refused | Gone:
-        await self.up(hurry=not wait)
+        await self._calls.up(hurry=not wait)
         request.sent_on = self._messages.link.connection
         sent = now()
         try:
@@ -372,7 +290,7 @@ class PostgresBackend:
             request.ambiguous = True
             raise
         if answer == LONG_RECORD:
-            answer = await self._recorded(self.key(request.kind, request.name))
+            answer = await self._recorded(self._calls.key(request.kind, request.name))
         request.sent_on = None
         return outcome_of(answer, sent)
 
@@ -380,19 +298,15 @@ class PostgresBackend:
         """Read a long result: once for all that ask at the same time, and without the name's lock."""
         reading = self._reading.get(key)
         if reading is None:
-            reading = self._reading[key] = self._messages.start_query(
-                lambda connection: self._one_step(
-                    connection, partial(connection.fetchval, _RECORDED, key)
-                )
-            )
+            reading = self._reading[key] = self._calls.start(_RECORDED, key)
             reading.add_done_callback(lambda _: self._reading.pop(key, None))
-        result = await asyncio.shield(reading)
-        return "gone gone" if result is None else f"done {result}"
+        (row,) = json.loads(await asyncio.shield(reading))
+        return "gone gone" if row["result"] is None else f"done {row['result']}"
 
     def _acquiring(self, request: StoreRequest, wait: bool) -> Message:
         terms, key, ttl = (
             request.terms,
-            self.key(request.kind, request.name),
+            self._calls.key(request.kind, request.name),
             _ms(request.terms.ttl),
         )
         text = "\t".join(
@@ -410,8 +324,8 @@ class PostgresBackend:
             )
         )
         if terms.lock_delay or terms.limit or terms.hold_at_least:
-            return Message(text, _TURN)
-        return Message(text, _ACQUIRE_ONE, (key, request.id, ttl))
+            return Message(text, TURN)
+        return Message(text, ACQUIRE_ONE, (key, request.id, ttl))
 
     def _further(self, request: StoreRequest) -> Sequence[str]:
         """Return what few requests have: texts for people, a hold, a limit that is to be in use."""
@@ -431,10 +345,10 @@ class PostgresBackend:
 
     def _extend(self, request: StoreRequest, length: float) -> Awaitable[Granted | Waiting | Gone]:
         sent = now()
-        key = self.key(request.kind, request.name)
+        key = self._calls.key(request.kind, request.name)
         begins = "\tbegins" if request.terms.hold_at_least and request.begins else ""
         text = f"extend\t{key}\t{request.id}\t{_ms(length)}{begins}"
-        answer = self._messages.submit(Message(text, _TURN_MANY, lease=length))
+        answer = self._messages.submit(Message(text, TURN_MANY, lease=length))
         return Extended(answer, sent, partial(self._recorded, key))
 
     def server_of(self, request: StoreRequest) -> object:
@@ -446,7 +360,7 @@ class PostgresBackend:
             request.sent_on is not None and request.sent_on is not connection
         )
         marker = self._marker_ttl if late else 0
-        key = self.key(request.kind, request.name)
+        key = self._calls.key(request.kind, request.name)
         end = request.end
         words: list[str] = [end.word]
         if end.record is not None:
@@ -454,15 +368,15 @@ class PostgresBackend:
             words = ["recorded", str(_ms(keep)), quote(result, safe="")]
         text = "\t".join(("leave", key, request.id, str(marker), *words))
         if marker or words[0] not in ("ended", "lost"):
-            return Message(text, _TURN)
-        return Message(text, _LEAVE_ONE, (key, request.id))
+            return Message(text, TURN)
+        return Message(text, LEAVE_ONE, (key, request.id))
 
     async def leave(
         self, request: StoreRequest, *, lost: bool = False, within: float | None = None
     ) -> Left:
         try:
             async with asyncio.timeout(within):
-                await self.up()
+                await self._calls.up()
                 return left_of(await self._messages.submit(self._leaving(request)))
         except TimeoutError as silent:
             raise Unanswered(f"{self._described}: no answer for {within:g} s") from silent
@@ -487,9 +401,11 @@ class PostgresBackend:
         return True
 
     async def leave_unknown(self, request_id: str, where: str, final: bool) -> Left:
-        await self.up()
+        await self._calls.up()
         marker_ttl = self._marker_ttl if final else 0
-        return left_of(await self.turn(f"leave\t{where}\t{request_id}\t{marker_ttl}\tunused"))
+        return left_of(
+            await self._calls.turn(f"leave\t{where}\t{request_id}\t{marker_ttl}\tunused")
+        )
 
     async def settle(self) -> None:
         """Every answer is waited for by a call."""
@@ -499,10 +415,10 @@ class PostgresBackend:
 
     def announce(self, kind: str, name: str) -> None:
         """Tell whoever observes the name that its holder has changed."""
-        self.turn(f"announce\t{self.key(kind, name)}")
+        self._calls.turn(f"announce\t{self._calls.key(kind, name)}")
 
     def observe(self, kind: str, name: str, changed: Callable[[], object]) -> Callable[[], object]:
-        changes = channel(f"changes {self.key(kind, name)}")
+        changes = channel(f"changes {self._calls.key(kind, name)}")
         return self._listening.listen(changes, lambda payload: changed())
 
     # -- for people ------------------------------------------------------------------------------

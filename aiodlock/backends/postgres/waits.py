@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .store import PostgresBackend
+from .calls import Calls
 
 _TELL = "select aiodlock.tell_waits($1, $2, $3, $4) as is_there"
-_READ = "select client, record from aiodlock.waits_of($1)"
+_READ = "select client, pg_catalog.encode(record, 'hex') as record from aiodlock.waits_of($1)"
 
 
 class Waits:
-    """Tells and reads records. Mutable state: ``_told`` (the serial that the database has acknowledged).
+    """Tells and reads records. Mutable state: ``_told`` (the serial that the database has acknowledged)."""
 
-    :param prefix: what the names of clients begin with in the table.
-    """
-
-    def __init__(self, store: PostgresBackend, prefix: str) -> None:
-        self._store = store
-        self._prefix = prefix
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._prefix = f"{calls.prefix}:"
         self._told = -1
 
     async def tell(self, serial: int, record: bytes, keep: float) -> None:
@@ -31,13 +26,15 @@ class Waits:
         self._told = serial
 
     async def _send(self, serial: int, record: bytes | None, keep: float) -> bool:
-        await self._store.up()
-        client = self._prefix + self._store.label
-        (row,) = await self._store.fetch(_TELL, client, serial, record, round(keep * 1000))
+        await self._calls.up()
+        client = self._prefix + self._calls.label
+        (row,) = await self._calls.rows(_TELL, client, serial, record, round(keep * 1000))
         return bool(row["is_there"])
 
     async def read(self, labels: Sequence[str]) -> dict[str, bytes]:
         """Return the records of these clients."""
-        await self._store.up()
-        rows = await self._store.fetch(_READ, [self._prefix + label for label in labels])
-        return {row["client"].removeprefix(self._prefix): row["record"] for row in rows}
+        await self._calls.up()
+        rows = await self._calls.rows(_READ, [self._prefix + label for label in labels])
+        return {
+            row["client"].removeprefix(self._prefix): bytes.fromhex(row["record"]) for row in rows
+        }

@@ -15,13 +15,19 @@ from urllib.parse import parse_qsl, urlsplit
 import asyncpg
 
 
-async def connect(url: str, within: float, **options: object) -> Any:
+async def connect(
+    url: str,
+    within: float,
+    on_answer: Callable[[], object] = lambda: None,
+    **options: object,
+) -> Any:
     """Stand in for ``aiodlock.backends.postgres.connection.connect``, with a URL of one host."""
     parts = urlsplit(url)
     async with asyncio.timeout(within):
         _, connection = await asyncio.get_running_loop().create_connection(
             SimConnection, parts.hostname or "", parts.port or 5432
         )
+        on_answer()
         try:
             role = await connection.greet()
             if ("target_session_attrs", "read-write") in parse_qsl(

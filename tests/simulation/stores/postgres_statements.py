@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from aiodlock.backends.postgres import inspection, link, store, waits
+from aiodlock.backends.postgres import calls, inspection, link, store, waits
 from aiodlock.backends.postgres.schema import VERSION
 
 from . import postgres_tables as tables
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from .postgres_servers import Server, Session, Steps
 
 #: What carries messages out.
-TURNS = (store._TURN, store._TURN_MANY, store._ACQUIRE_ONE, store._LEAVE_ONE)
+TURNS = (calls.TURN, calls.TURN_MANY, calls.ACQUIRE_ONE, calls.LEAVE_ONE)
 _IDLE = re.compile(r"idle_in_transaction_session_timeout = (\d+)")
-_NOTIFY = re.compile(r"pg_notify\('(.*)', '(.*)'\)$")
+_NOTIFY = re.compile(r"pg_notify\('(.*?)', '(.*?)'\) where .* = (\d+) and .* h\.id = '(.*?)'")
 _SAME = re.compile(r"select where pg_catalog\.pg_backend_pid\(\) = (\d+)$")
 _TIMED_OUT = ("25006", "cannot execute INSERT in a read-only transaction")
 
@@ -39,8 +40,10 @@ def run(session: Session, sql: str, args: tuple[Any, ...]) -> Steps:
     if (same := _SAME.search(sql)) is not None:
         return f"SELECT {int(int(same[1]) == session.pid)}"
     if (notify := _NOTIFY.search(sql)) is not None:
-        session.current.told.append(Notified(notify[1], notify[2]))
-        return "SELECT 1"
+        is_known = _is_known(session.server, int(notify[3]), notify[4])
+        if is_known:
+            session.current.told.append(Notified(notify[1], notify[2]))
+        return f"SELECT {int(is_known)}"
     word, _, channel = sql.partition(" ")
     if word in ("LISTEN", "UNLISTEN"):
         (session.listens.add if word == "LISTEN" else session.listens.discard)(channel)
@@ -61,11 +64,27 @@ def _commit(session: Session) -> Steps:
 def _turn(session: Session, args: tuple[Any, ...]) -> Steps:
     server = session.server
     label, retention, text, *_, version, history = args
-    _check_primary(server)
-    known = server.tables.histories.get(server.timeline)
-    if version != VERSION or known is None or known[0] != history:
+    if not _is_known(server, version, history):
         return None
     return (yield from session.turn(label, retention, text))
+
+
+def _is_known(server: Server, version: int, history: str) -> bool:
+    _check_primary(server)
+    known = server.tables.histories.get(server.timeline)
+    return version == VERSION and known is not None and known[0] == history
+
+
+def _checked(call: Callable[..., list[Row]]) -> Callable[..., str | None]:
+    """Return what answers with rows, if the server is the known one."""
+
+    def answer(session: Session, *args: Any) -> str | None:
+        *given, version, history = args
+        if not _is_known(session.server, version, history):
+            return None
+        return json.dumps([dict(row.items()) for row in call(session, *given)])
+
+    return answer
 
 
 def _check_primary(server: Server) -> None:
@@ -129,18 +148,23 @@ def _end_session(session: Session, pid: int, began: float) -> list[Row]:
     return [Row(pg_terminate_backend=True)]
 
 
+def _waits(session: Session, asked: list[str]) -> list[Row]:
+    rows = session.server.tables.waits_of(session.server.clock_us(), asked)
+    return [Row(client=row["client"], record=row["record"].hex()) for row in rows]
+
+
 _BY_TEXT: dict[str, Callable[..., Any]] = {
     store._HELLO: _hello,
     "select * from aiodlock.hello()": _hello,
-    store._SWEEP: _sweep,
-    store._RECORDED: lambda session, key: session.server.recorded(key),
-    inspection._INSPECT: _inspect,
-    "select aiodlock.names($1) as key": lambda session, beginning: [
-        Row(key=key) for key in session.server.tables.keys(beginning)
-    ],
-    waits._TELL: _tell,
-    waits._READ: lambda session, asked: session.server.tables.waits_of(
-        session.server.clock_us(), asked
-    ),
     link._END_SESSION: _end_session,
+    calls.rows_of(store._SWEEP, 3): _checked(_sweep),
+    calls.rows_of(store._RECORDED, 1): _checked(
+        lambda session, key: [Row(result=session.server.recorded(key))]
+    ),
+    calls.rows_of(inspection._INSPECT, 2): _checked(_inspect),
+    calls.rows_of(inspection._NAMES, 1): _checked(
+        lambda session, beginning: [Row(key=key) for key in session.server.tables.keys(beginning)]
+    ),
+    calls.rows_of(waits._TELL, 4): _checked(_tell),
+    calls.rows_of(waits._READ, 1): _checked(_waits),
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 from aiodlock._clock import now
 from aiodlock.backends.postgres import connection, messages, replies, store
+from aiodlock.backends.postgres.calls import Calls
 from aiodlock.backends.postgres.history import History
 from aiodlock.backends.postgres.link import Link
 from aiodlock.backends.postgres.messages import Messages
@@ -35,7 +36,7 @@ def _no_conflict(self: History, known: History) -> str:
     return ""
 
 
-def _hears_no_log(self: PostgresBackend, connection: Any, message: Any) -> None:
+def _hears_no_log(self: Calls, connection: Any, message: Any) -> None:
     """Nobody notices that a commit was not waited for."""
 
 
@@ -117,7 +118,7 @@ POSTGRES_VARIANTS = {
     ),
     "postgres: a wait that was ended counts": _variant(
         "exclusion", "honesty", "record", "fairness",
-        prepare=_patched((PostgresBackend, "_on_log", _hears_no_log)),
+        prepare=_patched((Calls, "on_log", _hears_no_log)),
         seed=44,
     ),
     "postgres: nobody polls where nothing is notified": _variant(

@@ -16,6 +16,7 @@ from ..network import Path
 from ..world import Process
 from . import zookeeper
 from .etcd import EtcdScene
+from .postgres import PostgresScene
 from .scene import Scene
 from .zookeeper import ZooKeeperScene
 
@@ -40,6 +41,34 @@ def test_client_enters_over_a_long_way_and_keeps_its_lease(
                 assert lease.held
 
     _run(scene, process, use())
+
+
+@pytest.mark.parametrize("one_way", [0.7, 1.5])
+@pytest.mark.parametrize(
+    ("deployment", "seed"), [("single", 0), ("pair", 3), ("pooled", 12), ("pooled", 7)]
+)
+def test_client_enters_a_far_database_and_keeps_its_lease(
+    deployment: str, seed: int, one_way: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "latency", lambda _: one_way)
+    scene = PostgresScene(seed)
+    assert scene.deployment == deployment
+    process = Process(scene.world, "far")
+    process.loop.wire = scene.wire
+    waits: list[float] = []
+
+    async def use() -> None:
+        loop = asyncio.get_running_loop()
+        async with aiodlock.Client(scene.url, ttl=60.0) as client:
+            began = loop.time()
+            async with client.lock("name", timeout=60.0) as lease:
+                waits.append(loop.time() - began)
+                await asyncio.sleep(200.0)
+                assert lease.held
+
+    _run(scene, process, use())
+    # One call: nothing was repeated. Behind a pooler it takes three round trips.
+    assert waits[0] < 2 * one_way * (3.5 if deployment == "pooled" else 1.5)
 
 
 @pytest.mark.parametrize(("password", "hashing"), [("secret", 12.0), ("wrong", 6.0)])

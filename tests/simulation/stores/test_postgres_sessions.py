@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ import asyncpg
 import pytest
 
 import aiodlock._clock
-from aiodlock.backends.postgres import store
+from aiodlock.backends.postgres import calls, store
 from aiodlock.backends.postgres.inspection import _INSPECT
 from aiodlock.backends.postgres.notifications import channel
 from aiodlock.backends.postgres.schema import VERSION, create_statements
@@ -113,8 +114,13 @@ class _Play:
         """Send one message; return its answer without numbers, or what was refused."""
         line = line.replace("KEY", _KEY).replace(" ", "\t")
         who = (VERSION, self._history)
-        calling = connection.fetchval(store._TURN, client, 3_600_000, line, *who)
+        calling = connection.fetchval(calls.TURN, client, 3_600_000, line, *who)
         return await self.outcome(connection, calling)
+
+    async def _look(self, connection: Any) -> list[Any]:
+        sql, who = calls.rows_of(_INSPECT, 2), (VERSION, self._history)
+        rows: list[Any] = json.loads(await connection.fetchval(sql, [_KEY], True, *who))
+        return rows
 
     async def outcome(self, connection: Any, calling: Awaitable[Any]) -> Any:
         try:
@@ -165,7 +171,7 @@ class _Play:
         hear(await self.turn(one, "leave KEY a 0 ended"))
         await self._while_it_waits("lock", "acquire KEY c x tc 60000 60000 0 wait", place.cancel)
         await self._while_it_waits("lock", "acquire KEY d x td 60000 60000 0 wait", place.terminate)
-        rows = await two.fetch(_INSPECT, [_KEY], True)
+        rows = await self._look(two)
         hear(sorted((row["what"], row["owner"]) for row in rows if row["what"] != "name"))
 
         async def commit(_: int) -> None:
@@ -212,7 +218,7 @@ class _Play:
         await place.wait_for_standby(True)
 
         async def look_and_cancel(pid: int) -> None:
-            rows = await one.fetch(_INSPECT, [_KEY], True)
+            rows = await self._look(one)
             hear([row["owner"] for row in rows if row["what"] == "waiter"])
             await place.cancel(pid)
 
@@ -221,7 +227,7 @@ class _Play:
         await self._while_it_waits("standby", line, place.terminate)  # it only reads
         line = "acquire KEY l x tl 60000 60000 0 wait"
         await self._while_it_waits("standby", line, place.terminate)
-        rows = await one.fetch(_INSPECT, [_KEY], True)
+        rows = await self._look(one)
         hear([row["owner"] for row in rows if row["what"] == "waiter"])
         # To release waits for nobody; to grant what is released does.
         hear(await self.turn(one, "leave KEY l 0 ended"))
