@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup check format test test-suite test-scripts test-stores test-long test-servers test-zookeeper test-etcd test-postgres \
-	test-recipes soak simulate model test-oldest test-environments docs dist demo bench clean
+	test-upgrade test-recipes soak simulate model test-oldest test-environments docs dist demo bench clean
 
 setup: $(STAMP)
 
@@ -40,7 +40,7 @@ QUICK := -m "not long"
 
 # On the memory store and on one server: what a change needs in the first place.
 test-suite: setup
-	$(PYTEST) --numprocesses 8 $(QUICK) --ignore=tests/topology --ignore=tests/recipes --ignore=tests/etcd \
+	$(PYTEST) --numprocesses 8 $(QUICK) --ignore=tests/topology --ignore=tests/recipes --ignore=tests/etcd --ignore=tests/upgrade \
 		--store memory,valkey9 $(ARGS)
 
 # The scripts and the heart of the contract on the other servers, which differ in little but their Lua.
@@ -57,18 +57,19 @@ test-stores: setup
 	$(PYTEST) --numprocesses 6 $(QUICK) $(HEART) \
 		--store cluster,sentinel,replicated,quorum,quorum5,postgres,postgres18,pgbouncer,etcd,zookeeper $(ARGS)
 	$(PYTEST) --numprocesses 6 $(QUICK) tests/fault tests/compat --store etcd,zookeeper -k "etcd or zookeeper" $(ARGS)
+	$(PYTEST) --numprocesses 2 $(QUICK) tests/upgrade/test_beside.py --store valkey9 $(ARGS)
 
 # What `make test` leaves out, before a release: what is marked as long, and all that is for every store on
 # the stores of several servers. An hour. The clusters of etcd and ZooKeeper and all of PostgreSQL have targets below.
 test-long: setup
-	$(PYTEST) --numprocesses 4 -m long $(ARGS)
+	$(PYTEST) --numprocesses 4 -m long --ignore=tests/upgrade $(ARGS)
 	$(PYTEST) --numprocesses 4 --hypothesis-profile random tests/model tests/unit tests/security tests/etcd $(ARGS)
 	$(PYTEST) --numprocesses 4 tests/contract tests/acceptance --store cluster,sentinel,replicated,quorum,quorum5 $(ARGS)
-	$(MAKE) test-servers test-postgres test-zookeeper test-etcd model
+	$(MAKE) test-upgrade test-servers test-postgres test-zookeeper test-etcd model
 
 # The whole suite on the other single servers: twice as long as the suite.
 test-servers: setup
-	$(PYTEST) --numprocesses 8 --ignore=tests/topology --ignore=tests/recipes \
+	$(PYTEST) --numprocesses 8 --ignore=tests/topology --ignore=tests/recipes --ignore=tests/upgrade \
 		--store fakeredis,redis62,redis70 -k "fakeredis or redis62 or redis70" $(ARGS)
 
 # All that is for every store, on ZooKeeper: one server, and an ensemble of three. A quarter of an hour.
@@ -86,6 +87,12 @@ test-etcd: setup
 test-postgres: setup
 	$(BIN)/python -m pytest --numprocesses 4 tests/contract tests/acceptance tests/fault tests/compat \
 		--store postgres,postgres18,pgbouncer -k "postgres or pgbouncer" $(ARGS)
+
+# A client of another release beside one of the tree, on every store: AIODLOCK_BESIDE is a version on the package
+# index, or the path of a wheel. Without, the last release; before there is one, a wheel of the tree.
+test-upgrade: setup
+	$(BIN)/python -m pytest --numprocesses 3 tests/upgrade \
+		--store valkey9,redis62,redis70,cluster,sentinel,replicated,quorum,quorum5,postgres,postgres18,pgbouncer,etcd,etcd3,zookeeper,zookeeper3 $(ARGS)
 
 # The recipes, with the frameworks that they are for.
 test-recipes: setup
